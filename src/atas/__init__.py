@@ -1,0 +1,1 @@
+"""Fast adversarial training with adaptive step sizes."""

@@ -1,0 +1,38 @@
+"""Errors that are meant for the user: one sentence with the cause and the remedy, no traceback on the command line."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+
+class AtasError(Exception):
+    """Something failed that the user can mend; the command exits with status 1."""
+
+    exit_status = 1
+
+
+class UsageError(AtasError, ValueError):
+    """The call itself is wrong (an unknown name, a value out of range); the command exits with status 2."""
+
+    exit_status = 2
+
+
+class DataError(AtasError, ValueError):
+    """Data is missing, damaged, or not what it should be."""
+
+
+class CheckpointError(AtasError, RuntimeError):
+    """A checkpoint cannot be written, cannot be read, or belongs to another run."""
+
+
+def unknown(kind: str, name: str, known: Iterable[str]) -> UsageError:
+    """The error for a name that is not known, with the nearest one that is.
+
+    >>> str(unknown("method", "atass", ["atas", "atta"]))
+    "unknown method 'atass'; did you mean 'atas'? Known: atas, atta."
+    """
+    known = list(known)
+    nearest = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
+    hint = f"; did you mean '{nearest[0]}'?" if nearest else "."
+    return UsageError(f"unknown {kind} '{name}'{hint} Known: {', '.join(known)}.")
