@@ -1,0 +1,116 @@
+"""Checks of what is fed to a method or an attack.
+
+On the CPU a wrong value is an error at once. On a GPU looking at values would stop the host at every step, so a
+`Guard` notes the problem in a device flag, keeps indices and labels in range so that no kernel can fault, and raises
+when the flag is next read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+
+from atas.errors import DataError
+
+_TOLERANCE = 1e-4  # rounding of a resize or of half precision is no reason to stop
+
+_NOT_FINITE = "the images hold NaN or infinite values; look for a division by zero in the preprocessing"
+_RANGE = (
+    "the images leave [0, 1]{found}; divide uint8 images by 255, undo any normalisation (it belongs inside the model) "
+    "and clamp after resizing"
+)
+_LABEL = "a label lies outside of 0..{last}, the classes that the model has{found}; check the labels or num_classes"
+_INDEX = (
+    "an example's index lies outside of 0..{last}{found}; create the method with examples=len(train_set) and feed "
+    "indices of that set"
+)
+
+
+def check_shapes(x: Tensor, y: Tensor, index: Tensor | None, shape: Sequence[int] | None) -> None:
+    """Sizes and types, which cost no look at the values."""
+    if not x.dtype.is_floating_point:
+        raise DataError(f"images must be float in [0, 1]; got {x.dtype}: convert with x.float() / 255")
+    if shape is not None and tuple(x.shape[1:]) != tuple(shape):
+        raise DataError(
+            f"images of shape {tuple(x.shape[1:])} do not fit a method made for {tuple(shape)}; "
+            f"create it with shape={tuple(x.shape[1:])}"
+        )
+    if x.dim() != 4:
+        raise DataError(f"images must be a batch (N, C, H, W); got shape {tuple(x.shape)}")
+    for name, value in (("labels", y), ("indices", index)):
+        if value is None:
+            continue
+        if value.shape != (len(x),):
+            raise DataError(f"{name} must be one number an image, shape ({len(x)},); got {tuple(value.shape)}")
+        if value.dtype.is_floating_point or value.dtype == torch.bool:
+            raise DataError(f"{name} must be integers; got {value.dtype}: convert with .long()")
+
+
+def check_images(x: Tensor) -> None:
+    """Raise where pixels leave [0, 1] or are not numbers; this reads the values, on any device."""
+    low, high = torch.aminmax(x.detach()) if x.numel() else (torch.zeros(()), torch.zeros(()))
+    if not bool(torch.isfinite(low) & torch.isfinite(high)):
+        raise DataError(_NOT_FINITE)
+    if float(low) < -_TOLERANCE or float(high) > 1 + _TOLERANCE:
+        raise DataError(_RANGE.format(found=f" (from {float(low):.4g} to {float(high):.4g})"))
+
+
+def check_labels(y: Tensor, classes: int) -> None:
+    """Raise where a label is not one of the model's classes; this reads the values, on any device."""
+    if y.numel() and not 0 <= int(y.min()) <= int(y.max()) < classes:
+        raise DataError(_LABEL.format(last=classes - 1, found=f" (found {int(y.min())} to {int(y.max())})"))
+
+
+class Guard(nn.Module):
+    """Checks that raise at once on the CPU and set a flag on other devices; `raise_if_set` reads it."""
+
+    flags: Tensor
+
+    def __init__(self, device: torch.device | str | None = None) -> None:
+        super().__init__()
+        self.register_buffer("flags", torch.zeros(4, dtype=torch.bool, device=device), persistent=False)
+        self._last_label = self._last_index = 0
+
+    def images(self, x: Tensor) -> None:
+        """Pixels are finite and in [0, 1]."""
+        if x.device.type == "cpu":
+            return check_images(x)
+        low, high = torch.aminmax(x.detach())
+        self.flags[0] |= ~(torch.isfinite(low) & torch.isfinite(high))
+        self.flags[1] |= (low < -_TOLERANCE) | (high > 1 + _TOLERANCE)
+        return None
+
+    def labels(self, y: Tensor, classes: int) -> Tensor:
+        """Labels are classes of the model; returned in range."""
+        self._last_label = classes - 1
+        if y.device.type == "cpu":
+            check_labels(y, classes)
+            return y
+        self.flags[2] |= ((y < 0) | (y >= classes)).any()
+        return y.clamp(0, classes - 1)
+
+    def index(self, index: Tensor, examples: int) -> Tensor:
+        """Indices are examples of the training set; returned in range."""
+        self._last_index = examples - 1
+        if index.device.type == "cpu":
+            if index.numel() and not 0 <= int(index.min()) <= int(index.max()) < examples:
+                found = f" (found {int(index.min())} to {int(index.max())})"
+                raise DataError(_INDEX.format(last=examples - 1, found=found))
+            return index
+        self.flags[3] |= ((index < 0) | (index >= examples)).any()
+        return index.clamp(0, examples - 1)
+
+    def raise_if_set(self) -> None:
+        """Raise what a device check noted since the last call; a host synchronisation."""
+        not_finite, out_of_range, label, index = self.flags.tolist()
+        self.flags.zero_()
+        if not_finite:
+            raise DataError(_NOT_FINITE)
+        if out_of_range:
+            raise DataError(_RANGE.format(found=""))
+        if label:
+            raise DataError(_LABEL.format(last=self._last_label, found=""))
+        if index:
+            raise DataError(_INDEX.format(last=self._last_index, found=""))

@@ -1,0 +1,88 @@
+"""ATTA: each epoch goes on from the perturbation of the last one."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Literal, Unpack
+
+import torch
+from torch import Tensor, nn
+
+from atas.augment import View
+from atas.errors import UsageError
+from atas.memory import Perturbations
+from atas.methods._method import Common, Perturbing, positive
+from atas.passes import input_gradient
+from atas.threat import L2, Threat
+
+
+class Remembering(Perturbing):
+    """A method whose attack starts from the perturbation that an example had in the last epoch.
+
+    The memory begins with uniform noise and gets new noise every `reset_every` epochs, as the authors of ATTA and ATAS
+    do: at the start of the 10th, 20th, ... epoch, but never for the last.
+    """
+
+    attack_mode = "eval"
+
+    def __init__(
+        self,
+        threat: Threat,
+        examples: int,
+        shape: Sequence[int],
+        *,
+        reset_every: int,
+        dtype: torch.dtype | Literal["auto"],
+        **common: Unpack[Common],
+    ) -> None:
+        super().__init__(threat, examples, shape, **common)
+        if reset_every < 1:
+            raise UsageError(f"reset_every must be at least 1 epoch; got {reset_every}")
+        self.reset_every = reset_every
+        if dtype == "auto":
+            dtype = torch.float16 if isinstance(threat, L2) else torch.int8
+        self.memory = Perturbations(threat, examples, shape, pad=self.pad, dtype=dtype, device=common.get("device"))
+        self.memory.reset(self.seed, epoch=0)
+
+    def on_new_epoch(self, epoch: int, epochs: int | None) -> None:
+        """Reset the memory when it is due."""
+        number = epoch + 1  # as the authors count
+        if number % self.reset_every == 0 and epoch > 0 and number != epochs:
+            self.memory.reset(self.seed, epoch)
+
+    def recall(self, x: Tensor, index: Tensor, view: View) -> Tensor:
+        """Where the attack starts: the image with its remembered perturbation."""
+        return self.threat.project(x + self.memory.read(index, view, x.dtype), x)
+
+
+class ATTA(Remembering):
+    """Adversarial training with transferable adversarial examples (Zheng et al., 2020), as the paper runs it.
+
+    x(j) = P[x(j-1) + a sgn grad l(x(j-1))], a = 4/255 at every budget, attacked in eval mode. Differences from the
+    authors' code, all as in the released ATAS: zero rather than grey padding, uniform noise of size eps rather than
+    0.001 N(0, 1) at the start, and a loss that is not divided by the batch size twice.
+    """
+
+    def __init__(
+        self,
+        threat: Threat,
+        examples: int,
+        shape: Sequence[int],
+        *,
+        step_size: float | Literal["auto"] = "auto",
+        reset_every: int = 10,
+        dtype: torch.dtype | Literal["auto"] = "auto",
+        **common: Unpack[Common],
+    ) -> None:
+        super().__init__(threat, examples, shape, reset_every=reset_every, dtype=dtype, **common)
+        if step_size == "auto":
+            step_size = threat.eps / 2 if isinstance(threat, L2) else 4 / 255
+        self.step_size = positive("step_size", step_size)
+
+    def attack(self, model: nn.Module, x: Tensor, y: Tensor, index: Tensor, view: View) -> Tensor:
+        """One step from where the last epoch ended."""
+        start = self.recall(x, index, view)
+        gradient, _ = input_gradient(model, start, y, self.summed_loss)
+        point = self.threat.project(self.threat.step(start, gradient, self.step_size * self.step_scale), x)
+        self.memory.write(index, view, point - x)
+        return point

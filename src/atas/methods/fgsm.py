@@ -1,0 +1,52 @@
+"""Training on FGSM examples, from the image itself or from a random point near it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Unpack
+
+from torch import Tensor, nn
+
+from atas.augment import View
+from atas.methods._method import Common, Perturbing, positive
+from atas.passes import input_gradient
+from atas.threat import Threat
+
+
+class FGSM(Perturbing):
+    """One step of size eps from the image itself (Goodfellow et al., 2015); known to collapse at larger budgets.
+
+    x' = P[x + eps sgn grad l(x)], attacked in train mode. Cost: two forward and backward passes, one of them without
+    weight gradients.
+    """
+
+    def attack(self, model: nn.Module, x: Tensor, y: Tensor, index: Tensor, view: View) -> Tensor:
+        """A full step from the image."""
+        gradient, _ = input_gradient(model, x, y, self.summed_loss)
+        return self.threat.project(self.threat.step(x, gradient, self.threat.eps * self.step_scale), x)
+
+
+class FGSMRS(Perturbing):
+    """FGSM from a random start (Wong et al., "Fast is better than free", 2020).
+
+    x0 uniform in the ball, x' = P[x0 + a sgn grad l(x0)] with a = 1.25 eps, attacked in train mode: as in the authors'
+    code, both passes update the running statistics of BatchNorm.
+    """
+
+    def __init__(
+        self,
+        threat: Threat,
+        examples: int,
+        shape: Sequence[int],
+        *,
+        step_size: float | None = None,
+        **common: Unpack[Common],
+    ) -> None:
+        super().__init__(threat, examples, shape, **common)
+        self.step_size = positive("step_size", step_size) if step_size is not None else 1.25 * threat.eps
+
+    def attack(self, model: nn.Module, x: Tensor, y: Tensor, index: Tensor, view: View) -> Tensor:
+        """A step from a random point."""
+        start = self.threat.random_start(x, self.draw(index))
+        gradient, _ = input_gradient(model, start, y, self.summed_loss)
+        return self.threat.project(self.threat.step(start, gradient, self.step_size * self.step_scale), x)

@@ -1,0 +1,61 @@
+"""FGSM-RS with the adaptive step size, the paper's first experiment with it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Literal, Unpack
+
+from torch import Tensor, nn
+
+from atas.augment import View
+from atas.memory import GradientNorms
+from atas.methods._adaptive import adaptive_step, check_adaptive
+from atas.methods._method import Common, Perturbing
+from atas.passes import input_gradient
+from atas.threat import L2, Threat
+
+
+class FGSMRSAdaptive(Perturbing):
+    """A random start in every epoch, and a step inverse to the example's gradient norm (the paper's section 4).
+
+    x0 uniform in the ball, v <- beta v + (1 - beta) |g|^2, a = gamma / (c + sqrt v), x' = P[x0 + a sgn g]; attacked in
+    train mode, without clip or warm-up. The authors released no code for it.
+    """
+
+    def __init__(
+        self,
+        threat: Threat,
+        examples: int,
+        shape: Sequence[int],
+        *,
+        c: float = 1.28,
+        max_step: float | Literal["auto"] = "auto",
+        beta: float = 0.5,
+        **common: Unpack[Common],
+    ) -> None:
+        super().__init__(threat, examples, shape, **common)
+        self.c, self.beta = c, beta
+        self.max_step = (2 * threat.eps if isinstance(threat, L2) else 16 / 255) if max_step == "auto" else max_step
+        check_adaptive(self.c, self.max_step, self.beta)
+        self.norms = GradientNorms(examples, device=common.get("device"))
+
+    def attack(self, model: nn.Module, x: Tensor, y: Tensor, index: Tensor, view: View) -> Tensor:
+        """An adaptive step from a random point."""
+        start = self.threat.random_start(x, self.draw(index))
+        gradient, _ = input_gradient(model, start, y, self.summed_loss)
+        size, average = adaptive_step(
+            gradient, self.norms.average[index], c=self.c, max_step=self.max_step, beta=self.beta
+        )
+        size = size * self.step_scale
+        self.norms.write(index, average, size)
+        return self.threat.project(self.threat.step(start, gradient, size), x)
+
+    @property
+    def step_sizes(self) -> Tensor:
+        """The last step size of every example, in pixel units; zero before its first."""
+        return self.norms.step_size
+
+    @property
+    def gradient_norms(self) -> Tensor:
+        """The averaged gradient norm of every example, the root of v."""
+        return self.norms.average.sqrt()

@@ -1,0 +1,61 @@
+"""Free adversarial training: one backward pass serves weights and perturbation, each batch is replayed."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Unpack
+
+import torch
+from torch import Tensor, nn
+
+from atas.augment import View
+from atas.errors import DataError, UsageError
+from atas.methods._method import Common, Method, Step, Update, positive
+from atas.threat import Threat
+
+
+class Free(Method):
+    """Adversarial training for free (Shafahi et al., 2019).
+
+    Each batch is used m times in a row; from each backward pass the weights step down and the perturbation steps up by
+    eps. The perturbation belongs to the place in the batch, not to the example: it starts at zero, once, and the next
+    batch goes on with it. `epochs` of a recipe count batches, so an epoch has m times as many updates. Train mode.
+    """
+
+    carried: Tensor
+
+    def __init__(
+        self,
+        threat: Threat,
+        examples: int,
+        shape: Sequence[int],
+        *,
+        replays: int = 8,
+        step_size: float | None = None,
+        batch_size: int = 128,
+        **common: Unpack[Common],
+    ) -> None:
+        super().__init__(threat, examples, shape, **common)
+        if replays < 1 or batch_size < 1:
+            raise UsageError(f"replays and batch_size must be at least 1; got {replays} and {batch_size}")
+        self.updates_per_step = replays
+        self.step_size = positive("step_size", step_size) if step_size is not None else threat.eps
+        self.register_buffer("carried", torch.zeros(batch_size, *shape, device=common.get("device")))
+
+    def learn(self, model: nn.Module, update: Update, x: Tensor, y: Tensor, index: Tensor, view: View) -> Step:
+        """All replays of one batch; what is returned belongs to the last."""
+        if len(x) > len(self.carried):
+            raise DataError(
+                f"a batch of {len(x)} is larger than the {len(self.carried)} perturbations that free training carries "
+                f"along; create the method with batch_size={len(x)}"
+            )
+        perturbation = self.carried[: len(x)].to(x.dtype)
+        for _ in range(self.updates_per_step):
+            inputs = self.threat.project(x + perturbation, x).requires_grad_(True)
+            logits = model(inputs)
+            loss = self.mean_loss(logits, y)
+            (gradient,) = update(loss, inputs)
+            step = self.threat.step(perturbation, gradient, self.step_size * self.step_scale)
+            perturbation = self.threat.project(x + step, x) - x
+        self.carried[: len(x)] = perturbation
+        return Step(loss.detach(), inputs.detach(), logits.detach())

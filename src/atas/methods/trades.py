@@ -1,0 +1,69 @@
+"""TRADES: clean accuracy and agreement between clean and perturbed predictions as two terms of one loss."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Unpack
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from atas.augment import View
+from atas.errors import UsageError
+from atas.methods._method import Common, Method, Step, Update, positive
+from atas.noise import Purpose
+from atas.passes import frozen, full, input_gradient, mode
+from atas.threat import Threat
+
+_START = 0.001
+
+
+class TRADES(Method):
+    """TRADES (Zhang et al., 2019): l(x, y) + beta KL(f(x) || f(x')).
+
+    x' maximises the same divergence in ten steps of eps/4, from x + 0.001 N(0, 1), in eval mode.
+    """
+
+    attack_mode = "eval"
+
+    def __init__(
+        self,
+        threat: Threat,
+        examples: int,
+        shape: Sequence[int],
+        *,
+        beta: float = 6.0,
+        steps: int = 10,
+        step_size: float | None = None,
+        **common: Unpack[Common],
+    ) -> None:
+        super().__init__(threat, examples, shape, **common)
+        if steps < 1 or beta < 0:
+            raise UsageError(f"TRADES needs steps >= 1 and beta >= 0; got steps={steps}, beta={beta}")
+        self.beta, self.steps = beta, steps
+        self.step_size = positive("step_size", step_size) if step_size is not None else threat.eps / 4
+
+    def learn(self, model: nn.Module, update: Update, x: Tensor, y: Tensor, index: Tensor, view: View) -> Step:
+        """One update with both terms."""
+        with mode(model, training=False), frozen(model):
+            inputs = self._attack(model, x, index).detach()
+        clean, logits = model(x), model(inputs)
+        loss = self.mean_loss(clean, y) + self.beta / len(x) * divergence(logits, clean)
+        update(loss)
+        return Step(loss.detach(), inputs, logits.detach())
+
+    def _attack(self, model: nn.Module, x: Tensor, index: Tensor) -> Tensor:
+        with torch.no_grad():
+            clean = model(x)
+        noise = self.draw(index).normal(Purpose.START, x.shape[1:]).to(x.dtype)
+        point = self.threat.project(x + _START * noise, x)
+        for _ in range(self.steps):
+            gradient, _ = input_gradient(model, point, clean, divergence)
+            point = self.threat.project(self.threat.step(point, gradient, self.step_size * self.step_scale), x)
+        return point
+
+
+def divergence(logits: Tensor, reference: Tensor) -> Tensor:
+    """KL(reference || logits), summed over the batch."""
+    return F.kl_div(full(logits).log_softmax(1), full(reference).softmax(1), reduction="sum")

@@ -1,0 +1,103 @@
+"""YOPO: many attack steps for the price of one, because only the first layer is run again."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Literal, Unpack
+
+import torch
+from torch import Tensor, nn
+
+from atas.augment import View
+from atas.errors import UsageError, unknown
+from atas.methods._method import Common, Method, Step, Update, positive
+from atas.threat import L2, Threat
+
+
+class _Reached(Exception):  # noqa: N818  (not an error: it carries a value out of a forward pass)
+    def __init__(self, output: Tensor) -> None:
+        super().__init__()
+        self.output = output
+
+
+def first_layer(model: nn.Module, name: str | None) -> nn.Module:
+    """The layer of that name, or the first convolution or linear layer."""
+    layers = dict(model.named_modules())
+    if name is not None:
+        if name not in layers:
+            raise unknown("layer", name, [layer for layer in layers if layer])
+        return layers[name]
+    for layer in layers.values():
+        if isinstance(layer, nn.Conv1d | nn.Conv2d | nn.Conv3d | nn.Linear):
+            return layer
+    raise UsageError("this model has no convolution or linear layer to start YOPO from; name one with layer=...")
+
+
+def run_to(model: nn.Module, layer: nn.Module, x: Tensor) -> Tensor:
+    """The output of `layer`, without running what comes after it."""
+
+    def stop(_module: nn.Module, _inputs: object, output: Tensor) -> None:
+        raise _Reached(output)
+
+    handle = layer.register_forward_hook(stop)
+    try:
+        model(x)
+    except _Reached as reached:
+        return reached.output
+    finally:
+        handle.remove()
+    raise UsageError("the layer that YOPO starts from does not take part in the forward pass; name another one")
+
+
+class YOPO(Method):
+    """You only propagate once (Zhang et al., 2019), YOPO-5-3.
+
+    From a random start, m = 5 times: one whole pass whose weight gradients are collected and whose gradient p at the
+    first layer's output is kept; then n = 3 steps x <- P[x + a sgn grad (p . f1(x))] through the first layer alone,
+    and the gradient of p . f1 at the new point is added to the first layer's. After the five, one update. Train mode.
+    As in the authors' code the first layer so collects twice, and the rate is small because five passes add up. The
+    random start is clamped to [0, 1] here from the beginning.
+    """
+
+    def __init__(
+        self,
+        threat: Threat,
+        examples: int,
+        shape: Sequence[int],
+        *,
+        outer: int = 5,
+        inner: int = 3,
+        step_size: float | Literal["auto"] = "auto",
+        layer: str | None = None,
+        **common: Unpack[Common],
+    ) -> None:
+        super().__init__(threat, examples, shape, **common)
+        if outer < 1 or inner < 1:
+            raise UsageError(f"YOPO needs outer >= 1 and inner >= 1; got {outer} and {inner}")
+        self.outer, self.inner, self.layer = outer, inner, layer
+        if step_size == "auto":
+            step_size = threat.eps / 4 if isinstance(threat, L2) else 2 / 255
+        self.step_size = positive("step_size", step_size)
+
+    def learn(self, model: nn.Module, update: Update, x: Tensor, y: Tensor, index: Tensor, view: View) -> Step:
+        """All passes of one batch and the update; what is returned belongs to the last whole pass."""
+        layer = first_layer(model, self.layer)
+        outputs: list[Tensor] = []
+        point = self.threat.random_start(x, self.draw(index))
+        for _ in range(self.outer):
+            inputs = point
+            handle = layer.register_forward_hook(lambda _module, _inputs, output: outputs.append(output))
+            try:
+                logits = model(inputs)
+            finally:
+                handle.remove()
+            loss = self.mean_loss(logits, y)
+            (costate,) = update.backward(loss, outputs.pop())
+            for _ in range(self.inner):
+                point = point.detach().requires_grad_(True)
+                (gradient,) = torch.autograd.grad((run_to(model, layer, point) * costate).sum(), point)
+                step = self.threat.step(point.detach(), gradient, self.step_size * self.step_scale)
+                point = self.threat.project(step, x)
+            update.backward((run_to(model, layer, point) * costate).sum())
+        update.apply()
+        return Step(loss.detach(), inputs, logits.detach())

@@ -1,0 +1,148 @@
+"""Threat models: which changes of an image an adversary may make. Nothing else in the library knows a norm.
+
+Images are in [0, 1] and all sizes are in pixel units, so 8/255 is eight grey levels. Every point that `project` and
+`random_start` return lies inside the ball around the image and inside [0, 1].
+"""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from atas.errors import UsageError, unknown
+from atas.noise import Draw, Purpose
+
+
+def per_example(value: Tensor | float, like: Tensor) -> Tensor | float:
+    """One number an example, shaped so that it multiplies a batch of images; a single number as it is."""
+    if isinstance(value, Tensor) and value.dim() == 1:
+        return value.to(like.dtype).view(-1, *(1,) * (like.dim() - 1))
+    return value
+
+
+def l2_norm(x: Tensor) -> Tensor:
+    """The Euclidean norm of each example of a batch, in float32 at least."""
+    x = x.flatten(1)
+    return torch.linalg.vector_norm(x if x.dtype == torch.float64 else x.float(), dim=1)
+
+
+@dataclass(frozen=True)
+class Threat(ABC):
+    """All points within `eps` of an image, by some norm, that are images themselves."""
+
+    eps: float
+    name: ClassVar[str]
+
+    def __post_init__(self) -> None:
+        if not math.isfinite(self.eps) or self.eps < 0:
+            raise UsageError(f"eps must be a number that is not negative, in pixel units such as 8/255; got {self.eps}")
+
+    @abstractmethod
+    def noise(self, draw: Draw, shape: Sequence[int], *, reset: bool = False) -> Tensor:
+        """Perturbations drawn uniformly from the ball, of shape (batch, *shape)."""
+
+    @abstractmethod
+    def step(self, point: Tensor, gradient: Tensor, size: Tensor | float) -> Tensor:
+        """Go `size` (one number, or one an example) up the gradient, by this norm's steepest direction."""
+
+    @abstractmethod
+    def project(self, point: Tensor, x: Tensor) -> Tensor:
+        """The point, brought back into the ball around x and into [0, 1]."""
+
+    @abstractmethod
+    def distance(self, point: Tensor, x: Tensor) -> Tensor:
+        """The distance of each example to its image."""
+
+    def random_start(self, x: Tensor, draw: Draw) -> Tensor:
+        """A random point of the ball around each image."""
+        return self.project(x + self.noise(draw, x.shape[1:]).to(x.dtype), x)
+
+
+@dataclass(frozen=True)
+class Linf(Threat):
+    """Every pixel may change by at most eps.
+
+    >>> Linf(8 / 255)
+    Linf(8/255)
+    """
+
+    name: ClassVar[str] = "linf"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.eps > 1:
+            raise UsageError(f"eps is in pixel units of [0, 1]: write {self.eps:g}/255 rather than {self.eps:g}")
+
+    def __repr__(self) -> str:
+        return f"Linf({in_255(self.eps)})"
+
+    def noise(self, draw: Draw, shape: Sequence[int], *, reset: bool = False) -> Tensor:
+        """Uniform on [-eps, eps] for every pixel."""
+        return (2 * draw.uniform(Purpose.RESET if reset else Purpose.START, shape) - 1) * self.eps
+
+    def step(self, point: Tensor, gradient: Tensor, size: Tensor | float) -> Tensor:
+        """Each pixel moves by `size` along the gradient's sign."""
+        return point + per_example(size, point) * gradient.sign().to(point.dtype)
+
+    def project(self, point: Tensor, x: Tensor) -> Tensor:
+        """Clip every pixel to eps around the image, then to [0, 1]."""
+        return torch.minimum(torch.maximum(point, x - self.eps), x + self.eps).clamp(0, 1)
+
+    def distance(self, point: Tensor, x: Tensor) -> Tensor:
+        """The largest change of a pixel."""
+        return (point - x).flatten(1).abs().amax(1)
+
+
+@dataclass(frozen=True)
+class L2(Threat):
+    """The change of all pixels together has a Euclidean norm of at most eps.
+
+    >>> L2(0.5)
+    L2(0.5)
+    """
+
+    name: ClassVar[str] = "l2"
+
+    def __repr__(self) -> str:
+        return f"L2({self.eps:g})"
+
+    def noise(self, draw: Draw, shape: Sequence[int], *, reset: bool = False) -> Tensor:
+        """Uniform in the ball: a uniform direction at a radius whose d-th power is uniform."""
+        direction = draw.normal(Purpose.RESET if reset else Purpose.START, shape)
+        radius = draw.uniform(Purpose.RESET_RADIUS if reset else Purpose.RADIUS) ** (1 / math.prod(shape))
+        return direction * per_example(self.eps * radius / l2_norm(direction).clamp_min(1e-12), direction)
+
+    def step(self, point: Tensor, gradient: Tensor, size: Tensor | float) -> Tensor:
+        """Move by `size` along the gradient, normalised; an example without a gradient stays where it is."""
+        direction = gradient * per_example(1 / l2_norm(gradient).clamp_min(1e-30), gradient)
+        return point + per_example(size, point) * direction.to(point.dtype)
+
+    def project(self, point: Tensor, x: Tensor) -> Tensor:
+        """Shrink the change to eps, then clip to [0, 1], which only shrinks it further."""
+        change = point - x
+        shrink = (self.eps / l2_norm(change).clamp_min(1e-30)).clamp_max(1)
+        return (x + change * per_example(shrink, change)).clamp(0, 1)
+
+    def distance(self, point: Tensor, x: Tensor) -> Tensor:
+        """The Euclidean norm of the change."""
+        return l2_norm(point - x)
+
+
+def create(name: str, eps: float) -> Threat:
+    """The threat model `linf` or `l2`."""
+    for threat in (Linf, L2):
+        if threat.name == name:
+            return threat(eps)
+    raise unknown("norm", name, [Linf.name, L2.name])
+
+
+def in_255(value: float) -> str:
+    """A size in grey levels where it is a round number of them: 8/255 rather than 0.0314."""
+    levels = round(value * 255, 2)
+    return f"{levels:g}/255" if abs(levels - value * 255) < 1e-6 else f"{value:g}"
