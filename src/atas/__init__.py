@@ -1,12 +1,35 @@
-"""Fast adversarial training with adaptive step sizes."""
+"""Fast adversarial training with adaptive step sizes.
+
+Everything that is meant for use from outside is here or one module down: `atas.methods`, `atas.models`, `atas.data`,
+`atas.attacks`.
+"""
 
 from __future__ import annotations
 
-from atas import methods
+from atas import attacks, data, methods, models
 from atas._version import __version__
 from atas.augment import View, random_view
+from atas.data import indexed
 from atas.errors import AtasError
 from atas.methods import ATAS
 from atas.threat import L2, Linf, Threat
+from atas.training import Recipe, Run, train
 
-__all__ = ["ATAS", "L2", "AtasError", "Linf", "Threat", "View", "__version__", "methods", "random_view"]
+__all__ = [
+    "ATAS",
+    "L2",
+    "AtasError",
+    "Linf",
+    "Recipe",
+    "Run",
+    "Threat",
+    "View",
+    "__version__",
+    "attacks",
+    "data",
+    "indexed",
+    "methods",
+    "models",
+    "random_view",
+    "train",
+]

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from atas.errors import UsageError, unknown
+from atas.methods._adaptive import Adaptive
 from atas.methods._method import Method, OptimizerUpdate, Perturbing, Step, Update
 from atas.methods.atas import ATAS, ATASLiteral
 from atas.methods.atta import ATTA
@@ -93,6 +94,7 @@ __all__ = [
     "TRADES",
     "YOPO",
     "ATASLiteral",
+    "Adaptive",
     "FGSMRSAdaptive",
     "Free",
     "Method",

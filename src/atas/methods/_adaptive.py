@@ -5,6 +5,7 @@ from __future__ import annotations
 from torch import Tensor
 
 from atas.errors import UsageError
+from atas.memory import GradientNorms
 from atas.threat import l2_norm
 
 
@@ -20,6 +21,22 @@ def adaptive_step(
     norm = l2_norm(gradient)
     average = beta * average + (1 - beta) * norm.square().to(average.dtype)
     return max_step / (1 + average.sqrt() / c), average
+
+
+class Adaptive:
+    """What methods with adaptive steps report of every example."""
+
+    norms: GradientNorms
+
+    @property
+    def step_sizes(self) -> Tensor:
+        """The last step size of every example, in pixel units; zero before its first."""
+        return self.norms.step_size
+
+    @property
+    def gradient_norms(self) -> Tensor:
+        """The averaged gradient norm of every example, the root of v."""
+        return self.norms.average.sqrt()
 
 
 def check_adaptive(c: float, max_step: float, beta: float) -> None:

@@ -49,10 +49,8 @@ class Update(Protocol):
 class OptimizerUpdate:
     """An `Update` around an optimiser; `after` is called when the weights have changed."""
 
-    def __init__(
-        self, model: nn.Module, optimizer: torch.optim.Optimizer, after: Callable[[], None] | None = None
-    ) -> None:
-        self._model, self._optimizer, self._after = model, optimizer, after
+    def __init__(self, optimizer: torch.optim.Optimizer, after: Callable[[], None] | None = None) -> None:
+        self._optimizer, self._after = optimizer, after
         optimizer.zero_grad(set_to_none=True)
 
     def backward(self, loss: Tensor, *inputs: Tensor) -> tuple[Tensor, ...]:
@@ -146,7 +144,7 @@ class Method(nn.Module, ABC):
         """One whole training step, whatever the method needs: attack, loss, backward passes, optimiser."""
         view, index = self._checked(x, y, index, view)
         with mode(model, training=True):
-            return self.learn(model, OptimizerUpdate(model, optimizer), x, y, index, view)
+            return self.learn(model, OptimizerUpdate(optimizer), x, y, index, view)
 
     def shrink_steps(self, factor: float) -> None:
         """Multiply every later attack step by this factor."""

@@ -29,13 +29,13 @@ from torch import Tensor, nn
 from atas.augment import View
 from atas.errors import UsageError
 from atas.memory import GradientNorms
-from atas.methods._adaptive import adaptive_step, check_adaptive
+from atas.methods._adaptive import Adaptive, adaptive_step, check_adaptive
 from atas.methods.atta import Remembering
 from atas.passes import Forward, cross_entropy_sum, input_gradient
 from atas.threat import L2, Threat
 
 
-class ATAS(Remembering):
+class ATAS(Adaptive, Remembering):
     """Fast adversarial training with adaptive step size (Huang et al., 2022), as the authors released it.
 
     `max_step` is the paper's gamma/c and `c` its c on the summed loss (the paper's 0.01 is 1.28 here, because it was
@@ -108,16 +108,6 @@ class ATAS(Remembering):
         size = torch.where(warming, self.threat.eps, size) * self.step_scale
         average = torch.where(warming, average, adapted)
         return self.threat.project(self.threat.step(start, gradient, size), x), average, size
-
-    @property
-    def step_sizes(self) -> Tensor:
-        """The last step size of every example, in pixel units; zero before its first."""
-        return self.norms.step_size
-
-    @property
-    def gradient_norms(self) -> Tensor:
-        """The averaged gradient norm of every example, the root of v; zero until the warm-up is over."""
-        return self.norms.average.sqrt()
 
 
 class ATASLiteral(ATAS):

@@ -9,13 +9,13 @@ from torch import Tensor, nn
 
 from atas.augment import View
 from atas.memory import GradientNorms
-from atas.methods._adaptive import adaptive_step, check_adaptive
+from atas.methods._adaptive import Adaptive, adaptive_step, check_adaptive
 from atas.methods._method import Common, Perturbing
 from atas.passes import input_gradient
 from atas.threat import L2, Threat
 
 
-class FGSMRSAdaptive(Perturbing):
+class FGSMRSAdaptive(Adaptive, Perturbing):
     """A random start in every epoch, and a step inverse to the example's gradient norm (the paper's section 4).
 
     x0 uniform in the ball, v <- beta v + (1 - beta) |g|^2, a = gamma / (c + sqrt v), x' = P[x0 + a sgn g]; attacked in
@@ -49,13 +49,3 @@ class FGSMRSAdaptive(Perturbing):
         size = size * self.step_scale
         self.norms.write(index, average, size)
         return self.threat.project(self.threat.step(start, gradient, size), x)
-
-    @property
-    def step_sizes(self) -> Tensor:
-        """The last step size of every example, in pixel units; zero before its first."""
-        return self.norms.step_size
-
-    @property
-    def gradient_norms(self) -> Tensor:
-        """The averaged gradient norm of every example, the root of v."""
-        return self.norms.average.sqrt()

@@ -1,0 +1,5 @@
+"""`python -m atas` is the command `atas`."""
+
+from atas.cli import main
+
+main()

@@ -1,0 +1,57 @@
+"""The command `atas`: one sub-command a file."""
+
+from __future__ import annotations
+
+import sys
+
+import typer
+from rich.console import Console
+
+from atas._version import __version__
+from atas.cli import compare, data, evaluate, ls, train
+from atas.errors import AtasError
+
+app = typer.Typer(
+    name="atas",
+    help="Robust image classifiers by fast adversarial training. Try: atas train digits-small-cnn-atas",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+)
+app.command("ls")(ls.ls)
+app.add_typer(data.app, name="data")
+app.command("train")(train.train)
+app.command("evaluate")(evaluate.evaluate)
+app.command("compare")(compare.compare)
+
+
+def _version(asked: bool) -> None:
+    if asked:
+        typer.echo(__version__)
+        raise typer.Exit
+
+
+@app.callback()
+def _options(
+    version: bool = typer.Option(False, "--version", help="Show the version.", callback=_version, is_eager=True),
+) -> None:
+    pass
+
+
+def main() -> None:
+    """Run the command; errors that a user can mend are one sentence on standard error."""
+    try:
+        app()
+    except AtasError as error:
+        _fail(str(error), error.exit_status)
+    except KeyboardInterrupt:
+        _fail("interrupted", 1)
+    except OSError as error:
+        where = f" ({error.filename})" if error.filename else ""
+        _fail(f"{error.strerror or error}{where}", 1)
+
+
+def _fail(sentence: str, status: int) -> None:
+    Console(stderr=True, soft_wrap=True, highlight=False).print("[bold red]atas:[/]", end=" ")
+    print(sentence, file=sys.stderr)
+    sys.exit(status)

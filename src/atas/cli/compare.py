@@ -1,0 +1,33 @@
+"""`atas compare`."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import typer
+
+
+def compare(
+    runs: list[Path] = typer.Argument(help="Folders of runs."),
+    plot: Path | None = typer.Option(None, "--plot", help="Draw the training curves into this PNG, SVG or PDF file."),
+    as_json: bool = typer.Option(False, "--json", help="Print JSON instead of a table."),
+) -> None:
+    """Compare runs: accuracy, time, collapse; with --plot also their training curves.
+
+    Example: atas compare runs/atas runs/atta --plot curves.png
+    """
+    from rich.console import Console
+
+    from atas import report
+
+    found = report.summarise(runs)
+    if plot is not None:
+        report.plot_curves(found, plot)
+    if as_json:
+        typer.echo(json.dumps([run.to_json() for run in found], indent=2))
+        return
+    console = Console()
+    console.print(report.table(found))
+    if plot is not None:
+        console.print(f"curves: {plot}", highlight=False)

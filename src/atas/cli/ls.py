@@ -1,0 +1,72 @@
+"""`atas ls`."""
+
+from __future__ import annotations
+
+import enum
+import json
+
+import typer
+from rich import box
+from rich.console import Console
+from rich.table import Table
+
+
+class What(enum.StrEnum):
+    """What can be listed."""
+
+    METHODS = "methods"
+    MODELS = "models"
+    DATA = "data"
+    RECIPES = "recipes"
+
+
+def ls(
+    what: What = typer.Argument(help="What to list."),
+    as_json: bool = typer.Option(False, "--json", help="Print JSON instead of a table."),
+) -> None:
+    """List methods (with their settings), models, data sets or recipes.
+
+    Example: atas ls methods
+    """
+    rows = _rows(what)
+    if as_json:
+        typer.echo(json.dumps(rows, indent=2))
+        return
+    table = Table(*rows[0], box=box.SIMPLE)
+    for row in rows:
+        table.add_row(*row.values())
+    Console().print(table)
+
+
+def _rows(what: What) -> list[dict[str, str]]:
+    from atas import data, methods, models
+    from atas.training import recipe
+
+    if what is What.METHODS:
+        return [
+            {
+                "method": name,
+                "attack in": f"{methods.get(name).attack_mode} mode",
+                "settings": ", ".join(f"{key}={value}" for key, value in methods.settings(name).items()),
+                "what": (methods.get(name).__doc__ or "").strip().splitlines()[0],
+            }
+            for name in methods.names()
+        ]
+    if what is What.MODELS:
+        return [{"model": name} for name in [*models.names(), "package.module:function"]]
+    if what is What.DATA:
+        return [{"data": name} for name in data.names()]
+    rows = []
+    for name in recipe.names():
+        loaded = recipe.load(name)
+        rows.append(
+            {
+                "recipe": name,
+                "data": loaded.data.name,
+                "model": loaded.model.name,
+                "method": loaded.method.name,
+                "threat": repr(loaded.threat),
+                "epochs": str(loaded.training.epochs),
+            }
+        )
+    return rows

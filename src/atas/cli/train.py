@@ -1,0 +1,34 @@
+"""`atas train`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import typer
+
+
+def train(
+    recipe: str | None = typer.Argument(None, help="A recipe's name or path; may be left out with --resume."),
+    out: Path | None = typer.Option(None, "--out", help="The run's folder; runs/<recipe> by default."),
+    assignments: list[str] = typer.Option([], "--set", metavar="KEY=VALUE", help="Override a key of the recipe."),
+    seed: int | None = typer.Option(None, "--seed", help="Short for --set training.seed=..."),
+    resume: bool = typer.Option(False, "--resume", help="Go on with the run in the folder."),
+    overwrite: bool = typer.Option(False, "--overwrite", help="Begin anew where the folder holds a run."),
+    evaluate_after: bool = typer.Option(False, "--evaluate", help="Evaluate on the test set when training has ended."),
+) -> None:
+    """Train a robust model by a recipe.
+
+    Example: atas train cifar10-preact-resnet18-atas --set training.epochs=10 --out runs/first
+    """
+    from rich.console import Console
+
+    from atas.cli.evaluate import evaluate_run
+    from atas.training import train as run_training
+    from atas.training.recipe import parse_assignment
+
+    values = dict(parse_assignment(text) for text in assignments)
+    run = run_training(recipe, out=out, values=values, seed=seed, resume=resume, overwrite=overwrite)
+    if evaluate_after:
+        evaluate_run(run)
+    else:
+        Console().print(f"done: {run.folder}; next: atas evaluate {run.folder}", highlight=False)

@@ -1,0 +1,47 @@
+"""Data sets: digits, CIFAR-10, CIFAR-100, folders of images, and arrays of your own."""
+
+from __future__ import annotations
+
+import os
+
+from atas.data._arrays import from_arrays
+from atas.data._cifar import read_cifar
+from atas.data._cifar_spec import SPECS
+from atas.data._dataset import Dataset, Split
+from atas.data._digits import read_digits
+from atas.data._fetch import fetch
+from atas.data._folder import read_folder_of_images
+from atas.data._indexed import Indexed, indexed
+from atas.data._root import resolve_root
+from atas.errors import UsageError, unknown
+
+__all__ = ["Dataset", "Indexed", "Split", "fetch", "from_arrays", "indexed", "load", "names"]
+
+DEFAULT_SIZE = 224
+
+
+def names() -> list[str]:
+    """The data sets that `load` knows."""
+    return ["digits", *SPECS, "imagefolder"]
+
+
+def load(name: str, root: str | os.PathLike[str] | None = None, *, size: int | None = None) -> Dataset:
+    """Read a data set into memory as uint8 and check it.
+
+    `root` is the folder that holds the data: without it the environment variable ATAS_DATA, else ./data (digits need
+    none). `size`, for `imagefolder` alone, is the side in pixels to which images are resized and centre-cropped (224).
+
+    >>> digits = load("digits")
+    >>> len(digits.train), len(digits.test), digits.shape, digits.num_classes
+    (1297, 500, (1, 8, 8), 10)
+    """
+    if name not in names():
+        raise unknown("data set", name, names())
+    if size is not None and name != "imagefolder":
+        raise UsageError(f"size is for imagefolder alone; the images of {name} have their own size, so leave it out.")
+    if name == "digits":
+        return read_digits()
+    folder = resolve_root(root)
+    if name == "imagefolder":
+        return read_folder_of_images(folder, DEFAULT_SIZE if size is None else size, root_given=root is not None)
+    return read_cifar(SPECS[name], folder)

@@ -1,0 +1,113 @@
+"""Images and labels as they are kept: uint8 pixels, NCHW, with the names of the classes."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+import torch.utils.data
+from torch import Tensor
+
+from atas.errors import DataError
+
+
+def content_sha256(images: np.ndarray, labels: np.ndarray) -> str:
+    """SHA-256 over the bytes of the images followed by the bytes of the labels, as they stand."""
+    digest = hashlib.sha256()
+    for array in (images, labels):
+        digest.update(np.ascontiguousarray(array).reshape(-1).data)
+    return digest.hexdigest()
+
+
+@dataclass(frozen=True, eq=False)
+class Split(torch.utils.data.Dataset[tuple[Tensor, int]]):
+    """One half of a data set, and itself a map-style dataset of (image in [0, 1], label).
+
+    >>> split = Split(torch.full((2, 1, 4, 4), 255, dtype=torch.uint8), torch.tensor([0, 1]), ("cat", "dog"))
+    >>> image, label = split[1]
+    >>> len(split), float(image.max()), split.classes[label]
+    (2, 1.0, 'dog')
+    """
+
+    images: Tensor
+    labels: Tensor
+    classes: tuple[str, ...]
+
+    def __post_init__(self) -> None:
+        images, labels = self.images, self.labels
+        if images.dtype != torch.uint8:
+            raise DataError(
+                f"images are {_plain(images.dtype)}, expected uint8; atas.data.from_arrays converts floats in [0, 1]."
+            )
+        if images.ndim != 4:
+            raise DataError(
+                f"images have the shape {tuple(images.shape)}, expected four axes (count, channels, height, width); "
+                "add or reshape the missing axis."
+            )
+        if labels.dtype != torch.int64 or labels.ndim != 1:
+            raise DataError(
+                f"labels are {_plain(labels.dtype)} of the shape {tuple(labels.shape)}, expected one int64 class "
+                "number an image; convert them with labels.long(), one-hot rows with labels.argmax(1)."
+            )
+        if len(images) != len(labels):
+            raise DataError(
+                f"there are {len(images)} images but {len(labels)} labels; give exactly one label an image."
+            )
+        if not len(images) or not images[0].numel():
+            raise DataError(f"images of the shape {tuple(images.shape)} hold no pixel; give at least one image.")
+        low, high = int(labels.min()), int(labels.max())
+        if low < 0 or high >= len(self.classes):
+            raise DataError(
+                f"labels run from {low} to {high}, but {len(self.classes)} classes allow 0 to "
+                f"{len(self.classes) - 1}; renumber the labels from 0 or name all the classes."
+            )
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    def __getitem__(self, index: int) -> tuple[Tensor, int]:
+        return self.images[index].float() / 255, int(self.labels[index])
+
+    def sha256(self) -> str:
+        """A hash of pixels and labels: the same for the same content, however it was stored.
+
+        It covers the images as NCHW bytes, then the labels as single bytes, or as little-endian int64 where there
+        are more than 256 classes.
+        """
+        labels = self.labels.cpu().numpy().astype("u1" if len(self.classes) <= 256 else "<i8")
+        return content_sha256(self.images.cpu().numpy(), labels)
+
+
+@dataclass(frozen=True, eq=False)
+class Dataset:
+    """A training split and a test split over the same classes."""
+
+    name: str
+    train: Split
+    test: Split
+
+    def __post_init__(self) -> None:
+        train, test = tuple(self.train.images.shape[1:]), tuple(self.test.images.shape[1:])
+        if train != test:
+            raise DataError(f"training images have the shape {train} and test images {test}; bring both to one shape.")
+        if self.train.classes != self.test.classes:
+            raise DataError(
+                "the training and the test split name different classes; give both the same names in the same order."
+            )
+
+    @property
+    def num_classes(self) -> int:
+        """How many classes there are."""
+        return len(self.train.classes)
+
+    @property
+    def shape(self) -> tuple[int, int, int]:
+        """Channels, height and width of one image."""
+        channels, height, width = self.train.images.shape[1:]
+        return channels, height, width
+
+
+def _plain(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")

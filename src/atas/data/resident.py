@@ -1,0 +1,60 @@
+"""The resident loader: the whole training set on the device as uint8, batches cut out of it by index."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from atas.augment import View
+from atas.noise import Draw, Purpose, seed_for
+
+
+@dataclass(frozen=True)
+class Batch:
+    """What a training step gets: images in [0, 1], labels, which examples they are, and how each is shown."""
+
+    x: Tensor
+    y: Tensor
+    index: Tensor
+    view: View
+
+
+class Resident:
+    """Batches of a training set that fits the device, in an order and with views that depend on (seed, epoch) alone.
+
+    The short last batch is kept.
+    """
+
+    def __init__(
+        self,
+        images: Tensor,
+        labels: Tensor,
+        *,
+        batch_size: int,
+        pad: int,
+        flip: bool,
+        seed: int,
+        device: torch.device,
+    ) -> None:
+        self.images, self.labels = images.to(device), labels.to(device)
+        self.batch_size, self.pad, self.flip, self.seed = batch_size, pad, flip, seed
+
+    def __len__(self) -> int:
+        """Batches in an epoch."""
+        return -(-len(self.labels) // self.batch_size)
+
+    def order(self, epoch: int) -> Tensor:
+        """The order of the examples in an epoch, on the host."""
+        generator = torch.Generator().manual_seed(seed_for(self.seed, epoch, Purpose.ORDER))
+        return torch.randperm(len(self.labels), generator=generator)
+
+    def epoch(self, epoch: int, first: int = 0) -> Iterator[Batch]:
+        """The batches of an epoch, from the given one on."""
+        device = self.images.device
+        order, number = self.order(epoch).to(device), torch.tensor(epoch, device=device)
+        for index in order.split(self.batch_size)[first:]:
+            view = View.draw(Draw(self.seed, number, index), self.pad, self.flip)
+            yield Batch(view.apply(self.images, index).float() / 255, self.labels[index], index, view)

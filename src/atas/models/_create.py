@@ -1,0 +1,83 @@
+"""Models by name: the built-in ones and the user's own factories."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import SupportsIndex
+
+from torch import nn
+
+from atas._registry import Registry
+from atas.errors import UsageError
+from atas.models._factory import call_factory
+from atas.models._normalize import Normalize
+from atas.models._preact_resnet import PreActResNet
+from atas.models._resnet import BasicBlock, Bottleneck, ResNet
+from atas.models._small_cnn import SmallCNN
+from atas.models._wide_resnet import WideResNet
+
+_REGISTRY: Registry[Callable[[int, Normalize], nn.Module]] = Registry("model")
+_REGISTRY.register("preact-resnet18")(PreActResNet)
+_REGISTRY.register("wrn-28-10")(partial(WideResNet, depth=28, width=10))
+_REGISTRY.register("resnet18")(partial(ResNet, block=BasicBlock, blocks=(2, 2, 2, 2)))
+_REGISTRY.register("resnet50")(partial(ResNet, block=Bottleneck, blocks=(3, 4, 6, 3)))
+_REGISTRY.register("small-cnn")(SmallCNN)
+
+
+def names() -> list[str]:
+    """The built-in models.
+
+    >>> names()
+    ['preact-resnet18', 'wrn-28-10', 'resnet18', 'resnet50', 'small-cnn']
+    """
+    return _REGISTRY.names()
+
+
+def create(
+    name: str,
+    num_classes: int,
+    channels: int = 3,
+    mean: float | Sequence[float] | None = None,
+    std: float | Sequence[float] | None = None,
+) -> nn.Module:
+    """A freshly initialised model.
+
+    Args:
+        name: one of `names()`, or `"package.module:function"` for a model of your own. The function is
+            called as `function(num_classes=..., channels=...)` and returns an `nn.Module` that maps pixels in
+            [0, 1] to logits; modules in the current directory are found too.
+        num_classes: number of logits, at least 2.
+        channels: channels of an image.
+        mean: subtracted from the pixels inside the model, one number or one per channel. The default is
+            ImageNet's for 3 channels, whatever the data set, as in the ATAS authors' code, and 0.5 otherwise.
+        std: divides them after that, in the same form; the default is ImageNet's or 0.25.
+
+    Weights that know nothing of the normalisation load strictly: the keys of `model.normalize` may be absent.
+
+    >>> import torch
+    >>> create("small-cnn", num_classes=10)(torch.rand(2, 3, 32, 32)).shape
+    torch.Size([2, 10])
+    """
+    factory = None if ":" in name else _REGISTRY.get(name)
+    num_classes = _at_least(2, "num_classes", num_classes)
+    channels = _at_least(1, "channels", channels)
+    if factory is not None:
+        return factory(num_classes, Normalize(channels, mean, std))
+    if mean is not None or std is not None:
+        raise UsageError(
+            f"mean and std do not reach a model of your own ('{name}'); leave them out and normalise inside that model."
+        )
+    return call_factory(name, num_classes=num_classes, channels=channels)
+
+
+def _at_least(minimum: int, argument: str, value: SupportsIndex) -> int:
+    """The value as an int: numpy integers and one-element integer tensors, as read from labels, will do."""
+    try:
+        number = operator.index(value)
+    except TypeError:
+        number = minimum - 1
+    if number < minimum:
+        raise UsageError(f"{argument} is {value!r}; give an integer of at least {minimum}.")
+    return number

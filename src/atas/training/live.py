@@ -1,0 +1,101 @@
+"""What a person sees while a run goes on: a live line in a terminal, plain lines elsewhere."""
+
+from __future__ import annotations
+
+import time
+from types import TracebackType
+from typing import Any
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
+
+from atas.threat import in_255
+
+_PLAIN_EVERY = 30.0  # seconds between lines inside of an epoch, without a terminal
+_REFRESH = 0.5  # seconds between looks at the device
+
+
+class Live:
+    """Progress of a training run over all its steps."""
+
+    def __init__(self, console: Console | None = None, quiet: bool = False) -> None:
+        self.console = console or Console(quiet=quiet)
+        self._progress: Progress | None = None
+        self._last = time.monotonic()
+
+    def begin(self, title: str, total: int, done: int) -> None:
+        """Start the line; `done` of `total` steps were made before a resume."""
+        self._total, self._done_before, self._done = total, done, done
+        self._started = time.monotonic()
+        if self.console.is_terminal:
+            self._progress = Progress(
+                TextColumn("{task.description}"),
+                BarColumn(bar_width=24),
+                TaskProgressColumn(),
+                TextColumn("{task.fields[status]}"),
+                TimeRemainingColumn(compact=True),
+                console=self.console,
+                transient=True,
+            )
+            self._task = self._progress.add_task(title, total=total, completed=done, status="")
+            self._progress.start()
+
+    def due(self) -> bool:
+        """Whether it is time to show something, and so worth reading numbers from the device."""
+        wait = _REFRESH if self._progress is not None else _PLAIN_EVERY
+        return time.monotonic() - self._last >= wait
+
+    def update(self, done: int, **status: Any) -> None:
+        """Show where the run stands."""
+        self._last, self._done = time.monotonic(), done
+        text = _status(status)
+        if self._progress is not None:
+            self._progress.update(self._task, completed=done, status=text)
+        else:
+            self.console.print(
+                f"step {done}/{self._total}  {text}  {self._time_left()} left", highlight=False, soft_wrap=True
+            )
+
+    def epoch(self, done: int, row: dict[str, Any], epochs: int) -> None:
+        """One line for an epoch that has ended."""
+        self._last, self._done = time.monotonic(), done
+        if self._progress is not None:
+            self._progress.update(self._task, completed=done)
+        left = "" if done >= self._total else f"  {self._time_left()} left"
+        number = f"{row['epoch'] + 1:>{len(str(epochs))}}/{epochs}"
+        self.console.print(f"epoch {number}  {_status(row)}{left}", highlight=False, soft_wrap=True)
+
+    def say(self, text: str, style: str | None = None) -> None:
+        """One sentence above the line."""
+        self.console.print(text, style=style, highlight=False, soft_wrap=True)
+
+    def _time_left(self) -> str:
+        made = self._done - self._done_before
+        if not made:
+            return "?"
+        seconds = int((time.monotonic() - self._started) / made * (self._total - self._done))
+        hours, minutes = seconds // 3600, seconds // 60 % 60
+        return f"{hours}:{minutes:02}:{seconds % 60:02}" if hours else f"{minutes}:{seconds % 60:02}"
+
+    def __enter__(self) -> Live:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._progress is not None:
+            self._progress.stop()
+
+
+def _status(values: dict[str, Any]) -> str:
+    shown = []
+    if "loss" in values:
+        shown.append(f"loss {values['loss']:.3f}")
+    for key, label in (("clean", "clean"), ("fgsm", "FGSM"), ("pgd10", "PGD-10")):
+        if values.get(key) is not None:
+            shown.append(f"{label} {100 * values[key]:.1f}%")
+    if values.get("step_size"):
+        shown.append(f"step {in_255(round(values['step_size'] * 255, 1) / 255)}")
+    if "examples_per_second" in values:
+        shown.append(f"{values['examples_per_second']:,.0f} examples/s")
+    return "  ".join(shown)

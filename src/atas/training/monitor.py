@@ -1,0 +1,87 @@
+"""The monitor: after every epoch, how the model stands under a real attack, and whether training has collapsed.
+
+Catastrophic overfitting is not visible in the training loss: the model learns to fool the single-step attack that it
+is trained with, so FGSM accuracy rises while PGD accuracy falls to zero. The monitor attacks a fixed slice of images,
+never of the test set, with both.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from atas import attacks
+from atas.passes import mode
+from atas.threat import Threat
+
+_FALL = 0.5  # of the best PGD accuracy so far
+_LEAST_FALL = 0.1
+_WIDENING = 0.1  # of the gap between FGSM and PGD accuracy
+_BATCH = 500
+
+
+@dataclass(frozen=True)
+class Probe:
+    """Accuracy on the slice: clean, under one step of size eps, and under PGD-10."""
+
+    clean: float
+    fgsm: float
+    pgd10: float
+
+    @property
+    def gap(self) -> float:
+        """How much better the model looks to the single-step attack."""
+        return self.fgsm - self.pgd10
+
+
+@dataclass
+class Monitor:
+    """Probes a fixed slice of images and recognises catastrophic overfitting.
+
+    A collapse is a PGD accuracy of at most half of the best so far, by 10 points at least, while the gap to FGSM
+    accuracy has widened by 10 points or more: a bad epoch lowers both alike, a weak model has never been better.
+    """
+
+    images: Tensor
+    labels: Tensor
+    threat: Threat
+    best: Probe | None = None
+    collapsed: bool = False
+
+    def probe(self, model: nn.Module) -> Probe:
+        """Attack the slice in eval mode."""
+        right = {"clean": 0, "fgsm": 0, "pgd10": 0}
+        with mode(model, training=False):
+            for first in range(0, len(self.images), _BATCH):
+                rows = slice(first, first + _BATCH)
+                x, y = self.images[rows].float() / 255, self.labels[rows]
+                index = torch.arange(first, first + len(x), device=x.device)
+                points = {
+                    "clean": x,
+                    "fgsm": attacks.fgsm(model, x, y, self.threat),
+                    "pgd10": attacks.pgd(model, x, y, self.threat, steps=10, index=index),
+                }
+                for name, point in points.items():
+                    with torch.no_grad():
+                        right[name] += int((model(point).argmax(1) == y).sum())
+        return Probe(**{name: count / len(self.images) for name, count in right.items()})
+
+    def judge(self, probe: Probe) -> bool:
+        """Whether this probe shows a collapse; remembers the best one."""
+        if self.best is None or probe.pgd10 > self.best.pgd10:
+            self.best = probe
+        fall = self.best.pgd10 - probe.pgd10
+        self.collapsed = fall >= max(_FALL * self.best.pgd10, _LEAST_FALL) and probe.gap - self.best.gap >= _WIDENING
+        return self.collapsed
+
+    def state(self) -> dict[str, Any]:
+        """What a checkpoint keeps."""
+        return {"best": None if self.best is None else asdict(self.best), "collapsed": self.collapsed}
+
+    def load_state(self, state: dict[str, Any]) -> None:
+        """Take up where a checkpoint left off."""
+        self.best = None if state["best"] is None else Probe(**state["best"])
+        self.collapsed = state["collapsed"]

@@ -1,0 +1,305 @@
+"""Recipes: everything that decides how a run goes, in one TOML file.
+
+A recipe may begin from another with `extends = "name"` and state only what differs. What is saved with a run is the
+resolved recipe, complete and without `extends`; running that file again gives the same run.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import tomllib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from importlib import resources
+from pathlib import Path
+from typing import Any, TypeVar, get_type_hints
+
+from atas import methods, threat
+from atas.errors import UsageError, unknown
+from atas.training._values import convert, loosely, to_toml
+
+S = TypeVar("S")
+
+
+@dataclass(frozen=True)
+class Data:
+    """What is trained on. `size` is for image folders; crops are of images padded by `pad`."""
+
+    name: str = "cifar10"
+    root: str | None = None
+    size: int | None = None
+    pad: int = 4
+    flip: bool = True
+
+
+@dataclass(frozen=True)
+class Model:
+    """The network: a name of `atas ls models` or a factory `package.module:function`."""
+
+    name: str = "preact-resnet18"
+    mean: tuple[float, ...] | None = None
+    std: tuple[float, ...] | None = None
+
+
+@dataclass(frozen=True)
+class Method:
+    """The training method, its threat model, and its own settings (any further keys)."""
+
+    name: str = "atas"
+    norm: str = "linf"
+    eps: float = 8 / 255
+    settings: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Optimizer:
+    """Stochastic gradient descent."""
+
+    momentum: float = 0.9
+    weight_decay: float = 5e-4
+    nesterov: bool = False
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """The learning rate by update: `piecewise` (drops by `factor` at `milestones`) or `cyclic` (up from 0 to `peak`,
+    reached at `peak_at`, and down to 0). Milestones and peak_at are shares of the whole training."""
+
+    name: str = "piecewise"
+    peak: float = 0.1
+    milestones: tuple[float, ...] = (24 / 30, 28 / 30)
+    factor: float = 0.1
+    peak_at: float = 0.5
+
+
+@dataclass(frozen=True)
+class Training:
+    """How long, in which order, and what is watched. `ema` is the decay of averaged weights, 0 for none; `probe` the
+    number of training images that the monitor attacks after every epoch; `checkpoint_every` is in seconds."""
+
+    epochs: int = 30
+    batch_size: int = 128
+    seed: int = 0
+    ema: float = 0.0
+    on_collapse: str = "warn"
+    probe: int = 1000
+    checkpoint_every: float = 60.0
+
+
+@dataclass(frozen=True)
+class Engine:
+    """Where and in which precision: `device` auto, cpu or cuda; `precision` auto (bf16 on CUDA), bf16 or float32."""
+
+    device: str = "auto"
+    precision: str = "auto"
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """What `atas evaluate` runs on the test set; `examples` limits it to the first so many."""
+
+    attacks: tuple[str, ...] = ("pgd10", "pgd50")
+    examples: int | None = None
+    batch_size: int | None = None
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """A whole recipe; see the sections."""
+
+    name: str = "unnamed"
+    data: Data = field(default_factory=Data)
+    model: Model = field(default_factory=Model)
+    method: Method = field(default_factory=Method)
+    optimizer: Optimizer = field(default_factory=Optimizer)
+    schedule: Schedule = field(default_factory=Schedule)
+    training: Training = field(default_factory=Training)
+    engine: Engine = field(default_factory=Engine)
+    evaluation: Evaluation = field(default_factory=Evaluation)
+
+    def __post_init__(self) -> None:
+        _check(self)
+
+    @property
+    def threat(self) -> threat.Threat:
+        """The threat model that the method trains against."""
+        return threat.create(self.method.norm, self.method.eps)
+
+    def with_values(self, values: Mapping[str, Any]) -> Recipe:
+        """The recipe with other values, by dotted keys such as `training.epochs`."""
+        document = self.to_dict()
+        for key, value in values.items():
+            _assign(document, key, value)
+        return from_dict(document, self.name)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Sections as dictionaries, without what is not set."""
+        document: dict[str, Any] = {"name": self.name}
+        for section in _sections():
+            values = dataclasses.asdict(getattr(self, section))
+            values.update(values.pop("settings", {}))
+            document[section] = {key: value for key, value in values.items() if value is not None}
+        return document
+
+    def to_toml(self) -> str:
+        """The recipe as a file that gives this recipe again."""
+        lines = [f"name = {to_toml(self.name)}"]
+        for section in _sections():
+            lines += ["", f"[{section}]"]
+            lines += [f"{key} = {to_toml(value)}" for key, value in self.to_dict()[section].items()]
+        return "\n".join(lines) + "\n"
+
+
+def names() -> list[str]:
+    """The recipes that come with the package."""
+    files = resources.files("atas.recipes").iterdir()
+    return sorted(file.name.removesuffix(".toml") for file in files if file.name.endswith(".toml"))
+
+
+def load(source: str | Path | Recipe) -> Recipe:
+    """A recipe by name or path.
+
+    >>> load("cifar10-preact-resnet18-atas").method.name
+    'atas'
+    """
+    if isinstance(source, Recipe):
+        return source
+    document, name = _read(source, ())
+    return from_dict(document, name)
+
+
+def from_dict(document: Mapping[str, Any], name: str) -> Recipe:
+    """A recipe from sections as dictionaries; an unknown key is an error that names the nearest known one."""
+    known = _sections()
+    values: dict[str, Any] = {"name": str(document.get("name", name))}
+    for section, entries in document.items():
+        if section == "name":
+            continue
+        if section not in known:
+            raise unknown("section of a recipe", section, known)
+        if not isinstance(entries, Mapping):
+            raise UsageError(f"'{section}' in a recipe is a section: write [{section}] and its keys below")
+        values[section] = _section(known[section], section, entries)
+    return Recipe(**values)
+
+
+def parse_assignment(text: str) -> tuple[str, Any]:
+    """A `section.key=value` of the command line; the value is read as TOML, or as it stands where it is not TOML."""
+    key, equals, value = text.partition("=")
+    if not equals or "." not in key:
+        raise UsageError(f"'{text}' is not an assignment; write section.key=value, such as training.epochs=10")
+    try:
+        return key.strip(), tomllib.loads(f"value = {value}")["value"]
+    except tomllib.TOMLDecodeError:
+        return key.strip(), value.strip()
+
+
+def differences(one: Recipe, other: Recipe, ignore: Sequence[str] = ()) -> list[str]:
+    """The dotted keys in which two recipes differ, with both values."""
+    first, second = one.to_dict(), other.to_dict()
+    found = []
+    for section in _sections():
+        for key in {**first[section], **second[section]}:
+            if section in ignore or f"{section}.{key}" in ignore:
+                continue
+            a, b = first[section].get(key), second[section].get(key)
+            if a != b:
+                found.append(f"{section}.{key}: {a} became {b}")
+    return found
+
+
+def _read(source: str | Path, seen: tuple[str, ...]) -> tuple[dict[str, Any], str]:
+    path = Path(source)
+    if path.suffix == ".toml" or path.is_file():
+        if not path.is_file():
+            raise UsageError(f"there is no recipe file {path}; `atas ls recipes` shows those that come with atas")
+        text, name, extended_from = path.read_text(encoding="utf-8"), path.stem, path.parent
+    else:
+        if str(source) not in names():
+            raise unknown("recipe", str(source), names())
+        text = resources.files("atas.recipes").joinpath(f"{source}.toml").read_text(encoding="utf-8")
+        name, extended_from = str(source), path.parent
+    if name in seen:
+        raise UsageError(f"recipe '{name}' extends itself: {' -> '.join((*seen, name))}")
+    try:
+        document = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise UsageError(f"recipe {source} is not valid TOML: {error}") from error
+    base = document.pop("extends", None)
+    if base is None:
+        return document, name
+    if not isinstance(base, str):
+        raise UsageError(f"'extends' in recipe {source} must be the name of one recipe; got {base!r}")
+    beside = extended_from / base
+    merged, _ = _read(beside if beside.suffix == ".toml" else base, (*seen, name))
+    if merged.get("method", {}).get("name") != document.get("method", {}).get("name", merged["method"]["name"]):
+        # Settings belong to the method that they were made for.
+        merged["method"] = {key: merged["method"][key] for key in ("norm", "eps") if key in merged["method"]}
+    merged.pop("name", None)
+    for section, entries in document.items():
+        if isinstance(entries, dict) and isinstance(merged.get(section), dict):
+            merged[section].update(entries)
+        else:
+            merged[section] = entries
+    return merged, name
+
+
+def _sections() -> dict[str, Any]:
+    hints = get_type_hints(Recipe)
+    return {name: kind for name, kind in hints.items() if name != "name"}
+
+
+def _section(kind: type[S], section: str, entries: Mapping[str, Any]) -> S:
+    hints = get_type_hints(kind)
+    known = [key for key in hints if key != "settings"]
+    values: dict[str, Any] = {}
+    settings: dict[str, Any] = {}
+    own = methods.settings(str(entries.get("name", Method.name))) if kind is Method else {}
+    for key, value in entries.items():
+        if key in known:
+            values[key] = convert(value, hints[key], f"{section}.{key}")
+        elif key in own:
+            settings[key] = loosely(value)
+        else:
+            raise unknown("recipe key", f"{section}.{key}", [f"{section}.{name}" for name in (*known, *own)])
+    if kind is Method:
+        values["settings"] = settings
+    return kind(**values)
+
+
+def _assign(document: dict[str, Any], key: str, value: Any) -> None:
+    section, _, name = key.partition(".")
+    if section not in _sections():
+        raise unknown("section of a recipe", section, _sections())
+    if key == "method.name" and value != document["method"]["name"]:
+        document["method"] = {name: document["method"][name] for name in ("norm", "eps")}
+    document[section][name] = value
+
+
+def _check(recipe: Recipe) -> None:
+    def demand(holds: bool, sentence: str) -> None:
+        if not holds:
+            raise UsageError(sentence)
+
+    def choice(key: str, value: str, *allowed: str) -> None:
+        if value not in allowed:
+            raise unknown(f"value of {key}", value, allowed)
+
+    training, schedule, optimizer = recipe.training, recipe.schedule, recipe.optimizer
+    methods.get(recipe.method.name)
+    threat.create(recipe.method.norm, recipe.method.eps)
+    choice("schedule.name", schedule.name, "piecewise", "cyclic")
+    choice("training.on_collapse", training.on_collapse, "warn", "stop", "rollback")
+    choice("engine.precision", recipe.engine.precision, "auto", "bf16", "float32")
+    demand(training.epochs >= 1, f"training.epochs must be at least 1; got {training.epochs}")
+    demand(training.batch_size >= 1, f"training.batch_size must be at least 1; got {training.batch_size}")
+    demand(0 <= training.ema < 1, f"training.ema must be in [0, 1), such as 0.999; got {training.ema}")
+    demand(training.probe >= 1, f"training.probe must be at least 1 image; got {training.probe}")
+    demand(training.checkpoint_every >= 0, "training.checkpoint_every must not be negative")
+    demand(recipe.data.pad >= 0, f"data.pad must not be negative; got {recipe.data.pad}")
+    demand(schedule.peak > 0, f"schedule.peak must be above zero; got {schedule.peak}")
+    demand(0 < schedule.peak_at < 1, f"schedule.peak_at is a share of the training in (0, 1); got {schedule.peak_at}")
+    for milestone in schedule.milestones:
+        demand(0 < milestone <= 1, f"schedule.milestones are shares of the training such as 24/30; got {milestone}")
+    demand(0 <= optimizer.momentum < 1, f"optimizer.momentum must be in [0, 1); got {optimizer.momentum}")
+    demand(optimizer.weight_decay >= 0, f"optimizer.weight_decay must not be negative; got {optimizer.weight_decay}")

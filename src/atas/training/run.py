@@ -1,0 +1,140 @@
+"""A run: a folder with everything that a training was and gave."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import nn
+
+from atas import models
+from atas._files import write_atomically
+from atas.errors import CheckpointError, DataError, UsageError
+from atas.training import recipe
+from atas.training.logs import read_metrics
+
+GIVEN = "given:"  # marks a model or data set that was passed in Python and has no name to load it by
+
+
+@dataclass(frozen=True)
+class Folder:
+    """Where things lie in a run's folder."""
+
+    path: Path
+
+    @property
+    def recipe(self) -> Path:
+        """The resolved recipe."""
+        return self.path / "recipe.toml"
+
+    @property
+    def environment(self) -> Path:
+        """Versions and hardware."""
+        return self.path / "environment.json"
+
+    @property
+    def metrics(self) -> Path:
+        """A line an epoch."""
+        return self.path / "metrics.jsonl"
+
+    @property
+    def last(self) -> Path:
+        """The checkpoint to resume from."""
+        return self.path / "checkpoints" / "last.safetensors"
+
+    @property
+    def healthy(self) -> Path:
+        """The checkpoint to return to after a collapse."""
+        return self.path / "checkpoints" / "healthy.safetensors"
+
+    @property
+    def model(self) -> Path:
+        """The weights that the training ended with."""
+        return self.path / "model.safetensors"
+
+    @property
+    def evaluation(self) -> Path:
+        """The result of `atas evaluate`."""
+        return self.path / "evaluation.json"
+
+    @property
+    def board(self) -> Path:
+        """TensorBoard's files."""
+        return self.path / "tensorboard"
+
+
+@dataclass(frozen=True)
+class Run:
+    """A finished run: its folder, the recipe, the trained model in eval mode, and a row of metrics an epoch."""
+
+    folder: Path
+    recipe: recipe.Recipe
+    model: nn.Module
+    metrics: list[dict[str, Any]]
+
+    @classmethod
+    def load(cls, folder: str | Path, model: nn.Module | None = None) -> Run:
+        """A run from its folder; `model` is needed only where it was passed in Python at training."""
+        place = Folder(Path(folder))
+        settings = load_recipe(place)
+        if not place.model.exists():
+            raise DataError(f"the run {folder} has not finished; go on with: atas train --resume --out {folder}")
+        return cls(place.path, settings, load_weights(place.model, model), epochs_of(read_metrics(place.metrics)))
+
+
+def load_recipe(place: Folder) -> recipe.Recipe:
+    """The recipe of a run's folder."""
+    if not place.recipe.exists():
+        raise DataError(
+            f"{place.path} is not the folder of a run: it holds no recipe.toml; give one that `atas train` made"
+        )
+    return recipe.load(place.recipe)
+
+
+def epochs_of(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The rows of the epochs that count: those that a rollback took back are left out, as are events."""
+    by_epoch: dict[int, dict[str, Any]] = {}
+    for row in rows:
+        if "event" not in row:
+            by_epoch[row["epoch"]] = row
+    return [by_epoch[epoch] for epoch in sorted(by_epoch)]
+
+
+def save_weights(path: Path, model: nn.Module, about: dict[str, Any]) -> None:
+    """Weights as safetensors, with what is needed to build the model again."""
+    tensors = {name: tensor.detach().cpu().contiguous().clone() for name, tensor in model.state_dict().items()}
+    metadata = {"format": "atas-model-1", "model": json.dumps(about)}
+    try:
+        write_atomically(path, lambda temporary: save_file(tensors, temporary, metadata))
+    except (OSError, SafetensorError) as error:
+        raise CheckpointError(
+            f"cannot write the weights {path} ({error}); make room and go on with --resume"
+        ) from error
+
+
+def load_weights(path: Path, model: nn.Module | None = None) -> nn.Module:
+    """The model of a weights file, built by its name or given, in eval mode on the CPU."""
+    try:
+        with safe_open(path, framework="pt") as file:
+            about = json.loads((file.metadata() or {}).get("model", "{}"))
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+    except (OSError, SafetensorError, ValueError) as error:
+        raise DataError(f"the weights file {path} cannot be read ({error}); restore it or train again") from error
+    if model is None:
+        name = about.get("name")
+        if name is None or name.startswith(GIVEN):
+            raise UsageError(f"the model of {path} was made in Python; pass it to atas.Run.load(folder, model=...)")
+        with torch.random.fork_rng(devices=[]):
+            model = models.create(name, about["num_classes"], about["channels"], about["mean"], about["std"])
+    try:
+        model.load_state_dict(tensors)
+    except RuntimeError as error:
+        raise DataError(
+            f"the weights of {path} do not fit this model: {str(error).splitlines()[-1].strip()}"
+        ) from error
+    return model.eval()

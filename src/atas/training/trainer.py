@@ -1,0 +1,288 @@
+"""The trainer: epochs of steps, a look at the model after each, and checkpoints that make a crash harmless."""
+
+from __future__ import annotations
+
+import signal
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import nn
+
+from atas import methods
+from atas.data import Dataset
+from atas.data.resident import Resident
+from atas.errors import AtasError, CheckpointError, DataError
+from atas.methods import Adaptive, Free
+from atas.noise import Purpose, seed_for
+from atas.training import checkpoint, recipe
+from atas.training.engine import Eager, choose_device
+from atas.training.live import Live
+from atas.training.logs import Board, Metrics
+from atas.training.monitor import Monitor, Probe
+from atas.training.run import Folder
+
+_SHRINK = 0.75  # of the step size, at each rollback
+_MOST_ROLLBACKS = 8
+
+
+class Trainer:
+    """One run in one process."""
+
+    def __init__(self, settings: recipe.Recipe, place: Folder, data: Dataset, model: nn.Module, live: Live) -> None:
+        self.settings, self.place, self.live = settings, place, live
+        self.device = choose_device(settings.engine.device)
+        training, threat = settings.training, settings.threat
+        self._guards = training.on_collapse != "warn"
+        probe, rest = split_probe(len(data.train), training.probe, held_out=self._guards)
+        images, labels = data.train.images, data.train.labels
+        self.batches = Resident(
+            images if rest is None else images[rest],
+            labels if rest is None else labels[rest],
+            batch_size=training.batch_size,
+            pad=settings.data.pad,
+            flip=settings.data.flip,
+            seed=training.seed,
+            device=self.device,
+        )
+        own = dict(settings.method.settings)
+        if methods.get(settings.method.name) is Free:
+            own.setdefault("batch_size", training.batch_size)
+        method = methods.create(
+            settings.method.name,
+            threat,
+            len(self.batches.labels),
+            data.shape,
+            pad=settings.data.pad,
+            device=self.device,
+            seed=training.seed,
+            **own,
+        )
+        self.engine = Eager(settings, model.to(self.device), method, len(self.batches))
+        self.monitor = Monitor(images[probe].to(self.device), labels[probe].to(self.device), threat)
+        self.epoch = self.batch = self.rollbacks = 0
+        self.seconds = 0.0  # spent in training steps alone
+        self._metrics_bytes = 0
+        self._stop = False
+
+    @property
+    def _done(self) -> int:
+        return self.epoch * len(self.batches) + self.batch
+
+    def resume(self) -> bool:
+        """Take up the last checkpoint; False where there is none yet."""
+        if not self.place.last.exists():
+            return False
+        self._restore(*checkpoint.load(self.place.last))
+        return True
+
+    def fit(self) -> None:
+        """Train to the end. What was reached is saved when a signal asks to stop."""
+        epochs = self.settings.training.epochs
+        self._metrics = Metrics(self.place.metrics, self._metrics_bytes)
+        self._board = Board(self.place.board, self.epoch)
+        self._saved_at = time.monotonic()
+        self._clock = _Clock(self.device)
+        self._probe: Probe | None = None
+        self.live.begin(self.settings.name, epochs * len(self.batches), self._done)
+        try:
+            with self.live, self._signals():
+                while self.epoch < epochs:
+                    self._run_epoch(epochs)
+        finally:
+            self._board.close()
+
+    def _run_epoch(self, epochs: int) -> None:
+        engine = self.engine
+        engine.method.start_epoch(self.epoch, epochs)
+        self._clock.start()
+        for batch in self.batches.epoch(self.epoch, self.batch):
+            engine.learn(batch)
+            self.batch += 1
+            if self.live.due():
+                self._show()
+            if self._stop or time.monotonic() - self._saved_at >= self.settings.training.checkpoint_every:
+                self.seconds += self._clock.stop()
+                self._save()
+                if self._stop:
+                    raise Interrupted(
+                        f"stopped after batch {self.batch} of epoch {self.epoch + 1}; all is saved, go on with: "
+                        f"atas train --resume --out {self.place.path}"
+                    )
+                self._clock.start()
+        self.seconds += self._clock.stop()
+        self._end_epoch(epochs)
+
+    def _end_epoch(self, epochs: int) -> None:
+        engine = self.engine
+        engine.method.guard.raise_if_set()
+        loss, right, step_size = engine.totals.read()
+        if not loss < float("inf"):
+            raise DataError(
+                f"the loss is {loss} in epoch {self.epoch + 1}: training has diverged; lower schedule.peak. "
+                f"The last checkpoint stays in {self.place.last.parent}"
+            )
+        with engine.precision():
+            self._probe = probe = self.monitor.probe(engine.model)
+        was_collapsed = self.monitor.collapsed
+        collapsed = self.monitor.judge(probe)
+        row: dict[str, Any] = {
+            "epoch": self.epoch,
+            "updates": engine.updates,
+            "rate": engine.rate(),
+            "loss": loss,
+            "train_accuracy": right,
+            "clean": probe.clean,
+            "fgsm": probe.fgsm,
+            "pgd10": probe.pgd10,
+            "collapsed": collapsed,
+            "seconds": self.seconds,
+            "examples_per_second": self._examples_per_second(),
+        }
+        if isinstance(engine.method, Adaptive):
+            row |= {"step_size": step_size, "gradient_norm": float(engine.method.gradient_norms.mean())}
+        self._metrics.write(row)
+        self._board.write(row)
+        self.epoch, self.batch = self.epoch + 1, 0
+        self.live.epoch(self._done, row, epochs)
+        engine.totals.sums.zero_()
+        if collapsed and not was_collapsed:
+            self._say_collapse(row)
+        if collapsed and self._guards:
+            self._return_to_health(epochs)
+        elif self._guards:
+            self._save(self.place.healthy)
+        if self.epoch == epochs:
+            self._save()
+
+    def _say_collapse(self, row: dict[str, Any]) -> None:
+        best = self.monitor.best
+        assert best is not None
+        self._metrics.write({"event": "collapse", "epoch": row["epoch"], "pgd10": row["pgd10"], "fgsm": row["fgsm"]})
+        self.live.say(
+            f"Catastrophic overfitting in epoch {row['epoch'] + 1}: PGD-10 accuracy fell from {100 * best.pgd10:.1f}% "
+            f"to {100 * row['pgd10']:.1f}% while FGSM accuracy is {100 * row['fgsm']:.1f}%. The model withstands the "
+            f"attack that it is trained with and no other; a smaller step, or method atas, avoids this.",
+            style="bold red",
+        )
+
+    def _return_to_health(self, epochs: int) -> None:
+        """Go back to the last healthy checkpoint, to end there or to go on with smaller steps."""
+        scale = self.engine.method.step_scale.clone()
+        found_in, written = self.epoch, self._metrics.size
+        rollbacks = self.rollbacks + 1
+        self._restore(*checkpoint.load(self.place.healthy))
+        self._metrics_bytes, self.rollbacks = written, rollbacks
+        if self.settings.training.on_collapse == "stop" or rollbacks > _MOST_ROLLBACKS:
+            self._metrics.write({"event": "stop", "epoch": found_in - 1, "to_epoch": self.epoch})
+            self.live.say(f"Stopped; the run ends with the weights of epoch {self.epoch}, the last healthy one.")
+            self.epoch = epochs
+            return
+        self.engine.method.step_scale.copy_(scale)
+        self.engine.method.shrink_steps(_SHRINK)
+        factor = float(self.engine.method.step_scale)
+        self._metrics.write({"event": "rollback", "epoch": found_in - 1, "to_epoch": self.epoch, "step_scale": factor})
+        self.live.say(f"Back to the end of epoch {self.epoch}; going on with {factor:.3f} of the step size.")
+        self._save()
+
+    def _show(self) -> None:
+        self.engine.method.guard.raise_if_set()
+        loss, _, step_size = self.engine.totals.read()
+        known = {} if self._probe is None else {"clean": self._probe.clean, "pgd10": self._probe.pgd10}
+        speed = self._examples_per_second(running=self._clock.so_far())
+        self.live.update(self._done, loss=loss, step_size=step_size, examples_per_second=speed, **known)
+
+    def _examples_per_second(self, running: float = 0.0) -> float:
+        examples = self.epoch * len(self.batches.labels) + self.batch * self.batches.batch_size
+        if self.batch == len(self.batches):
+            examples = (self.epoch + 1) * len(self.batches.labels)
+        return examples / max(self.seconds + running, 1e-9)
+
+    def _save(self, path: Any = None) -> None:
+        state = {
+            "epoch": self.epoch,
+            "batch": self.batch,
+            "updates": self.engine.updates,
+            "rollbacks": self.rollbacks,
+            "seconds": self.seconds,
+            "metrics_bytes": self._metrics.size,
+            "monitor": self.monitor.state(),
+        }
+        checkpoint.save(path or self.place.last, self.engine.tensors(), state)
+        self._saved_at = time.monotonic()
+
+    def _restore(self, tensors: dict[str, torch.Tensor], state: dict[str, Any]) -> None:
+        try:
+            self.engine.load_tensors(tensors, state["updates"])
+        except (RuntimeError, KeyError) as error:
+            raise CheckpointError(
+                f"the checkpoint in {self.place.path} belongs to another run or model "
+                f"({str(error).splitlines()[-1].strip()}); resume with the recipe that made it"
+            ) from error
+        self.epoch, self.batch, self.rollbacks = state["epoch"], state["batch"], state["rollbacks"]
+        self.seconds, self._metrics_bytes = state["seconds"], state["metrics_bytes"]
+        self.monitor.load_state(state["monitor"])
+
+    @contextmanager
+    def _signals(self) -> Iterator[None]:
+        """A first Ctrl-C or termination ends the run after the step that it came in; a second one at once."""
+        if threading.current_thread() is not threading.main_thread():
+            yield
+            return
+        found = {int(number): signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+
+        def ask(number: int, _frame: object) -> None:
+            self._stop = True
+            signal.signal(number, found[number] or signal.SIG_DFL)
+
+        for number in found:
+            signal.signal(number, ask)
+        try:
+            yield
+        finally:
+            for number, handler in found.items():
+                signal.signal(number, handler)
+
+
+class Interrupted(AtasError):  # noqa: N818  (nothing went wrong)
+    """A signal ended the run; everything is saved."""
+
+
+class _Clock:
+    """Seconds spent in training steps, with the device's work included."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._started: float | None = None
+
+    def start(self) -> None:
+        self._wait()
+        self._started = time.perf_counter()
+
+    def stop(self) -> float:
+        self._wait()
+        elapsed, self._started = self.so_far(), None
+        return elapsed
+
+    def so_far(self) -> float:
+        return 0.0 if self._started is None else time.perf_counter() - self._started
+
+    def _wait(self) -> None:
+        if self._device.type == "cuda":
+            torch.cuda.synchronize(self._device)
+
+
+def split_probe(examples: int, probe: int, *, held_out: bool) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """Which training images the monitor attacks, the same in every run, and which are left to train on (None: all)."""
+    generator = torch.Generator().manual_seed(seed_for(0, 0, Purpose.PROBE))
+    order = torch.randperm(examples, generator=generator)
+    if not held_out:
+        return order[:probe].sort().values, None
+    if probe >= examples:
+        raise DataError(
+            f"training.probe = {probe} images would be held out of {examples} in all; set a smaller training.probe"
+        )
+    return order[:probe].sort().values, order[probe:].sort().values

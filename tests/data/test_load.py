@@ -1,0 +1,67 @@
+from __future__ import annotations
+
+import doctest
+import importlib
+import sys
+
+import numpy as np
+import pytest
+
+from atas import data
+from atas.errors import DataError, UsageError
+
+DIGITS_SHA256 = "88abb964e51816f0474d55478f2550fc310f5d649c4cd8133dc1ae62826508f5"
+
+
+def test_names():
+    assert data.names() == ["digits", "cifar10", "cifar100", "imagefolder"]
+
+
+def test_unknown_name_tells_the_nearest():
+    with pytest.raises(UsageError, match=r"unknown data set 'cifar-10'; did you mean 'cifar10'\?"):
+        data.load("cifar-10")
+
+
+@pytest.mark.parametrize("name", ["digits", "cifar10", "cifar100"])
+def test_size_is_for_image_folders(name):
+    with pytest.raises(UsageError, match="size is for imagefolder alone"):
+        data.load(name, size=32)
+
+
+def test_digits():
+    from sklearn.datasets import load_digits
+
+    digits = data.load("digits")
+    original = load_digits()
+    assert (len(digits.train), len(digits.test)) == (1297, 500)
+    assert digits.shape == (1, 8, 8)
+    assert digits.train.classes == tuple("0123456789")
+    assert digits.train.labels.tolist() + digits.test.labels.tolist() == original.target.tolist()
+    for value, pixel in ((0, 0), (1, 16), (8, 128), (15, 239), (16, 255)):
+        assert np.all(digits.test.images[:, 0].numpy()[original.images[1297:] == value] == pixel)
+    assert digits.train.sha256() == DIGITS_SHA256
+
+
+def test_digits_without_scikit_learn(monkeypatch):
+    monkeypatch.setitem(sys.modules, "sklearn.datasets", None)
+    with pytest.raises(UsageError, match=r"pip install 'atas\[digits\]'"):
+        data.load("digits")
+
+
+def test_root_defaults_to_the_environment_then_to_data(monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("ATAS_DATA", str(tmp_path / "elsewhere"))
+    with pytest.raises(DataError, match="elsewhere"):
+        data.load("cifar10")
+    monkeypatch.delenv("ATAS_DATA")
+    with pytest.raises(DataError, match=f"no cifar10 in {tmp_path / 'data'}"):
+        data.load("cifar10")
+    with pytest.raises(DataError, match="given-here"):
+        data.load("cifar10", tmp_path / "given-here")
+
+
+@pytest.mark.parametrize("module", ["", "._arrays", "._dataset", "._indexed"])
+def test_examples_in_docstrings(module):
+    outcome = doctest.testmod(importlib.import_module(f"atas.data{module}"))
+    assert outcome.attempted
+    assert not outcome.failed
