@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
@@ -46,15 +45,16 @@ class Resident:
         """Batches in an epoch."""
         return -(-len(self.labels) // self.batch_size)
 
+    def size(self, batch: int) -> int:
+        """Examples in a batch of an epoch."""
+        return min(self.batch_size, len(self.labels) - batch * self.batch_size)
+
     def order(self, epoch: int) -> Tensor:
         """The order of the examples in an epoch, on the host."""
         generator = torch.Generator().manual_seed(seed_for(self.seed, epoch, Purpose.ORDER))
         return torch.randperm(len(self.labels), generator=generator)
 
-    def epoch(self, epoch: int, first: int = 0) -> Iterator[Batch]:
-        """The batches of an epoch, from the given one on."""
-        device = self.images.device
-        order, number = self.order(epoch).to(device), torch.tensor(epoch, device=device)
-        for index in order.split(self.batch_size)[first:]:
-            view = View.draw(Draw(self.seed, number, index), self.pad, self.flip)
-            yield Batch(view.apply(self.images, index).float() / 255, self.labels[index], index, view)
+    def take(self, index: Tensor, epoch: Tensor) -> Batch:
+        """These examples as they are shown in this epoch."""
+        view = View.draw(Draw(self.seed, epoch, index), self.pad, self.flip)
+        return Batch(view.apply(self.images, index).float() / 255, self.labels[index], index, view)

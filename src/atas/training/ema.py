@@ -22,14 +22,17 @@ class EMA(nn.Module):
         self.decay = decay
         first = next(iter(model.state_dict().values()))
         self.register_buffer("updates", torch.zeros((), device=first.device))
+        pairs = list(zip(self.model.state_dict().values(), model.state_dict().values(), strict=True))
+        self._averaged = [pair for pair in pairs if pair[0].dtype.is_floating_point]
+        self._copied = [pair for pair in pairs if not pair[0].dtype.is_floating_point]
 
     @torch.no_grad()
-    def follow(self, model: nn.Module) -> None:
+    def follow(self) -> None:
         """Move a little towards the model; called after every update of its weights."""
-        weight = 1 - ((1 + self.updates) / (10 + self.updates)).clamp_max(self.decay)
-        for average, value in zip(self.model.state_dict().values(), model.state_dict().values(), strict=True):
-            if average.dtype.is_floating_point:
-                average.lerp_(value, weight.to(average.dtype))
-            else:
-                average.copy_(value)
+        decay = ((1 + self.updates) / (10 + self.updates)).clamp_max(self.decay)
+        averages, values = [list(side) for side in zip(*self._averaged, strict=True)]
+        torch._foreach_mul_(averages, decay)
+        torch._foreach_add_(averages, torch._foreach_mul(values, 1 - decay))
+        for copied, value in self._copied:
+            copied.copy_(value)
         self.updates += 1

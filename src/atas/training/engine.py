@@ -1,4 +1,9 @@
-"""The eager engine: runs one training step after the other and keeps count on the device."""
+"""The engine: one training step as a function of tensors, and how it is run.
+
+All that changes between steps lives in tensors on the device: the place in the epoch's order, the number of updates
+(and with it the learning rate), the epoch. So a step reads nothing from the host and leaves nothing to it, and the
+same function can be run as it is or captured once and replayed.
+"""
 
 from __future__ import annotations
 
@@ -7,12 +12,14 @@ from contextlib import AbstractContextManager
 import torch
 from torch import Tensor, nn
 
-from atas.data.resident import Batch
+from atas.data.resident import Resident
 from atas.errors import UsageError
-from atas.methods import Adaptive, Method, OptimizerUpdate
+from atas.methods import Adaptive, Method
 from atas.training import recipe
 from atas.training.ema import EMA
 from atas.training.schedule import learning_rate
+from atas.training.sgd import SGD
+from atas.training.twin import working_copy
 
 
 def choose_device(name: str) -> torch.device:
@@ -28,12 +35,6 @@ def choose_device(name: str) -> torch.device:
     return device
 
 
-def precision(name: str, device: torch.device) -> AbstractContextManager[object]:
-    """Mixed precision where it is asked for. Weights change within a step, so no cast of them may be kept."""
-    mixed = name == "bf16" or (name == "auto" and device.type == "cuda")
-    return torch.autocast(device.type, dtype=torch.bfloat16, enabled=mixed, cache_enabled=False)
-
-
 class Totals(nn.Module):
     """Sums over the steps of an epoch, on the device: loss, right answers, step sizes, examples."""
 
@@ -45,9 +46,8 @@ class Totals(nn.Module):
 
     def add(self, loss: Tensor, right: Tensor, step_size: Tensor, count: int) -> None:
         """Add one batch; nothing is read back."""
-        self.sums += torch.stack(
-            [loss.double() * count, right.double(), step_size.double(), self.sums.new_tensor(count)]
-        )
+        values = (loss * count, right, step_size, torch.full_like(loss, count))
+        self.sums += torch.stack([value.double() for value in values])
 
     def read(self) -> tuple[float, float, float]:
         """Mean loss, accuracy and step size so far; waits for the device."""
@@ -55,24 +55,28 @@ class Totals(nn.Module):
         return (loss / count, right / count, step_size / count) if count else (0.0, 0.0, 0.0)
 
 
-class Eager:
-    """Method, optimiser, schedule and averaged weights, put together for one step."""
+class Engine:
+    """Method, data, optimiser, schedule and averaged weights, put together. This one runs every step as it comes."""
 
-    def __init__(self, settings: recipe.Recipe, model: nn.Module, method: Method, steps_per_epoch: int) -> None:
-        self.device = next(model.parameters()).device
-        self.model, self.method, self.settings = model, method, settings
-        self.total_updates = settings.training.epochs * steps_per_epoch * method.updates_per_step
-        self.updates = 0
-        self.optimizer = torch.optim.SGD(
-            model.parameters(),
-            lr=0.0,
-            momentum=settings.optimizer.momentum,
-            weight_decay=settings.optimizer.weight_decay,
-            nesterov=settings.optimizer.nesterov,
-        )
+    def __init__(self, settings: recipe.Recipe, model: nn.Module, method: Method, batches: Resident) -> None:
+        self.device = batches.images.device
+        self.settings, self.model, self.method, self.batches = settings, model, method, batches
+        wanted = settings.engine.precision
+        self._mixed = wanted == "bf16" or (wanted == "auto" and self.device.type == "cuda")
+        self.working = working_copy(model, torch.bfloat16) if self._mixed else model
         self.ema = EMA(model, settings.training.ema) if settings.training.ema else None
         self.totals = Totals(self.device)
-        self._set_rate()
+        self._learning = [parameter.requires_grad for parameter in model.parameters()]
+        self._inputs = self._of_learning(self.working)
+        self._optimizer = SGD(settings.optimizer, self._of_learning(model), self._inputs)
+        self._gradients: list[Tensor | None] = [None] * len(self._inputs)
+        total = settings.training.epochs * len(batches) * method.updates_per_step
+        rates = [learning_rate(settings.schedule, update, total) for update in range(total + 1)]
+        self._rates = torch.tensor(rates, dtype=torch.float64, device=self.device)
+        self._update = torch.zeros((), dtype=torch.int64, device=self.device)
+        self._order = torch.zeros(len(batches.labels), dtype=torch.int64, device=self.device)
+        self._place = torch.zeros((), dtype=torch.int64, device=self.device)
+        self._next = self.updates = 0
 
     @property
     def best_model(self) -> nn.Module:
@@ -80,26 +84,64 @@ class Eager:
         return self.model if self.ema is None else self.ema.model
 
     def precision(self) -> AbstractContextManager[object]:
-        """The precision that this run trains in."""
-        return precision(self.settings.engine.precision, self.device)
-
-    def learn(self, batch: Batch) -> None:
-        """One training step."""
-        self.model.train()
-        update = OptimizerUpdate(self.optimizer, after=self._after_update)
-        with self.precision():
-            step = self.method.learn(self.model, update, batch.x, batch.y, batch.index, batch.view)
-        zero = self.totals.sums.new_zeros(())
-        self.totals.add(
-            step.loss,
-            (step.logits.argmax(1) == batch.y).sum(),
-            self.method.step_sizes[batch.index].sum() if isinstance(self.method, Adaptive) else zero,
-            len(batch.y),
-        )
+        """The precision that this run trains in. Weights change within a step, so no cast of them may be kept."""
+        return torch.autocast(self.device.type, dtype=torch.bfloat16, enabled=self._mixed, cache_enabled=False)
 
     def rate(self) -> float:
         """The learning rate of the next update."""
-        return learning_rate(self.settings.schedule, self.updates, self.total_updates)
+        return float(self._rates[self.updates])
+
+    def begin(self, epoch: int, first: int) -> None:
+        """Get ready for an epoch, from the given batch on."""
+        self.method.start_epoch(epoch, self.settings.training.epochs)
+        self._order.copy_(self.batches.order(epoch))
+        self._place.fill_(first * self.batches.batch_size)
+        self._next = first
+
+    def step(self) -> None:
+        """The next training step of the epoch."""
+        self.run(self.batches.size(self._next))
+        self._next += 1
+        self.updates += self.method.updates_per_step
+
+    def run(self, size: int) -> None:
+        """Make a step with a batch of this size."""
+        self.learn(size)
+
+    def learn(self, size: int) -> None:
+        """One whole training step, on the device alone."""
+        index = self._order[self._place + torch.arange(size, device=self.device)]
+        batch = self.batches.take(index, self.method.epoch)
+        self.working.train()
+        with self.precision():
+            step = self.method.learn(self.working, self, batch.x, batch.y, index, batch.view)
+        method = self.method
+        sizes = method.step_sizes[index].sum() if isinstance(method, Adaptive) else torch.zeros_like(step.loss)
+        self.totals.add(step.loss, (step.logits.argmax(1) == batch.y).sum(), sizes, size)
+        self._place += size
+
+    def backward(self, loss: Tensor, *inputs: Tensor) -> tuple[Tensor, ...]:
+        """Collect weight gradients; part of `Update`."""
+        found = torch.autograd.grad(loss, [*self._inputs, *inputs], allow_unused=True)
+        count = len(self._inputs)
+        for row, gradient in enumerate(found[:count]):
+            earlier = self._gradients[row]
+            self._gradients[row] = gradient if earlier is None else earlier if gradient is None else earlier + gradient
+        return found[count:]
+
+    def apply(self) -> None:
+        """One step of the optimiser; part of `Update`."""
+        self._optimizer.step(self._gradients, self._rates[self._update])
+        self._gradients = [None] * len(self._inputs)
+        self._update += 1
+        if self.ema is not None:
+            self.ema.follow()
+
+    def __call__(self, loss: Tensor, *inputs: Tensor) -> tuple[Tensor, ...]:
+        """Collect and apply; part of `Update`."""
+        gradients = self.backward(loss, *inputs)
+        self.apply()
+        return gradients
 
     def tensors(self) -> dict[str, Tensor]:
         """Everything that the next step depends on, by name."""
@@ -109,11 +151,7 @@ class Eager:
         found: dict[str, Tensor] = {}
         for part, module in parts.items():
             found |= {f"{part}.{name}": tensor for name, tensor in module.state_dict().items()}
-        for name, parameter in self.model.named_parameters():
-            momentum = self.optimizer.state.get(parameter, {}).get("momentum_buffer")
-            if momentum is not None:
-                found[f"momentum.{name}"] = momentum
-        return found
+        return found | self._momentum()
 
     def load_tensors(self, tensors: dict[str, Tensor], updates: int) -> None:
         """Take up where `tensors` were taken, after so many updates."""
@@ -126,20 +164,17 @@ class Eager:
         self.totals.load_state_dict(part("totals."))
         if self.ema is not None:
             self.ema.load_state_dict(part("ema."))
-        momentum = part("momentum.")
-        for name, parameter in self.model.named_parameters():
-            self.optimizer.state[parameter].clear()
-            if name in momentum:
-                self.optimizer.state[parameter]["momentum_buffer"] = momentum[name].to(self.device).clone()
+        for name, momentum in self._momentum().items():
+            momentum.copy_(tensors[name])
+        self._optimizer.refresh()
+        self._update.fill_(updates)
         self.updates = updates
-        self._set_rate()
 
-    def _after_update(self) -> None:
-        self.updates += 1
-        if self.ema is not None:
-            self.ema.follow(self.model)
-        self._set_rate()
+    def _momentum(self) -> dict[str, Tensor]:
+        names = [
+            name for (name, _), learns in zip(self.model.named_parameters(), self._learning, strict=True) if learns
+        ]
+        return {f"momentum.{name}": tensor for name, tensor in zip(names, self._optimizer.momentum, strict=True)}
 
-    def _set_rate(self) -> None:
-        for group in self.optimizer.param_groups:
-            group["lr"] = self.rate()
+    def _of_learning(self, model: nn.Module) -> list[nn.Parameter]:
+        return [parameter for parameter, learns in zip(model.parameters(), self._learning, strict=True) if learns]

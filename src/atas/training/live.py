@@ -9,8 +9,6 @@ from typing import Any
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
 
-from atas.threat import in_255
-
 _PLAIN_EVERY = 30.0  # seconds between lines inside of an epoch, without a terminal
 _REFRESH = 0.5  # seconds between looks at the device
 
@@ -52,9 +50,7 @@ class Live:
         if self._progress is not None:
             self._progress.update(self._task, completed=done, status=text)
         else:
-            self.console.print(
-                f"step {done}/{self._total}  {text}  {self._time_left()} left", highlight=False, soft_wrap=True
-            )
+            self.say(f"step {done}/{self._total}  {text}  {self._time_left()} left")
 
     def epoch(self, done: int, row: dict[str, Any], epochs: int) -> None:
         """One line for an epoch that has ended."""
@@ -63,7 +59,7 @@ class Live:
             self._progress.update(self._task, completed=done)
         left = "" if done >= self._total else f"  {self._time_left()} left"
         number = f"{row['epoch'] + 1:>{len(str(epochs))}}/{epochs}"
-        self.console.print(f"epoch {number}  {_status(row)}{left}", highlight=False, soft_wrap=True)
+        self.say(f"epoch {number}  {_status(row)}{left}")
 
     def say(self, text: str, style: str | None = None) -> None:
         """One sentence above the line."""
@@ -95,7 +91,12 @@ def _status(values: dict[str, Any]) -> str:
         if values.get(key) is not None:
             shown.append(f"{label} {100 * values[key]:.1f}%")
     if values.get("step_size"):
-        shown.append(f"step {in_255(round(values['step_size'] * 255, 1) / 255)}")
+        shown.append(f"step {_size(values['step_size'])}")
     if "examples_per_second" in values:
         shown.append(f"{values['examples_per_second']:,.0f} examples/s")
     return "  ".join(shown)
+
+
+def _size(value: float) -> str:
+    """A mean step size: in grey levels as people write them, unless it is a large part of the range."""
+    return f"{255 * value:.1f}/255" if value < 0.15 else f"{value:.3f}"

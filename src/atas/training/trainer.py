@@ -19,7 +19,7 @@ from atas.errors import AtasError, CheckpointError, DataError
 from atas.methods import Adaptive, Free
 from atas.noise import Purpose, seed_for
 from atas.training import checkpoint, recipe
-from atas.training.engine import Eager, choose_device
+from atas.training.engine import Engine, choose_device
 from atas.training.live import Live
 from atas.training.logs import Board, Metrics
 from atas.training.monitor import Monitor, Probe
@@ -61,7 +61,7 @@ class Trainer:
             seed=training.seed,
             **own,
         )
-        self.engine = Eager(settings, model.to(self.device), method, len(self.batches))
+        self.engine = Engine(settings, model.to(self.device), method, self.batches)
         self.monitor = Monitor(images[probe].to(self.device), labels[probe].to(self.device), threat)
         self.epoch = self.batch = self.rollbacks = 0
         self.seconds = 0.0  # spent in training steps alone
@@ -97,10 +97,10 @@ class Trainer:
 
     def _run_epoch(self, epochs: int) -> None:
         engine = self.engine
-        engine.method.start_epoch(self.epoch, epochs)
+        engine.begin(self.epoch, self.batch)
         self._clock.start()
-        for batch in self.batches.epoch(self.epoch, self.batch):
-            engine.learn(batch)
+        while self.batch < len(self.batches):
+            engine.step()
             self.batch += 1
             if self.live.due():
                 self._show()

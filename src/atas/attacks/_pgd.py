@@ -1,0 +1,124 @@
+"""Projected gradient descent: several steps from a random start, from several starts if need be."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from atas.attacks._attack import step_settings
+from atas.attacks._logits import checked_logits, correct
+from atas.attacks._setting import attacking
+from atas.errors import UsageError
+from atas.noise import Draw
+from atas.threat import Threat
+
+_STEPS_ACROSS = 5  # the default step is eps/5, so ten steps cross the ball once
+
+
+def pgd(
+    model: nn.Module,
+    x: Tensor,
+    y: Tensor,
+    threat: Threat,
+    steps: int = 10,
+    step_size: float | None = None,
+    restarts: int = 1,
+    seed: int = 0,
+    index: Tensor | None = None,
+) -> Tensor:
+    """Steps up the cross-entropy from a random start (Madry et al., 2018): x(k+1) = P[x(k) + a sgn grad l(x(k))].
+
+    The model runs in eval mode. The start is uniform in the ball, hashed from the seed, the number of the restart and
+    the example's index, so it depends neither on the batch nor on earlier calls.
+
+    Args:
+        model: maps images (N, C, H, W) to logits (N, classes).
+        x: images in [0, 1], float.
+        y: labels (N,), integers.
+        threat: the ball to stay in, such as `atas.Linf(8/255)`.
+        steps: how many steps.
+        step_size: size of a step in pixel units; eps/5 if not given.
+        restarts: how many starts to try.
+        seed: another seed gives other starts.
+        index: number of each example (N,) in its data set; 0 to N-1 if not given.
+
+    Returns:
+        Adversarial inputs like x: for each example the last iterate of the first restart that fools the model there,
+        or of the last restart where none does.
+
+    >>> from atas import Linf
+    >>> model = nn.Sequential(nn.Flatten(), nn.Linear(16, 3))
+    >>> x, y = torch.rand(2, 1, 4, 4), torch.tensor([0, 2])
+    >>> alone = pgd(model, x[1:], y[1:], Linf(8/255), restarts=2, index=torch.tensor([1]))
+    >>> torch.allclose(pgd(model, x, y, Linf(8/255), restarts=2)[1:], alone)
+    True
+    """
+    _at_least_one("steps", steps)
+    _at_least_one("restarts", restarts)
+    size = _size(step_size, threat)
+    if index is None:
+        index = torch.arange(len(x), device=x.device)
+    with attacking(model, x, y, threat, index) as target:
+
+        def attempt(restart: int) -> Tensor:
+            number = torch.full((), restart, dtype=torch.int64, device=x.device)
+            point = threat.random_start(target.x, Draw(seed, number, index.long()))
+            for _ in range(steps):
+                point = target.ascend(point, size)
+            return point
+
+        found = attempt(0)
+        for restart in range(1, restarts):
+            holds = correct(checked_logits(model(found), len(x)), target.y)
+            found = torch.where(holds.view(-1, 1, 1, 1), attempt(restart), found)
+        return found
+
+
+@dataclass(frozen=True)
+class PGD:
+    """`pgd` as an attack of an evaluation.
+
+    >>> PGD(steps=50, restarts=10).name
+    'pgd50x10'
+    """
+
+    steps: int = 10
+    restarts: int = 1
+    step_size: float | None = None
+
+    @property
+    def name(self) -> str:
+        """The name that makes it: steps, then restarts where there are several."""
+        return f"pgd{self.steps}" + (f"x{self.restarts}" if self.restarts > 1 else "")
+
+    def settings(self, threat: Threat) -> dict[str, Any]:
+        """Steps, their size, and the starts."""
+        return {
+            "steps": self.steps,
+            **step_settings(_size(self.step_size, threat)),
+            "restarts": self.restarts,
+            "start": "uniform in the ball",
+        }
+
+    def __call__(
+        self, model: nn.Module, x: Tensor, y: Tensor, threat: Threat, *, seed: int = 0, index: Tensor | None = None
+    ) -> Tensor:
+        """Adversarial inputs: last iterates, the worst over the restarts."""
+        return pgd(model, x, y, threat, self.steps, self.step_size, self.restarts, seed, index)
+
+
+def _size(step_size: float | None, threat: Threat) -> float:
+    if step_size is None:
+        return threat.eps / _STEPS_ACROSS
+    if not (math.isfinite(step_size) and step_size > 0):
+        raise UsageError(f"step_size must be a number above zero, in pixel units such as 2/255; got {step_size}")
+    return float(step_size)
+
+
+def _at_least_one(name: str, value: int) -> None:
+    if value < 1:
+        raise UsageError(f"{name} must be at least 1; got {value}")

@@ -1,0 +1,138 @@
+"""The images and labels that an evaluation is given, in whatever form, as batches."""
+
+from __future__ import annotations
+
+from collections.abc import Sized
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from atas.checks import check_images, check_shapes
+from atas.errors import DataError
+
+
+class MapDataset(Sized, Protocol):
+    """A length, and items by position."""
+
+    def __getitem__(self, index: int, /) -> Any: ...
+
+
+class Source(Sized, Protocol):
+    """Images and labels to evaluate on."""
+
+    device: torch.device
+
+    def batch(self, start: int, stop: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+        """Images in [0, 1] and labels, both on the CPU. There division by 255 is exact, so pixels do not depend on
+        where the images lived."""
+
+
+class Tensors:
+    """Images and labels that are tensors already; all pixels are checked at once."""
+
+    def __init__(self, images: Tensor, labels: Tensor) -> None:
+        # Only shapes and the labels' type are looked at here, so a stand-in without memory will do.
+        check_shapes(torch.empty(images.shape, device="meta"), labels, None, None)
+        self._images, self._labels, self.device = images, labels, images.device
+        if images.dtype != torch.uint8:
+            check_pixels(images)
+
+    def __len__(self) -> int:
+        return len(self._images)
+
+    def batch(self, start: int, stop: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+        """A slice."""
+        return pixels(self._images[start:stop].detach().cpu(), dtype), self._labels[start:stop].cpu().long()
+
+
+class Pairs:
+    """A dataset whose items are (image, label), read and checked batch by batch."""
+
+    device = torch.device("cpu")
+
+    def __init__(self, dataset: MapDataset) -> None:
+        self._dataset = dataset
+        self._shape: torch.Size | None = None
+
+    def __len__(self) -> int:
+        return len(self._dataset)
+
+    def batch(self, start: int, stop: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+        """The items of these positions."""
+        items = [self._item(i) for i in range(start, min(stop, len(self)))]
+        images = torch.stack([image for image, _ in items])
+        labels = torch.stack([label for _, label in items])
+        check_shapes(torch.empty(images.shape, device="meta"), labels, None, None)
+        if images.dtype != torch.uint8:
+            check_pixels(images)
+        return pixels(images, dtype), labels.long()
+
+    def _item(self, position: int) -> tuple[Tensor, Tensor]:
+        item = self._dataset[position]
+        if not isinstance(item, (tuple, list)) or len(item) != 2:
+            raise DataError(f"item {position} of the dataset is no pair (image, label); make the dataset return both")
+        if not isinstance(item[0], (Tensor, np.ndarray)):
+            raise DataError(
+                f"image {position} of the dataset is a {type(item[0]).__name__}; make the dataset return tensors "
+                "(C, H, W) in [0, 1] or uint8"
+            )
+        image, label = as_tensor(item[0], "image").detach().cpu(), as_tensor(item[1], "label").cpu()
+        self._shape = self._shape or image.shape
+        if image.shape != self._shape:
+            raise DataError(
+                f"image {position} has the shape {tuple(image.shape)} and the first {tuple(self._shape)}; "
+                "resize all images to one shape"
+            )
+        return image, label
+
+
+def open_source(images: object, labels: object) -> Source:
+    """Tensors or arrays with labels, an object that holds both as tensors, or a dataset of pairs."""
+    source = _source(images, labels)
+    if not len(source):
+        raise DataError("the data set is empty; give at least one image")
+    return source
+
+
+def _source(images: object, labels: object) -> Source:
+    if isinstance(images, (Tensor, np.ndarray)):
+        if labels is None:
+            raise DataError("labels are missing; give them after the images, or a dataset of (image, label) pairs")
+        return Tensors(as_tensor(images, "images"), as_tensor(labels, "labels"))
+    if labels is not None:
+        raise DataError(f"images given with labels must be a tensor or an array; got {type(images).__name__}")
+    inner = getattr(images, "images", None), getattr(images, "labels", None)
+    if isinstance(inner[0], Tensor) and isinstance(inner[1], Tensor):
+        return Tensors(inner[0], inner[1])
+    if hasattr(images, "__getitem__") and hasattr(images, "__len__"):
+        return Pairs(images)
+    raise DataError(
+        f"cannot evaluate on {type(images).__name__}; give images and labels as tensors or arrays, or a dataset with "
+        "a length and items (image, label)"
+    )
+
+
+def as_tensor(value: object, what: str) -> Tensor:
+    """A tensor of the value, sharing memory where that is possible."""
+    if isinstance(value, np.ndarray):
+        # Arrays that are read-only or run backwards cannot be shared.
+        value = value if value.flags.writeable and value.flags.c_contiguous else np.array(value, order="C")
+    try:
+        return torch.as_tensor(value)
+    except (TypeError, ValueError, RuntimeError) as error:
+        kind = f"an array of {value.dtype}" if isinstance(value, np.ndarray) else type(value).__name__
+        raise DataError(f"cannot make a tensor of the {what}, {kind}; give numbers") from error
+
+
+def check_pixels(images: Tensor) -> None:
+    """Floats in [0, 1]."""
+    if not images.dtype.is_floating_point:
+        raise DataError(f"images must be float in [0, 1] or uint8; got {images.dtype}: convert them with .to()")
+    check_images(images)
+
+
+def pixels(images: Tensor, dtype: torch.dtype) -> Tensor:
+    """Pixels in [0, 1] of the model's type, from uint8 or from floats."""
+    return images.to(dtype) / 255 if images.dtype == torch.uint8 else images.to(dtype)
