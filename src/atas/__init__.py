@@ -11,6 +11,7 @@ from atas._version import __version__
 from atas.augment import View, random_view
 from atas.data import indexed
 from atas.errors import AtasError
+from atas.evaluation import Evaluation, evaluate
 from atas.methods import ATAS
 from atas.threat import L2, Linf, Threat
 from atas.training import Recipe, Run, train
@@ -19,6 +20,7 @@ __all__ = [
     "ATAS",
     "L2",
     "AtasError",
+    "Evaluation",
     "Linf",
     "Recipe",
     "Run",
@@ -27,6 +29,7 @@ __all__ = [
     "__version__",
     "attacks",
     "data",
+    "evaluate",
     "indexed",
     "methods",
     "models",

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from atas.errors import UsageError
+from atas.fusing import fusable
 from atas.noise import Draw, Purpose
 
 
@@ -35,13 +36,7 @@ class View:
     @classmethod
     def draw(cls, draw: Draw, pad: int, flip: bool = True) -> View:
         """Random views by counter: the same for the same (seed, epoch, example)."""
-        choices = 2 * pad + 1
-        return cls(
-            (draw.uniform(Purpose.TOP) * choices).long(),
-            (draw.uniform(Purpose.LEFT) * choices).long(),
-            (draw.uniform(Purpose.FLIP) < 0.5) if flip else torch.zeros_like(draw.index, dtype=torch.bool),
-            pad,
-        )
+        return cls(*_draw(draw.seed, draw.epoch, draw.index, pad, flip), pad)
 
     def __len__(self) -> int:
         return len(self.top)
@@ -81,6 +76,13 @@ class View:
         rows = self._rows(canvas.shape[2] - 2 * self.pad)
         columns = self._columns(canvas.shape[3] - 2 * self.pad)
         return index[:, None, None, None], channels[:, None, None], rows[:, None, :, None], columns[:, None, None, :]
+
+
+@fusable
+def _draw(seed: int, epoch: Tensor, index: Tensor, pad: int, flip: bool) -> tuple[Tensor, Tensor, Tensor]:
+    draw, choices = Draw(seed, epoch, index), 2 * pad + 1
+    top, left = (draw.uniform(Purpose.TOP) * choices).long(), (draw.uniform(Purpose.LEFT) * choices).long()
+    return top, left, (draw.uniform(Purpose.FLIP) < 0.5) if flip else torch.zeros_like(index, dtype=torch.bool)
 
 
 def random_view(

@@ -1,9 +1,12 @@
-"""What a measurement depends on besides the code: versions and hardware."""
+"""What a measurement depends on besides the code: command, versions and hardware."""
 
 from __future__ import annotations
 
 import platform
+import shlex
+import sys
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -12,20 +15,20 @@ from atas._version import __version__
 
 
 def describe(device: torch.device) -> dict[str, Any]:
-    """Versions, hardware and time, for the files that carry a number."""
-    found: dict[str, Any] = {
+    """Command, versions, hardware and time as plain values, for the files that carry a number."""
+    on_gpu = device.type == "cuda"
+    return {
+        "command": shlex.join([Path(sys.argv[0]).name, *sys.argv[1:]]),
         "atas": __version__,
         "torch": torch.__version__,
         "python": platform.python_version(),
-        "platform": platform.platform(),
-        "device": str(device),
+        "device": torch.cuda.get_device_name(device) if on_gpu else f"{device.type} ({_processor()})",
         "threads": torch.get_num_threads(),
-        "time": datetime.now(UTC).isoformat(timespec="seconds"),
+        "cuda": torch.version.cuda if on_gpu else None,
+        "cudnn": torch.backends.cudnn.version() if on_gpu else None,
+        "date": datetime.now(UTC).isoformat(timespec="seconds"),
     }
-    if device.type == "cuda":
-        found |= {
-            "device_name": torch.cuda.get_device_name(device),
-            "cuda": torch.version.cuda,
-            "cudnn": torch.backends.cudnn.version(),
-        }
-    return found
+
+
+def _processor() -> str:
+    return platform.processor() or platform.machine()

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from atas.augment import View
 from atas.errors import UsageError
+from atas.fusing import fusable
 from atas.noise import Draw
 from atas.threat import L2, Threat
 
@@ -52,7 +53,7 @@ class Perturbations(nn.Module):
 
     def write(self, index: Tensor, view: View, perturbation: Tensor) -> None:
         """Remember new perturbations, back in the frame of the stored images."""
-        view.write(self.delta, index, self._encode(perturbation))
+        _write(self, index, view, perturbation)
 
     def reset(self, seed: int, epoch: int) -> None:
         """Begin anew with uniform noise on every canvas."""
@@ -60,17 +61,23 @@ class Perturbations(nn.Module):
             rows = slice(first, first + _CHUNK)
             index = torch.arange(len(self.delta), device=self.delta.device)[rows]
             draw = Draw(seed, torch.tensor(epoch, device=index.device), index)
-            self.delta[rows] = self._encode(self.threat.noise(draw, self.delta.shape[1:], reset=True))
+            self.delta[rows] = self.encode(self.threat.noise(draw, self.delta.shape[1:], reset=True))
 
     @property
     def _unit(self) -> float:
         return self.threat.eps / _LEVELS
 
-    def _encode(self, perturbation: Tensor) -> Tensor:
+    def encode(self, perturbation: Tensor) -> Tensor:
+        """A perturbation as it is stored."""
         if self.delta.dtype != torch.int8:
             return perturbation.to(self.delta.dtype)
         unit = self._unit or 1.0  # a budget of zero has nothing but zeros to remember
         return (perturbation / unit).round().clamp(-_LEVELS, _LEVELS).to(torch.int8)
+
+
+@fusable
+def _write(memory: Perturbations, index: Tensor, view: View, perturbation: Tensor) -> None:
+    view.write(memory.delta, index, memory.encode(perturbation))
 
 
 class GradientNorms(nn.Module):

@@ -9,6 +9,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from atas.fusing import fusable
+
 Forward = Callable[[Tensor], Tensor]
 
 
@@ -48,11 +50,13 @@ def full(logits: Tensor) -> Tensor:
     return logits if logits.dtype == torch.float64 else logits.float()
 
 
+@fusable
 def cross_entropy(logits: Tensor, y: Tensor) -> Tensor:
     """The mean over the batch: the loss that weights are trained on."""
     return F.cross_entropy(full(logits), y)
 
 
+@fusable
 def cross_entropy_sum(logits: Tensor, y: Tensor) -> Tensor:
     """The sum over the batch: an example's gradient then does not depend on the batch that it is in."""
     return F.cross_entropy(full(logits), y, reduction="sum")

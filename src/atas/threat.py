@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from atas.errors import UsageError, unknown
+from atas.fusing import fusable
 from atas.noise import Draw, Purpose
 
 
@@ -59,9 +60,23 @@ class Threat(ABC):
     def distance(self, point: Tensor, x: Tensor) -> Tensor:
         """The distance of each example to its image."""
 
+    def ascend(self, point: Tensor, gradient: Tensor, size: Tensor | float, x: Tensor) -> Tensor:
+        """A step up the gradient, projected."""
+        return _ascend(self, point, gradient, size, x)
+
     def random_start(self, x: Tensor, draw: Draw) -> Tensor:
         """A random point of the ball around each image."""
-        return self.project(x + self.noise(draw, x.shape[1:]).to(x.dtype), x)
+        return _random_start(self, x, draw.seed, draw.epoch, draw.index)
+
+
+@fusable
+def _ascend(threat: Threat, point: Tensor, gradient: Tensor, size: Tensor | float, x: Tensor) -> Tensor:
+    return threat.project(threat.step(point, gradient, size), x)
+
+
+@fusable
+def _random_start(threat: Threat, x: Tensor, seed: int, epoch: Tensor, index: Tensor) -> Tensor:
+    return threat.project(x + threat.noise(Draw(seed, epoch, index), x.shape[1:]).to(x.dtype), x)
 
 
 @dataclass(frozen=True)

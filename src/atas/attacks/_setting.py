@@ -29,7 +29,7 @@ class Target:
     def ascend(self, point: Tensor, size: float) -> Tensor:
         """One step up the loss, projected. Where the gradient is not a number the point stays."""
         gradient, _ = input_gradient(self.model, point, self.y, self.loss)
-        return self.threat.project(self.threat.step(point, gradient.nan_to_num(), size), self.x)
+        return self.threat.ascend(point, gradient.nan_to_num(), size, self.x)
 
 
 @contextmanager

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from atas.augment import View
+from atas.fusing import fusable
 from atas.noise import Draw, Purpose, seed_for
 
 
@@ -57,4 +58,9 @@ class Resident:
     def take(self, index: Tensor, epoch: Tensor) -> Batch:
         """These examples as they are shown in this epoch."""
         view = View.draw(Draw(self.seed, epoch, index), self.pad, self.flip)
-        return Batch(view.apply(self.images, index).float() / 255, self.labels[index], index, view)
+        return Batch(_show(self.images, index, view), self.labels[index], index, view)
+
+
+@fusable
+def _show(images: Tensor, index: Tensor, view: View) -> Tensor:
+    return view.apply(images, index).float() / 255

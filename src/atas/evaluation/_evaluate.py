@@ -14,9 +14,9 @@ from torch import Tensor, nn
 from atas import attacks as library
 from atas.attacks import Attack, Clean, checked_logits, correct
 from atas.checks import check_labels
+from atas.environment import describe
 from atas.errors import UsageError
 from atas.evaluation._data import MapDataset, open_source
-from atas.evaluation._environment import environment
 from atas.evaluation._fingerprint import DataHash, weights_hash
 from atas.evaluation._precision import full_precision
 from atas.evaluation._result import Evaluation
@@ -113,7 +113,7 @@ def evaluate(
             "image_shape": list(shape),
             "batch_size": batch_size,
         },
-        environment=environment(place),
+        environment=describe(place),
         weights=weights_hash(model),
         data=fingerprint.hexdigest(),
     )

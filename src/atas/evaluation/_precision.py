@@ -11,7 +11,7 @@ import torch
 _backends: Any = torch.backends  # PyTorch's own annotations leave out half of what is used here
 
 # A setting of "none" follows its parent: an operation its back end, a back end the first of all. The one of mkldnn is
-# not among them because assigning to it changes the first of all instead (torch 2.9 to 2.13).
+# not among them because assigning to it changes the first of all instead (seen in torch 2.11 and 2.13).
 _PARENTS = (_backends, _backends.cudnn)
 _OPERATIONS = (
     _backends.cuda.matmul,

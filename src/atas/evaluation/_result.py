@@ -13,8 +13,8 @@ import torch
 from rich.table import Table
 from torch import Tensor
 
+from atas._files import write_text
 from atas.errors import AtasError, DataError
-from atas.evaluation._atomic import write_atomically
 from atas.evaluation._interval import wilson
 from atas.evaluation._table import plain_table, rich_table
 from atas.threat import Threat, create
@@ -91,7 +91,7 @@ class Evaluation:
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the result as JSON; the file is replaced as a whole or not at all."""
-        write_atomically(Path(path), json.dumps(self.to_json(), indent=1) + "\n")
+        write_text(Path(path), json.dumps(self.to_json(), indent=1) + "\n")
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Evaluation:

@@ -85,6 +85,7 @@ class Method(nn.Module, ABC):
     """
 
     attack_mode: ClassVar[Literal["train", "eval"]] = "train"
+    compilable: ClassVar[bool] = True  # False where a pass needs hooks or a second derivative
     updates_per_step: int = 1
     epoch: Tensor
     step_scale: Tensor

@@ -20,7 +20,7 @@ of which the paper mentions. `ATASLiteral` is Algorithm 1 as printed, with the s
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Literal
 
 import torch
@@ -28,10 +28,11 @@ from torch import Tensor, nn
 
 from atas.augment import View
 from atas.errors import UsageError
+from atas.fusing import fusable
 from atas.memory import GradientNorms
 from atas.methods._adaptive import Adaptive, adaptive_step, check_adaptive
 from atas.methods.atta import Remembering
-from atas.passes import Forward, cross_entropy_sum, input_gradient
+from atas.passes import input_gradient
 from atas.threat import L2, Threat
 
 
@@ -83,31 +84,26 @@ class ATAS(Adaptive, Remembering):
     def attack(self, model: nn.Module, x: Tensor, y: Tensor, index: Tensor, view: View) -> Tensor:
         """One adaptive step from where the last epoch ended; perturbation, average and step size are remembered."""
         start = self.recall(x, index, view)
-        point, average, size = self.ascend(
-            model, x, y, start, self.norms.average[index], self.epoch < self.warmup_epochs, self.summed_loss
-        )
-        self.memory.write(index, view, point - x)
-        self.norms.write(index, average, size)
-        return point
+        gradient, _ = input_gradient(model, start, y, self.summed_loss)
+        return _climb_and_remember(self, x, index, view, start, gradient)
 
-    def ascend(
-        self,
-        forward: Forward,
-        x: Tensor,
-        y: Tensor,
-        start: Tensor,
-        average: Tensor,
-        warming: Tensor,
-        loss: Callable[[Tensor, Tensor], Tensor] = cross_entropy_sum,
-    ) -> tuple[Tensor, Tensor, Tensor]:
+    def climb(self, x: Tensor, start: Tensor, gradient: Tensor, average: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """The heart, a function of tensors alone: the new point, average and step size of each example."""
-        gradient, _ = input_gradient(forward, start, y, loss)
         size, adapted = adaptive_step(gradient, average, c=self.c, max_step=self.max_step, beta=self.beta)
         if self.clip is not None:
             size = size.clamp(*self.clip)
+        warming = self.epoch < self.warmup_epochs
         size = torch.where(warming, self.threat.eps, size) * self.step_scale
         average = torch.where(warming, average, adapted)
-        return self.threat.project(self.threat.step(start, gradient, size), x), average, size
+        return self.threat.ascend(start, gradient, size, x), average, size
+
+
+@fusable
+def _climb_and_remember(method: ATAS, x: Tensor, index: Tensor, view: View, start: Tensor, gradient: Tensor) -> Tensor:
+    point, average, size = method.climb(x, start, gradient, method.norms.average[index])
+    method.memory.write(index, view, point - x)
+    method.norms.write(index, average, size)
+    return point
 
 
 class ATASLiteral(ATAS):

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from atas.augment import View
 from atas.errors import UsageError
+from atas.fusing import fusable
 from atas.memory import Perturbations
 from atas.methods._method import Common, Perturbing, positive
 from atas.passes import input_gradient
@@ -52,7 +53,12 @@ class Remembering(Perturbing):
 
     def recall(self, x: Tensor, index: Tensor, view: View) -> Tensor:
         """Where the attack starts: the image with its remembered perturbation."""
-        return self.threat.project(x + self.memory.read(index, view, x.dtype), x)
+        return _recall(self.memory, x, index, view)
+
+
+@fusable
+def _recall(memory: Perturbations, x: Tensor, index: Tensor, view: View) -> Tensor:
+    return memory.threat.project(x + memory.read(index, view, x.dtype), x)
 
 
 class ATTA(Remembering):
@@ -83,6 +89,6 @@ class ATTA(Remembering):
         """One step from where the last epoch ended."""
         start = self.recall(x, index, view)
         gradient, _ = input_gradient(model, start, y, self.summed_loss)
-        point = self.threat.project(self.threat.step(start, gradient, self.step_size * self.step_scale), x)
+        point = self.threat.ascend(start, gradient, self.step_size * self.step_scale, x)
         self.memory.write(index, view, point - x)
         return point

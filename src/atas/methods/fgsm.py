@@ -23,7 +23,7 @@ class FGSM(Perturbing):
     def attack(self, model: nn.Module, x: Tensor, y: Tensor, index: Tensor, view: View) -> Tensor:
         """A full step from the image."""
         gradient, _ = input_gradient(model, x, y, self.summed_loss)
-        return self.threat.project(self.threat.step(x, gradient, self.threat.eps * self.step_scale), x)
+        return self.threat.ascend(x, gradient, self.threat.eps * self.step_scale, x)
 
 
 class FGSMRS(Perturbing):
@@ -49,4 +49,4 @@ class FGSMRS(Perturbing):
         """A step from a random point."""
         start = self.threat.random_start(x, self.draw(index))
         gradient, _ = input_gradient(model, start, y, self.summed_loss)
-        return self.threat.project(self.threat.step(start, gradient, self.step_size * self.step_scale), x)
+        return self.threat.ascend(start, gradient, self.step_size * self.step_scale, x)

@@ -29,6 +29,8 @@ class FGSMGA(Method):
     code the random point is not clamped to [0, 1], and examples without a gradient do not count in the mean.
     """
 
+    compilable = False
+
     def __init__(
         self,
         threat: Threat,
@@ -49,7 +51,7 @@ class FGSMGA(Method):
         """One update with the loss at the FGSM point and the misalignment of the gradients."""
         with frozen(model):
             gradient, _ = input_gradient(model, x, y, self.summed_loss)
-        inputs = self.threat.project(self.threat.step(x, gradient, self.threat.eps * self.step_scale), x)
+        inputs = self.threat.ascend(x, gradient, self.threat.eps * self.step_scale, x)
         noise = self.threat.noise(self.draw(index), x.shape[1:]).to(x.dtype)
         nearby = (x + noise).requires_grad_(True)
         (other,) = torch.autograd.grad(self.summed_loss(model(nearby), y), nearby, create_graph=True)

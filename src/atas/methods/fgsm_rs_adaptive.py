@@ -48,4 +48,4 @@ class FGSMRSAdaptive(Adaptive, Perturbing):
         )
         size = size * self.step_scale
         self.norms.write(index, average, size)
-        return self.threat.project(self.threat.step(start, gradient, size), x)
+        return self.threat.ascend(start, gradient, size, x)

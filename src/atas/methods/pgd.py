@@ -42,5 +42,5 @@ class PGD(Perturbing):
         point = self.threat.random_start(x, self.draw(index))
         for _ in range(self.steps):
             gradient, _ = input_gradient(model, point, y, self.summed_loss)
-            point = self.threat.project(self.threat.step(point, gradient, self.step_size * self.step_scale), x)
+            point = self.threat.ascend(point, gradient, self.step_size * self.step_scale, x)
         return point

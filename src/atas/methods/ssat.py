@@ -46,7 +46,7 @@ class SSAT(Perturbing):
         """The shortest of the checked parts of an FGSM-RS perturbation that fools the model."""
         start = self.threat.random_start(x, self.draw(index))
         gradient, logits = input_gradient(model, start, y, self.summed_loss)
-        end = self.threat.project(self.threat.step(start, gradient, self.step_size * self.step_scale), x)
+        end = self.threat.ascend(start, gradient, self.step_size * self.step_scale, x)
         fooled_at_start = logits.argmax(1) != y
         if self.checkpoints == 1:
             share = torch.ones_like(y, dtype=x.dtype)

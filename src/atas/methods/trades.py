@@ -60,7 +60,7 @@ class TRADES(Method):
         point = self.threat.project(x + _START * noise, x)
         for _ in range(self.steps):
             gradient, _ = input_gradient(model, point, clean, divergence)
-            point = self.threat.project(self.threat.step(point, gradient, self.step_size * self.step_scale), x)
+            point = self.threat.ascend(point, gradient, self.step_size * self.step_scale, x)
         return point
 
 

@@ -59,6 +59,8 @@ class YOPO(Method):
     random start is clamped to [0, 1] here from the beginning.
     """
 
+    compilable = False
+
     def __init__(
         self,
         threat: Threat,
@@ -96,8 +98,7 @@ class YOPO(Method):
             for _ in range(self.inner):
                 point = point.detach().requires_grad_(True)
                 (gradient,) = torch.autograd.grad((run_to(model, layer, point) * costate).sum(), point)
-                step = self.threat.step(point.detach(), gradient, self.step_size * self.step_scale)
-                point = self.threat.project(step, x)
+                point = self.threat.ascend(point.detach(), gradient, self.step_size * self.step_scale, x)
             update.backward((run_to(model, layer, point) * costate).sum())
         update.apply()
         return Step(loss.detach(), inputs, logits.detach())

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from atas.data.resident import Resident
 from atas.errors import UsageError
+from atas.fusing import fusable
 from atas.methods import Adaptive, Method
 from atas.training import recipe
 from atas.training.ema import EMA
@@ -44,15 +45,18 @@ class Totals(nn.Module):
         super().__init__()
         self.register_buffer("sums", torch.zeros(4, dtype=torch.float64, device=device))
 
-    def add(self, loss: Tensor, right: Tensor, step_size: Tensor, count: int) -> None:
-        """Add one batch; nothing is read back."""
-        values = (loss * count, right, step_size, torch.full_like(loss, count))
-        self.sums += torch.stack([value.double() for value in values])
-
     def read(self) -> tuple[float, float, float]:
         """Mean loss, accuracy and step size so far; waits for the device."""
         loss, right, step_size, count = self.sums.tolist()
         return (loss / count, right / count, step_size / count) if count else (0.0, 0.0, 0.0)
+
+
+@fusable
+def _tally(sums: Tensor, loss: Tensor, logits: Tensor, y: Tensor, index: Tensor, step_sizes: Tensor | None) -> None:
+    right = (logits.argmax(1) == y).sum()
+    size = torch.zeros_like(loss) if step_sizes is None else step_sizes[index].sum()
+    values = (loss * len(y), right, size, torch.full_like(loss, len(y)))
+    sums += torch.stack([value.double() for value in values])
 
 
 class Engine:
@@ -115,9 +119,8 @@ class Engine:
         self.working.train()
         with self.precision():
             step = self.method.learn(self.working, self, batch.x, batch.y, index, batch.view)
-        method = self.method
-        sizes = method.step_sizes[index].sum() if isinstance(method, Adaptive) else torch.zeros_like(step.loss)
-        self.totals.add(step.loss, (step.logits.argmax(1) == batch.y).sum(), sizes, size)
+        sizes = self.method.step_sizes if isinstance(self.method, Adaptive) else None
+        _tally(self.totals.sums, step.loss, step.logits, batch.y, index, sizes)
         self._place += size
 
     def backward(self, loss: Tensor, *inputs: Tensor) -> tuple[Tensor, ...]:
@@ -131,7 +134,7 @@ class Engine:
 
     def apply(self) -> None:
         """One step of the optimiser; part of `Update`."""
-        self._optimizer.step(self._gradients, self._rates[self._update])
+        self._optimizer.step(self._gradients, self._rates.gather(0, self._update.view(1)).view(()))
         self._gradients = [None] * len(self._inputs)
         self._update += 1
         if self.ema is not None:

@@ -88,8 +88,10 @@ class Training:
 
 @dataclass(frozen=True)
 class Engine:
-    """Where and in which precision: `device` auto, cpu or cuda; `precision` auto (bf16 on CUDA), bf16 or float32."""
+    """How steps are run: `kind` auto (captured on CUDA), eager or captured; `device` auto, cpu or cuda; `precision`
+    auto (bf16 on CUDA), bf16 or float32."""
 
+    kind: str = "auto"
     device: str = "auto"
     precision: str = "auto"
 
@@ -290,6 +292,7 @@ def _check(recipe: Recipe) -> None:
     threat.create(recipe.method.norm, recipe.method.eps)
     choice("schedule.name", schedule.name, "piecewise", "cyclic")
     choice("training.on_collapse", training.on_collapse, "warn", "stop", "rollback")
+    choice("engine.kind", recipe.engine.kind, "auto", "eager", "captured")
     choice("engine.precision", recipe.engine.precision, "auto", "bf16", "float32")
     demand(training.epochs >= 1, f"training.epochs must be at least 1; got {training.epochs}")
     demand(training.batch_size >= 1, f"training.batch_size must be at least 1; got {training.batch_size}")

@@ -40,6 +40,12 @@ class SGD:
         torch._foreach_sub_(weights, torch._foreach_mul(steps, rate))
         self.refresh()
 
+    def begin_capture(self, steps: int) -> None:
+        """Called before so many steps are captured."""
+
+    def finish_capture(self) -> None:
+        """Called when they are."""
+
     @torch.no_grad()
     def refresh(self) -> None:
         """Bring the working copies up to date."""

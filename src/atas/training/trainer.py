@@ -15,8 +15,8 @@ from torch import nn
 from atas import methods
 from atas.data import Dataset
 from atas.data.resident import Resident
-from atas.errors import AtasError, CheckpointError, DataError
-from atas.methods import Adaptive, Free
+from atas.errors import AtasError, CheckpointError, DataError, UsageError
+from atas.methods import Adaptive, Free, Method
 from atas.noise import Purpose, seed_for
 from atas.training import checkpoint, recipe
 from atas.training.engine import Engine, choose_device
@@ -61,12 +61,22 @@ class Trainer:
             seed=training.seed,
             **own,
         )
-        self.engine = Engine(settings, model.to(self.device), method, self.batches)
+        self.engine = self._engine(model.to(self.device), method)
         self.monitor = Monitor(images[probe].to(self.device), labels[probe].to(self.device), threat)
         self.epoch = self.batch = self.rollbacks = 0
         self.seconds = 0.0  # spent in training steps alone
         self._metrics_bytes = 0
         self._stop = False
+
+    def _engine(self, model: nn.Module, method: Method) -> Engine:
+        kind, on_gpu = self.settings.engine.kind, self.device.type == "cuda"
+        if kind == "captured" and not on_gpu:
+            raise UsageError("the captured engine needs a CUDA device; set engine.kind=eager or auto")
+        if kind == "eager" or not on_gpu:
+            return Engine(self.settings, model, method, self.batches)
+        from atas.training.captured import Captured
+
+        return Captured(self.settings, model, method, self.batches, self.live.say)
 
     @property
     def _done(self) -> int:

@@ -1,0 +1,49 @@
+"""Attacks by name."""
+
+import pytest
+
+from atas import attacks
+from atas.errors import UsageError
+from atas.threat import Linf
+
+
+def test_names_end_with_the_pattern():
+    assert attacks.names() == ["clean", "fgsm", "pgd10", "pgd50", "pgd<steps>[x<restarts>]"]
+
+
+@pytest.mark.parametrize("name", ["clean", "fgsm", "pgd1", "pgd10", "pgd50x10", "pgd7x2"])
+def test_a_name_makes_the_attack_of_that_name(name):
+    assert attacks.create(name).name == name
+
+
+def test_steps_restarts_and_step_size_are_read():
+    assert attacks.create("pgd50x10", step_size=0.01) == attacks.PGD(steps=50, restarts=10, step_size=0.01)
+    assert attacks.create("pgd20x1") == attacks.PGD(steps=20)
+
+
+@pytest.mark.parametrize(
+    "name", ["", "pgd", "pgd0", "pgd10x0", "pgd10x", "pgd-10", "pgd1.5", "PGD10", "pgd10 ", "pgd١", "cleen", "pgd05"]
+)
+def test_other_names_are_unknown(name):
+    with pytest.raises(UsageError, match="unknown attack") as caught:
+        attacks.create(name)
+    assert "pgd<steps>[x<restarts>]" in str(caught.value)
+
+
+def test_a_near_name_is_suggested():
+    with pytest.raises(UsageError, match="did you mean 'fgsm'"):
+        attacks.create("fgms")
+
+
+def test_settings_say_how_to_repeat_an_attack():
+    ball = Linf(8 / 255)
+    assert attacks.create("clean").settings(ball) == {}
+    assert attacks.create("fgsm").settings(ball)["step_size"] == "8/255"
+    assert attacks.create("pgd50x10").settings(ball) == {
+        "steps": 50,
+        "step_size": "1.6/255",
+        "step_size_value": 8 / 255 / 5,
+        "restarts": 10,
+        "start": "uniform in the ball",
+    }
+    assert attacks.create("pgd10", step_size=2 / 255).settings(ball)["step_size"] == "2/255"

@@ -1,0 +1,33 @@
+import pytest
+import torch
+
+import atas
+from atas.evaluation import evaluate
+
+
+@pytest.fixture(scope="session")
+def images():
+    """Thirty small uint8 images."""
+    return torch.randint(256, (30, 3, 6, 5), generator=torch.Generator().manual_seed(3), dtype=torch.uint8)
+
+
+@pytest.fixture
+def problem(small_net, images):
+    """A model and data on which clean accuracy is high and attacks of 4/255 break about half."""
+    model = small_net(seed=1, sharpness=20.0).eval()
+    x = images.float() / 255
+    with torch.no_grad():
+        model.fc.bias -= model(x).mean(0)  # so that every class is predicted
+        y = model(x).argmax(1)
+    y[:3] = (y[:3] + 1) % 4
+    return model, x, y
+
+
+@pytest.fixture
+def ball():
+    return atas.Linf(4 / 255)
+
+
+@pytest.fixture
+def result(problem, ball):
+    return evaluate(*problem, ball, attacks=("fgsm", "pgd10"), batch_size=8, seed=2)

@@ -1,0 +1,366 @@
+"""What `evaluate` finds, and that it finds the same whatever the form of its inputs and the state of its caller."""
+
+import doctest
+import importlib
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import Subset, TensorDataset
+
+import atas
+from atas import attacks
+from atas.errors import DataError, UsageError
+from atas.evaluation import evaluate
+
+
+def verdicts(result):
+    return {name: value.tolist() for name, value in result.correct.items()}
+
+
+@pytest.mark.parametrize("module", ["atas.evaluation._evaluate", "atas.evaluation._interval"])
+def test_examples_in_docstrings_run(module):
+    result = doctest.testmod(importlib.import_module(module))
+    assert result.attempted > 0
+    assert result.failed == 0
+
+
+def test_a_verdict_is_the_prediction_at_the_attack_s_point(problem, ball, result):
+    model, x, y = problem
+    model.eval()
+    expected = {
+        "clean": model(x).argmax(1) == y,
+        "fgsm": model(attacks.fgsm(model, x, y, ball)).argmax(1) == y,
+        "pgd10": model(attacks.pgd(model, x, y, ball, seed=2)).argmax(1) == y,
+    }
+    expected["worst"] = expected["clean"] & expected["fgsm"] & expected["pgd10"]
+    assert list(result.correct) == ["clean", "fgsm", "pgd10", "worst"]
+    assert verdicts(result) == {name: value.tolist() for name, value in expected.items()}
+    assert all(value.dtype == torch.bool and value.device.type == "cpu" for value in result.correct.values())
+    assert result.accuracy["clean"] == 0.9
+    assert 0.1 < result.accuracy["pgd10"] < 0.8, "the case must tell attacks apart"
+
+
+def test_worst_is_no_better_than_any(result):
+    assert all(result.accuracy["worst"] <= accuracy for accuracy in result.accuracy.values())
+
+
+@pytest.mark.parametrize("batch_size", [1, 7, 30, 1000])
+def test_verdicts_do_not_depend_on_the_batch_size(problem, ball, batch_size):
+    model, x, y = problem
+    expected = evaluate(model, x, y, ball, attacks=("pgd10x2",), batch_size=11)
+    found = evaluate(model, x, y, ball, attacks=("pgd10x2",), batch_size=batch_size)
+    assert verdicts(found) == verdicts(expected)
+    assert found.data == expected.data
+    assert found.protocol["batch_size"] == batch_size
+
+
+def test_verdicts_do_not_depend_on_other_attacks(problem, ball, result):
+    alone = evaluate(*problem, ball, attacks=["pgd10"], seed=2)
+    assert torch.equal(alone.correct["pgd10"], result.correct["pgd10"])
+    turned = evaluate(*problem, ball, attacks=["pgd10", "clean", "fgsm", "pgd10"], seed=2)
+    assert list(turned.correct) == ["clean", "pgd10", "fgsm", "worst"]
+    assert {k: turned.correct[k].tolist() for k in result.correct} == verdicts(result)
+
+
+def test_restarts_are_the_worst_over_single_restarts(problem, ball):
+    model, x, y = problem
+    several = {n: evaluate(model, x, y, ball, attacks=[f"pgd2x{n}"]).correct[f"pgd2x{n}"] for n in (1, 2, 3, 4)}
+    model.eval()
+    single = []
+    for restart in range(4):
+        points = ball.random_start(x, atas.noise.Draw(0, torch.tensor(restart), torch.arange(len(x))))
+        for _ in range(2):
+            gradient, _ = atas.passes.input_gradient(model, points, y)
+            points = ball.project(ball.step(points, gradient, ball.eps / 5), x)
+        single.append(model(points).argmax(1) == y)
+    for n, found in several.items():
+        assert torch.equal(found, torch.stack(single[:n]).all(0))
+    assert several[4].sum() < several[1].sum(), "the case must be one where restarts help"
+
+
+def test_a_linear_model_s_robust_accuracy_is_found_exactly(generator):
+    """With two classes: right by more than eps times the sum of the weights' differences; far from the box's sides."""
+    eps, n = 0.05, 300
+    model = nn.Sequential(nn.Flatten(), nn.Linear(8, 2))
+    model[1].weight.data.normal_(generator=generator)
+    model[1].bias.data = -model[1].weight.data.sum(1) / 2
+    x = 0.1 + 0.8 * torch.rand(n, 2, 2, 2, generator=generator)
+    y = torch.randint(2, (n,), generator=generator)
+    weights = model[1].weight.data.double()
+    difference = (x.flatten(1).double() - 0.5) @ (weights[0] - weights[1])
+    margin = difference * (1 - 2 * y) - eps * (weights[0] - weights[1]).abs().sum()
+    assert margin.abs().min() > 1e-4
+    result = evaluate(model, x, y, atas.Linf(eps), attacks=["pgd10"])
+    assert torch.equal(result.correct["pgd10"], margin > 0)
+    assert result.accuracy["pgd10"] == (margin > 0).double().mean()
+
+
+@pytest.mark.parametrize(
+    "form",
+    [
+        lambda u, y: (u, y),
+        lambda u, y: (u.numpy(), y.numpy()),
+        lambda u, y: ((u.float() / 255).numpy().astype("f8"), y.numpy().astype("u1")),
+        lambda u, y: (u.float() / 255, y.tolist()),
+        lambda u, y: ((u.float() / 255).requires_grad_(), y.int()),
+        lambda u, y: (np.flip(np.flip(u.numpy(), 0).copy(), 0), y),
+        lambda u, y: ((u.float() / 255).to(memory_format=torch.channels_last), y),
+        lambda u, y: (TensorDataset(u.float() / 255, y), None),
+        lambda u, y: (TensorDataset(u, y), None),
+        lambda u, y: (Subset(TensorDataset(u, y), range(len(u))), None),
+        lambda u, y: ([(image.numpy(), int(label)) for image, label in zip(u, y, strict=True)], None),
+        lambda u, y: (SimpleNamespace(images=u, labels=y), None),
+        lambda u, y: (atas.data.Split(u, y, tuple("abcd")), None),
+    ],
+    ids=[
+        "uint8",
+        "numpy-uint8",
+        "numpy-float64",
+        "list-of-labels",
+        "requires-grad",
+        "backwards",
+        "channels-last",
+        "dataset",
+        "dataset-uint8",
+        "subset",
+        "pairs",
+        "images-and-labels",
+        "split",
+    ],
+)
+def test_every_form_of_the_data_gives_the_same(problem, images, ball, result, form):
+    model, _, y = problem
+    found = evaluate(model, *form(images, y), ball, attacks=("fgsm", "pgd10"), batch_size=8, seed=2)
+    assert verdicts(found) == verdicts(result)
+    assert found.data == result.data
+    assert found.weights == result.weights
+
+
+def test_arrays_that_cannot_be_written_are_read(problem, images, ball):
+    frozen = images.numpy().copy()
+    frozen.flags.writeable = False
+    model, _, y = problem
+    assert evaluate(model, frozen, y, ball, attacks=()).accuracy["clean"] == 0.9
+
+
+def test_float64_models_are_evaluated_in_float64(problem, images, ball):
+    model, _, y = problem
+    seen = []
+    model.double().register_forward_pre_hook(lambda _, args: seen.append(args[0].dtype))
+    found = evaluate(model, images, y, ball, attacks=["fgsm"])
+    assert set(seen) == {torch.float64}
+    assert found.protocol["precision"] == "float64"
+    assert found.data == evaluate(model.float(), images, y, ball, attacks=[]).data
+
+
+def test_a_model_without_weights_is_evaluated(ball):
+    class Mean(nn.Module):
+        def forward(self, x):
+            mean = x.mean((1, 2, 3))
+            return torch.stack([mean, 1 - mean], 1)
+
+    x = torch.tensor([0.2, 0.6, 0.505]).view(3, 1, 1, 1).expand(3, 1, 2, 2)
+    found = evaluate(Mean(), x, torch.tensor([1, 0, 0]), ball, attacks=["pgd10"])
+    assert found.correct["pgd10"].tolist() == [True, True, False]
+    assert found.correct["clean"].all()
+
+
+def test_the_mode_and_flags_of_the_model_are_restored_also_on_errors(problem, ball):
+    model, x, y = problem
+    model.train()
+    model.bn1.eval()
+    model.fc.bias.requires_grad_(False)
+    modes, flags = ([m.training for m in model.modules()], [p.requires_grad for p in model.parameters()])
+    evaluate(model, x, y, ball, attacks=["fgsm"])
+
+    def stop(name, done, total):
+        if name == "pgd10":
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        evaluate(model, x, y, ball, progress=stop)
+    assert [m.training for m in model.modules()] == modes
+    assert [p.requires_grad for p in model.parameters()] == flags
+    assert all(p.grad is None for p in model.parameters())
+
+
+def test_training_mode_does_not_change_the_verdicts(problem, ball, result):
+    model, x, y = problem
+    found = evaluate(model.train(), x, y, ball, attacks=("fgsm", "pgd10"), seed=2)
+    assert verdicts(found) == verdicts(result)
+    with torch.inference_mode():
+        found = evaluate(model, x.clone(), y.clone(), ball, attacks=("fgsm", "pgd10"), seed=2)
+    assert verdicts(found) == verdicts(result)
+
+
+def test_progress_is_told(problem, ball):
+    seen = []
+    evaluate(*problem, ball, attacks=["fgsm"], batch_size=16, progress=lambda *args: seen.append(args))
+    assert seen == [("clean", 16, 30), ("fgsm", 16, 30), ("clean", 30, 30), ("fgsm", 30, 30)]
+
+
+def test_the_protocol_says_how_it_was_measured(problem):
+    found = evaluate(*problem, atas.Linf(8 / 255), attacks=("pgd50x2",), step_size=2 / 255, seed=9, batch_size=20)
+    assert found.protocol["attacks"]["clean"] == {}
+    assert found.protocol["attacks"]["pgd50x2"] == {
+        "steps": 50,
+        "step_size": "2/255",
+        "step_size_value": 2 / 255,
+        "restarts": 2,
+        "start": "uniform in the ball",
+    }
+    assert {k: found.protocol[k] for k in ("seed", "precision", "tf32", "mode", "image_shape", "batch_size")} == {
+        "seed": 9,
+        "precision": "float32",
+        "tf32": False,
+        "mode": "eval",
+        "image_shape": [3, 6, 5],
+        "batch_size": 20,
+    }
+    assert {"command", "atas", "torch", "python", "device", "cuda", "date"} <= set(found.environment)
+    assert found.environment["atas"] == atas.__version__
+    assert found.environment["date"].endswith("+00:00")
+    assert list(found.seconds) == ["clean", "pgd50x2", "worst"]
+    assert found.seconds["worst"] == found.seconds["clean"] + found.seconds["pgd50x2"] > 0
+
+
+def test_hashes_follow_weights_and_data(problem, ball, result):
+    model, x, y = problem
+    y2, x2 = y.clone(), x.clone()
+    y2[5] += 1
+    x2[4, 1, 1, 1] += 1e-3
+
+    def hashes(*args):
+        found = evaluate(*args, ball, attacks=[])
+        return found.weights, found.data
+
+    assert hashes(model, x, y) == (result.weights, result.data)
+    assert hashes(nn.Sequential(model), x, y) == (result.weights, result.data)
+    assert hashes(model, x2, y)[1] != result.data
+    assert hashes(model, x, y2 % 4)[1] != result.data
+    model.bn1.running_mean += 1e-3
+    assert hashes(model, x, y)[0] != result.weights
+
+
+def test_an_attack_of_one_s_own_can_be_given(problem, ball):
+    class Grey:
+        name = "grey"
+
+        def settings(self, threat):
+            return {"eps": threat.eps}
+
+        def __call__(self, model, x, y, threat, *, seed=0, index=None):
+            return threat.project(torch.full_like(x, 0.5), x)
+
+    model, x, y = problem
+    found = evaluate(model, x, y, ball, attacks=["fgsm", Grey()])
+    expected = model(x + (0.5 - x).clamp(-ball.eps, ball.eps)).argmax(1) == y
+    assert torch.equal(found.correct["grey"], expected)
+    assert found.protocol["attacks"]["grey"] == {"eps": ball.eps}
+    for name in ("fgsm", "worst", "clean"):
+        Grey.name = name
+        with pytest.raises(UsageError, match=f"the name '{name}' is taken"):
+            evaluate(model, x, y, ball, attacks=["fgsm", Grey()])
+
+
+def test_one_name_may_stand_alone(problem, ball):
+    assert list(evaluate(*problem, ball, attacks="fgsm").correct) == ["clean", "fgsm", "worst"]
+
+
+def test_a_model_whose_logits_are_not_numbers_is_never_right(problem, ball):
+    model, x, y = problem
+    model.fc.weight.data.fill_(float("nan"))
+    assert set(evaluate(model, x, torch.zeros_like(y), ball, attacks=["fgsm"]).accuracy.values()) == {0.0}
+
+
+def _with(tensor, value):
+    tensor = tensor.clone()
+    tensor.view(-1)[-1] = value
+    return tensor
+
+
+@pytest.mark.parametrize(
+    ("spoil", "message"),
+    [
+        (lambda x, y: (x * 255, y), r"the images leave \[0, 1\].* divide uint8 images by 255"),
+        (lambda x, y: (_with(x, float("nan")), y), "NaN or infinite"),
+        (lambda x, y: (x.long(), y), r"float in \[0, 1\] or uint8; got torch.int64"),
+        (lambda x, y: (x[0], y), "one number an image|must be a batch"),
+        (lambda x, y: (x, _with(y, 4)), r"outside of 0\.\.3"),
+        (lambda x, y: (x, _with(y, -1)), r"outside of 0\.\.3"),
+        (lambda x, y: (x, y[:-1]), r"labels must be one number an image, shape \(30,\); got \(29,\)"),
+        (lambda x, y: (x, y.float()), "labels must be integers"),
+        (lambda x, y: (x, "abc"), "cannot make a tensor of the labels, str"),
+        (lambda x, y: (np.array([None] * 30), y), "cannot make a tensor of the images, an array of object"),
+        (lambda x, y: (x, None), "labels are missing"),
+        (lambda x, y: (x[:0], y[:0]), "the data set is empty"),
+        (lambda x, y: ([], None), "the data set is empty"),
+        (lambda x, y: (TensorDataset(x, y), y), "must be a tensor or an array; got TensorDataset"),
+        (lambda x, y: (iter([]), None), "cannot evaluate on list_iterator"),
+        (lambda x, y: (TensorDataset(x), None), "item 0 of the dataset is no pair"),
+        (lambda x, y: (TensorDataset(x * 255, y), None), r"the images leave \[0, 1\]"),
+        (lambda x, y: (TensorDataset(x.long(), y), None), "got torch.int64"),
+        (lambda x, y: ([(x[0], 1), (x[1, :, 1:], 1)], None), r"image 1 has the shape \(3, 5, 5\)"),
+        (lambda x, y: ([("cat.png", 1)], None), "image 0 of the dataset is a str"),
+        (lambda x, y: ([(x[0], 1.0)], None), "labels must be integers"),
+    ],
+)
+def test_wrong_data_is_refused(problem, ball, spoil, message):
+    model, x, y = problem
+    with pytest.raises(DataError, match=message) as caught:
+        evaluate(model, *spoil(x, y), ball)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"attacks": ["pgd10", "autoatack"]}, "unknown attack 'autoatack'"),
+        ({"threat": None}, "the threat model is missing"),
+        ({"batch_size": 0}, "batch_size must be at least 1; got 0"),
+        ({"step_size": -1.0}, "step_size must be a number above zero"),
+        ({"device": "meta"}, r"the model lives on cpu and is never moved: move it with model.to\('meta'\)"),
+        ({"device": "cuda:99"}, "there is no device 'cuda:99' here"),
+    ],
+)
+def test_wrong_calls_are_refused(problem, ball, change, message):
+    with pytest.raises(UsageError, match=message):
+        evaluate(*problem, **{"threat": ball, **change})
+
+
+def test_the_threat_in_place_of_the_labels_is_refused(problem, ball):
+    model, x, y = problem
+    with pytest.raises(UsageError, match="the threat model is missing"):
+        evaluate(model, TensorDataset(x, y), ball)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_models_in_half_precision_are_refused(problem, ball, dtype):
+    model, x, y = problem
+    with pytest.raises(UsageError, match=r"evaluation is in float32: pass model\.float\(\)"):
+        evaluate(model.to(dtype), x, y, ball)
+
+
+@pytest.mark.parametrize("output", [lambda z: (z, z), lambda z: z[:, :1], lambda z: z.sum(1), lambda z: {"logits": z}])
+def test_models_that_return_no_logits_are_refused(problem, ball, output):
+    model, x, y = problem
+    model.register_forward_hook(lambda _, __, logits: output(logits))
+    with pytest.raises(UsageError, match="the model must return"):
+        evaluate(model, x, y, ball)
+
+
+@pytest.mark.gpu
+def test_on_a_gpu_the_same_is_found(problem, images, ball, result):
+    model, _, y = problem
+    model.cuda()
+    for x, labels in ((images, y), (images.cuda(), y.cuda())):
+        found = evaluate(model, x, labels, ball, attacks=("fgsm", "pgd10"), batch_size=8, seed=2)
+        assert verdicts(found) == verdicts(result)
+        assert (found.data, found.weights) == (result.data, result.weights)
+        assert found.environment["device"] == torch.cuda.get_device_name()
+    with pytest.raises(UsageError, match="the model lives on cuda:0"):
+        evaluate(model, images, y, ball, device="cpu")
+    assert evaluate(model, images, y, ball, attacks=[], device="cuda").protocol["batch_size"] == 1024

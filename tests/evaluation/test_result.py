@@ -1,0 +1,144 @@
+"""Result files and tables."""
+
+import dataclasses
+import io
+import json
+
+import pytest
+import torch
+from rich.console import Console
+
+import atas
+from atas.errors import DataError
+from atas.evaluation import Evaluation, evaluate, wilson
+
+
+def test_figures_follow_from_the_verdicts(result):
+    for name, verdicts in result.correct.items():
+        right = int(verdicts.sum())
+        assert result.accuracy[name] == right / 30
+        assert result.interval[name] == wilson(right, 30)
+        assert result.interval[name][0] < result.accuracy[name] < result.interval[name][1]
+    assert result.n == 30
+
+
+def test_a_result_cannot_be_changed(result):
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        result.data = ""
+
+
+@pytest.mark.parametrize("ball", [atas.Linf(4 / 255), atas.L2(0.1)], ids=str)
+def test_a_result_survives_its_file(problem, ball, tmp_path):
+    result = evaluate(*problem, ball, attacks=("fgsm", "pgd10"))
+    path = tmp_path / "evaluation.json"
+    path.write_text("older")
+    result.save(path)
+    found = Evaluation.load(path)
+    assert [p.name for p in tmp_path.iterdir()] == ["evaluation.json"], "no temporary file is left"
+    assert found.to_json() == result.to_json() == json.loads(path.read_text())
+    assert found.threat == ball
+    assert found.interval == result.interval
+    assert list(found.correct) == list(result.correct)
+    assert all(torch.equal(found.correct[name], result.correct[name]) for name in result.correct)
+    assert found.correct["clean"].dtype == torch.bool
+
+
+def test_verdicts_are_stored_as_digits(result):
+    digits = result.to_json()["correct"]["pgd10"]
+    assert [digit == "1" for digit in digits] == result.correct["pgd10"].tolist()
+
+
+def test_the_old_file_stays_if_writing_fails(result, tmp_path):
+    path = tmp_path / "evaluation.json"
+    path.write_text("older")
+    broken = dataclasses.replace(result, environment={"date": object()})
+    with pytest.raises(TypeError):
+        broken.save(path)
+    assert [p.name for p in tmp_path.iterdir()] == ["evaluation.json"]
+    assert path.read_text() == "older"
+
+
+def _change(key, value):
+    def change(document):
+        document[key] = value
+        return document
+
+    return change
+
+
+def _drop(key):
+    return lambda document: {k: v for k, v in document.items() if k != key}
+
+
+def _verdict(digits):
+    def change(document):
+        document["correct"]["pgd10"] = digits
+        return document
+
+    return change
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        _change("format", 99),
+        _change("n", 31),
+        _change("accuracy", {}),
+        _change("correct", "0101"),
+        _change("correct", {}),
+        _change("threat", {"norm": "l7", "eps": 1}),
+        _change("threat", {"norm": "linf", "eps": 8}),
+        _change("threat", None),
+        _change("seconds", {"clean": 1.0}),
+        _change("protocol", None),
+        _verdict("01"),
+        _verdict("2" * 30),
+        _verdict("1" * 30),
+        _verdict(None),
+        *(_drop(key) for key in ("format", "threat", "n", "accuracy", "seconds", "protocol", "weights", "correct")),
+        lambda document: [document],
+        lambda document: "text",
+    ],
+)
+def test_a_damaged_file_is_refused_in_one_sentence(result, tmp_path, damage):
+    path = tmp_path / "evaluation.json"
+    path.write_text(json.dumps(damage(result.to_json())))
+    with pytest.raises(DataError, match=r"evaluation\.json is damaged \(.*\); evaluate again") as caught:
+        Evaluation.load(path)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("content", [b"", b"{", b"\xff\xfe\x00", b'{"format": 1'])
+def test_a_file_that_is_no_json_is_refused(tmp_path, content):
+    path = tmp_path / "evaluation.json"
+    path.write_bytes(content)
+    with pytest.raises(DataError, match=r"is damaged \(no JSON\); evaluate again"):
+        Evaluation.load(path)
+
+
+def test_a_file_that_cannot_be_read_is_refused(tmp_path):
+    with pytest.raises(DataError, match=r"cannot read the result file .*: No such file"):
+        Evaluation.load(tmp_path / "none.json")
+    with pytest.raises(DataError, match="cannot read the result file"):
+        Evaluation.load(tmp_path)
+
+
+def test_tables(result):
+    seconds = dict.fromkeys(result.seconds, 12.34)
+    result = dataclasses.replace(result, seconds=seconds)
+    right = int(result.correct["pgd10"].sum())
+    low, high = (100 * end for end in result.interval["pgd10"])
+    cells = ["pgd10", f"{100 * right / 30:.2f}%", f"{low:.2f}% to {high:.2f}%", f"{right}/30", "12.3 s"]
+
+    lines = str(result).splitlines()
+    assert lines[0] == "Linf(4/255), 30 examples, float32"
+    assert [line.split()[0] for line in lines[1:]] == ["attack", "clean", "fgsm", "pgd10", "worst"]
+    assert all(cell in lines[4] for cell in cells)
+    assert len({len(line) for line in lines[1:]}) == 1, "columns are aligned"
+
+    console = Console(file=io.StringIO(), width=100)
+    console.print(result.table())
+    text = console.file.getvalue()
+    assert any(all(cell in line for cell in cells) for line in text.splitlines())
+    assert "worst" in text
+    assert repr(result).startswith("Evaluation(Linf(4/255), n=30, clean=0.9000, fgsm=")
