@@ -47,7 +47,12 @@ def _mix(word: Word) -> Word:
 
 def seed_for(seed: int, epoch: int, purpose: Purpose) -> int:
     """One 32-bit seed for a `torch.Generator`, for what belongs to an epoch rather than to an example."""
-    return _mix(_mix((_mix(seed & _MASK) + epoch * _GOLDEN) & _MASK) ^ int(purpose))
+    return _mix(_mix((_seed_word(seed) + epoch * _GOLDEN) & _MASK) ^ int(purpose))
+
+
+def _seed_word(seed: int) -> int:
+    """All bits of a seed of up to 64 bits, in one word."""
+    return _mix((_mix(seed & _MASK) + (seed >> 32) * _GOLDEN) & _MASK)
 
 
 @dataclass(frozen=True)
@@ -66,10 +71,10 @@ class Draw:
 
     def uniform(self, purpose: Purpose, shape: Sequence[int] = ()) -> Tensor:
         """Uniform on the open interval (0, 1), float32, of shape (batch, *shape)."""
-        salt = _mix((_mix(self.seed & _MASK) + int(purpose) * _GOLDEN) & _MASK)
+        salt = _mix((_seed_word(self.seed) + int(purpose) * _GOLDEN) & _MASK)
         epoch = self.epoch.to(self.index.device)
-        low = _mix((self.index + _mix((epoch + salt) & _MASK)) & _MASK)
-        high = _mix((_mix(low ^ _GOLDEN) + (self.seed >> 32)) & _MASK)
+        low = _mix((self.index.long() + _mix((epoch + salt) & _MASK)) & _MASK)
+        high = _mix(_mix(low ^ _GOLDEN) ^ salt)
         batch = (-1,) + (1,) * len(shape)
         position = torch.arange(math.prod(shape), device=self.index.device).reshape(tuple(shape))
         word = _mix((position * _GOLDEN + low.view(batch)) & _MASK)

@@ -135,7 +135,10 @@ class L2(Threat):
 
     def step(self, point: Tensor, gradient: Tensor, size: Tensor | float) -> Tensor:
         """Move by `size` along the gradient, normalised; an example without a gradient stays where it is."""
-        direction = gradient * per_example(1 / l2_norm(gradient).clamp_min(1e-30), gradient)
+        # First to a largest entry of one: the squares of very small or large gradients leave the range of float32.
+        largest = gradient.flatten(1).abs().amax(1)
+        direction = gradient / per_example(torch.where(largest > 0, largest, 1.0), gradient)
+        direction = direction / per_example(l2_norm(direction).clamp_min(1e-12), direction)
         return point + per_example(size, point) * direction.to(point.dtype)
 
     def project(self, point: Tensor, x: Tensor) -> Tensor:

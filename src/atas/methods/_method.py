@@ -143,7 +143,7 @@ class Method(nn.Module, ABC):
         view: View | None = None,
     ) -> Step:
         """One whole training step, whatever the method needs: attack, loss, backward passes, optimiser."""
-        view, index = self._checked(x, y, index, view)
+        y, index, view = self._checked(x, y, index, view)
         with mode(model, training=True):
             return self.learn(model, OptimizerUpdate(optimizer), x, y, index, view)
 
@@ -163,7 +163,7 @@ class Method(nn.Module, ABC):
         """The random numbers of these examples in this epoch."""
         return Draw(self.seed, self.epoch, index)
 
-    def _checked(self, x: Tensor, y: Tensor, index: Tensor, view: View | None) -> tuple[View, Tensor]:
+    def _checked(self, x: Tensor, y: Tensor, index: Tensor, view: View | None) -> tuple[Tensor, Tensor, View]:
         if not self._begun:
             raise UsageError("call method.start_epoch(epoch, epochs=...) before the first batch of each epoch")
         check_shapes(x, y, index, self.shape)
@@ -178,7 +178,7 @@ class Method(nn.Module, ABC):
                 f"pad={self.pad}; draw it from this batch and create the method with the same pad"
             )
         self.guard.images(x)
-        return view, self.guard.index(index, self.examples)
+        return y.long(), self.guard.index(index.long(), self.examples), view
 
 
 class Perturbing(Method):
@@ -190,7 +190,7 @@ class Perturbing(Method):
 
     def perturb(self, model: nn.Module, x: Tensor, y: Tensor, index: Tensor, view: View | None = None) -> Tensor:
         """The inputs to train on with cross-entropy, in your own loop; costs one attack."""
-        view, index = self._checked(x, y, index, view)
+        y, index, view = self._checked(x, y, index, view)
         return self._attack(model, x, y, index, view)
 
     def learn(self, model: nn.Module, update: Update, x: Tensor, y: Tensor, index: Tensor, view: View) -> Step:

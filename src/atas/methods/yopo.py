@@ -46,7 +46,29 @@ def run_to(model: nn.Module, layer: nn.Module, x: Tensor) -> Tensor:
         return reached.output
     finally:
         handle.remove()
-    raise UsageError("the layer that YOPO starts from does not take part in the forward pass; name another one")
+    raise _unused()
+
+
+def run_through(model: nn.Module, layer: nn.Module, x: Tensor) -> tuple[Tensor, Tensor]:
+    """The logits, and the output of `layer` on the way to them."""
+    outputs: list[Tensor] = []
+
+    def keep(_module: nn.Module, _inputs: object, output: Tensor) -> Tensor:
+        outputs.append(output)
+        return output.clone()  # what comes next may work in place
+
+    handle = layer.register_forward_hook(keep)
+    try:
+        logits = model(x)
+    finally:
+        handle.remove()
+    if not outputs:
+        raise _unused()
+    return logits, outputs[-1]
+
+
+def _unused() -> UsageError:
+    return UsageError("the layer that YOPO starts from does not take part in the forward pass; name another one")
 
 
 class YOPO(Method):
@@ -84,21 +106,18 @@ class YOPO(Method):
     def learn(self, model: nn.Module, update: Update, x: Tensor, y: Tensor, index: Tensor, view: View) -> Step:
         """All passes of one batch and the update; what is returned belongs to the last whole pass."""
         layer = first_layer(model, self.layer)
-        outputs: list[Tensor] = []
         point = self.threat.random_start(x, self.draw(index))
         for _ in range(self.outer):
-            inputs = point
-            handle = layer.register_forward_hook(lambda _module, _inputs, output: outputs.append(output))
-            try:
-                logits = model(inputs)
-            finally:
-                handle.remove()
+            inputs = point.detach().requires_grad_(True)  # the layer's output has a gradient, its weights frozen or not
+            logits, output = run_through(model, layer, inputs)
             loss = self.mean_loss(logits, y)
-            (costate,) = update.backward(loss, outputs.pop())
+            (costate,) = update.backward(loss, output)
             for _ in range(self.inner):
                 point = point.detach().requires_grad_(True)
                 (gradient,) = torch.autograd.grad((run_to(model, layer, point) * costate).sum(), point)
                 point = self.threat.ascend(point.detach(), gradient, self.step_size * self.step_scale, x)
-            update.backward((run_to(model, layer, point) * costate).sum())
+            hamiltonian = (run_to(model, layer, point) * costate).sum()
+            if hamiltonian.requires_grad:
+                update.backward(hamiltonian)
         update.apply()
-        return Step(loss.detach(), inputs, logits.detach())
+        return Step(loss.detach(), inputs.detach(), logits.detach())

@@ -7,5 +7,7 @@
 
 from atas.models._create import create, names
 from atas.models._normalize import Normalize
+from atas.models._preact_resnet import PreActResNet
+from atas.models._wide_resnet import WideResNet
 
-__all__ = ["Normalize", "create", "names"]
+__all__ = ["Normalize", "PreActResNet", "WideResNet", "create", "names"]

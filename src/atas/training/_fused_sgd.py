@@ -17,34 +17,55 @@ _BLOCK = 4096
 
 
 @triton.jit
+def _change(  # type: ignore[no-untyped-def]
+    weights, momenta, gradients, copies, at, inside, rate, momentum, decay, nesterov: tl.constexpr, low: tl.constexpr
+):
+    """These entries of one weight, its momentum and its working copy."""
+    weight = tl.load(weights + at, inside)
+    gradient = tl.load(gradients + at, inside).to(tl.float32) + decay * weight
+    speed = momentum * tl.load(momenta + at, inside) + gradient
+    tl.store(momenta + at, speed, inside)
+    if nesterov:
+        speed = gradient + momentum * speed
+    weight -= rate * speed
+    tl.store(weights + at, weight, inside)
+    if low:
+        tl.store(copies + at, weight.to(tl.bfloat16), inside)
+
+
+@triton.jit
 def _update(  # type: ignore[no-untyped-def]
     table, owners, starts, sizes, rate, count, momentum, decay, nesterov: tl.constexpr, size: tl.constexpr
 ):
-    """One block of one weight. `table` holds the addresses of weights, momenta, gradients and working copies."""
+    """One block of one weight. `table` holds the addresses of weights, momenta, gradients and working copies.
+
+    Whole blocks go without a mask, so that they are read and written sixteen bytes at a time.
+    """
     block = tl.program_id(0)
     row = tl.load(owners + block)
-    at = tl.load(starts + block) + tl.arange(0, size)
-    inside = at < tl.load(sizes + row)
-    weight_at = tl.multiple_of(tl.load(table + row).to(tl.pointer_type(tl.float32)), 16) + at
-    momentum_at = tl.multiple_of(tl.load(table + count + row).to(tl.pointer_type(tl.float32)), 16) + at
-    gradient_at = tl.load(table + 2 * count + row)
-    copy_at = tl.load(table + 3 * count + row)
-    weight = tl.load(weight_at, inside)
-    if copy_at != 0:
-        low = tl.multiple_of(gradient_at.to(tl.pointer_type(tl.bfloat16)), 16) + at
-        gradient = tl.load(low, inside).to(tl.float32)
+    start = tl.load(starts + block)
+    at = tl.multiple_of(start, size) + tl.arange(0, size)
+    end = tl.load(sizes + row)
+    inside = at < end
+    whole = start + size <= end
+    weights = tl.multiple_of(tl.load(table + row).to(tl.pointer_type(tl.float32)), 16)
+    momenta = tl.multiple_of(tl.load(table + count + row).to(tl.pointer_type(tl.float32)), 16)
+    address = tl.load(table + 2 * count + row)
+    copied = tl.load(table + 3 * count + row)
+    speed = tl.load(rate).to(tl.float32)
+    if copied != 0:
+        low = tl.multiple_of(address.to(tl.pointer_type(tl.bfloat16)), 16)
+        copies = tl.multiple_of(copied.to(tl.pointer_type(tl.bfloat16)), 16)
+        if whole:
+            _change(weights, momenta, low, copies, at, None, speed, momentum, decay, nesterov, True)
+        else:
+            _change(weights, momenta, low, copies, at, inside, speed, momentum, decay, nesterov, True)
     else:
-        gradient = tl.load(tl.multiple_of(gradient_at.to(tl.pointer_type(tl.float32)), 16) + at, inside)
-    gradient += decay * weight
-    speed = momentum * tl.load(momentum_at, inside) + gradient
-    tl.store(momentum_at, speed, inside)
-    if nesterov:
-        speed = gradient + momentum * speed
-    weight -= tl.load(rate).to(tl.float32) * speed
-    tl.store(weight_at, weight, inside)
-    if copy_at != 0:
-        working = tl.multiple_of(copy_at.to(tl.pointer_type(tl.bfloat16)), 16) + at
-        tl.store(working, weight.to(tl.bfloat16), inside)
+        full = tl.multiple_of(address.to(tl.pointer_type(tl.float32)), 16)
+        if whole:
+            _change(weights, momenta, full, weights, at, None, speed, momentum, decay, nesterov, False)
+        else:
+            _change(weights, momenta, full, weights, at, inside, speed, momentum, decay, nesterov, False)
 
 
 class FusedSGD(SGD):

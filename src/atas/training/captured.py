@@ -11,10 +11,12 @@ import time
 from collections.abc import Callable
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from atas.data.resident import Resident
 from atas.fusing import fused
+from atas.kernels import fused_forward
+from atas.kernels import weights as weights_aside
 from atas.methods import Method
 from atas.training import recipe
 from atas.training._fused_sgd import FusedSGD
@@ -50,13 +52,31 @@ class Captured(Engine):
         self._optimizer = FusedSGD(settings.optimizer, self._of_learning(model), self._inputs)
         self._graphs: dict[int, torch.cuda.CUDAGraph] = {}
         self._plain = self.working.forward
-        self._compiled = torch.compile(self.working.forward, dynamic=False, fullgraph=True)
+        self._by_hand = fused_forward(self.working) if method.compilable else None
+        self._fast = self._by_hand or torch.compile(self.working.forward, dynamic=False, fullgraph=True)
+        self._passes: dict[int, int] = {}
+        self._uncounted = 0
 
     def run(self, size: int) -> None:
         """Replay a step with a batch of this size."""
         if size not in self._graphs:
             self._graphs[size] = self._capture(size)
         self._graphs[size].replay()
+        self._uncounted += self._passes[size]
+
+    def differentiate(self, loss: Tensor, tensors: list[Tensor]) -> tuple[Tensor, ...]:
+        """The gradients of a loss, with those that were computed on the second stream."""
+        found = super().differentiate(loss, tensors)
+        weights_aside.join()
+        return found
+
+    def tensors(self) -> dict[str, Tensor]:
+        """As ever; BatchNorm's count of batches, which the kernels leave alone, is brought up to date first."""
+        for module in self.model.modules():
+            if isinstance(module, nn.BatchNorm2d) and module.num_batches_tracked is not None:
+                module.num_batches_tracked += self._uncounted
+        self._uncounted = 0
+        return super().tensors()
 
     def _capture(self, size: int) -> torch.cuda.CUDAGraph:
         compiled = self.method.compilable and size == self.batches.batch_size
@@ -68,7 +88,7 @@ class Captured(Engine):
         changing = [*self.tensors().values(), self._update, self._place]
         before = [tensor.clone() for tensor in changing]
         graph = torch.cuda.CUDAGraph()
-        self.working.forward = self._compiled if compiled else self._plain  # type: ignore[method-assign]
+        self.working.forward = self._fast if compiled or self._by_hand else self._plain
         with fused("inductor" if compiled else None), torch._dynamo.config.patch(recompile_limit=_RECOMPILES):
             stream = torch.cuda.Stream()
             stream.wait_stream(torch.cuda.current_stream())
@@ -78,10 +98,12 @@ class Captured(Engine):
                     self._place -= size
             torch.cuda.current_stream().wait_stream(stream)
             self._optimizer.begin_capture(self.method.updates_per_step)
+            passes = self._by_hand.passes if self._by_hand else 0
             with torch.cuda.graph(graph):
                 self.learn(size)
+            self._passes[size] = (self._by_hand.passes if self._by_hand else 0) - passes
             self._optimizer.finish_capture()
-        self.working.forward = self._plain  # type: ignore[method-assign]
+        self.working.forward = self._plain
         for tensor, value in zip(changing, before, strict=True):
             tensor.copy_(value)
         self._optimizer.refresh()

@@ -125,12 +125,16 @@ class Engine:
 
     def backward(self, loss: Tensor, *inputs: Tensor) -> tuple[Tensor, ...]:
         """Collect weight gradients; part of `Update`."""
-        found = torch.autograd.grad(loss, [*self._inputs, *inputs], allow_unused=True)
+        found = self.differentiate(loss, [*self._inputs, *inputs])
         count = len(self._inputs)
         for row, gradient in enumerate(found[:count]):
             earlier = self._gradients[row]
             self._gradients[row] = gradient if earlier is None else earlier if gradient is None else earlier + gradient
         return found[count:]
+
+    def differentiate(self, loss: Tensor, tensors: list[Tensor]) -> tuple[Tensor, ...]:
+        """The gradients of a loss; None for what it does not depend on."""
+        return torch.autograd.grad(loss, tensors, allow_unused=True)
 
     def apply(self) -> None:
         """One step of the optimiser; part of `Update`."""

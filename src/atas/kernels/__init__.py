@@ -1,0 +1,8 @@
+"""Kernels written by hand for the networks that come with the package; CUDA alone."""
+
+from __future__ import annotations
+
+from atas.kernels._networks import FusedForward, fused_forward
+from atas.kernels._overlap import weights
+
+__all__ = ["FusedForward", "fused_forward", "weights"]

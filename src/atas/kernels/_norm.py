@@ -1,0 +1,304 @@
+"""BatchNorm and ReLU as two passes over memory in each direction, an addition before them included.
+
+Activations are channels_last, so a batch is a matrix of M = N H W rows and C columns. In train mode the first pass adds
+up each column (and writes the sum of two inputs, where there are two), the second normalises; in eval mode one pass
+does all. Sums are made in a fixed order: each program leaves its part in memory, and the last one to finish adds them
+up, so results do not change between runs.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+
+@triton.jit
+def _add_up(parts, count, columns: tl.constexpr, at, inside, block_columns: tl.constexpr):  # type: ignore[no-untyped-def]
+    """The two column sums from all parts, many parts at a time."""
+    first = tl.zeros((block_columns,), tl.float32)
+    second = tl.zeros((block_columns,), tl.float32)
+    for start in range(0, count, 32):
+        part = start + tl.arange(0, 32)
+        cells = parts + 2 * part[:, None] * columns + at[None, :]
+        valid = (part < count)[:, None] & inside[None, :]
+        first += tl.sum(tl.load(cells, valid, 0.0, cache_modifier=".cg"), 0)
+        second += tl.sum(tl.load(cells + columns, valid, 0.0, cache_modifier=".cg"), 0)
+    return first, second
+
+
+@triton.jit
+def _finalize_forward(  # type: ignore[no-untyped-def]
+    first, second, columns, at, inside, weight, bias, running_mean, running_var, saved, rows, eps, momentum, shift
+):
+    """Mean and deviation of these columns from their sums; running statistics follow."""
+    offset = first / rows
+    mean = shift + offset
+    variance = tl.maximum(second / rows - offset * offset, 0.0)
+    scale = tl.load(weight + at, inside, 0.0) * tl.rsqrt(variance + eps)
+    tl.store(saved + at, mean, inside)
+    tl.store(saved + columns + at, tl.rsqrt(variance + eps), inside)
+    tl.store(saved + 2 * columns + at, scale, inside)
+    tl.store(saved + 3 * columns + at, tl.load(bias + at, inside, 0.0) - mean * scale, inside)
+    tl.store(running_mean + at, shift + momentum * (mean - shift), inside)
+    old = tl.load(running_var + at, inside, 0.0)
+    tl.store(running_var + at, old + momentum * (variance * (rows / (rows - 1)) - old), inside)
+
+
+@triton.jit
+def _train_sums(  # type: ignore[no-untyped-def]
+    a, b, total, parts, counters, weight, bias, running_mean, running_var, saved, rows, eps, momentum,
+    adds: tl.constexpr, columns: tl.constexpr, block_rows: tl.constexpr, block_columns: tl.constexpr,
+    repeats: tl.constexpr,
+):  # fmt: skip
+    """Column sums of a (+ b, kept in total), about the running mean so that squares do not cancel."""
+    part, column_block = tl.program_id(0), tl.program_id(1)
+    at = column_block * block_columns + tl.arange(0, block_columns)
+    inside = at < columns
+    shift = tl.load(running_mean + at, inside, 0.0)
+    first = tl.zeros((block_columns,), tl.float32)
+    second = tl.zeros((block_columns,), tl.float32)
+    for repeat in range(repeats):
+        row = (part * repeats + repeat) * block_rows + tl.arange(0, block_rows)
+        cells = row[:, None] * columns + at[None, :]
+        valid = (row < rows)[:, None] & inside[None, :]
+        x = tl.load(a + cells, valid, 0.0)
+        if adds:
+            x = (x.to(tl.float32) + tl.load(b + cells, valid, 0.0).to(tl.float32)).to(x.dtype)
+            tl.store(total + cells, x, valid)
+        x = tl.where(valid, x.to(tl.float32) - shift[None, :], 0.0)
+        first += tl.sum(x, 0)
+        second += tl.sum(x * x, 0)
+    tl.store(parts + (2 * part) * columns + at, first, inside)
+    tl.store(parts + (2 * part + 1) * columns + at, second, inside)
+    tl.debug_barrier()
+    count = tl.num_programs(0)
+    if tl.atomic_add(counters + column_block, 1, sem="acq_rel") == count - 1:
+        tl.debug_barrier()
+        first, second = _add_up(parts, count, columns, at, inside, block_columns)
+        _finalize_forward(
+            first, second, columns, at, inside, weight, bias, running_mean, running_var, saved, rows, eps, momentum,
+            shift,
+        )  # fmt: skip
+        tl.store(counters + column_block, 0)
+
+
+@triton.jit
+def _scale_and_clip(  # type: ignore[no-untyped-def]
+    total, out, saved, rows, columns: tl.constexpr, block_rows: tl.constexpr, block_columns: tl.constexpr
+):
+    """out = relu(total * scale + shift)."""
+    at = tl.program_id(1) * block_columns + tl.arange(0, block_columns)
+    inside = at < columns
+    scale = tl.load(saved + 2 * columns + at, inside, 0.0)
+    shift = tl.load(saved + 3 * columns + at, inside, 0.0)
+    row = tl.program_id(0) * block_rows + tl.arange(0, block_rows)
+    cells = row[:, None] * columns + at[None, :]
+    valid = (row < rows)[:, None] & inside[None, :]
+    x = tl.load(total + cells, valid, 0.0)
+    z = x.to(tl.float32) * scale[None, :] + shift[None, :]
+    tl.store(out + cells, tl.maximum(z, 0.0).to(x.dtype), valid)
+
+
+@triton.jit
+def _train_gradient_sums(  # type: ignore[no-untyped-def]
+    total, gradient, parts, counters, saved, sums, rows,
+    columns: tl.constexpr, block_rows: tl.constexpr, block_columns: tl.constexpr, repeats: tl.constexpr,
+):  # fmt: skip
+    """Column sums of the gradient behind the ReLU, and of its product with the normalised input."""
+    part, column_block = tl.program_id(0), tl.program_id(1)
+    at = column_block * block_columns + tl.arange(0, block_columns)
+    inside = at < columns
+    mean, deviation = tl.load(saved + at, inside, 0.0), tl.load(saved + columns + at, inside, 0.0)
+    scale = tl.load(saved + 2 * columns + at, inside, 0.0)
+    shift = tl.load(saved + 3 * columns + at, inside, 0.0)
+    first = tl.zeros((block_columns,), tl.float32)
+    second = tl.zeros((block_columns,), tl.float32)
+    for repeat in range(repeats):
+        row = (part * repeats + repeat) * block_rows + tl.arange(0, block_rows)
+        cells = row[:, None] * columns + at[None, :]
+        valid = (row < rows)[:, None] & inside[None, :]
+        x = tl.load(total + cells, valid, 0.0).to(tl.float32)
+        g = tl.load(gradient + cells, valid, 0.0).to(tl.float32)
+        g = tl.where(x * scale[None, :] + shift[None, :] > 0, g, 0.0)
+        first += tl.sum(g, 0)
+        second += tl.sum(g * (x - mean[None, :]), 0)
+    second *= deviation
+    tl.store(parts + (2 * part) * columns + at, first, inside)
+    tl.store(parts + (2 * part + 1) * columns + at, second, inside)
+    tl.debug_barrier()
+    count = tl.num_programs(0)
+    if tl.atomic_add(counters + column_block, 1, sem="acq_rel") == count - 1:
+        tl.debug_barrier()
+        first, second = _add_up(parts, count, columns, at, inside, block_columns)
+        tl.store(sums + at, first, inside)
+        tl.store(sums + columns + at, second, inside)
+        tl.store(counters + column_block, 0)
+
+
+@triton.jit
+def _train_gradient(  # type: ignore[no-untyped-def]
+    total, gradient, extra, out, saved, sums, rows,
+    adds: tl.constexpr, columns: tl.constexpr, block_rows: tl.constexpr, block_columns: tl.constexpr,
+):  # fmt: skip
+    """The gradient by the input of BatchNorm, with what comes to it past BatchNorm (extra)."""
+    at = tl.program_id(1) * block_columns + tl.arange(0, block_columns)
+    inside = at < columns
+    mean, deviation = tl.load(saved + at, inside, 0.0), tl.load(saved + columns + at, inside, 0.0)
+    scale = tl.load(saved + 2 * columns + at, inside, 0.0)
+    shift = tl.load(saved + 3 * columns + at, inside, 0.0)
+    first = tl.load(sums + at, inside, 0.0) / rows
+    second = tl.load(sums + columns + at, inside, 0.0) / rows * deviation
+    row = tl.program_id(0) * block_rows + tl.arange(0, block_rows)
+    cells = row[:, None] * columns + at[None, :]
+    valid = (row < rows)[:, None] & inside[None, :]
+    x = tl.load(total + cells, valid, 0.0)
+    kind = x.dtype
+    x = x.to(tl.float32)
+    g = tl.load(gradient + cells, valid, 0.0).to(tl.float32)
+    g = tl.where(x * scale[None, :] + shift[None, :] > 0, g, 0.0)
+    d = scale[None, :] * (g - first[None, :] - (x - mean[None, :]) * second[None, :])
+    if adds:
+        d += tl.load(extra + cells, valid, 0.0).to(tl.float32)
+    tl.store(out + cells, d.to(kind), valid)
+
+
+@triton.jit
+def _eval_forward(  # type: ignore[no-untyped-def]
+    a, b, total, out, weight, bias, running_mean, running_var, rows, eps,
+    adds: tl.constexpr, columns: tl.constexpr, block_rows: tl.constexpr, block_columns: tl.constexpr,
+):  # fmt: skip
+    """total = a + b and out = relu(bn(total)) by the running statistics."""
+    at = tl.program_id(1) * block_columns + tl.arange(0, block_columns)
+    inside = at < columns
+    scale = tl.load(weight + at, inside, 0.0) * tl.rsqrt(tl.load(running_var + at, inside, 1.0) + eps)
+    shift = tl.load(bias + at, inside, 0.0) - tl.load(running_mean + at, inside, 0.0) * scale
+    row = tl.program_id(0) * block_rows + tl.arange(0, block_rows)
+    cells = row[:, None] * columns + at[None, :]
+    valid = (row < rows)[:, None] & inside[None, :]
+    x = tl.load(a + cells, valid, 0.0)
+    if adds:
+        x = (x.to(tl.float32) + tl.load(b + cells, valid, 0.0).to(tl.float32)).to(x.dtype)
+        tl.store(total + cells, x, valid)
+    z = x.to(tl.float32) * scale[None, :] + shift[None, :]
+    tl.store(out + cells, tl.maximum(z, 0.0).to(x.dtype), valid)
+
+
+@triton.jit
+def _eval_gradient(  # type: ignore[no-untyped-def]
+    result, gradient, extra, out, weight, running_var, rows, eps,
+    adds: tl.constexpr, columns: tl.constexpr, block_rows: tl.constexpr, block_columns: tl.constexpr,
+):  # fmt: skip
+    """The gradient by total in eval mode; the ReLU's mask is read off its result."""
+    at = tl.program_id(1) * block_columns + tl.arange(0, block_columns)
+    inside = at < columns
+    scale = tl.load(weight + at, inside, 0.0) * tl.rsqrt(tl.load(running_var + at, inside, 1.0) + eps)
+    row = tl.program_id(0) * block_rows + tl.arange(0, block_rows)
+    cells = row[:, None] * columns + at[None, :]
+    valid = (row < rows)[:, None] & inside[None, :]
+    y = tl.load(result + cells, valid, 0.0)
+    g = tl.load(gradient + cells, valid, 0.0).to(tl.float32)
+    d = tl.where(y > 0, g, 0.0) * scale[None, :]
+    if adds:
+        d += tl.load(extra + cells, valid, 0.0).to(tl.float32)
+    tl.store(out + cells, d.to(y.dtype), valid)
+
+
+class Plan:
+    """How a matrix of this many rows and columns is cut into programs."""
+
+    def __init__(self, x: Tensor) -> None:
+        self.columns = x.shape[1]
+        self.rows = x.numel() // self.columns
+        self.block_columns = min(triton.next_power_of_2(self.columns), 64)
+        self.column_blocks = triton.cdiv(self.columns, self.block_columns)
+        self.block_rows = 4096 // self.block_columns
+        blocks = triton.cdiv(self.rows, self.block_rows)
+        # Sums: about two programs a multiprocessor, so that the last one has few parts to add up.
+        wanted = max(1, 264 // self.column_blocks)
+        self.repeats = triton.next_power_of_2(triton.cdiv(blocks, wanted))
+        self.parts = triton.cdiv(blocks, self.repeats)
+        self.grid = (blocks, self.column_blocks)
+        self.sum_grid = (self.parts, self.column_blocks)
+
+    def tiles(self) -> dict[str, int]:
+        """What every kernel is told."""
+        return {"columns": self.columns, "block_rows": self.block_rows, "block_columns": self.block_columns}
+
+
+_counters: dict[torch.device, Tensor] = {}
+
+
+def _counter(device: torch.device) -> Tensor:
+    """Zeros that every kernel leaves as zeros."""
+    if device not in _counters:
+        _counters[device] = torch.zeros(64, dtype=torch.int32, device=device)
+    return _counters[device]
+
+
+def forward_train(
+    a: Tensor,
+    b: Tensor | None,
+    weight: Tensor,
+    bias: Tensor,
+    running_mean: Tensor,
+    running_var: Tensor,
+    momentum: float,
+    eps: float,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """(a + b, relu(bn(a + b)), what the backward pass needs); running statistics are updated."""
+    plan = Plan(a)
+    total, out = a if b is None else torch.empty_like(a), torch.empty_like(a)
+    saved = torch.empty(4, plan.columns, dtype=torch.float32, device=a.device)
+    parts = torch.empty(plan.parts, 2, plan.columns, dtype=torch.float32, device=a.device)
+    _train_sums[plan.sum_grid](
+        a, a if b is None else b, total, parts, _counter(a.device), weight, bias, running_mean, running_var, saved,
+        plan.rows, eps, momentum, adds=b is not None, repeats=plan.repeats, **plan.tiles(),
+    )  # fmt: skip
+    _scale_and_clip[plan.grid](total, out, saved, plan.rows, **plan.tiles())
+    return total, out, saved
+
+
+def backward_train(
+    total: Tensor, gradient: Tensor, extra: Tensor | None, saved: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Gradients by the input, the weight and the bias of BatchNorm."""
+    plan = Plan(total)
+    out = torch.empty_like(total)
+    sums = torch.empty(2, plan.columns, dtype=torch.float32, device=total.device)
+    parts = torch.empty(plan.parts, 2, plan.columns, dtype=torch.float32, device=total.device)
+    _train_gradient_sums[plan.sum_grid](
+        total, gradient, parts, _counter(total.device), saved, sums, plan.rows, repeats=plan.repeats, **plan.tiles()
+    )
+    _train_gradient[plan.grid](
+        total, gradient, gradient if extra is None else extra, out, saved, sums, plan.rows,
+        adds=extra is not None, **plan.tiles(),
+    )  # fmt: skip
+    return out, sums[1], sums[0]
+
+
+def forward_eval(
+    a: Tensor, b: Tensor | None, weight: Tensor, bias: Tensor, running_mean: Tensor, running_var: Tensor, eps: float
+) -> tuple[Tensor, Tensor]:
+    """(a + b, relu(bn(a + b))) by the running statistics."""
+    plan = Plan(a)
+    total, out = a if b is None else torch.empty_like(a), torch.empty_like(a)
+    _eval_forward[plan.grid](
+        a, a if b is None else b, total, out, weight, bias, running_mean, running_var, plan.rows, eps,
+        adds=b is not None, **plan.tiles(),
+    )  # fmt: skip
+    return total, out
+
+
+def backward_eval(
+    result: Tensor, gradient: Tensor, extra: Tensor | None, weight: Tensor, running_var: Tensor, eps: float
+) -> Tensor:
+    """The gradient by the input of BatchNorm in eval mode."""
+    plan = Plan(result)
+    out = torch.empty_like(result)
+    _eval_gradient[plan.grid](
+        result, gradient, gradient if extra is None else extra, out, weight, running_var, plan.rows, eps,
+        adds=extra is not None, **plan.tiles(),
+    )  # fmt: skip
+    return out

@@ -1,0 +1,120 @@
+"""The command itself: help, version, listing, and exit statuses of true processes."""
+
+import json
+
+import pytest
+
+import atas
+from atas import data, methods, models
+from atas.training import recipe
+
+COMMANDS = (["ls"], ["train"], ["evaluate"], ["compare"], ["data", "get"], ["data", "check"])
+
+
+def test_version(command):
+    result = command("--version")
+    assert (result.status, result.out.strip()) == (0, atas.__version__)
+
+
+def test_python_m_atas_is_the_command(process):
+    result = process("--help")
+    assert result.status == 0
+    for name in ("ls", "data", "train", "evaluate", "compare"):
+        assert f"\n  {name} " in result.out
+    assert result.err == ""
+
+
+def test_nothing_shows_the_help(command):
+    result = command()
+    assert "Usage:" in result.out + result.err
+
+
+@pytest.mark.parametrize("name", COMMANDS, ids=" ".join)
+def test_each_help_has_an_example_that_can_be_copied(name, command):
+    result = command(*name, "--help")
+    assert result.status == 0
+    text = " ".join(result.out.split())
+    assert f"Example: atas {' '.join(name)} " in text
+
+
+@pytest.mark.parametrize(
+    ("what", "names"),
+    [
+        ("methods", methods.names()),
+        ("models", models.names()),
+        ("data", data.names()),
+        ("recipes", recipe.names()),
+    ],
+)
+def test_ls_names_everything_whole(what, names, command, monkeypatch):
+    """In the 80 columns of a pipe too: what is listed is there to be copied or searched."""
+    monkeypatch.setenv("COLUMNS", "80")
+    result = command("ls", what)
+    assert result.status == 0
+    words = result.out.split()
+    missing = [name for name in names if name not in words]
+    assert not missing, f"{len(missing)} of {len(names)}"
+
+
+@pytest.mark.parametrize(
+    ("what", "key", "names"),
+    [
+        ("methods", "method", methods.names()),
+        ("models", "model", models.names()),
+        ("data", "data", data.names()),
+        ("recipes", "recipe", recipe.names()),
+    ],
+)
+def test_ls_as_json(what, key, names, command):
+    result = command("ls", what, "--json")
+    assert result.status == 0
+    rows = json.loads(result.out)
+    assert [row[key] for row in rows][: len(names)] == names
+
+
+def test_ls_recipes_tells_what_they_are(command):
+    rows = {row["recipe"]: row for row in json.loads(command("ls", "recipes", "--json").out)}
+    assert rows["cifar100-wrn-28-10-ssat-eps4"] == {
+        "recipe": "cifar100-wrn-28-10-ssat-eps4",
+        "data": "cifar100",
+        "model": "wrn-28-10",
+        "method": "ssat",
+        "threat": "Linf(4/255)",
+        "epochs": "30",
+    }
+
+
+def test_ls_methods_tells_settings_and_mode(command):
+    rows = {row["method"]: row for row in json.loads(command("ls", "methods", "--json").out)}
+    assert rows["atas"]["attack in"] == "eval mode"
+    assert rows["fgsm-rs"]["attack in"] == "train mode"
+    assert "c=1.28" in rows["atas"]["settings"]
+    assert all(row["what"] for row in rows.values())
+
+
+@pytest.mark.parametrize(
+    "arguments", [["ls", "methodz"], ["ls"], ["trian"], ["train", "--set"], ["evaluate"], ["compare"], ["ls", "--nope"]]
+)
+def test_wrong_use_has_status_2(arguments, command):
+    result = command(*arguments)
+    assert result.status == 2
+    assert "Traceback" not in result.err
+    assert result.err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "status", "part"),
+    [
+        (["train", "cifar10-preact-resnet18-atass"], 2, "did you mean 'cifar10-preact-resnet18-atas'?"),
+        (["evaluate", "nowhere"], 1, "nowhere is not the folder of a run"),
+    ],
+)
+def test_exit_status_and_standard_error_of_a_process(arguments, status, part, process, tmp_path):
+    result = process(*arguments, cwd=tmp_path)
+    assert result.status == status
+    assert result.out == ""
+    assert result.err.startswith("atas: ")
+    assert result.err.count("\n") == 1
+    assert part in result.err
+    assert "Traceback" not in result.err
+    assert list(tmp_path.iterdir()) == []

@@ -1,0 +1,402 @@
+"""Every training method once more, slowly: float64, formulas written out, loops over examples and pixels.
+
+Nothing here uses the library. Random numbers are arguments. A reference function takes the state of the method and a
+`Network`, does what one training step does, weights and BatchNorm statistics included, and returns an `Outcome`.
+"""
+
+import warnings
+from dataclasses import dataclass, field
+
+import torch
+import torch.nn.functional as F
+
+
+class Network:
+    """The small network of the tests as formulas, with its own copies of the weights and statistics."""
+
+    def __init__(self, model):
+        self.activation = model.activation
+        self.weights = {name: value.detach().clone().requires_grad_() for name, value in model.named_parameters()}
+        self.statistics = {name: value.detach().clone() for name, value in model.named_buffers()}
+
+    def __call__(self, x, training, *, keep=None, stop=False, weights=None, record=True):
+        """Logits. With `keep`, the output of that layer too, and alone with `stop`."""
+        weights = self.weights if weights is None else weights
+        kept = None
+        for number, stride in ((1, 1), (2, 2)):
+            conv, norm = f"conv{number}", f"bn{number}"
+            x = F.conv2d(x, weights[f"{conv}.weight"], weights[f"{conv}.bias"], stride=stride, padding=1)
+            if keep == conv:
+                kept = x
+                if stop:
+                    return kept
+            if f"{norm}.weight" in weights:
+                x = self._normalise(norm, x, training, weights, record)
+            x = self.activation(x)
+        features = x.sum((2, 3)) / (x.shape[2] * x.shape[3])
+        logits = features @ weights["fc.weight"].T + weights["fc.bias"]
+        return logits if keep is None else (logits, kept)
+
+    def _normalise(self, name, x, training, weights, record):
+        mean, variance = self.statistics[f"{name}.running_mean"], self.statistics[f"{name}.running_var"]
+        if training:
+            count = x.numel() / x.shape[1]
+            batch_mean = x.sum((0, 2, 3)) / count
+            batch_variance = ((x - batch_mean[:, None, None]) ** 2).sum((0, 2, 3)) / count
+            if record:
+                unbiased = batch_variance.detach() * count / (count - 1)
+                self.statistics[f"{name}.running_mean"] = 0.9 * mean + 0.1 * batch_mean.detach()
+                self.statistics[f"{name}.running_var"] = 0.9 * variance + 0.1 * unbiased
+                self.statistics[f"{name}.num_batches_tracked"] = self.statistics[f"{name}.num_batches_tracked"] + 1
+            mean, variance = batch_mean, batch_variance
+        scaled = (x - mean[:, None, None]) / (variance[:, None, None] + 1e-5) ** 0.5
+        return scaled * weights[f"{name}.weight"][:, None, None] + weights[f"{name}.bias"][:, None, None]
+
+    def gradients(self, loss, *inputs):
+        """The loss's gradients for all weights, by name, and for some inputs."""
+        found = torch.autograd.grad(loss, [*self.weights.values(), *inputs], allow_unused=True, retain_graph=True)
+        zeros = (torch.zeros_like(w) if g is None else g for w, g in zip(self.weights.values(), found, strict=False))
+        return dict(zip(self.weights, zeros, strict=True)), found[len(self.weights) :]
+
+    def descend(self, gradients, rate):
+        """A step of plain gradient descent."""
+        with torch.no_grad():
+            for name, weight in self.weights.items():
+                weight -= rate * gradients[name]
+
+
+@dataclass
+class Outcome:
+    """What a step did: the last inputs, loss and logits, and the gradients of every update of the weights."""
+
+    inputs: torch.Tensor
+    loss: torch.Tensor
+    logits: torch.Tensor
+    updates: list
+    notes: dict = field(default_factory=dict)
+
+
+class Ball:
+    """The threat model, one example at a time."""
+
+    def __init__(self, norm, eps):
+        self.norm, self.eps = norm, eps
+
+    def direction(self, gradient):
+        """Where one unit of step leads."""
+        result = torch.zeros_like(gradient)
+        for i, g in enumerate(gradient):
+            if self.norm == "linf":
+                result[i] = (g > 0).to(g.dtype) - (g < 0).to(g.dtype)
+            elif g.abs().max() > 0:
+                result[i] = g / (g * g).sum().sqrt()
+        return result
+
+    def project(self, point, x):
+        """Back into the ball, then back to [0, 1]."""
+        result = torch.zeros_like(point)
+        for i in range(len(x)):
+            change = point[i] - x[i]
+            if self.norm == "linf":
+                change = change.clip(-self.eps, self.eps)
+            else:
+                length = (change * change).sum().sqrt()
+                if length > self.eps:
+                    change = change * (self.eps / length)
+            result[i] = (x[i] + change).clip(0, 1)
+        return result
+
+    def move(self, point, gradient, sizes, x):
+        """A step and the projection; one size an example, or one for all."""
+        sizes = torch.as_tensor(sizes, dtype=point.dtype).expand(len(point))
+        return self.project(point + sizes[:, None, None, None] * self.direction(gradient), x)
+
+
+def losses(logits, y):
+    """The cross-entropy of each example."""
+    return torch.stack([row.logsumexp(0) - row[label] for row, label in zip(logits, y, strict=True)])
+
+
+def log_probabilities(logits):
+    return logits - logits.logsumexp(1, keepdim=True)
+
+
+def input_gradients(net, x, y, training):
+    """Each example's gradient of the summed loss: one example at a time where BatchNorm does not tie them together."""
+    if training:
+        x = x.clone().requires_grad_()
+        logits = net(x, True)
+        return torch.autograd.grad(losses(logits, y).sum(), x)[0], logits.detach()
+    gradients, logits = [], []
+    for i in range(len(x)):
+        gradient, one = _eval_gradient(net, x[i : i + 1], lambda out, i=i: losses(out, y[i : i + 1]).sum())
+        gradients.append(gradient)
+        logits.append(one)
+    return torch.cat(gradients), torch.cat(logits)
+
+
+def _eval_gradient(net, x, loss):
+    x = x.clone().requires_grad_()
+    logits = net(x, False)
+    return torch.autograd.grad(loss(logits), x)[0], logits.detach()
+
+
+def train_on(net, inputs, y, rate, **notes):
+    """One update with the mean loss at the inputs, in train mode."""
+    logits = net(inputs, True)
+    loss = losses(logits, y).sum() / len(y)
+    gradients, _ = net.gradients(loss)
+    net.descend(gradients, rate)
+    return Outcome(inputs, loss.detach(), logits.detach(), [gradients], notes)
+
+
+def standard(net, x, y, rate):
+    return train_on(net, x, y, rate)
+
+
+def fgsm(net, ball, x, y, rate, step):
+    gradient, _ = input_gradients(net, x, y, training=True)
+    return train_on(net, ball.move(x, gradient, step, x), y, rate)
+
+
+def fgsm_rs(net, ball, noise, x, y, rate, step):
+    start = ball.project(x + noise, x)
+    gradient, _ = input_gradients(net, start, y, training=True)
+    return train_on(net, ball.move(start, gradient, step, x), y, rate)
+
+
+def pgd(net, ball, noise, x, y, rate, step, steps):
+    point = ball.project(x + noise, x)
+    for _ in range(steps):
+        gradient, _ = input_gradients(net, point, y, training=True)
+        point = ball.move(point, gradient, step, x)
+    return train_on(net, point, y, rate)
+
+
+def adaptive_sizes(gradient, average, c, max_step, beta):
+    """The paper's step sizes, gamma / (c + sqrt v) with gamma = c max_step, and the new averages v."""
+    averages = average.clone()
+    sizes = torch.zeros_like(average)
+    for i, g in enumerate(gradient):
+        averages[i] = beta * average[i] + (1 - beta) * (g * g).sum()
+        sizes[i] = c * max_step / (c + averages[i].sqrt())
+    return sizes, averages
+
+
+def fgsm_rs_adaptive(net, ball, norms, noise, x, y, index, rate, *, c, max_step, beta, scale):
+    """`norms` has the averages of all examples, and changes."""
+    start = ball.project(x + noise, x)
+    gradient, _ = input_gradients(net, start, y, training=True)
+    sizes, averages = adaptive_sizes(gradient, norms[index], c, max_step, beta)
+    norms[index] = averages
+    return train_on(net, ball.move(start, gradient, scale * sizes, x), y, rate, sizes=scale * sizes)
+
+
+def ssat(net, ball, noise, x, y, rate, step, checkpoints):
+    start = ball.project(x + noise, x)
+    gradient, logits = input_gradients(net, start, y, training=False)
+    end = ball.move(start, gradient, step, x)
+    inputs, branches = x.clone(), []
+    for i in range(len(x)):
+        branch = 0
+        if logits[i].argmax() == y[i]:
+            branch = checkpoints
+            for k in range(1, checkpoints):
+                part = x[i] + k / checkpoints * (end[i] - x[i])
+                if net(part[None], False)[0].argmax() != y[i]:
+                    branch = k
+                    break
+        inputs[i] = x[i] + branch / checkpoints * (end[i] - x[i])
+        branches.append(branch)
+    right_at_x = net(x, False).argmax(1) == y
+    return train_on(net, inputs, y, rate, branches=branches, right_at_x=right_at_x.tolist())
+
+
+def trades(net, ball, noise, x, y, rate, *, step, steps, beta):
+    """`noise` is standard normal."""
+    point = ball.project(x + 0.001 * noise, x)
+    for _ in range(steps):
+        gradient = torch.zeros_like(x)
+        for i in range(len(x)):
+            clean = log_probabilities(net(x[i : i + 1], False)).detach()
+            gradient[i], _ = (
+                part[0]
+                for part in _eval_gradient(
+                    net, point[i : i + 1], lambda out, p=clean: (p.exp() * (p - log_probabilities(out))).sum()
+                )
+            )
+        point = ball.move(point, gradient, step, x)
+    clean, logits = net(x, True), net(point, True)
+    p, q = log_probabilities(clean), log_probabilities(logits)
+    divergences = torch.stack([(p[i].exp() * (p[i] - q[i])).sum() for i in range(len(x))])
+    loss = (losses(clean, y).sum() + beta * divergences.sum()) / len(x)
+    gradients, _ = net.gradients(loss)
+    net.descend(gradients, rate)
+    return Outcome(point, loss.detach(), logits.detach(), [gradients])
+
+
+def free(net, ball, carried, x, y, rate, *, step, replays):
+    """`carried` has one perturbation for each place in a batch, and changes."""
+    change, updates = carried[: len(x)].clone(), []
+    for _ in range(replays):
+        inputs = ball.project(x + change, x).requires_grad_()
+        logits = net(inputs, True)
+        loss = losses(logits, y).sum() / len(y)
+        gradients, (gradient,) = net.gradients(loss, inputs)
+        updates.append(gradients)
+        net.descend(gradients, rate)
+        change = ball.move(x + change, gradient, step, x) - x
+    carried[: len(x)] = change
+    return Outcome(inputs.detach(), loss.detach(), logits.detach(), updates)
+
+
+def yopo(net, ball, noise, x, y, rate, *, step, outer, inner, layer):
+    point = ball.project(x + noise, x)
+    total = {name: torch.zeros_like(weight) for name, weight in net.weights.items()}
+
+    def collect(gradients):
+        for name in total:
+            total[name] = total[name] + gradients[name]
+
+    for _ in range(outer):
+        inputs = point
+        logits, hidden = net(inputs, True, keep=layer)
+        loss = losses(logits, y).sum() / len(y)
+        gradients, (at_layer,) = net.gradients(loss, hidden)
+        collect(gradients)
+        p = -at_layer
+        for _ in range(inner):
+            point = point.detach().requires_grad_()
+            hamiltonian = (net(point, True, keep=layer, stop=True) * p).sum()
+            (gradient,) = torch.autograd.grad(hamiltonian, point)
+            point = ball.move(point.detach(), -gradient, step, x)
+        hamiltonian = (net(point, True, keep=layer, stop=True) * p).sum()
+        collect(net.gradients(-hamiltonian)[0])
+    net.descend(total, rate)
+    return Outcome(inputs, loss.detach(), logits.detach(), [total])
+
+
+def fgsm_ga(net, ball, noise, x, y, rate, *, step, weight):
+    """The regulariser's weight gradient needs no second backward pass here.
+
+    With u_i the derivative of 1 - cos(g_i, g'_i) by g'_i, held fixed, it is the derivative of sum_i u_i . g'_i by the
+    weights, which is how the weight gradient of the loss changes as the inputs move along u: forward differentiation.
+    """
+    first, _ = input_gradients(net, x, y, training=True)
+    nearby = x + noise
+    second, _ = input_gradients(net, nearby, y, training=True)
+    counted = [i for i in range(len(x)) if first[i].abs().max() > 0 and second[i].abs().max() > 0]
+    along, misalignments = torch.zeros_like(x), []
+    for i in counted:
+        a, b = first[i] / (first[i] ** 2).sum().sqrt(), second[i]
+        length = (b * b).sum().sqrt()
+        cosine = (a * b).sum() / length
+        misalignments.append(1 - cosine)
+        along[i] = -(a - cosine * b / length) / length / len(counted)
+
+    def weight_gradient(inputs):
+        def loss(weights):
+            return losses(net(inputs, True, weights=weights, record=False), y).sum()
+
+        return torch.func.grad(loss)({name: value.detach() for name, value in net.weights.items()})
+
+    with warnings.catch_warnings():  # forward differentiation loads a module that torch itself calls deprecated
+        warnings.simplefilter("ignore", DeprecationWarning)
+        _, regulariser = torch.func.jvp(weight_gradient, (nearby,), (along,))
+    inputs = ball.move(x, first, step, x)
+    logits = net(inputs, True)
+    loss = losses(logits, y).sum() / len(y)
+    gradients, _ = net.gradients(loss)
+    total = {name: gradients[name] + weight * regulariser[name] for name in gradients}
+    net.descend(total, rate)
+    loss = loss.detach() + weight * (sum(misalignments) / len(misalignments) if misalignments else 0.0)
+    return Outcome(inputs, loss, logits.detach(), [total], {"counted": counted})
+
+
+# Memory: canvases with `pad` pixels around each image, looked at through (top, left, flip).
+
+
+def pad_image(image, pad):
+    channels, height, width = image.shape
+    canvas = torch.zeros(channels, height + 2 * pad, width + 2 * pad, dtype=image.dtype)
+    for row in range(height):
+        for column in range(width):
+            canvas[:, pad + row, pad + column] = image[:, row, column]
+    return canvas
+
+
+def _places(view, height, width):
+    """Pairs of a place in the window and the place on the canvas that it shows."""
+    top, left, flip = view
+    for row in range(height):
+        for column in range(width):
+            yield row, column, top + row, left + (width - 1 - column if flip else column)
+
+
+def look(canvas, view, height, width):
+    """The window of one canvas."""
+    window = torch.zeros(canvas.shape[0], height, width, dtype=canvas.dtype)
+    for row, column, canvas_row, canvas_column in _places(view, height, width):
+        window[:, row, column] = canvas[:, canvas_row, canvas_column]
+    return window
+
+
+def paste(canvas, view, window):
+    """Put a window back onto its canvas."""
+    for row, column, canvas_row, canvas_column in _places(view, *window.shape[1:]):
+        canvas[:, canvas_row, canvas_column] = window[:, row, column]
+
+
+class Remembering:
+    """What ATTA and ATAS have in common; `canvases` is the noise that the memory begins with."""
+
+    def __init__(self, ball, canvases, pad, reset_every, epochs):
+        self.ball, self.canvases, self.pad = ball, canvases.clone(), pad
+        self.reset_every, self.epochs = reset_every, epochs
+        self.resets = []
+
+    def begin(self, epoch, fresh):
+        """Epochs count from 0 here and from 1 in the authors' code; `fresh(epoch)` gives new noise."""
+        if (epoch + 1) % self.reset_every == 0 and epoch + 1 != self.epochs:
+            self.canvases = fresh(epoch).clone()
+            self.resets.append(epoch)
+
+    def step(self, net, images, y, index, views, rate, epoch):
+        height, width = images.shape[2:]
+        pairs = list(zip(index.tolist(), views, strict=True))
+        x = torch.stack([look(pad_image(images[i], self.pad), view, height, width) for i, view in pairs])
+        remembered = torch.stack([look(self.canvases[i], view, height, width) for i, view in pairs])
+        start = self.ball.project(x + remembered, x)
+        gradient, _ = input_gradients(net, start, y, training=False)
+        sizes, notes = self.sizes(gradient, index, epoch)
+        inputs = self.ball.move(start, gradient, sizes, x)
+        for place, (i, view) in enumerate(pairs):
+            paste(self.canvases[i], view, inputs[place] - x[place])
+        return train_on(net, inputs, y, rate, x=x, sizes=sizes, **notes)
+
+
+class Atta(Remembering):
+    def __init__(self, *args, step):
+        super().__init__(*args)
+        self.constant = step
+
+    def sizes(self, gradient, index, epoch):
+        return torch.full((len(gradient),), self.constant, dtype=gradient.dtype), {}
+
+
+class Atas(Remembering):
+    def __init__(self, *args, c, max_step, beta, clip, warmup_epochs, scale):
+        super().__init__(*args)
+        self.c, self.max_step, self.beta, self.clip, self.warmup_epochs = c, max_step, beta, clip, warmup_epochs
+        self.scale = scale
+        self.norms = torch.zeros(len(self.canvases), dtype=torch.float64)
+
+    def sizes(self, gradient, index, epoch):
+        if epoch < self.warmup_epochs:
+            return torch.full((len(gradient),), self.scale * self.ball.eps, dtype=gradient.dtype), {}
+        raw, self.norms[index] = adaptive_sizes(gradient, self.norms[index], self.c, self.max_step, self.beta)
+        sizes = raw.clone()
+        if self.clip is not None:
+            for i, size in enumerate(raw):
+                sizes[i] = min(max(float(size), self.clip[0]), self.clip[1])
+        return self.scale * sizes, {"raw": raw}

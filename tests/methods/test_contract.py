@@ -1,0 +1,638 @@
+"""What people rely on in every method, whichever it is."""
+
+import inspect
+
+import pytest
+import safetensors.torch
+import torch
+import torch.nn.functional as F
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import atas
+from atas.augment import View
+from atas.errors import UsageError
+
+SHAPE, PAD, EXAMPLES = (3, 8, 10), 2, 12
+NAMES = atas.methods.names()
+ADAPTIVE = ["fgsm-rs-adaptive", "atas", "atas-literal"]
+REMEMBERING = ["atta", "atas", "atas-literal"]
+EVAL_MODE = ["ssat", "trades", *REMEMBERING]
+NO_PERTURB = ["fgsm-ga", "free", "yopo", "trades"]
+PERTURB = [name for name in NAMES if name not in NO_PERTURB]
+WITHOUT_CHANCE = ["standard", "fgsm", "free"]
+THREATS = {"linf": atas.Linf(8 / 255), "l2": atas.L2(0.5)}
+SMALL = {
+    "fgsm-ga": {"weight": 0.5},
+    "free": {"batch_size": EXAMPLES, "replays": 2},
+    "yopo": {"outer": 2, "inner": 2},
+    "pgd": {"steps": 3},
+    "trades": {"steps": 2},
+}
+
+every_method = pytest.mark.parametrize("name", NAMES)
+every_perturbing = pytest.mark.parametrize("name", PERTURB)
+both_norms = pytest.mark.parametrize("threat", THREATS.values(), ids=THREATS)
+
+
+def make(name, threat=THREATS["linf"], *, begin=True, **hyper):
+    """A method with quick settings, in the epoch after the warm-up."""
+    method = atas.methods.create(name, threat, EXAMPLES, SHAPE, **{"pad": PAD, **SMALL.get(name, {}), **hyper})
+    if begin:
+        method.start_epoch(6, 30)
+    return method
+
+
+def sgd(model):
+    return torch.optim.SGD([w for w in model.parameters() if w.requires_grad], lr=0.05, momentum=0.9)
+
+
+def modes(model):
+    return [module.training for module in model.modules()]
+
+
+def buffers(model):
+    return {name: value.clone() for name, value in model.named_buffers()}
+
+
+def same(first, second):
+    """Bit-equal dictionaries of tensors."""
+    return first.keys() == second.keys() and all(torch.equal(first[key], second[key]) for key in first)
+
+
+@pytest.fixture
+def data(make_images, small_net):
+    """Images, labels, indices and views of a shuffled batch; the small network is right about half of the labels."""
+
+    def draw(count=6, seed=0, dtype=torch.float32):
+        generator = torch.Generator().manual_seed(seed)
+        index = torch.randperm(EXAMPLES, generator=generator)[:count]
+        images = make_images(EXAMPLES, SHAPE, dtype=dtype)
+        labels = torch.randint(4, (EXAMPLES,), generator=torch.Generator().manual_seed(1))
+        labels[::2] = small_net().eval()(images.float()).argmax(1)[::2]
+        x, view = atas.random_view(images[index], pad=PAD, generator=generator)
+        return x, labels[index], index, view
+
+    return draw
+
+
+def test_the_names():
+    assert set(NAMES) >= {
+        "standard", "fgsm", "fgsm-rs", "fgsm-rs-adaptive", "fgsm-ga", "ssat", "free", "yopo", "atta", "atas",
+        "atas-literal", "pgd", "trades",
+    }  # fmt: skip
+
+
+# What comes out
+
+
+@every_method
+@both_norms
+def test_steps_stay_inside_the_budget(small_net, data, name, threat):
+    method, model = make(name, threat, begin=False), small_net().train()
+    optimizer = sgd(model)
+    for epoch in (0, 6, 9):
+        method.start_epoch(epoch, 30)
+        for seed in (0, 1):
+            x, y, index, view = data(seed=seed)
+            step = method.step(model, optimizer, x, y, index, view)
+            assert threat.distance(step.inputs.double(), x.double()).max() <= threat.eps + 1e-6
+            assert step.inputs.min() >= 0
+            assert step.inputs.max() <= 1
+            assert step.inputs.dtype == x.dtype
+            assert step.logits.shape == (len(x), 4)
+            assert step.loss.shape == ()
+            assert torch.isfinite(step.loss)
+            assert not any(t.requires_grad for t in step)
+
+
+@every_perturbing
+@both_norms
+def test_perturbed_inputs_stay_inside_the_budget(small_net, data, name, threat):
+    method, model = make(name, threat), small_net().train()
+    x, y, index, view = data()
+    inputs = method.perturb(model, x, y, index, view)
+    assert inputs.shape == x.shape
+    assert threat.distance(inputs.double(), x.double()).max() <= threat.eps + 1e-6
+    assert inputs.min() >= 0
+    assert inputs.max() <= 1
+    assert not inputs.requires_grad
+    assert torch.equal(inputs, x) == (name == "standard")
+
+
+@pytest.mark.parametrize("name", NO_PERTURB)
+def test_methods_that_need_more_than_inputs_point_to_step(small_net, data, name):
+    with pytest.raises(UsageError, match=r"method\.step") as caught:
+        make(name).perturb(small_net(), *data())
+    assert "\n" not in str(caught.value)
+
+
+@every_perturbing
+@both_norms
+def test_step_learns_with_cross_entropy_on_what_perturb_returns(small_net, data, name, threat):
+    """The user's own loop and `step` are the same training."""
+    batch = data()
+    model, method = small_net().train(), make(name, threat)
+    step = method.step(model, sgd(model), *batch)
+    own_model, own_method = small_net().train(), make(name, threat)
+    inputs = own_method.perturb(own_model, *batch)
+    loss = F.cross_entropy(own_model(inputs), batch[1])
+    optimizer = sgd(own_model)
+    loss.backward()
+    optimizer.step()
+    assert torch.equal(step.inputs, inputs)
+    assert torch.equal(step.loss, loss.detach())
+    assert same(model.state_dict(), own_model.state_dict())
+    assert same(method.state_dict(), own_method.state_dict())
+
+
+@every_method
+def test_the_arguments_stay_as_they_were(small_net, data, name):
+    method, model, batch = make(name), small_net(), data()
+    x, y, index, view = batch
+    copies = [t.clone() for t in (x, y, index, view.top, view.left, view.flip)]
+    method.step(model, sgd(model), *batch)
+    for tensor, copy in zip((x, y, index, view.top, view.left, view.flip), copies, strict=True):
+        assert torch.equal(tensor, copy)
+    assert not x.requires_grad
+
+
+@every_method
+def test_no_view_is_the_view_of_the_stored_image(small_net, data, name):
+    x, y, index, _ = data()
+    results = []
+    for view in (None, View.centre(len(x), PAD)):
+        method, model = make(name), small_net()
+        results.append((method.step(model, sgd(model), x, y, index, view).inputs, method.state_dict()))
+    assert torch.equal(results[0][0], results[1][0])
+    assert same(results[0][1], results[1][1])
+
+
+# Modes, statistics, flags
+
+FORWARD_PASSES = {
+    "standard": 1, "fgsm": 2, "fgsm-rs": 2, "fgsm-rs-adaptive": 2, "fgsm-ga": 3, "ssat": 1, "free": 2, "yopo": 2,
+    "atta": 1, "atas": 1, "atas-literal": 1, "pgd": 4, "trades": 2,
+}  # fmt: skip
+
+
+@every_method
+def test_how_often_a_step_updates_the_running_statistics(small_net, data, name):
+    method, model = make(name), small_net().eval()
+    method.step(model, sgd(model), *data())
+    assert model.bn1.num_batches_tracked == model.bn2.num_batches_tracked == FORWARD_PASSES[name]
+
+
+@every_perturbing
+@pytest.mark.parametrize("training", [True, False])
+def test_how_often_an_attack_updates_the_running_statistics(small_net, data, name, training):
+    method, model = make(name), small_net().train(training)
+    before = buffers(model)
+    method.perturb(model, *data())
+    assert model.bn2.num_batches_tracked == FORWARD_PASSES[name] - 1
+    if name in EVAL_MODE or name == "standard":
+        assert same(before, buffers(model))
+    else:
+        assert not torch.equal(before["bn1.running_mean"], model.bn1.running_mean)
+
+
+@every_method
+def test_the_attack_mode_that_a_method_declares(name):
+    assert atas.methods.get(name).attack_mode == ("eval" if name in EVAL_MODE else "train")
+
+
+@every_method
+@pytest.mark.parametrize("training", [True, False])
+@pytest.mark.parametrize("odd", [None, "bn1", "fc"])
+def test_modes_are_restored(small_net, data, name, training, odd):
+    """Also of a part that its owner keeps in the other mode."""
+    model = small_net().train(training)
+    if odd:
+        model.get_submodule(odd).train(not training)
+    found = modes(model)
+    method = make(name)
+    method.step(model, sgd(model), *data())
+    assert modes(model) == found
+    if name in PERTURB:
+        method.perturb(model, *data())
+        assert modes(model) == found
+
+
+@every_method
+def test_a_layer_kept_in_eval_mode_while_training_stays_so(small_net, data, name):
+    model = small_net().train()
+    model.bn1.eval()
+    before = buffers(model.bn1)
+    make(name).step(model, sgd(model), *data())
+    assert same(before, buffers(model.bn1))
+    assert model.bn2.num_batches_tracked > 0
+
+
+@every_method
+@pytest.mark.parametrize("training", [True, False])
+def test_modes_and_flags_are_restored_when_the_model_fails(small_net, data, name, training):
+    model, method = small_net().train(training), make(name)
+    model.bn1.train(not training)
+    model.conv2.bias.requires_grad_(False)
+    found, flags = modes(model), [w.requires_grad for w in model.parameters()]
+    optimizer, batch = sgd(model), data()
+
+    def fail(_module, _inputs):
+        raise RuntimeError("the model failed")
+
+    handle = model.fc.register_forward_pre_hook(fail)
+    calls = [lambda: method.step(model, optimizer, *batch)]
+    if name in PERTURB and name != "standard":
+        calls.append(lambda: method.perturb(model, *batch))
+    for call in calls:
+        with pytest.raises(RuntimeError, match="the model failed"):
+            call()
+        assert modes(model) == found
+        assert [w.requires_grad for w in model.parameters()] == flags
+    handle.remove()
+    method.step(model, optimizer, *batch)  # and nothing is left behind
+    assert modes(model) == found
+
+
+@every_method
+@pytest.mark.parametrize("frozen", ["conv1", "conv2", "fc"])
+def test_weights_that_take_no_gradient_stay_as_they_are(small_net, data, name, frozen):
+    model, method = small_net().train(), make(name)
+    model.get_submodule(frozen).requires_grad_(False)
+    flags = {key: weight.requires_grad for key, weight in model.named_parameters()}
+    before = {key: weight.detach().clone() for key, weight in model.named_parameters()}
+    method.step(model, sgd(model), *data())
+    assert {key: weight.requires_grad for key, weight in model.named_parameters()} == flags
+    for key in ("conv1.weight", "conv2.weight", "fc.weight"):
+        assert torch.equal(model.get_parameter(key), before[key]) != flags[key]
+
+
+@every_perturbing
+def test_an_attack_leaves_collected_weight_gradients_alone(small_net, data, name):
+    model = small_net().train()
+    for weight in model.parameters():
+        weight.grad = torch.full_like(weight, 7.0)
+    make(name).perturb(model, *data())
+    assert all((weight.grad == 7).all() for weight in model.parameters())
+
+
+@pytest.mark.parametrize("name", [n for n in NAMES if n not in ("standard", "free", "yopo")])
+def test_an_attack_computes_no_weight_gradients(small_net, data, name):
+    """About a sixth of the whole cost: in the attack's passes no weight takes part in what is recorded."""
+    model, recorded = small_net().train(), []
+    model.fc.register_forward_hook(
+        lambda _module, _inputs, _output: recorded.append(any(w.requires_grad for w in model.parameters()))
+    )
+    make(name).step(model, sgd(model), *data())
+    assert not recorded[0]
+    assert recorded[-1]
+    if name in PERTURB:
+        assert not any(recorded[:-1])
+        recorded.clear()
+        make(name).perturb(model, *data())
+        assert not any(recorded)
+
+
+@every_method
+def test_a_step_forgets_gradients_of_before(small_net, data, name):
+    states = []
+    for garbage in (False, True):
+        model = small_net().train()
+        if garbage:
+            for weight in model.parameters():
+                weight.grad = torch.full_like(weight, 7.0)
+        make(name).step(model, sgd(model), *data())
+        states.append(model.state_dict())
+    assert same(*states)
+
+
+@every_perturbing
+def test_an_attack_works_where_gradients_are_off(small_net, data, name):
+    with torch.no_grad():
+        off = make(name).perturb(small_net(), *data())
+    assert torch.equal(off, make(name).perturb(small_net(), *data()))
+
+
+# One example, whatever its batch
+
+
+@pytest.mark.parametrize(
+    ("name", "batch_norm"),
+    [*((name, False) for name in NAMES), *((name, True) for name in EVAL_MODE)],
+    ids=[*NAMES, *(f"{name}-with-batch-norm" for name in EVAL_MODE)],
+)
+@both_norms
+def test_a_perturbation_does_not_depend_on_the_batch(small_net, data, name, threat, batch_norm):
+    """The same example alone, in larger batches and at other places; in train mode BatchNorm ties a batch together."""
+    x, y, index, view = data(8, dtype=torch.float64)
+    hyper = {"replays": 1} if name == "free" else {}
+    results = []
+    for chosen in ([0, 1, 2, 3, 4, 5, 6, 7], [5], [7, 5, 2], [2, 7, 0, 5, 3]):
+        method, model = make(name, threat, **hyper).double(), small_net(batch_norm=batch_norm).double()
+        if name == "free":  # the perturbation belongs to the place: let the same one wait at example 5's
+            method.carried[chosen.index(5)] = 0.5 * threat.eps / 16
+        part = View(view.top[chosen], view.left[chosen], view.flip[chosen], PAD)
+        step = method.step(model, sgd(model), x[chosen], y[chosen], index[chosen], part)
+        found = {"inputs": step.inputs[chosen.index(5)]}
+        if name in REMEMBERING:
+            found["memory"] = method.memory.delta[index[5]].double()
+        if name in ADAPTIVE:
+            found["size"], found["norm"] = method.step_sizes[index[5]], method.gradient_norms[index[5]]
+        if name == "free":
+            found["carried"] = method.carried[chosen.index(5)]
+        results.append(found)
+    for other in results[1:]:
+        torch.testing.assert_close(other, results[0], atol=1e-10, rtol=1e-8)
+
+
+# Chance
+
+
+@every_method
+@both_norms
+def test_equal_seeds_give_equal_bits_and_other_seeds_or_epochs_others(small_net, data, name, threat):
+    def run(seed, epoch):
+        method, model = make(name, threat, seed=seed, begin=False), small_net().train()
+        method.start_epoch(epoch, 30)
+        step = method.step(model, sgd(model), *data())
+        return {"inputs": step.inputs, "loss": step.loss, **model.state_dict()}
+
+    first = run(seed=1, epoch=6)
+    torch.rand(7)  # a generator's history has no part in it
+    assert same(first, run(seed=1, epoch=6))
+    others = [run(seed=2, epoch=6), run(seed=1 + 2**32, epoch=6)]
+    if name not in REMEMBERING:  # the noise of these belongs to resets, not to every epoch
+        others.append(run(seed=1, epoch=7))
+    for other in others:
+        assert torch.equal(first["loss"], other["loss"]) == (name in WITHOUT_CHANCE)
+        if name not in (*WITHOUT_CHANCE, "fgsm-ga"):  # there chance is in the regulariser alone
+            assert not torch.equal(first["inputs"], other["inputs"])
+
+
+# State
+
+
+@every_method
+@both_norms
+def test_state_survives_a_save_and_a_load(small_net, data, name, threat):
+    method, model = make(name, threat, begin=False), small_net().train()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+    for epoch in (0, 8, 9):
+        method.start_epoch(epoch, 30)
+        method.step(model, optimizer, *data(seed=epoch))
+    method.shrink_steps(0.75)
+    saved = safetensors.torch.save({key: value.contiguous() for key, value in method.state_dict().items()})
+    weights = {key: value.clone() for key, value in model.state_dict().items()}
+
+    loaded, copy = make(name, threat, begin=False), small_net().train()
+    loaded.load_state_dict(safetensors.torch.load(saved))
+    copy.load_state_dict(weights)
+    loaded.start_epoch(9, 30)
+    assert same(method.state_dict(), loaded.state_dict())
+    for seed in (4, 5):
+        first = method.step(model, optimizer, *data(seed=seed))
+        second = loaded.step(copy, torch.optim.SGD(copy.parameters(), lr=0.05), *data(seed=seed))
+        assert all(torch.equal(a, b) for a, b in zip(first, second, strict=True))
+    assert same(model.state_dict(), copy.state_dict())
+    assert same(method.state_dict(), loaded.state_dict())
+
+
+@every_method
+def test_starting_an_epoch_again_resets_nothing(small_net, data, name):
+    method, model = make(name, begin=False), small_net().train()
+    method.start_epoch(8, 30)
+    method.start_epoch(9, 30)
+    method.step(model, sgd(model), *data())
+    before = {key: value.clone() for key, value in method.state_dict().items()}
+    method.start_epoch(9, 30)
+    assert same(before, method.state_dict())
+
+
+@every_method
+def test_a_step_before_the_first_epoch_is_an_error(small_net, data, name):
+    method, model = make(name, begin=False), small_net()
+    with pytest.raises(UsageError, match="start_epoch"):
+        method.step(model, sgd(model), *data())
+    if name in PERTURB:
+        with pytest.raises(UsageError, match="start_epoch"):
+            method.perturb(model, *data())
+
+
+@every_method
+def test_epochs_count_from_zero(name):
+    with pytest.raises(UsageError, match="count from 0; got -1"):
+        make(name, begin=False).start_epoch(-1)
+
+
+@every_method
+@both_norms
+def test_a_method_is_a_module_without_parameters(small_net, data, name, threat):
+    method, model = make(name, threat), small_net().train()
+    assert isinstance(method, torch.nn.Module)
+    assert list(method.parameters()) == []
+    batch = data()
+    expected = make(name, threat).step(small_net().train(), sgd(model), *batch).inputs
+    method = method.to("cpu").to(torch.float32)
+    assert torch.equal(method.step(model, sgd(model), *batch).inputs, expected)
+    meta = make(name, threat).to("meta")
+    assert {value.device.type for value in meta.buffers()} == {"meta"}
+
+
+@every_method
+def test_a_method_can_be_made_on_its_device(name):
+    assert {value.device.type for value in make(name, begin=False, device="meta").buffers()} == {"meta"}
+
+
+@pytest.mark.parametrize("name", REMEMBERING)
+@both_norms
+def test_only_what_was_shown_is_remembered_anew(small_net, data, name, threat):
+    """The windows of the batch get the new perturbations; everything else keeps the old."""
+    method, model = make(name, threat, dtype=torch.float32), small_net()
+    x, y, index, view = data()
+    before = method.memory.delta.clone()
+    inputs = method.perturb(model, x, y, index, view)
+    shown = torch.zeros_like(before, dtype=torch.bool)
+    view.write(shown, index, torch.ones(x.shape, dtype=torch.bool))
+    assert torch.equal(method.memory.delta[~shown], before[~shown])
+    assert torch.equal(view.read(method.memory.delta, index), inputs - x)
+
+
+@pytest.mark.parametrize("name", REMEMBERING)
+def test_the_default_memory_is_close_to_what_was_perturbed(small_net, data, name):
+    threat = THREATS["linf"]
+    method, model = make(name, threat), small_net()
+    x, y, index, view = data()
+    assert method.memory.delta.dtype == torch.int8
+    inputs = method.perturb(model, x, y, index, view)
+    error = method.memory.read(index, view, torch.float32) - (inputs - x)
+    assert error.abs().max() <= threat.eps / 254 + 1e-7
+
+
+@pytest.mark.parametrize("name", ADAPTIVE)
+@both_norms
+def test_step_sizes_and_gradient_norms_of_every_example(small_net, data, name, threat):
+    method, model = make(name, threat), small_net(sharpness=20.0)
+    assert method.step_sizes.shape == method.gradient_norms.shape == (EXAMPLES,)
+    assert not method.step_sizes.any()
+    assert not method.gradient_norms.any()
+    x, y, index, view = data()
+    method.perturb(model, x, y, index, view)
+    seen = torch.zeros(EXAMPLES, dtype=torch.bool)
+    seen[index] = True
+    assert (method.gradient_norms[seen] > 0).all()
+    low, high = method.clip if name == "atas" else (0, method.max_step)
+    assert (method.step_sizes[seen] > 0).all()
+    assert (method.step_sizes[seen] >= low - 1e-7).all()
+    assert (method.step_sizes[seen] <= high + 1e-7).all()
+    assert not method.step_sizes[~seen].any()
+
+
+@pytest.mark.parametrize("name", [n for n in NAMES if n not in ("ssat", "trades")])  # these start by their own rules
+def test_shrinking_steps_to_nothing_ends_the_attack(small_net, data, name):
+    method, model = make(name), small_net()
+    method.shrink_steps(0.5)
+    method.shrink_steps(0.5)
+    assert method.step_scale == 0.25
+    method.shrink_steps(0.0)
+    x, y, index, view = data()
+    if name in REMEMBERING:
+        start = method.threat.project(x + method.memory.read(index, view, x.dtype), x)
+    elif name in (*WITHOUT_CHANCE, "fgsm-ga"):
+        start = x
+    else:
+        start = method.threat.random_start(x, method.draw(index))
+    assert torch.equal(method.step(model, sgd(model), x, y, index, view).inputs, start)
+
+
+# Any input
+
+
+@every_method
+@settings(max_examples=15, deadline=None, derandomize=True)
+@given(
+    norm=st.sampled_from(sorted(THREATS)),
+    eps=st.sampled_from([0.0, 1e-4, 8 / 255, 0.3, 1.0]),
+    epoch=st.integers(0, 40),
+    count=st.integers(2, 5),
+    seed=st.integers(0, 2**63),
+    kind=st.sampled_from(["noise", "black", "white", "corners"]),
+)
+def test_any_images_any_budget(small_net, name, norm, eps, epoch, count, seed, kind):
+    if eps == 0 and norm == "l2" and name in (*ADAPTIVE, "atta", "yopo"):
+        eps = 1e-6  # their step sizes for L2 are parts of eps, and must not be zero
+    threat = atas.Linf(eps) if norm == "linf" else atas.L2(eps)
+    generator = torch.Generator().manual_seed(seed % 2**31)
+    images = {
+        "noise": torch.rand(count, *SHAPE, generator=generator),
+        "black": torch.zeros(count, *SHAPE),
+        "white": torch.ones(count, *SHAPE),
+        "corners": torch.randint(2, (count, *SHAPE), generator=generator).float(),
+    }[kind]
+    x, view = atas.random_view(images, pad=PAD, generator=generator)
+    y = torch.randint(4, (count,), generator=generator)
+    method, model = make(name, threat, seed=seed, begin=False), small_net()
+    method.start_epoch(epoch)
+    for _ in range(2):
+        step = method.step(model, sgd(model), x, y, torch.arange(count), view)
+        assert torch.isfinite(step.inputs).all()
+        assert torch.isfinite(step.loss)
+        assert step.inputs.min() >= 0
+        assert step.inputs.max() <= 1
+        assert threat.distance(step.inputs.double(), x.double()).max() <= eps + 1e-6
+    assert all(torch.isfinite(value).all() for value in method.state_dict().values() if value.is_floating_point())
+
+
+# Making one
+
+
+def test_the_signature_that_the_contract_states():
+    parameters = inspect.signature(atas.ATAS).parameters
+    assert list(parameters)[:3] == ["threat", "examples", "shape"]
+    stated = {"c": 1.28, "beta": 0.5, "warmup_epochs": 5, "reset_every": 10, "pad": 4, "device": None, "seed": 0}
+    assert {key: parameters[key].default for key in stated} == stated
+    for key in (*stated, "max_step", "clip", "dtype"):
+        assert parameters[key].kind is inspect.Parameter.KEYWORD_ONLY
+
+
+def test_the_defaults_of_atas_by_norm():
+    linf = atas.ATAS(atas.Linf(4 / 255), 2, SHAPE)
+    assert (linf.max_step, linf.clip, linf.memory.delta.dtype) == (16 / 255, (4 / 255, 14 / 255), torch.int8)
+    l2 = atas.ATAS(atas.L2(0.5), 2, SHAPE)
+    assert (l2.max_step, l2.clip, l2.memory.delta.dtype) == (1.0, (0.25, 0.875), torch.float16)
+    literal = atas.methods.create("atas-literal", atas.Linf(8 / 255), 2, SHAPE)
+    assert (literal.clip, literal.warmup_epochs, literal.c, literal.max_step) == (None, 0, 1.28, 16 / 255)
+    assert atas.ATAS(atas.Linf(4 / 255), 2, SHAPE, clip=None).clip is None
+
+
+@pytest.mark.parametrize("name", REMEMBERING)
+def test_int8_memory_is_refused_for_l2(name):
+    with pytest.raises(UsageError, match=r"int8.*L2.*float16"):
+        atas.methods.create(name, THREATS["l2"], 2, SHAPE, dtype=torch.int8)
+
+
+@pytest.mark.parametrize(("text", "dtype"), [("int8", torch.int8), ("float16", torch.float16), ("auto", torch.int8)])
+def test_a_memory_type_by_name(text, dtype):
+    method = atas.methods.create("atas", THREATS["linf"], 2, SHAPE, dtype=text)
+    assert method.memory.delta.dtype == dtype
+
+
+@pytest.mark.parametrize(
+    ("name", "threat", "hyper", "words"),
+    [
+        ("atass", "linf", {}, "did you mean 'atas'"),
+        ("atas", "linf", {"bete": 0.5}, "did you mean 'beta'"),
+        ("fgsm", "linf", {"step_size": 0.1}, "step_size"),
+        ("atas", "linf", {"dtype": "int9"}, "did you mean 'int8'"),
+        ("atas", "linf", {"dtype": torch.int32}, "float32, float16 or int8"),
+        ("atas", "linf", {"c": 0.0}, "c > 0"),
+        ("atas", "linf", {"max_step": -1.0}, "max_step > 0"),
+        ("atas", "linf", {"beta": 1.0}, "beta < 1"),
+        ("fgsm-rs-adaptive", "linf", {"beta": -0.1}, "0 <= beta"),
+        ("atas", "linf", {"clip": (0.1, 0.01)}, "smallest <= largest"),
+        ("atas", "linf", {"reset_every": 0}, "reset_every must be at least 1"),
+        ("atta", "linf", {"step_size": 0.0}, "step_size must be above zero"),
+        ("fgsm-rs", "linf", {"step_size": -1.0}, "step_size must be above zero"),
+        ("pgd", "linf", {"steps": 0}, "steps must be at least 1"),
+        ("pgd", "linf", {"step_size": float("nan")}, "step_size must be above zero"),
+        ("trades", "linf", {"steps": 0}, "steps >= 1"),
+        ("trades", "linf", {"beta": -1.0}, "beta >= 0"),
+        ("ssat", "linf", {"checkpoints": 0}, "checkpoints must be at least 1"),
+        ("free", "linf", {"replays": 0}, "replays"),
+        ("free", "linf", {"batch_size": 0}, "batch_size"),
+        ("yopo", "linf", {"outer": 0}, "outer >= 1"),
+        ("yopo", "linf", {"inner": 0}, "inner >= 1"),
+        ("fgsm-ga", "l2", {}, "set weight"),
+        ("atas", "linf", {"pad": -1}, "pad >= 0"),
+    ],
+)
+def test_wrong_settings_are_named(name, threat, hyper, words):
+    with pytest.raises(UsageError) as caught:
+        atas.methods.create(name, THREATS[threat], 2, SHAPE, **hyper)
+    assert words in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(("examples", "shape"), [(0, SHAPE), (2, (8, 8)), (2, (3, 0, 8))])
+def test_wrong_sizes_are_named(examples, shape):
+    with pytest.raises(UsageError, match=r"examples >= 1, a shape \(C, H, W\)"):
+        atas.methods.create("fgsm", THREATS["linf"], examples, shape)
+
+
+@pytest.mark.parametrize("layer", ["conv9", "activation"])
+def test_yopo_names_layers_that_it_does_not_find(small_net, data, layer):
+    model = small_net()
+    with pytest.raises(UsageError, match=r"unknown layer .*conv1"):
+        make("yopo", layer=layer).step(model, sgd(model), *data())
+
+
+def test_yopo_names_a_layer_that_takes_no_part(small_net, data):
+    model = small_net()
+    model.spare = torch.nn.Linear(2, 2)
+    with pytest.raises(UsageError, match="forward pass"):
+        make("yopo", layer="spare").step(model, sgd(model), *data())
+
+
+def test_free_names_a_batch_larger_than_it_carries(small_net, data):
+    model = small_net()
+    with pytest.raises(atas.AtasError, match="batch_size=6"):
+        make("free", batch_size=4).step(model, sgd(model), *data())

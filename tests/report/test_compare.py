@@ -1,0 +1,109 @@
+"""Runs side by side: what is read from their folders, and the table of it."""
+
+import json
+
+import pytest
+
+from atas import report
+from atas.errors import DataError
+from atas.evaluation import wilson
+
+COLLAPSE = [(0.5, 0.4, 0.35), (0.7, 0.6, 0.45), (0.8, 0.9, 0.02), (0.8, 0.95, 0.0)]
+
+
+def test_what_is_read(make_run):
+    first = make_run("a/first", right={"clean": 90, "fgsm": 55, "pgd50": 47})
+    second = make_run("a/second", "fgsm-rs", COLLAPSE, collapsed_from=2)
+    one, two = report.summarise([first, str(second)])
+    assert (one.name, two.name) == ("first", "second")
+    assert (one.recipe.method.name, two.recipe.method.name) == ("atas", "fgsm-rs")
+    assert (one.seconds, two.seconds) == (5.0, 10.0)
+    assert (one.collapsed_in, two.collapsed_in) == (None, 3)
+    assert one.evaluation.accuracy["pgd50"] == 0.47
+    assert two.evaluation is None
+    assert [row["epoch"] for row in two.epochs] == [0, 1, 2, 3]
+
+
+def test_names_are_unique_by_folder(make_run, tmp_path, monkeypatch):
+    make_run("runs/one/atas"), make_run("runs/two/atas"), make_run("runs/two/atta", "atta")
+    monkeypatch.chdir(tmp_path)
+    found = report.summarise(["runs/one/atas", "runs/two/atas", "runs/two/atta"])
+    assert [run.name for run in found] == ["runs/one/atas", "runs/two/atas", "runs/two/atta"]
+    found = report.summarise(["runs/one/atas", "runs/two/atta"])
+    assert [run.name for run in found] == ["atas", "atta"]
+    found = report.summarise(["runs/one/atas/", "runs/two/../two/atta/"])
+    assert [run.name for run in found] == ["atas", "atta"]
+
+
+def test_the_folder_that_one_is_in_has_a_name(make_run, monkeypatch):
+    monkeypatch.chdir(make_run("runs/here"))
+    (run,) = report.summarise(["."])
+    assert run.name == "here"
+
+
+def test_rows_that_a_rollback_took_back_do_not_count(make_run):
+    again = {"epoch": 2, "clean": 0.8, "fgsm": 0.5, "pgd10": 0.45, "collapsed": False, "seconds": 12.0}
+    events = [{"event": "collapse", "epoch": 2}, {"event": "rollback", "epoch": 2, "to_epoch": 2}, again]
+    (run,) = report.summarise([make_run("run", curve=COLLAPSE[:3], collapsed_from=2, events=events)])
+    assert [row["pgd10"] for row in run.epochs] == [0.35, 0.45, 0.45]
+    assert run.collapsed_in is None
+    assert run.seconds == 12.0
+
+
+def test_a_line_that_a_crash_cut_off_is_left_out(make_run):
+    folder = make_run("run")
+    with (folder / "metrics.jsonl").open("a") as file:
+        file.write('{"epoch": 2, "clea')
+    (run,) = report.summarise([folder])
+    assert len(run.epochs) == 2
+
+
+def test_as_plain_values(make_run):
+    one, two = report.summarise(
+        [make_run("one", right={"clean": 90, "pgd10": 40}), make_run("two", "fgsm", COLLAPSE, collapsed_from=2)]
+    )
+    row = one.to_json()
+    assert json.loads(json.dumps(row)) == row
+    assert row["accuracy"] == {"clean": 0.9, "pgd10": 0.4, "worst": 0.4}
+    assert row["interval"]["pgd10"] == pytest.approx(list(wilson(40, 100)))
+    assert (row["run"], row["method"], row["threat"], row["epochs"], row["n"]) == ("one", "atas", "Linf(8/255)", 2, 100)
+    row = two.to_json()
+    assert (row["accuracy"], row["interval"], row["n"], row["collapsed_in_epoch"]) == (None, None, None, 3)
+
+
+def test_the_table(make_run, show):
+    runs = report.summarise(
+        [
+            make_run("one", right={"clean": 90, "pgd10": 40}),
+            make_run("two", "fgsm-rs", COLLAPSE, collapsed_from=2, right={"clean": 85, "fgsm": 95}),
+            make_run("three", "atta"),
+        ]
+    )
+    text = show(report.table(runs))
+    lines = {line.split()[0]: line for line in text.splitlines() if line.strip() and "─" not in line}
+    assert list(lines)[:4] == ["run", "one", "two", "three"]
+    for column in ("method", "threat", "clean %", "pgd10 %", "fgsm %", "time", "collapse"):
+        assert column in lines["run"]
+    assert "worst" not in lines["run"]
+    low, high = wilson(40, 100)
+    assert f"40.0 [{100 * low:.1f}, {100 * high:.1f}]" in lines["one"]
+    assert lines["one"].split()[-1] == "no"
+    assert lines["two"].split()[-2:] == ["epoch", "3"]
+    assert lines["three"].split()[1:6] == ["atta", "Linf(8/255)", "-", "-", "-"]
+    assert "not evaluated yet; run atas evaluate" in text
+
+
+def test_the_table_without_a_gap_has_no_footnote(make_run, show):
+    text = show(report.table(report.summarise([make_run("one", right={"clean": 90})])))
+    assert "not evaluated" not in text
+
+
+def test_what_cannot_be_compared(make_run, tmp_path):
+    with pytest.raises(DataError, match="is not the folder of a run"):
+        report.summarise([tmp_path])
+    with pytest.raises(DataError, match="has no epoch to compare yet"):
+        report.summarise([make_run("new", curve=())])
+    folder = make_run("damaged", right={"clean": 90})
+    (folder / "evaluation.json").write_text("{}")
+    with pytest.raises(DataError, match="is damaged"):
+        report.summarise([folder])

@@ -1,0 +1,97 @@
+"""What a person sees: a moving line in a terminal, plain lines elsewhere."""
+
+import pytest
+
+from atas.training import live as live_module
+
+
+def test_plain_lines_without_a_terminal(tmp_path, train_toy, observer):
+    live = observer(force_terminal=False)
+    train_toy(tmp_path / "run", live=live)
+    lines = live.out.getvalue().splitlines()
+    assert [line.split("  ")[0] for line in lines] == ["epoch 1/3", "epoch 2/3", "epoch 3/3"]
+    for line in lines:
+        for part in ("loss ", "clean ", "FGSM ", "PGD-10 ", "step ", "/255", "examples/s"):
+            assert part in line
+    assert lines[0].endswith(" left")
+    assert not lines[-1].endswith(" left")
+    assert "\x1b" not in live.out.getvalue()
+
+
+def test_plain_lines_inside_of_long_epochs(tmp_path, train_toy, observer, monkeypatch):
+    monkeypatch.setattr(live_module, "_PLAIN_EVERY", 0.0)
+    live = observer(force_terminal=False)
+    train_toy(tmp_path / "run", live=live)
+    lines = live.out.getvalue().splitlines()
+    steps = [line for line in lines if line.startswith("step ")]
+    assert len(steps) == 12
+    assert steps[0].startswith("step 1/12  loss ")
+    assert "PGD-10" not in steps[0]
+    assert "PGD-10" in steps[-1]
+    assert all(line.endswith(" left") for line in steps)
+
+
+def test_long_lines_are_not_broken(tmp_path, train_toy, observer):
+    live = observer(force_terminal=False, width=40)
+    train_toy(tmp_path / "run", live=live)
+    assert len(live.out.getvalue().splitlines()) == 3
+
+
+def test_a_progress_bar_in_a_terminal(tmp_path, train_toy, observer, monkeypatch):
+    monkeypatch.setattr(live_module, "_REFRESH", 0.0)
+    live = observer(force_terminal=True, color_system="truecolor")
+    train_toy(tmp_path / "run", live=live)
+    shown = live.out.getvalue()
+    assert "\x1b[" in shown
+    assert "━" in shown
+    assert "toy" in shown
+    assert "%" in shown
+    assert "epoch 3/3" in shown
+    assert shown.count("\x1b[?25l") == shown.count("\x1b[?25h") == 1, "the cursor is hidden once and shown again"
+
+
+def test_the_terminal_is_given_back_when_training_fails(tmp_path, train_toy, observer):
+    class OutOfLuckError(Exception):
+        pass
+
+    def fail(seen):
+        raise OutOfLuckError
+
+    live = observer(on_batch=fail, force_terminal=True)
+    with pytest.raises(OutOfLuckError):
+        train_toy(tmp_path / "run", live=live)
+    shown = live.out.getvalue()
+    assert shown.count("\x1b[?25l") == shown.count("\x1b[?25h") == 1
+
+
+def test_square_brackets_in_a_path_are_no_markup(tmp_path, train_toy, interrupt_after, observer):
+    from atas.training.trainer import Interrupted
+
+    folder = tmp_path / "run[bold]"
+    with pytest.raises(Interrupted):
+        train_toy(folder, live=interrupt_after(2))
+    live = observer()
+    train_toy(folder, live=live, resume=True)
+    assert f"going on in {folder} at epoch 1, batch 3" in live.out.getvalue()
+
+
+@pytest.mark.parametrize(("size", "text"), [(8 / 255, "step 8.0/255"), (0.3, "step 0.300"), (9.3 / 255, "9.3/255")])
+def test_step_sizes_are_written_as_people_write_them(size, text, observer):
+    live = observer(force_terminal=False)
+    live.begin("toy", 10, 0)
+    live.epoch(5, {"epoch": 0, "loss": 1.0, "step_size": size}, 2)
+    assert text in live.out.getvalue()
+
+
+def test_time_left_counts_from_where_the_run_was_taken_up(observer, monkeypatch):
+    now = [100.0]
+    monkeypatch.setattr(live_module.time, "monotonic", lambda: now[0])
+    live = observer(force_terminal=False)
+    live.begin("toy", 1000, 900)
+    now[0] += 10  # ten steps in ten seconds, ninety to go
+    live.update(910, loss=1.0)
+    assert live.out.getvalue().strip() == "step 910/1000  loss 1.000  1:30 left"
+    live.begin("toy", 100_000, 0)
+    now[0] += 1
+    live.update(10, loss=1.0)
+    assert live.out.getvalue().strip().endswith("2:46:39 left")

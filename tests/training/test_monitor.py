@@ -1,0 +1,405 @@
+"""The monitor: what it looks at, what it calls a collapse, and what is done about one."""
+
+import itertools
+
+import pytest
+import torch
+from torch import nn
+
+import atas
+from atas.training import Run, checkpoint
+from atas.training.monitor import Monitor, Probe
+from atas.training.run import Folder
+from atas.training.trainer import Interrupted, Trainer
+
+HEALTHY = Probe(clean=0.9, fgsm=0.6, pgd10=0.5)
+COLLAPSED = Probe(clean=0.9, fgsm=0.95, pgd10=0.02)
+
+
+def judge(*pgd_and_fgsm):
+    """What the monitor says of each of these epochs, given as (PGD, FGSM)."""
+    monitor = Monitor(torch.zeros(1), torch.zeros(1), atas.Linf(0.1))
+    return [monitor.judge(Probe(clean=0.9, fgsm=fgsm, pgd10=pgd)) for pgd, fgsm in pgd_and_fgsm]
+
+
+# Judging
+
+
+def test_a_collapse_is_pgd_falling_while_fgsm_rises():
+    assert judge((0.3, 0.35), (0.4, 0.45), (0.45, 0.5), (0.05, 0.8)) == [False, False, False, True]
+    assert judge((0.45, 0.5), (0.0, 0.9), (0.0, 0.95)) == [False, True, True]
+
+
+def test_a_collapse_to_weak_robustness_is_one_too():
+    assert judge((0.6, 0.65), (0.24, 0.78)) == [False, True]
+
+
+def test_a_slow_collapse_is_found_when_half_is_gone():
+    found = judge((0.50, 0.55), (0.42, 0.60), (0.34, 0.65), (0.24, 0.70), (0.10, 0.80))
+    assert found == [False, False, False, True, True]
+
+
+@pytest.mark.parametrize(
+    "epochs",
+    [
+        [(0.45, 0.5), (0.1, 0.15), (0.46, 0.51)],  # a bad epoch: both fall
+        [(0.45, 0.5), (0.1, 0.1)],
+        [(0.45, 0.5), (0.2, 0.28), (0.4, 0.5)],
+        [(0.0, 0.1), (0.0, 0.5), (0.0, 0.9)],  # never robust: ordinary training seen by FGSM
+        [(0.02, 0.1), (0.01, 0.7), (0.0, 0.9)],
+        [(0.08, 0.1), (0.0, 0.9)],  # less than ten points to lose
+        [(k / 100, k / 100 + 0.05) for k in range(10, 60)],  # slow improvement
+        [(k / 100, 2 * k / 100) for k in range(10, 50)],  # the gap widens while both rise
+        [(0.5, 0.55), (0.45, 0.6), (0.4, 0.65), (0.5, 0.6)],  # a dip, by less than half
+        [(0.3, 0.7)],  # the first epoch has nothing to fall from
+    ],
+)
+def test_what_is_no_collapse(epochs):
+    assert judge(*epochs) == [False] * len(epochs)
+
+
+def test_a_recovery_is_seen():
+    assert judge((0.5, 0.55), (0.02, 0.9), (0.48, 0.55)) == [False, True, False]
+
+
+def test_the_state_comes_back():
+    monitor = Monitor(torch.zeros(1), torch.zeros(1), atas.Linf(0.1))
+    other = Monitor(torch.zeros(1), torch.zeros(1), atas.Linf(0.1))
+    other.load_state(monitor.state())
+    assert other.best is None
+    for probe in (HEALTHY, COLLAPSED):
+        monitor.judge(probe)
+    other.load_state(monitor.state())
+    assert (other.best, other.collapsed) == (HEALTHY, True)
+
+
+# Probing
+
+
+class Spy(nn.Module):
+    """A small network that notes the mode of every forward pass."""
+
+    def __init__(self):
+        super().__init__()
+        self.conv, self.bn, self.drop, self.fc = nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4), nn.Dropout(0.5), nn.Linear(4, 3)
+        self.modes = []
+
+    def forward(self, x):
+        self.modes.append([module.training for module in (self, self.bn, self.drop)])
+        return self.fc(self.drop(torch.relu(self.bn(self.conv(x)))).mean((2, 3)))
+
+
+def test_the_probe_is_in_eval_mode_and_leaves_no_trace(toy_data):
+    spy = Spy().train()
+    spy.bn.eval()  # as its owner wants it
+    spy.conv.weight.requires_grad_(False)
+    before = {name: tensor.clone() for name, tensor in spy.state_dict().items()}
+    monitor = Monitor(toy_data.train.images, toy_data.train.labels, atas.Linf(0.1))
+    random = torch.get_rng_state()
+    probe = monitor.probe(spy)
+    assert spy.modes
+    assert not any(itertools.chain(*spy.modes))
+    assert (spy.training, spy.bn.training, spy.drop.training) == (True, False, True)
+    for name, tensor in spy.state_dict().items():
+        assert torch.equal(tensor, before[name]), name
+    assert [name for name, weight in spy.named_parameters() if not weight.requires_grad] == ["conv.weight"]
+    assert all(weight.grad is None for weight in spy.parameters())
+    assert torch.equal(torch.get_rng_state(), random)
+    assert monitor.probe(spy) == probe
+
+
+def test_the_probe_counts_what_the_attacks_of_the_library_find(toy_data, tiny_net):
+    net = tiny_net().eval()
+    threat = atas.Linf(0.05)
+    x, y = toy_data.train.images.float() / 255, toy_data.train.labels
+    probe = Monitor(toy_data.train.images, y, threat).probe(net)
+
+    def accuracy(inputs):
+        return (net(inputs).argmax(1) == y).float().mean().item()
+
+    assert probe.clean == pytest.approx(accuracy(x))
+    assert probe.fgsm == pytest.approx(accuracy(atas.attacks.fgsm(net, x, y, threat)))
+    assert probe.pgd10 == pytest.approx(accuracy(atas.attacks.pgd(net, x, y, threat, steps=10)))
+
+
+def test_the_probe_does_not_depend_on_its_batches(toy_data, tiny_net, monkeypatch):
+    monitor = Monitor(toy_data.train.images, toy_data.train.labels, atas.Linf(0.05))
+    whole = monitor.probe(tiny_net())
+    monkeypatch.setattr("atas.training.monitor._BATCH", 7)
+    assert monitor.probe(tiny_net()) == whole
+
+
+# The slice
+
+
+def keys_of(images):
+    return {image.numpy().tobytes() for image in images}
+
+
+def make_trainer(folder, settings, data, net, observer):
+    return Trainer(settings, Folder(folder), data, net, observer())
+
+
+@pytest.mark.parametrize("on_collapse", ["warn", "stop", "rollback"])
+def test_the_slice_is_of_the_training_set_and_held_out_where_it_decides(
+    on_collapse, tmp_path, toy_recipe, toy_data, tiny_net, observer
+):
+    settings = toy_recipe("atas", {"training.on_collapse": on_collapse})
+    trainer = make_trainer(tmp_path, settings, toy_data, tiny_net(), observer)
+    everything, test = keys_of(toy_data.train.images), keys_of(toy_data.test.images)
+    probed, trained = keys_of(trainer.monitor.images), keys_of(trainer.batches.images)
+    assert len(everything) == 60
+    assert len(probed) == 20
+    assert not probed & test
+    assert probed <= everything
+    assert trained == (everything if on_collapse == "warn" else everything - probed)
+    train = toy_data.train
+    labels = {image.numpy().tobytes(): int(label) for image, label in zip(train.images, train.labels, strict=True)}
+    for part in (trainer.monitor, trainer.batches):
+        assert [labels[image.numpy().tobytes()] for image in part.images] == part.labels.tolist()
+
+
+def test_what_is_held_out_is_never_trained_on(
+    tmp_path, train_toy, toy_data, monkeypatch, toy_recipe, tiny_net, observer
+):
+    """As the method sees it, over a whole run with a rollback in it."""
+    from atas.methods import FGSMRS
+
+    seen = set()
+    learn = FGSMRS.learn
+
+    def spy(self, model, update, x, y, index, view):
+        seen.update(keys_of((255 * x).round().to(torch.uint8)))
+        assert int(index.max()) < 40
+        return learn(self, model, update, x, y, index, view)
+
+    monkeypatch.setattr(FGSMRS, "learn", spy)
+    values = {"training.on_collapse": "rollback", "data.pad": 0, "data.flip": False}
+    trainer = make_trainer(tmp_path / "x", toy_recipe("fgsm-rs", values), toy_data, tiny_net(), observer)
+    probed = keys_of(trainer.monitor.images)
+    script(monkeypatch, HEALTHY, COLLAPSED, HEALTHY, HEALTHY)
+    train_toy(tmp_path / "run", "fgsm-rs", values)
+    assert seen == keys_of(toy_data.train.images) - probed
+
+
+def test_the_slice_is_the_same_in_every_run(tmp_path, toy_recipe, toy_data, tiny_net, observer):
+    slices = [
+        make_trainer(tmp_path, toy_recipe(method, values), toy_data, tiny_net(), observer).monitor.images
+        for method, values in [
+            ("atas", {}),
+            ("fgsm", {"training.seed": 7, "training.batch_size": 5}),
+            ("pgd", {"training.on_collapse": "stop"}),
+        ]
+    ]
+    assert torch.equal(slices[0], slices[1])
+    assert torch.equal(slices[0], slices[2])
+
+
+# What is done about a collapse
+
+
+def script(monkeypatch, *probes):
+    """Let the monitor find these, one an epoch; more are an error."""
+    left = iter(probes)
+    monkeypatch.setattr(Monitor, "probe", lambda self, model: next(left))
+    return left
+
+
+@pytest.fixture
+def watched(observer):
+    """A live view with the weights at every epoch's end and at every sentence, of a model to be trained."""
+
+    def make(net):
+        def state():
+            return {name: tensor.clone() for name, tensor in net.state_dict().items()}
+
+        live = observer(
+            on_epoch=lambda row: live.at_epochs.append((row["epoch"], state())),
+            on_say=lambda text: live.at_sentences.append((text, state())),
+        )
+        live.at_epochs, live.at_sentences = [], []
+        return live
+
+    return make
+
+
+def assert_equal_states(one, other):
+    for name, tensor in one.items():
+        assert torch.equal(tensor, other[name]), name
+
+
+def collapse_sentences(live):
+    return [text for text in live.said if "Catastrophic overfitting" in text]
+
+
+def test_warn_says_it_once_and_goes_on(tmp_path, train_toy, monkeypatch, observer, rows_of):
+    script(monkeypatch, HEALTHY, COLLAPSED, COLLAPSED, COLLAPSED)
+    live = observer()
+    run = train_toy(tmp_path / "run", values={"training.epochs": 4}, live=live)
+    (sentence,) = collapse_sentences(live)
+    assert "in epoch 2: PGD-10 accuracy fell from 50.0% to 2.0% while FGSM accuracy is 95.0%" in sentence
+    assert "atas" in sentence
+    assert [row["collapsed"] for row in run.metrics] == [False, True, True, True]
+    events = [row for row in rows_of(tmp_path / "run") if "event" in row]
+    assert events == [{"event": "collapse", "epoch": 1, "pgd10": 0.02, "fgsm": 0.95}]
+    assert not (tmp_path / "run" / "checkpoints" / "healthy.safetensors").exists()
+
+
+def test_it_is_said_once_across_a_resume(tmp_path, train_toy, monkeypatch, observer, rows_of, interrupt_after):
+    script(monkeypatch, HEALTHY, COLLAPSED, COLLAPSED, COLLAPSED)
+    values = {"training.epochs": 4}
+    live = interrupt_after(10)
+    with pytest.raises(Interrupted):
+        train_toy(tmp_path / "run", values=values, live=live)
+    later = observer()
+    train_toy(tmp_path / "run", values=values, live=later, resume=True)
+    assert len(collapse_sentences(live)) == 1
+    assert not collapse_sentences(later)
+    assert len([row for row in rows_of(tmp_path / "run") if "event" in row]) == 1
+
+
+def test_a_model_on_the_edge_is_not_spoken_of_in_every_epoch(tmp_path, train_toy, monkeypatch, observer):
+    """Once it was said, falling back and forth over the line is no news."""
+    edge = Probe(clean=0.9, fgsm=0.7, pgd10=0.26)
+    script(monkeypatch, HEALTHY, COLLAPSED, edge, COLLAPSED, edge, COLLAPSED)
+    live = observer()
+    train_toy(tmp_path / "run", values={"training.epochs": 6}, live=live)
+    assert len(collapse_sentences(live)) == 1
+
+
+def test_stop_ends_with_the_healthy_weights(tmp_path, train_toy, monkeypatch, tiny_net, watched, rows_of):
+    script(monkeypatch, HEALTHY, HEALTHY, COLLAPSED)
+    net = tiny_net()
+    live = watched(net)
+    run = train_toy(
+        tmp_path / "run", values={"training.epochs": 6, "training.on_collapse": "stop"}, model=net, live=live
+    )
+    assert [epoch for epoch, _ in live.at_epochs] == [0, 1, 2]
+    assert_equal_states(run.model.state_dict(), live.at_epochs[1][1])
+    assert not torch.equal(run.model.fc.weight, live.at_epochs[2][1]["fc.weight"])
+    rows = rows_of(tmp_path / "run")
+    assert [row.get("event", row["epoch"]) for row in rows] == [0, 1, 2, "collapse", "stop"]
+    assert rows[-1] == {"event": "stop", "epoch": 2, "to_epoch": 2}
+    assert len(collapse_sentences(live)) == 1
+    assert any("the weights of epoch 2, the last healthy one" in text for text in live.said)
+    assert_equal_states(Run.load(tmp_path / "run", model=tiny_net()).model.state_dict(), live.at_epochs[1][1])
+
+
+def test_a_run_that_stopped_is_finished(tmp_path, train_toy, monkeypatch, observer):
+    script(monkeypatch, HEALTHY, COLLAPSED)
+    values = {"training.epochs": 6, "training.on_collapse": "stop"}
+    run = train_toy(tmp_path / "run", values=values)
+    metrics = (tmp_path / "run" / "metrics.jsonl").read_bytes()
+    live = observer()
+    again = train_toy(tmp_path / "run", values=values, resume=True, live=live)
+    assert live.batches == 0
+    assert (tmp_path / "run" / "metrics.jsonl").read_bytes() == metrics
+    assert_equal_states(again.model.state_dict(), run.model.state_dict())
+
+
+def test_stop_with_averaged_weights_ends_with_the_healthy_average(tmp_path, train_toy, monkeypatch):
+    healthy = {}
+    save = checkpoint.save
+
+    def spy(path, tensors, state):
+        if path.name == "healthy.safetensors":
+            healthy.update({name: tensor.clone() for name, tensor in tensors.items()})
+        save(path, tensors, state)
+
+    monkeypatch.setattr(checkpoint, "save", spy)
+    script(monkeypatch, HEALTHY, HEALTHY, COLLAPSED)
+    run = train_toy(tmp_path / "run", values={"training.on_collapse": "stop", "training.ema": 0.9})
+    for name, tensor in run.model.state_dict().items():
+        assert torch.equal(tensor, healthy[f"ema.model.{name}"])
+
+
+@pytest.mark.parametrize("method", ["atas", "fgsm-rs", "free", "trades"])
+def test_rollback_goes_on_from_health_with_smaller_steps(
+    method, tmp_path, train_toy, monkeypatch, tiny_net, watched, rows_of
+):
+    script(monkeypatch, HEALTHY, HEALTHY, COLLAPSED, HEALTHY, HEALTHY)
+    net = tiny_net()
+    live = watched(net)
+    values = {"training.epochs": 4, "training.on_collapse": "rollback"}
+    run = train_toy(tmp_path / "run", method, values, model=net, live=live)
+    assert [epoch for epoch, _ in live.at_epochs] == [0, 1, 2, 2, 3]
+    ((_, back),) = [(text, state) for text, state in live.at_sentences if text.startswith("Back to the end of epoch 2")]
+    assert_equal_states(back, live.at_epochs[1][1])
+    assert any("going on with 0.750 of the step size" in text for text in live.said)
+    rows = rows_of(tmp_path / "run")
+    assert [row.get("event", row["epoch"]) for row in rows] == [0, 1, 2, "collapse", "rollback", 2, 3]
+    assert rows[4] == {"event": "rollback", "epoch": 2, "to_epoch": 2, "step_scale": 0.75}
+    assert rows[5]["updates"] == rows[2]["updates"]
+    tensors, state = checkpoint.load(tmp_path / "run" / "checkpoints" / "last.safetensors")
+    assert float(tensors["method.step_scale"]) == 0.75
+    assert state["rollbacks"] == 1
+    assert [row["epoch"] for row in run.metrics] == [0, 1, 2, 3]
+    assert not any(row["collapsed"] for row in run.metrics)
+    # The epoch was trained again, and otherwise than before.
+    assert not torch.equal(live.at_epochs[2][1]["fc.weight"], live.at_epochs[3][1]["fc.weight"])
+
+
+def test_rollback_really_takes_smaller_steps(tmp_path, train_toy, monkeypatch):
+    """In the warm-up every step of ATAS is eps."""
+    script(monkeypatch, HEALTHY, COLLAPSED, COLLAPSED, HEALTHY)
+    values = {"training.epochs": 2, "training.on_collapse": "rollback", "method.warmup_epochs": 10}
+    run = train_toy(tmp_path / "run", "atas", values)
+    assert [row["step_size"] for row in run.metrics] == pytest.approx([0.1, 0.1 * 0.75**2], rel=1e-5)
+
+
+def test_a_collapse_after_a_rollback_is_said_again_and_shrinks_again(
+    tmp_path, train_toy, monkeypatch, observer, rows_of
+):
+    script(monkeypatch, HEALTHY, COLLAPSED, HEALTHY, COLLAPSED, HEALTHY)
+    live = observer()
+    train_toy(tmp_path / "run", values={"training.on_collapse": "rollback"}, live=live)
+    rows = rows_of(tmp_path / "run")
+    events = [(row["event"], row["epoch"], row.get("step_scale")) for row in rows if "event" in row]
+    assert events == [("collapse", 1, None), ("rollback", 1, 0.75), ("collapse", 2, None), ("rollback", 2, 0.5625)]
+    assert len(collapse_sentences(live)) == 2
+    assert [row.get("event", row["epoch"]) for row in rows][-1] == 2
+
+
+def test_rollbacks_have_an_end(tmp_path, train_toy, monkeypatch, tiny_net, watched, rows_of):
+    script(monkeypatch, HEALTHY, *[COLLAPSED] * 50)
+    net = tiny_net()
+    live = watched(net)
+    run = train_toy(tmp_path / "run", values={"training.on_collapse": "rollback"}, model=net, live=live)
+    events = [row["event"] for row in rows_of(tmp_path / "run") if "event" in row]
+    assert events[-1] == "stop"
+    assert 1 <= events.count("rollback") <= 10
+    assert_equal_states(run.model.state_dict(), live.at_epochs[0][1])
+
+
+@pytest.mark.parametrize("batches", [4, 7, 9, 10, 13])
+def test_resume_in_a_run_with_rollbacks(
+    batches, tmp_path, train_toy, monkeypatch, interrupt_after, assert_same_run, rows_of
+):
+    """Held out are 20 of 60 images: three batches an epoch; collapses are found in the third and, again, the fourth."""
+    probes = (HEALTHY, HEALTHY, COLLAPSED, HEALTHY, COLLAPSED, HEALTHY)
+    values = {"training.epochs": 4, "training.on_collapse": "rollback", "training.ema": 0.9}
+    script(monkeypatch, *probes)
+    train_toy(tmp_path / "whole", values=values)
+    script(monkeypatch, *probes)
+    with pytest.raises(Interrupted):
+        train_toy(tmp_path / "parts", values=values, live=interrupt_after(batches))
+    train_toy(tmp_path / "parts", values=values, resume=True)
+    assert [row["event"] for row in rows_of(tmp_path / "parts") if "event" in row] == ["collapse", "rollback"] * 2
+    assert_same_run(tmp_path / "whole", tmp_path / "parts")
+
+
+def test_a_healthy_run_is_the_same_whether_it_would_stop_or_roll_back(
+    tmp_path, train_toy, monkeypatch, assert_same_run
+):
+    for on_collapse in ("stop", "rollback"):
+        script(monkeypatch, HEALTHY, HEALTHY, HEALTHY)
+        train_toy(tmp_path / on_collapse, values={"training.on_collapse": on_collapse})
+    assert_same_run(tmp_path / "stop", tmp_path / "rollback")
+
+
+def test_events_are_left_out_of_the_metrics_of_a_run(tmp_path, train_toy, monkeypatch):
+    script(monkeypatch, HEALTHY, COLLAPSED, HEALTHY, HEALTHY)
+    run = train_toy(tmp_path / "run", values={"training.on_collapse": "rollback"})
+    assert [row["epoch"] for row in run.metrics] == [0, 1, 2]
+    assert all("event" not in row for row in run.metrics)
+    assert run.metrics[1]["pgd10"] == 0.5

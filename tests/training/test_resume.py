@@ -1,0 +1,225 @@
+"""A run that was stopped, however, goes on and ends with the same bits as one that never was."""
+
+import os
+import signal
+
+import pytest
+import torch
+
+from atas.errors import UsageError
+from atas.training import checkpoint
+from atas.training.trainer import Interrupted
+
+METHODS = ["standard", "fgsm", "fgsm-rs", "fgsm-rs-adaptive", "fgsm-ga", "ssat", "free", "yopo", "atta", "atas"]
+METHODS += ["atas-literal", "pgd", "trades"]
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_interrupted_in_the_middle_of_an_epoch(method, tmp_path, train_toy, interrupt_after, assert_same_run):
+    values = {"training.ema": 0.9, "training.epochs": 2}
+    train_toy(tmp_path / "whole", method, values)
+    with pytest.raises(Interrupted, match=r"stopped after batch 2 of epoch 2; all is saved, go on with: atas train"):
+        train_toy(tmp_path / "parts", method, values, live=interrupt_after(6))
+    train_toy(tmp_path / "parts", method, values, resume=True)
+    assert_same_run(tmp_path / "whole", tmp_path / "parts")
+
+
+def test_interrupted_after_every_single_batch(tmp_path, train_toy, interrupt_after, assert_same_run):
+    """The last batch of an epoch too, where the epoch's end is still to come; memory is reset in epoch 2."""
+    train_toy(tmp_path / "whole")
+    stops = 0
+    while True:
+        try:
+            train_toy(tmp_path / "parts", resume=True, live=interrupt_after(1))
+            break
+        except Interrupted:
+            stops += 1
+    assert stops == 3 * 4
+    assert_same_run(tmp_path / "whole", tmp_path / "parts")
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_ends_the_run_after_the_step_and_handlers_are_put_back(number, tmp_path, train_toy, observer):
+    found = {other: signal.getsignal(other) for other in (signal.SIGINT, signal.SIGTERM)}
+
+    def stop(seen):
+        if seen == 3:
+            os.kill(os.getpid(), number)
+
+    with pytest.raises(Interrupted, match="batch 3 of epoch 1"):
+        train_toy(tmp_path / "run", live=observer(on_batch=stop))
+    assert {other: signal.getsignal(other) for other in found} == found
+    _, state = checkpoint.load(tmp_path / "run" / "checkpoints" / "last.safetensors")
+    assert (state["epoch"], state["batch"], state["updates"]) == (0, 3, 3)
+
+
+def test_a_second_signal_ends_at_once(tmp_path, train_toy, observer):
+    def stop(seen):
+        if seen == 2:
+            signal.raise_signal(signal.SIGINT)
+            signal.raise_signal(signal.SIGINT)
+
+    with pytest.raises(KeyboardInterrupt):
+        train_toy(tmp_path / "run", live=observer(on_batch=stop))
+
+
+def test_the_checkpoint_holds_all_that_the_next_step_depends_on(tmp_path, train_toy, interrupt_after):
+    with pytest.raises(Interrupted):
+        train_toy(tmp_path / "run", values={"training.ema": 0.9}, live=interrupt_after(6))
+    tensors, state = checkpoint.load(tmp_path / "run" / "checkpoints" / "last.safetensors")
+    parts = {name.split(".")[0] for name in tensors}
+    assert parts == {"model", "momentum", "method", "ema", "totals"}
+    assert (state["epoch"], state["batch"], state["updates"]) == (1, 2, 6)
+    assert tensors["ema.updates"] == 6
+    assert tensors["method.epoch"] == 1
+    assert tensors["totals.sums"][3] == 32  # examples of the epoch so far
+    assert any("memory" in name for name in tensors)
+    assert any("norms" in name for name in tensors)
+    assert state["monitor"]["best"] is not None
+    assert state["metrics_bytes"] == (tmp_path / "run" / "metrics.jsonl").stat().st_size
+
+
+def test_metrics_written_after_the_checkpoint_are_cut_back(tmp_path, train_toy, interrupt_after, assert_same_run):
+    train_toy(tmp_path / "whole")
+    with pytest.raises(Interrupted):
+        train_toy(tmp_path / "parts", live=interrupt_after(6))
+    with (tmp_path / "parts" / "metrics.jsonl").open("a") as file:
+        file.write('{"epoch": 1, "loss": 0.5, "clean": 0.')  # a crash in the middle of a line
+    train_toy(tmp_path / "parts", resume=True)
+    assert_same_run(tmp_path / "whole", tmp_path / "parts")
+
+
+def test_metrics_that_were_lost_do_not_spoil_those_to_come(tmp_path, train_toy, interrupt_after):
+    with pytest.raises(Interrupted):
+        train_toy(tmp_path / "run", live=interrupt_after(6))
+    (tmp_path / "run" / "metrics.jsonl").unlink()
+    run = train_toy(tmp_path / "run", resume=True)
+    assert [row["epoch"] for row in run.metrics] == [1, 2]
+
+
+def test_resume_says_where_it_goes_on(tmp_path, train_toy, interrupt_after, observer):
+    with pytest.raises(Interrupted):
+        train_toy(tmp_path / "run", live=interrupt_after(6))
+    live = observer()
+    train_toy(tmp_path / "run", resume=True, live=live)
+    assert live.said[0].startswith("going on in ")
+    assert live.said[0].endswith("at epoch 2, batch 3")
+    assert live.batches == 2 + 4
+
+
+def test_the_recipe_may_be_left_out(tmp_path, train_toy, interrupt_after, assert_same_run, toy_data, tiny_net):
+    import atas
+
+    train_toy(tmp_path / "whole")
+    with pytest.raises(Interrupted):
+        train_toy(tmp_path / "parts", live=interrupt_after(5))
+    atas.train(out=tmp_path / "parts", resume=True, data=toy_data, model=tiny_net(seed=9))
+    assert_same_run(tmp_path / "whole", tmp_path / "parts")
+    with pytest.raises(UsageError, match="give a recipe"):
+        atas.train(out=tmp_path / "parts")
+
+
+def test_stopped_before_the_first_checkpoint_the_run_begins_anew(tmp_path, train_toy, observer, assert_same_run):
+    class PowerCutError(BaseException):
+        pass
+
+    def cut(seen):
+        if seen == 6:
+            raise PowerCutError
+
+    train_toy(tmp_path / "whole")
+    with pytest.raises(PowerCutError):
+        train_toy(tmp_path / "parts", live=observer(on_batch=cut))
+    assert not (tmp_path / "parts" / "checkpoints").exists()
+    assert (tmp_path / "parts" / "metrics.jsonl").stat().st_size
+    train_toy(tmp_path / "parts", resume=True)
+    assert_same_run(tmp_path / "whole", tmp_path / "parts")
+
+
+def test_resuming_a_finished_run_changes_nothing(tmp_path, train_toy, observer):
+    run = train_toy(tmp_path / "run")
+    kept = ("recipe.toml", "environment.json", "metrics.jsonl", "model.safetensors", "checkpoints/last.safetensors")
+    before = {name: (tmp_path / "run" / name).read_bytes() for name in kept}
+    live = observer()
+    again = train_toy(tmp_path / "run", resume=True, live=live)
+    assert live.batches == 0
+    assert {name: (tmp_path / "run" / name).read_bytes() for name in kept} == before
+    assert again.metrics == run.metrics
+    for name, tensor in again.model.state_dict().items():
+        assert torch.equal(tensor, run.model.state_dict()[name])
+
+
+def test_a_finished_run_is_not_said_to_go_on(tmp_path, train_toy, observer):
+    train_toy(tmp_path / "run")
+    live = observer()
+    train_toy(tmp_path / "run", resume=True, live=live)
+    assert not any("going on" in sentence for sentence in live.said), live.said
+
+
+def test_resume_where_nothing_was_begun_begins(tmp_path, train_toy, assert_same_run):
+    train_toy(tmp_path / "whole")
+    train_toy(tmp_path / "new" / "deep", resume=True)
+    assert_same_run(tmp_path / "whole", tmp_path / "new" / "deep")
+
+
+def test_equal_runs_write_equal_weight_files(tmp_path, train_toy):
+    """Byte for byte, the header too, so that a checksum tells whether two runs ended alike."""
+    files = set()
+    for number in range(6):
+        train_toy(tmp_path / str(number), "standard", {"training.epochs": 1})
+        files.add((tmp_path / str(number) / "model.safetensors").read_bytes())
+    assert len(files) == 1
+
+
+def test_the_saved_recipe_gives_the_same_run(tmp_path, train_toy, assert_same_run, toy_data, tiny_net):
+    import atas
+
+    train_toy(tmp_path / "first", values={"training.seed": 5})
+    atas.train(tmp_path / "first" / "recipe.toml", out=tmp_path / "second", data=toy_data, model=tiny_net())
+    assert_same_run(tmp_path / "first", tmp_path / "second")
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("training.epochs", 4),
+        ("training.batch_size", 8),
+        ("training.seed", 1),
+        ("training.ema", 0.5),
+        ("method.eps", 0.2),
+        ("method.c", 2.0),
+        ("method.name", "atta"),
+        ("schedule.peak", 0.1),
+        ("optimizer.momentum", 0.8),
+        ("data.pad", 2),
+    ],
+)
+def test_a_changed_recipe_is_refused_by_name(key, value, tmp_path, train_toy, interrupt_after, assert_same_run):
+    with pytest.raises(Interrupted):
+        train_toy(tmp_path / "run", live=interrupt_after(6))
+    kept = {path: path.read_bytes() for path in (tmp_path / "run").rglob("*") if path.is_file()}
+    with pytest.raises(UsageError, match=rf"begun with another recipe \({key}: .* became .*--resume --out"):
+        train_toy(tmp_path / "run", values={key: value}, resume=True)
+    assert {path: path.read_bytes() for path in (tmp_path / "run").rglob("*") if path.is_file()} == kept
+
+
+def test_another_model_is_a_changed_recipe(tmp_path, train_toy, interrupt_after):
+    with pytest.raises(Interrupted):
+        train_toy(tmp_path / "run", live=interrupt_after(6))
+    with pytest.raises(UsageError, match=r"model\.name: given:TinyNet became given:Sequential"):
+        train_toy(tmp_path / "run", model=torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(64, 3)), resume=True)
+
+
+def test_where_things_are_and_what_comes_after_may_change(tmp_path, train_toy, interrupt_after, assert_same_run):
+    train_toy(tmp_path / "whole")
+    with pytest.raises(Interrupted):
+        train_toy(tmp_path / "parts", live=interrupt_after(6))
+    values = {
+        "data.root": "elsewhere",
+        "engine.device": "auto" if not torch.cuda.is_available() else "cpu",
+        "engine.precision": "float32",
+        "evaluation.attacks": ("pgd10",),
+        "training.checkpoint_every": 0.0,
+    }
+    train_toy(tmp_path / "parts", values=values, resume=True)
+    assert_same_run(tmp_path / "whole", tmp_path / "parts")

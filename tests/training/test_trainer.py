@@ -1,0 +1,474 @@
+"""The trainer: what is trained on, in which order, with which rate, and what is left alone."""
+
+import json
+import random
+import sys
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+import atas
+from atas.errors import DataError, UsageError
+from atas.methods import Standard
+from atas.training import Run, checkpoint
+
+KEYS = {"epoch", "updates", "rate", "loss", "train_accuracy", "clean", "fgsm", "pgd10", "collapsed"}
+KEYS |= {"seconds", "examples_per_second"}
+
+
+@pytest.fixture
+def fed(monkeypatch):
+    """What standard training is fed, batch by batch: images, labels, indices, and the model's mode."""
+    batches = []
+    learn = Standard.learn
+
+    def spy(self, model, update, x, y, index, view):
+        batches.append((x.clone(), y.clone(), index.clone(), model.training))
+        return learn(self, model, update, x, y, index, view)
+
+    monkeypatch.setattr(Standard, "learn", spy)
+    return batches
+
+
+def weights_of(model):
+    return {name: tensor.clone() for name, tensor in model.state_dict().items()}
+
+
+def assert_equal_states(one, other):
+    assert list(one) == list(other)
+    for name, tensor in one.items():
+        assert torch.equal(tensor, other[name]), name
+
+
+# What is fed
+
+
+def test_every_epoch_shows_every_example_once_and_keeps_the_short_last_batch(tmp_path, train_toy, fed, toy_data):
+    train_toy(tmp_path / "run", "standard", {"training.epochs": 2, "data.pad": 0, "data.flip": False})
+    assert [len(x) for x, *_ in fed] == [16, 16, 16, 12] * 2
+    for epoch in (fed[:4], fed[4:]):
+        index = torch.cat([batch[2] for batch in epoch])
+        assert sorted(index.tolist()) == list(range(60))
+        x, y = torch.cat([batch[0] for batch in epoch]), torch.cat([batch[1] for batch in epoch])
+        torch.testing.assert_close(x, toy_data.train.images[index].float() / 255, rtol=0, atol=0)
+        assert torch.equal(y, toy_data.train.labels[index])
+    assert all(training for *_, training in fed)
+    assert not torch.equal(fed[0][2], fed[4][2])
+
+
+def test_a_batch_larger_than_the_data(tmp_path, train_toy, fed):
+    run = train_toy(tmp_path / "run", "standard", {"training.epochs": 2, "training.batch_size": 500})
+    assert [len(x) for x, *_ in fed] == [60, 60]
+    assert [row["updates"] for row in run.metrics] == [1, 2]
+
+
+@pytest.mark.parametrize("method", ["standard", "atas", "free", "yopo"])
+def test_batches_of_one(method, tmp_path, train_toy, toy_data):
+    """The last batch of 60 in batches of 59 has a single image."""
+    run = train_toy(tmp_path / "run", method, {"training.epochs": 1, "training.batch_size": 59})
+    assert run.metrics[0]["loss"] > 0
+
+
+def shown(fed):
+    """For every example how it was shown, by index."""
+    return {int(i): image for x, _, index, _ in fed for i, image in zip(index, x, strict=True)}
+
+
+def test_order_and_views_depend_on_seed_and_epoch_alone(tmp_path, train_toy, fed, interrupt_after):
+    values = {"training.epochs": 2}
+    train_toy(tmp_path / "a", "standard", values)
+    first, second = fed[:4], fed[4:8]
+    fed.clear()
+    torch.manual_seed(99)
+    train_toy(tmp_path / "b", "standard", values | {"schedule.peak": 0.01, "training.probe": 5, "method.eps": 0.2})
+    for one, other in zip([*first, *second], fed, strict=True):
+        assert torch.equal(one[2], other[2])
+        assert torch.equal(one[0], other[0])
+    fed.clear()
+    train_toy(tmp_path / "c", "standard", values | {"training.batch_size": 7})
+    again = shown(fed[:9])
+    for i, image in shown(first).items():
+        assert torch.equal(image, again[i]), "a view must not depend on the batch that it is in"
+    fed.clear()
+    train_toy(tmp_path / "d", "standard", values | {"training.seed": 1})
+    assert not torch.equal(torch.cat([b[2] for b in fed[:4]]), torch.cat([b[2] for b in first]))
+    other = shown(fed[:4])
+    assert any(not torch.equal(image, other[i]) for i, image in shown(first).items())
+    later = shown(second)
+    assert any(not torch.equal(image, later[i]) for i, image in shown(first).items())
+
+
+# Bits
+
+
+def test_equal_seeds_give_equal_bits(tmp_path, train_toy, assert_same_run):
+    train_toy(tmp_path / "a")
+    torch.manual_seed(1234)
+    train_toy(tmp_path / "b")
+    assert_same_run(tmp_path / "a", tmp_path / "b")
+
+
+def test_another_seed_gives_other_weights(tmp_path, train_toy, toy_data, toy_recipe):
+    states = [weights_of(train_toy(tmp_path / str(seed), values={"training.seed": seed}).model) for seed in (0, 1)]
+    assert not torch.equal(states[0]["fc.weight"], states[1]["fc.weight"])
+    # A model that the recipe names begins from the seed too.
+    made = [
+        atas.train(toy_recipe("standard", {"training.epochs": 1}), out=tmp_path / f"s{n}", seed=seed, data=toy_data)
+        for n, seed in enumerate((3, 3, 4))
+    ]
+    assert_equal_states(weights_of(made[0].model), weights_of(made[1].model))
+    assert not torch.equal(made[0].model.fc.weight, made[2].model.fc.weight)
+    assert made[2].recipe.training.seed == 4
+
+
+def test_global_random_states_are_left_alone(tmp_path, toy_data, toy_recipe, train_toy, interrupt_after):
+    def states():
+        return torch.get_rng_state().tolist(), np.random.get_state()[1].tolist(), random.getstate()
+
+    torch.manual_seed(5)
+    before = states()
+    atas.train(toy_recipe(), out=tmp_path / "a", data=toy_data)
+    Run.load(tmp_path / "a")
+    assert states() == before
+
+
+def test_global_switches_are_left_alone(tmp_path, train_toy):
+    before = torch.is_grad_enabled(), torch.get_num_threads(), torch.are_deterministic_algorithms_enabled()
+    train_toy(tmp_path / "run", values={"training.epochs": 1})
+    assert (torch.is_grad_enabled(), torch.get_num_threads(), torch.are_deterministic_algorithms_enabled()) == before
+
+
+@pytest.mark.parametrize("nesterov", [False, True])
+@pytest.mark.parametrize("schedule", ["piecewise", "cyclic"])
+def test_standard_training_is_a_plain_loop(nesterov, schedule, tmp_path, train_toy, fed, tiny_net):
+    """The same weights as torch.optim.SGD with the rate set before every update."""
+    values = {"schedule.name": schedule, "optimizer.nesterov": nesterov, "optimizer.weight_decay": 0.01}
+    run = train_toy(tmp_path / "run", "standard", values)
+    model = tiny_net().double()
+    optimizer = torch.optim.SGD(model.parameters(), lr=1, momentum=0.9, weight_decay=0.01, nesterov=nesterov)
+    losses = []
+    for update, (x, y, _, _) in enumerate(list(fed)):
+        if schedule == "piecewise":
+            rate = 0.05 * 0.1 ** ((update >= 6) + (update >= 10))  # 12 updates, drops at one half and at 80%
+        else:
+            rate = 0.05 * min(update / 6, (12 - update) / 6)
+        optimizer.param_groups[0]["lr"] = rate
+        loss = F.cross_entropy(model(x.double()), y)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        losses.append((loss.item() * len(x), len(x)))
+    for name, tensor in run.model.state_dict().items():
+        torch.testing.assert_close(tensor.double(), model.state_dict()[name].double(), rtol=1e-4, atol=1e-5)
+    for epoch, row in enumerate(run.metrics):
+        part = losses[4 * epoch : 4 * epoch + 4]
+        assert row["loss"] == pytest.approx(sum(loss for loss, _ in part) / 60, rel=1e-4)
+
+
+def test_free_takes_its_rate_by_update(tmp_path, train_toy, monkeypatch):
+    """With 8 replays, an epoch of 4 batches is 32 updates, and the peak of the triangle lies at half of them all."""
+    values = {"schedule.name": "cyclic", "training.epochs": 2, "method.replays": 8}
+    run = train_toy(tmp_path / "run", "free", values)
+    assert [row["updates"] for row in run.metrics] == [32, 64]
+    assert [row["rate"] for row in run.metrics] == pytest.approx([0.05, 0.0])
+    _, state = checkpoint.load(tmp_path / "run" / "checkpoints" / "last.safetensors")
+    assert state["updates"] == 64
+
+
+# Metrics and files
+
+
+def test_rows_have_the_documented_keys(tmp_path, train_toy):
+    run = train_toy(tmp_path / "atas")
+    assert [row["epoch"] for row in run.metrics] == [0, 1, 2]
+    assert [row["updates"] for row in run.metrics] == [4, 8, 12]
+    for row in run.metrics:
+        assert set(row) == KEYS | {"step_size", "gradient_norm"}
+        assert 0 <= row["pgd10"] <= row["clean"] <= 1
+        assert 0 <= row["train_accuracy"] <= 1
+        assert row["seconds"] > 0
+        assert row["examples_per_second"] > 0
+        assert row["collapsed"] is False
+    assert run.metrics[0]["step_size"] == pytest.approx(0.1, rel=1e-5)  # the warm-up's constant step eps
+    assert 0.02 <= run.metrics[2]["step_size"] <= 0.15
+    assert run.metrics[0]["gradient_norm"] == 0
+    assert run.metrics[2]["gradient_norm"] > 0
+    seconds = [row["seconds"] for row in run.metrics]
+    assert seconds == sorted(seconds)
+    lines = (tmp_path / "atas" / "metrics.jsonl").read_text().splitlines()
+    assert [json.loads(line) for line in lines] == run.metrics
+    run = train_toy(tmp_path / "pgd", "pgd", {"training.epochs": 1})
+    assert set(run.metrics[0]) == KEYS
+
+
+def test_the_folder_of_a_run(tmp_path, train_toy):
+    run = train_toy(tmp_path / "run")
+    assert run.folder == tmp_path / "run"
+    names = {path.name for path in run.folder.iterdir()}
+    assert names >= {"recipe.toml", "environment.json", "metrics.jsonl", "checkpoints", "model.safetensors"}
+    assert not [path for path in run.folder.rglob("*") if path.name.endswith(".tmp")]
+    found = json.loads((run.folder / "environment.json").read_text())
+    assert found["torch"] == torch.__version__
+    assert found["atas"] == atas.__version__
+    assert {"python", "device"} <= set(found)
+    text = (run.folder / "recipe.toml").read_text()
+    assert text.startswith(f"# atas train {run.folder / 'recipe.toml'}\n")
+    assert atas.training.recipe.load(run.folder / "recipe.toml") == run.recipe
+    assert not run.model.training
+
+
+def test_the_default_folder_is_named_by_the_recipe(tmp_path, monkeypatch, toy_recipe, toy_data, tiny_net):
+    monkeypatch.chdir(tmp_path)
+    run = atas.train(toy_recipe("standard", {"training.epochs": 1}), data=toy_data, model=tiny_net())
+    assert run.folder.resolve() == tmp_path / "runs" / "toy"
+
+
+def test_learning_happens(tmp_path, train_toy):
+    run = train_toy(tmp_path / "run", "fgsm", {"training.epochs": 12, "method.eps": 0.02, "schedule.peak": 0.2})
+    assert run.metrics[-1]["clean"] > 0.9
+    assert run.metrics[-1]["loss"] < run.metrics[0]["loss"]
+
+
+def test_tensorboard_is_written_where_it_is_installed(tmp_path, train_toy):
+    pytest.importorskip("tensorboard")
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    run = train_toy(tmp_path / "run")
+    found = EventAccumulator(str(tmp_path / "run" / "tensorboard"))
+    found.Reload()
+    assert set(found.Tags()["scalars"]) >= {"loss", "clean", "fgsm", "pgd10", "step_size", "rate"}
+    events = found.Scalars("pgd10")
+    assert [event.step for event in events] == [0, 1, 2]
+    assert [event.value for event in events] == pytest.approx([row["pgd10"] for row in run.metrics])
+
+
+def test_without_tensorboard_all_else_is_the_same(tmp_path, train_toy, monkeypatch, assert_same_run):
+    train_toy(tmp_path / "with")
+    monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
+    train_toy(tmp_path / "without")
+    assert not (tmp_path / "without" / "tensorboard").exists()
+    assert_same_run(tmp_path / "with", tmp_path / "without")
+
+
+# Models and data of one's own
+
+
+def test_own_model_and_data_objects(tmp_path, toy_data, tiny_net, train_toy):
+    net = tiny_net(seed=3)
+    run = train_toy(tmp_path / "run", model=net)
+    assert run.model is net
+    assert (run.recipe.model.name, run.recipe.data.name) == ("given:TinyNet", "given:toy")
+    loaded = Run.load(tmp_path / "run", model=tiny_net(seed=8))
+    assert_equal_states(weights_of(loaded.model), weights_of(net))
+    assert loaded.metrics == run.metrics
+    assert not loaded.model.training
+    with pytest.raises(UsageError, match=r"was made in Python; pass it to atas\.Run\.load\(folder, model=\.\.\.\)"):
+        Run.load(tmp_path / "run")
+    with pytest.raises(DataError, match="do not fit this model"):
+        Run.load(tmp_path / "run", model=tiny_net(width=5))
+    with pytest.raises(UsageError, match=r"data given in Python \(given:toy\); pass it to atas\.train\(data=\.\.\.\)"):
+        atas.train(tmp_path / "run" / "recipe.toml", out=tmp_path / "again", model=tiny_net())
+    with pytest.raises(UsageError, match=r"given in Python \(given:TinyNet\); pass it to atas\.train\(model=\.\.\.\)"):
+        atas.train(tmp_path / "run" / "recipe.toml", out=tmp_path / "again", data=toy_data)
+
+
+def test_a_named_model_on_own_data(tmp_path, toy_data, toy_recipe):
+    run = atas.train(toy_recipe("fgsm-rs", {"training.epochs": 1}), out=tmp_path / "run", data=toy_data)
+    assert run.model.fc.out_features == 3
+    again = Run.load(tmp_path / "run")
+    assert_equal_states(weights_of(again.model), weights_of(run.model))
+
+
+def test_own_factory_by_name(tmp_path, monkeypatch, toy_data, toy_recipe):
+    (tmp_path / "my_factory_module.py").write_text(
+        "from torch import nn\n\n\n"
+        "def build(num_classes, channels):\n"
+        "    return nn.Sequential(nn.Conv2d(channels, 4, 3), nn.ReLU(), nn.Flatten(), nn.Linear(144, num_classes))\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    settings = toy_recipe("atas", {"model.name": "my_factory_module:build", "training.epochs": 1})
+    run = atas.train(settings, out=tmp_path / "run", data=toy_data)
+    assert run.recipe.model.name == "my_factory_module:build"
+    again = Run.load(tmp_path / "run")
+    assert_equal_states(weights_of(again.model), weights_of(run.model))
+    sys.modules.pop("my_factory_module")
+
+
+def test_a_model_with_tied_weights(tmp_path, train_toy, interrupt_after, assert_same_run):
+    from atas.training.trainer import Interrupted
+
+    class Tied(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.inward, self.outward = nn.Linear(64, 64), nn.Linear(64, 64)
+            self.outward.weight = self.inward.weight
+            self.last = nn.Linear(64, 3)
+
+        def forward(self, x):
+            return self.last(torch.tanh(self.outward(torch.tanh(self.inward(x.flatten(1))))))
+
+    def make():
+        torch.manual_seed(0)
+        return Tied()
+
+    run = train_toy(tmp_path / "whole", model=make())
+    assert torch.equal(run.model.inward.weight, run.model.outward.weight)
+    with pytest.raises(Interrupted):
+        train_toy(tmp_path / "parts", model=make(), live=interrupt_after(6))
+    train_toy(tmp_path / "parts", model=make(), resume=True)
+    assert_same_run(tmp_path / "whole", tmp_path / "parts")
+
+
+def test_a_batch_norm_that_its_owner_froze_stays_frozen(tmp_path, train_toy, tiny_net):
+    net = tiny_net().train()
+    net.bn1.eval()
+    net.bn1.requires_grad_(False)
+    net.conv1.requires_grad_(False)
+    before = weights_of(net)
+    train_toy(tmp_path / "run", "fgsm-rs", model=net)
+    after = weights_of(net)
+    for name in ("conv1.weight", "conv1.bias", "bn1.weight", "bn1.bias"):
+        assert torch.equal(after[name], before[name]), name
+    assert not torch.equal(after["bn2.running_mean"], before["bn2.running_mean"])
+    assert not torch.equal(after["fc.weight"], before["fc.weight"])
+    for name in ("bn1.running_mean", "bn1.running_var", "bn1.num_batches_tracked"):
+        assert torch.equal(after[name], before[name]), name
+
+
+def test_a_model_given_in_eval_mode_is_trained(tmp_path, train_toy, tiny_net):
+    net = tiny_net().eval()
+    before = weights_of(net)
+    run = train_toy(tmp_path / "run", "standard", model=net)
+    assert not torch.equal(run.model.bn1.running_mean, before["bn1.running_mean"])
+    assert not run.model.training
+
+
+def test_which_weights_learn_is_left_as_it_was(tmp_path, train_toy, tiny_net):
+    net = tiny_net()
+    net.conv1.weight.requires_grad_(False)
+    train_toy(tmp_path / "run", model=net)
+    assert [name for name, weight in net.named_parameters() if not weight.requires_grad] == ["conv1.weight"]
+
+
+def test_a_layer_that_takes_no_part(tmp_path, train_toy, interrupt_after, assert_same_run):
+    from atas.training.trainer import Interrupted
+
+    class Spare(nn.Module):
+        def __init__(self):
+            super().__init__()
+            torch.manual_seed(0)
+            self.used, self.spare = nn.Linear(64, 3), nn.Linear(64, 3)
+
+        def forward(self, x):
+            return self.used(x.flatten(1))
+
+    train_toy(tmp_path / "whole", model=Spare())
+    with pytest.raises(Interrupted):
+        train_toy(tmp_path / "parts", model=Spare(), live=interrupt_after(6))
+    train_toy(tmp_path / "parts", model=Spare(), resume=True)
+    assert_same_run(tmp_path / "whole", tmp_path / "parts")
+
+
+# Precision
+
+
+def test_bf16_trains_resumes_and_leaves_float32_weights(tmp_path, train_toy, interrupt_after, assert_same_run):
+    from atas.training.trainer import Interrupted
+
+    values = {"engine.precision": "bf16"}
+    run = train_toy(tmp_path / "whole", values=values)
+    assert {tensor.dtype for tensor in run.model.state_dict().values()} == {torch.float32, torch.int64}
+    plain = train_toy(tmp_path / "plain")
+    assert not torch.equal(run.model.fc.weight, plain.model.fc.weight)
+    torch.testing.assert_close(run.model.fc.weight, plain.model.fc.weight, rtol=0.1, atol=0.05)
+    with pytest.raises(Interrupted):
+        train_toy(tmp_path / "parts", values=values, live=interrupt_after(6))
+    train_toy(tmp_path / "parts", values=values, resume=True)
+    assert_same_run(tmp_path / "whole", tmp_path / "parts")
+
+
+# Trouble
+
+
+def test_a_loss_that_diverges_is_an_error_with_a_remedy(tmp_path, train_toy):
+    with pytest.raises(DataError, match=r"the loss is .* in epoch \d+: training has diverged; lower schedule\.peak"):
+        train_toy(tmp_path / "run", "fgsm-rs", {"schedule.peak": 1e30})
+    with pytest.raises(DataError, match="has not finished"):
+        Run.load(tmp_path / "run", model=nn.Flatten())
+
+
+@pytest.mark.parametrize(("device", "match"), [("tpu9", "no device 'tpu9'"), ("cuda", "no CUDA device")])
+def test_a_device_that_is_not_there(device, match, tmp_path, train_toy):
+    if device == "cuda" and torch.cuda.is_available():
+        pytest.skip("this machine has a CUDA device")
+    with pytest.raises(UsageError, match=match):
+        train_toy(tmp_path / "run", values={"engine.device": device})
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a CUDA device")
+def test_an_engine_that_needs_a_device(tmp_path, train_toy):
+    with pytest.raises(UsageError, match=r"the captured engine needs a CUDA device; set engine\.kind=eager or auto"):
+        train_toy(tmp_path / "run", values={"engine.kind": "captured"})
+    assert not (tmp_path / "run").exists()
+
+
+def test_too_large_a_held_out_slice(tmp_path, train_toy):
+    with pytest.raises(DataError, match=r"set a smaller training\.probe"):
+        train_toy(tmp_path / "run", values={"training.probe": 60, "training.on_collapse": "stop"})
+    train_toy(tmp_path / "run", values={"training.probe": 1000, "training.epochs": 1})
+
+
+def test_more_classes_in_the_data_than_in_the_model(tmp_path, train_toy, tiny_net):
+    with pytest.raises(DataError, match=r"a label lies outside of 0\.\.1"):
+        train_toy(tmp_path / "run", model=tiny_net(num_classes=2))
+
+
+def test_a_folder_that_holds_something_else(tmp_path, train_toy):
+    (tmp_path / "thesis").mkdir()
+    (tmp_path / "thesis" / "chapter1.txt").write_text("it was a dark and stormy night")
+    with pytest.raises(UsageError, match="exists and is not the folder of a run; choose another one with --out"):
+        train_toy(tmp_path / "thesis")
+    assert [path.name for path in (tmp_path / "thesis").iterdir()] == ["chapter1.txt"]
+    (tmp_path / "empty").mkdir()
+    train_toy(tmp_path / "empty", values={"training.epochs": 1})
+
+
+def test_a_folder_that_holds_a_run(tmp_path, train_toy, assert_same_run):
+    train_toy(tmp_path / "run", values={"training.epochs": 1})
+    kept = {path: path.read_bytes() for path in (tmp_path / "run").rglob("*") if path.is_file()}
+    with pytest.raises(UsageError, match=r"there is a run in .* already; go on with --resume, begin anew with --overw"):
+        train_toy(tmp_path / "run")
+    assert {path: path.read_bytes() for path in (tmp_path / "run").rglob("*") if path.is_file()} == kept
+    (tmp_path / "run" / "evaluation.json").write_text("{}")
+    (tmp_path / "run" / "notes.txt").write_text("mine")
+    train_toy(tmp_path / "run", overwrite=True)
+    assert not (tmp_path / "run" / "evaluation.json").exists(), "the result of other weights"
+    assert (tmp_path / "run" / "notes.txt").exists()
+    train_toy(tmp_path / "other")
+    assert_same_run(tmp_path / "run", tmp_path / "other")
+
+
+@pytest.mark.parametrize("mistake", ["data", "model", "setting", "probe", "device"])
+def test_a_mistake_with_overwrite_costs_nothing(mistake, tmp_path, train_toy, toy_recipe, toy_data, tiny_net):
+    """The old run goes only when the new one is known to be able to begin."""
+    train_toy(tmp_path / "run", values={"training.epochs": 1})
+    kept = {path: path.read_bytes() for path in (tmp_path / "run").rglob("*") if path.is_file()}
+    given = {"data": toy_data, "model": tiny_net()}
+    if mistake == "data":
+        given.pop("data")
+        values = {"data.name": "cifar10", "data.root": str(tmp_path / "none")}
+    elif mistake == "model":
+        given.pop("model")
+        values = {"model.name": "smal-cnn"}
+    else:
+        values = {
+            "setting": {"method.c": -1},
+            "probe": {"training.on_collapse": "stop", "training.probe": 60},
+            "device": {"engine.device": "tpu9"},
+        }[mistake]
+    with pytest.raises(atas.AtasError):
+        atas.train(toy_recipe("atas", values), out=tmp_path / "run", overwrite=True, **given)
+    assert {path: path.read_bytes() for path in (tmp_path / "run").rglob("*") if path.is_file()} == kept
