@@ -26,8 +26,8 @@ class CheckpointError(AtasError, RuntimeError):
     """A checkpoint cannot be written, cannot be read, or belongs to another run."""
 
 
-def unknown(kind: str, name: str, known: Iterable[str]) -> UsageError:
-    """The error for a name that is not known, with the nearest one that is.
+def unknown(kind: str, name: str, known: Iterable[str], see: str | None = None) -> UsageError:
+    """The error for a name that is not known, with the nearest one that is; `see` is where to find a long list.
 
     >>> str(unknown("method", "atass", ["atas", "atta"]))
     "unknown method 'atass'; did you mean 'atas'? Known: atas, atta."
@@ -35,4 +35,4 @@ def unknown(kind: str, name: str, known: Iterable[str]) -> UsageError:
     known = list(known)
     nearest = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
     hint = f"; did you mean '{nearest[0]}'?" if nearest else "."
-    return UsageError(f"unknown {kind} '{name}'{hint} Known: {', '.join(known)}.")
+    return UsageError(f"unknown {kind} '{name}'{hint} {see or 'Known: ' + ', '.join(known)}.")

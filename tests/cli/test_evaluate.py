@@ -50,7 +50,7 @@ def test_the_saved_result_is_that_of_the_last_evaluation(evaluate_json, copy_of)
         (["--attacks", "pdg10"], 2, ["pdg10"]),
         (["--attacks", ""], 2, []),
         (["--step-size", "fast"], 2, ["--step-size must be a number or a fraction such as 8/255; got 'fast'"]),
-        (["--step-size", "-1/255"], 2, ["step"]),
+        (["--attacks", "pgd10", "--step-size", "-1/255"], 2, ["step_size must be a number above zero"]),
         (["--device", "tpu9"], 2, ["there is no device 'tpu9'"]),
     ],
     ids=lambda value: " ".join(map(str, value)) if isinstance(value, list) else str(value),

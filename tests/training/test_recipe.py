@@ -84,7 +84,7 @@ def recipes(draw):
         ),
         engine=recipe.Engine(precision=draw(st.sampled_from(["auto", "bf16", "float32"]))),
         evaluation=recipe.Evaluation(
-            attacks=tuple(draw(st.lists(texts, max_size=3))),
+            attacks=tuple(draw(st.lists(st.sampled_from(["fgsm", "pgd10", "pgd7x3"]), max_size=3))),
             examples=draw(st.none() | st.integers(1, 10**6)),
             batch_size=draw(st.none() | st.integers(1, 10**6)),
         ),

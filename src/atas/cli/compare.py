@@ -7,6 +7,8 @@ from pathlib import Path
 
 import typer
 
+from atas.cli._say import say
+
 
 def compare(
     runs: list[Path] = typer.Argument(help="Folders of runs."),
@@ -27,7 +29,6 @@ def compare(
     if as_json:
         typer.echo(json.dumps([run.to_json() for run in found], indent=2))
         return
-    console = Console()
-    console.print(report.table(found))
+    Console().print(report.table(found))
     if plot is not None:
-        console.print(f"curves: {plot}", highlight=False)
+        say(f"curves: {plot}")

@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING
 
 import typer
 
+from atas.cli._say import say
+
 if TYPE_CHECKING:
     from atas.training import Run
 
@@ -58,14 +60,13 @@ def evaluate_run(
     from rich.console import Console
     from rich.progress import Progress
 
-    from atas import data
     from atas.evaluation import evaluate as run_evaluation
     from atas.training._values import convert
     from atas.training.engine import choose_device
-    from atas.training.run import Folder
+    from atas.training.run import Folder, load_data
 
     wanted = run.recipe.evaluation
-    split = data.load(run.recipe.data.name, root or run.recipe.data.root, size=run.recipe.data.size).test
+    split = load_data(run.recipe, root).test
     count = examples or wanted.examples or len(split)
     console = Console()
     with Progress(console=console, transient=True, disable=not console.is_terminal) as progress:
@@ -93,4 +94,4 @@ def evaluate_run(
         typer.echo(json.dumps(result.to_json(), indent=2))
     else:
         console.print(result.table())
-        console.print(f"written: {path}", highlight=False)
+        say(f"written: {path}")

@@ -10,6 +10,8 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
+_PIPE_WIDTH = 320  # nothing is cut where another program reads
+
 
 class What(enum.StrEnum):
     """What can be listed."""
@@ -35,7 +37,8 @@ def ls(
     table = Table(*rows[0], box=box.SIMPLE)
     for row in rows:
         table.add_row(*row.values())
-    Console().print(table)
+    console = Console()
+    (console if console.is_terminal else Console(width=_PIPE_WIDTH)).print(table)
 
 
 def _rows(what: What) -> list[dict[str, str]]:

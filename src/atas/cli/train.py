@@ -6,6 +6,8 @@ from pathlib import Path
 
 import typer
 
+from atas.cli._say import say
+
 
 def train(
     recipe: str | None = typer.Argument(None, help="A recipe's name or path; may be left out with --resume."),
@@ -20,8 +22,6 @@ def train(
 
     Example: atas train cifar10-preact-resnet18-atas --set training.epochs=10 --out runs/first
     """
-    from rich.console import Console
-
     from atas.cli.evaluate import evaluate_run
     from atas.training import train as run_training
     from atas.training.recipe import parse_assignment
@@ -31,4 +31,4 @@ def train(
     if evaluate_after:
         evaluate_run(run)
     else:
-        Console().print(f"done: {run.folder}; next: atas evaluate {run.folder}", highlight=False)
+        say(f"done: {run.folder}; next: atas evaluate {run.folder}")

@@ -30,7 +30,13 @@ class FusedForward:
         total, active = _activate(blocks[0].bn1, _conv(model.conv1, x), None)
         for block, following in zip(blocks, [*(block.bn1 for block in blocks[1:]), model.bn], strict=True):
             if isinstance(block.shortcut, nn.Conv2d):
-                total = _conv(block.shortcut, active if self._activated_shortcut else total, aside=True)
+                # Beside the main path only where its gradient goes to BatchNorm's kernel, which waits for it; gradients
+                # that autograd adds up itself must be there.
+                total = (
+                    _conv(block.shortcut, active)
+                    if self._activated_shortcut
+                    else _conv(block.shortcut, total, aside=True)
+                )
             _, inner = _activate(block.bn2, _conv(block.conv1, active), None)
             out = _conv(block.conv2, inner)
             total, active = _activate(following, out, total)
@@ -38,8 +44,11 @@ class FusedForward:
 
 
 def fused_forward(model: nn.Module) -> FusedForward | None:
-    """The model's forward pass by hand-written kernels, or None for a model that has none."""
-    return FusedForward(model) if isinstance(model, PreActResNet | WideResNet) else None
+    """The model's forward pass by hand-written kernels, or None for a model that has none or is partly frozen."""
+    if not isinstance(model, PreActResNet | WideResNet):
+        return None
+    whole = all(module.training == model.training for module in model.modules())
+    return FusedForward(model) if whole and all(weight.requires_grad for weight in model.parameters()) else None
 
 
 def _activate(bn: nn.BatchNorm2d, a: Tensor, b: Tensor | None) -> tuple[Tensor, Tensor]:

@@ -57,8 +57,8 @@ def _train_sums(  # type: ignore[no-untyped-def]
     at = column_block * block_columns + tl.arange(0, block_columns)
     inside = at < columns
     shift = tl.load(running_mean + at, inside, 0.0)
-    first = tl.zeros((block_columns,), tl.float32)
-    second = tl.zeros((block_columns,), tl.float32)
+    first = tl.zeros((block_rows, block_columns), tl.float32)
+    second = tl.zeros((block_rows, block_columns), tl.float32)
     for repeat in range(repeats):
         row = (part * repeats + repeat) * block_rows + tl.arange(0, block_rows)
         cells = row[:, None] * columns + at[None, :]
@@ -68,18 +68,18 @@ def _train_sums(  # type: ignore[no-untyped-def]
             x = (x.to(tl.float32) + tl.load(b + cells, valid, 0.0).to(tl.float32)).to(x.dtype)
             tl.store(total + cells, x, valid)
         x = tl.where(valid, x.to(tl.float32) - shift[None, :], 0.0)
-        first += tl.sum(x, 0)
-        second += tl.sum(x * x, 0)
-    tl.store(parts + (2 * part) * columns + at, first, inside)
-    tl.store(parts + (2 * part + 1) * columns + at, second, inside)
+        first += x
+        second += x * x
+    tl.store(parts + (2 * part) * columns + at, tl.sum(first, 0), inside)
+    tl.store(parts + (2 * part + 1) * columns + at, tl.sum(second, 0), inside)
     tl.debug_barrier()
     count = tl.num_programs(0)
     if tl.atomic_add(counters + column_block, 1, sem="acq_rel") == count - 1:
         tl.debug_barrier()
-        first, second = _add_up(parts, count, columns, at, inside, block_columns)
+        first_sum, second_sum = _add_up(parts, count, columns, at, inside, block_columns)
         _finalize_forward(
-            first, second, columns, at, inside, weight, bias, running_mean, running_var, saved, rows, eps, momentum,
-            shift,
+            first_sum, second_sum, columns, at, inside, weight, bias, running_mean, running_var, saved, rows, eps,
+            momentum, shift,
         )  # fmt: skip
         tl.store(counters + column_block, 0)
 
@@ -113,8 +113,8 @@ def _train_gradient_sums(  # type: ignore[no-untyped-def]
     mean, deviation = tl.load(saved + at, inside, 0.0), tl.load(saved + columns + at, inside, 0.0)
     scale = tl.load(saved + 2 * columns + at, inside, 0.0)
     shift = tl.load(saved + 3 * columns + at, inside, 0.0)
-    first = tl.zeros((block_columns,), tl.float32)
-    second = tl.zeros((block_columns,), tl.float32)
+    first = tl.zeros((block_rows, block_columns), tl.float32)
+    second = tl.zeros((block_rows, block_columns), tl.float32)
     for repeat in range(repeats):
         row = (part * repeats + repeat) * block_rows + tl.arange(0, block_rows)
         cells = row[:, None] * columns + at[None, :]
@@ -122,18 +122,17 @@ def _train_gradient_sums(  # type: ignore[no-untyped-def]
         x = tl.load(total + cells, valid, 0.0).to(tl.float32)
         g = tl.load(gradient + cells, valid, 0.0).to(tl.float32)
         g = tl.where(x * scale[None, :] + shift[None, :] > 0, g, 0.0)
-        first += tl.sum(g, 0)
-        second += tl.sum(g * (x - mean[None, :]), 0)
-    second *= deviation
-    tl.store(parts + (2 * part) * columns + at, first, inside)
-    tl.store(parts + (2 * part + 1) * columns + at, second, inside)
+        first += g
+        second += g * (x - mean[None, :])
+    tl.store(parts + (2 * part) * columns + at, tl.sum(first, 0), inside)
+    tl.store(parts + (2 * part + 1) * columns + at, tl.sum(second, 0) * deviation, inside)
     tl.debug_barrier()
     count = tl.num_programs(0)
     if tl.atomic_add(counters + column_block, 1, sem="acq_rel") == count - 1:
         tl.debug_barrier()
-        first, second = _add_up(parts, count, columns, at, inside, block_columns)
-        tl.store(sums + at, first, inside)
-        tl.store(sums + columns + at, second, inside)
+        first_sum, second_sum = _add_up(parts, count, columns, at, inside, block_columns)
+        tl.store(sums + at, first_sum, inside)
+        tl.store(sums + columns + at, second_sum, inside)
         tl.store(counters + column_block, 0)
 
 

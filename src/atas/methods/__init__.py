@@ -62,6 +62,11 @@ def settings(name: str) -> dict[str, Any]:
     return {p.name: p.default for p in parameters if p.kind is p.KEYWORD_ONLY and p.name not in _PLACE}
 
 
+def is_text(name: str, setting: str) -> bool:
+    """Whether a method's setting is a text, such as a layer's name, rather than a number."""
+    return str(inspect.signature(get(name)).parameters[setting].annotation).startswith("str")
+
+
 def create(name: str, threat: Threat, examples: int, shape: Sequence[int], **hyper: Any) -> Method:
     """A method by name, with its own settings as keywords; `atas ls methods` shows them.
 
@@ -105,6 +110,7 @@ __all__ = [
     "Update",
     "create",
     "get",
+    "is_text",
     "names",
     "settings",
 ]

@@ -56,7 +56,7 @@ class Summary:
 def summarise(folders: Sequence[str | Path]) -> list[Summary]:
     """Read the runs in these folders; runs of one parent folder are named by their own."""
     paths = [Path(folder) for folder in folders]
-    shared = len({path.name for path in paths}) == len(paths)
+    shared = len({path.resolve().name for path in paths}) == len(paths)
     found = []
     for path in paths:
         place = Folder(path)
@@ -64,7 +64,7 @@ def summarise(folders: Sequence[str | Path]) -> list[Summary]:
         if not rows:
             raise DataError(f"the run in {path} has no epoch to compare yet; let it train for one at least")
         evaluation = Evaluation.load(place.evaluation) if place.evaluation.exists() else None
-        found.append(Summary(path.name if shared else str(path), recipe, rows, evaluation))
+        found.append(Summary(path.resolve().name if shared else str(path), recipe, rows, evaluation))
     return found
 
 

@@ -46,7 +46,8 @@ def plot_curves(runs: Sequence[Summary], path: Path) -> None:
                 ha="right" if late else "left",
                 va="top",
             )
-        axes.set_title(f"{run.recipe.method.name}, {run.recipe.threat!r}" if len(runs) > 1 else run.name, fontsize=11)
+        what = f"{run.recipe.method.name}, {run.recipe.threat!r}"
+        axes.set_title(what if run.name == run.recipe.method.name else f"{run.name}\n{what}", fontsize=11)
         axes.set_xlabel("epoch")
         axes.set_ylim(0, 104)
         axes.grid(alpha=0.25)
@@ -55,7 +56,7 @@ def plot_curves(runs: Sequence[Summary], path: Path) -> None:
         row[0].set_ylabel("accuracy on the probe, %")
     handles, labels = grid.flat[0].get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside lower center", ncols=len(_CURVES), frameon=False)
-    kind = path.suffix.removeprefix(".") or "png"
+    kind = path.suffix.removeprefix(".").lower() or "png"
     if kind not in figure.canvas.get_supported_filetypes():
         raise UsageError(f"a plot cannot be written as '{path.suffix}'; use .png, .svg or .pdf")
     path.parent.mkdir(parents=True, exist_ok=True)

@@ -18,11 +18,8 @@ from atas._files import write_text
 from atas.errors import UsageError
 from atas.training import recipe as recipes
 from atas.training.live import Live
-from atas.training.run import GIVEN, Folder, Run, load_recipe, save_weights
+from atas.training.run import GIVEN, Folder, Run, load_data, load_recipe, save_weights
 from atas.training.trainer import Trainer
-
-# What may change between a run and its resume: where things are, and what is done after the training.
-_MAY_CHANGE = ("engine", "evaluation", "data.root", "training.checkpoint_every")
 
 
 def train(
@@ -61,31 +58,31 @@ def train(
     if data is not None:
         settings = dataclasses.replace(settings, data=dataclasses.replace(settings.data, name=f"{GIVEN}{data.name}"))
     place = Folder(Path(out) if out is not None else Path("runs") / settings.name)
-    going_on = _prepare(place, settings, resume=resume, overwrite=overwrite)
+    going_on = _goes_on(place, settings, resume=resume, overwrite=overwrite)
     with live or Live() as shown:
-        data = data or _load_data(settings)
+        data = data or load_data(settings)
         model = model or _build(settings, data)
         trainer = Trainer(settings, place, data, model, shown)
-        place.path.mkdir(parents=True, exist_ok=True)
-        if not going_on:
+        if not going_on:  # only now, when nothing in the call can be wrong any more, is an earlier run given up
+            _clear(place)
             write_text(place.environment, json.dumps(environment.describe(trainer.device), indent=2) + "\n")
             write_text(place.recipe, f"# atas train {place.recipe}\n{settings.to_toml()}")
-        if going_on and trainer.resume():
-            shown.say(f"going on in {place.path} at epoch {trainer.epoch + 1}, batch {trainer.batch + 1}")
+        elif trainer.resume():
+            shown.say(_where(trainer, settings, place))
         trainer.fit()
         finished = trainer.engine.best_model
-        save_weights(place.model, finished, _about(settings, data, finished))
+        save_weights(place.model, finished, _about(settings, data))
     return Run.load(place.path, model=finished)
 
 
-def _prepare(place: Folder, settings: recipes.Recipe, *, resume: bool, overwrite: bool) -> bool:
-    """Make the folder ready; True where a run in it goes on."""
+def _goes_on(place: Folder, settings: recipes.Recipe, *, resume: bool, overwrite: bool) -> bool:
+    """Whether a run in the folder goes on; an error where it holds what must not be lost."""
     if not place.recipe.exists():
         if place.path.exists() and any(place.path.iterdir()) and not (resume or overwrite):
             raise UsageError(f"{place.path} exists and is not the folder of a run; choose another one with --out")
         return False
     if resume:
-        changed = recipes.differences(load_recipe(place), settings, ignore=_MAY_CHANGE)
+        changed = recipes.differences(load_recipe(place), settings, ignore=recipes.MAY_CHANGE)
         if changed:
             raise UsageError(
                 f"the run in {place.path} was begun with another recipe ({'; '.join(changed[:3])}); resume it with its "
@@ -97,19 +94,24 @@ def _prepare(place: Folder, settings: recipes.Recipe, *, resume: bool, overwrite
             f"there is a run in {place.path} already; go on with --resume, begin anew with --overwrite, "
             f"or choose another folder with --out"
         )
+    return False
+
+
+def _clear(place: Folder) -> None:
+    """Remove what an earlier run left, and make the folder."""
     for path in (place.recipe, place.environment, place.metrics, place.model, place.evaluation):
         path.unlink(missing_ok=True)
     for folder in (place.last.parent, place.board):
         shutil.rmtree(folder, ignore_errors=True)
-    return False
+    place.path.mkdir(parents=True, exist_ok=True)
 
 
-def _load_data(settings: recipes.Recipe) -> data_sets.Dataset:
-    if settings.data.name.startswith(GIVEN):
-        raise UsageError(
-            f"this recipe was made with data given in Python ({settings.data.name}); pass it to atas.train(data=...)"
-        )
-    return data_sets.load(settings.data.name, settings.data.root, size=settings.data.size)
+def _where(trainer: Trainer, settings: recipes.Recipe, place: Folder) -> str:
+    for stale in place.path.rglob(".*.tmp"):  # a process that was killed in the middle of a write left them
+        stale.unlink()
+    if trainer.epoch == settings.training.epochs:
+        return f"the run in {place.path} has finished already"
+    return f"going on in {place.path} at epoch {trainer.epoch + 1}, batch {trainer.batch + 1}"
 
 
 def _build(settings: recipes.Recipe, data: data_sets.Dataset) -> nn.Module:
@@ -124,7 +126,7 @@ def _build(settings: recipes.Recipe, data: data_sets.Dataset) -> nn.Module:
         )
 
 
-def _about(settings: recipes.Recipe, data: data_sets.Dataset, model: nn.Module) -> dict[str, Any]:
+def _about(settings: recipes.Recipe, data: data_sets.Dataset) -> dict[str, Any]:
     return {
         "name": settings.model.name,
         "num_classes": data.num_classes,

@@ -57,10 +57,14 @@ class Captured(Engine):
         self._passes: dict[int, int] = {}
         self._uncounted = 0
 
+    def prepare(self) -> None:
+        """Compile and capture the step for whole batches and for the short last one."""
+        for size in (self.batches.size(0), self.batches.size(len(self.batches) - 1)):
+            if size not in self._graphs:
+                self._graphs[size] = self._capture(size)
+
     def run(self, size: int) -> None:
         """Replay a step with a batch of this size."""
-        if size not in self._graphs:
-            self._graphs[size] = self._capture(size)
         self._graphs[size].replay()
         self._uncounted += self._passes[size]
 

@@ -19,17 +19,14 @@ from torch import Tensor
 from atas._files import write_atomically
 from atas.errors import CheckpointError
 
-_FORMAT = "atas-checkpoint-1"
+_KEY = "atas-checkpoint-1"  # the one entry of the header: with several, their order would change from file to file
 
 
 def save(path: Path, tensors: dict[str, Tensor], state: dict[str, Any]) -> None:
     """Write a checkpoint; if that fails, the one before it stays."""
-    tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
-    metadata = {
-        "format": _FORMAT,
-        "state": json.dumps(state),
-        "checksums": json.dumps({name: _checksum(tensor) for name, tensor in tensors.items()}),
-    }
+    tensors = separate(tensors)
+    body = json.dumps({"state": state, "tensors": {name: _describe(tensor) for name, tensor in tensors.items()}})
+    metadata = {_KEY: f"{zlib.crc32(body.encode()):08x}{body}"}
     stays = "the checkpoint before it stays as it was" if path.exists() else "there is none before it"
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -45,22 +42,33 @@ def load(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
     """Read a checkpoint, verified."""
     try:
         with safe_open(path, framework="pt") as file:
-            metadata = file.metadata() or {}
-            if metadata.get("format") != _FORMAT:
-                raise CheckpointError(
-                    f"{path} is not a training checkpoint of this version of atas; give a run's folder"
-                )
-            checksums = json.loads(metadata["checksums"])
+            header = (file.metadata() or {}).get(_KEY)
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-            state = json.loads(metadata["state"])
-    except (OSError, SafetensorError, KeyError, ValueError) as error:
+    except (OSError, SafetensorError, ValueError) as error:
         raise _damaged(path, str(error)) from error
+    if header is None:
+        raise CheckpointError(f"{path} is not a training checkpoint of this version of atas; give a run's folder")
+    body = header[8:]
+    if header[:8] != f"{zlib.crc32(body.encode()):08x}":
+        raise _damaged(path, "the checksum of its header is wrong")
+    content = json.loads(body)
+    found = {name: _describe(tensor) for name, tensor in tensors.items()}
+    if found != content["tensors"]:
+        wrong = [name for name in {**found, **content["tensors"]} if found.get(name) != content["tensors"].get(name)]
+        raise _damaged(path, f"the checksum of {wrong[0]} is wrong")
+    return tensors, content["state"]
+
+
+def separate(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    """The tensors on the host, no two in the same memory: tied weights are written once for each of their names."""
+    found: dict[str, Tensor] = {}
+    places: set[int] = set()
     for name, tensor in tensors.items():
-        if _checksum(tensor) != checksums.get(name):
-            raise _damaged(path, f"the checksum of {name} is wrong")
-    if set(tensors) != set(checksums):
-        raise _damaged(path, "tensors are missing")
-    return tensors, state
+        tensor = tensor.detach().cpu().contiguous()
+        place = tensor.untyped_storage().data_ptr()
+        found[name] = tensor.clone() if place in places else tensor
+        places.add(place)
+    return found
 
 
 def _damaged(path: Path, why: str) -> CheckpointError:
@@ -69,5 +77,7 @@ def _damaged(path: Path, why: str) -> CheckpointError:
     )
 
 
-def _checksum(tensor: Tensor) -> int:
-    return zlib.crc32(tensor.contiguous().flatten().view(torch.uint8).numpy().data) if tensor.numel() else 0
+def _describe(tensor: Tensor) -> list[Any]:
+    """Checksum, type and shape."""
+    data = tensor.contiguous().flatten().view(torch.uint8).numpy().data if tensor.numel() else b""
+    return [zlib.crc32(data), str(tensor.dtype), list(tensor.shape)]

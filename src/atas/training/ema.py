@@ -22,7 +22,8 @@ class EMA(nn.Module):
         self.decay = decay
         first = next(iter(model.state_dict().values()))
         self.register_buffer("updates", torch.zeros((), device=first.device))
-        pairs = list(zip(self.model.state_dict().values(), model.state_dict().values(), strict=True))
+        both = zip(self.model.state_dict().values(), model.state_dict().values(), strict=True)
+        pairs = {average.data_ptr(): (average, value) for average, value in both}.values()  # tied weights once
         self._averaged = [pair for pair in pairs if pair[0].dtype.is_floating_point]
         self._copied = [pair for pair in pairs if not pair[0].dtype.is_floating_point]
 

@@ -95,6 +95,9 @@ class Engine:
         """The learning rate of the next update."""
         return float(self._rates[self.updates])
 
+    def prepare(self) -> None:
+        """What takes time once, before the first step."""
+
     def begin(self, epoch: int, first: int) -> None:
         """Get ready for an epoch, from the given batch on."""
         self.method.start_epoch(epoch, self.settings.training.epochs)
@@ -116,7 +119,8 @@ class Engine:
         """One whole training step, on the device alone."""
         index = self._order[self._place + torch.arange(size, device=self.device)]
         batch = self.batches.take(index, self.method.epoch)
-        self.working.train()
+        if not self.working.training:  # otherwise layers that their owner keeps in eval mode stay so
+            self.working.train()
         with self.precision():
             step = self.method.learn(self.working, self, batch.x, batch.y, index, batch.view)
         sizes = self.method.step_sizes if isinstance(self.method, Adaptive) else None

@@ -63,7 +63,7 @@ class Live:
 
     def say(self, text: str, style: str | None = None) -> None:
         """One sentence above the line."""
-        self.console.print(text, style=style, highlight=False, soft_wrap=True)
+        self.console.print(text, style=style, highlight=False, soft_wrap=True, markup=False)
 
     def _time_left(self) -> str:
         made = self._done - self._done_before

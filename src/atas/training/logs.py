@@ -15,7 +15,7 @@ class Metrics:
         self.path = path
         path.touch()
         with path.open("rb+") as file:
-            file.truncate(keep_bytes)
+            file.truncate(min(keep_bytes, path.stat().st_size))
 
     @property
     def size(self) -> int:

@@ -50,6 +50,7 @@ class Monitor:
     threat: Threat
     best: Probe | None = None
     collapsed: bool = False
+    said: bool = False  # a run says it once
 
     def probe(self, model: nn.Module) -> Probe:
         """Attack the slice in eval mode."""
@@ -79,9 +80,10 @@ class Monitor:
 
     def state(self) -> dict[str, Any]:
         """What a checkpoint keeps."""
-        return {"best": None if self.best is None else asdict(self.best), "collapsed": self.collapsed}
+        best = None if self.best is None else asdict(self.best)
+        return {"best": best, "collapsed": self.collapsed, "said": self.said}
 
     def load_state(self, state: dict[str, Any]) -> None:
         """Take up where a checkpoint left off."""
         self.best = None if state["best"] is None else Probe(**state["best"])
-        self.collapsed = state["collapsed"]
+        self.collapsed, self.said = state["collapsed"], state["said"]

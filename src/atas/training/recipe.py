@@ -7,6 +7,7 @@ resolved recipe, complete and without `extends`; running that file again gives t
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -14,11 +15,14 @@ from importlib import resources
 from pathlib import Path
 from typing import Any, TypeVar, get_type_hints
 
-from atas import methods, threat
+from atas import attacks, methods, threat
 from atas.errors import UsageError, unknown
 from atas.training._values import convert, loosely, to_toml
 
 S = TypeVar("S")
+
+# What may change between a run and its resume: where things are, and what is done after the training.
+MAY_CHANGE = ("engine", "evaluation", "data.root", "training.checkpoint_every")
 
 
 @dataclass(frozen=True)
@@ -130,8 +134,8 @@ class Recipe:
     def with_values(self, values: Mapping[str, Any]) -> Recipe:
         """The recipe with other values, by dotted keys such as `training.epochs`."""
         document = self.to_dict()
-        for key, value in values.items():
-            _assign(document, key, value)
+        for key in sorted(values, key=lambda key: key not in ("method.name", "model.name")):  # their settings follow
+            _assign(document, key, values[key])
         return from_dict(document, self.name)
 
     def to_dict(self) -> dict[str, Any]:
@@ -210,40 +214,58 @@ def differences(one: Recipe, other: Recipe, ignore: Sequence[str] = ()) -> list[
     return found
 
 
+def fingerprint(recipe: Recipe) -> str:
+    """What tells a run from others: the same for the same recipe, but for what a resume may change."""
+    document = recipe.to_dict()
+    for key in MAY_CHANGE:
+        section, _, name = key.partition(".")
+        document[section] = {k: v for k, v in document[section].items() if name and k != name}
+    return hashlib.sha256(repr(document).encode()).hexdigest()[:16]
+
+
 def _read(source: str | Path, seen: tuple[str, ...]) -> tuple[dict[str, Any], str]:
     path = Path(source)
     if path.suffix == ".toml" or path.is_file():
         if not path.is_file():
             raise UsageError(f"there is no recipe file {path}; `atas ls recipes` shows those that come with atas")
-        text, name, extended_from = path.read_text(encoding="utf-8"), path.stem, path.parent
+        content, name, identity = path.read_bytes(), path.stem, str(path.resolve())
     else:
-        if str(source) not in names():
-            raise unknown("recipe", str(source), names())
-        text = resources.files("atas.recipes").joinpath(f"{source}.toml").read_text(encoding="utf-8")
-        name, extended_from = str(source), path.parent
-    if name in seen:
-        raise UsageError(f"recipe '{name}' extends itself: {' -> '.join((*seen, name))}")
+        name = identity = str(source)
+        if name not in names():
+            raise unknown("recipe", name, names(), see="`atas ls recipes` shows them")
+        content = resources.files("atas.recipes").joinpath(f"{name}.toml").read_bytes()
+    if identity in seen:
+        circle = " -> ".join(Path(place).stem for place in (*seen, identity))
+        raise UsageError(f"recipe '{name}' extends itself: {circle}")
     try:
-        document = tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
+        document = tomllib.loads(content.decode("utf-8"))
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise UsageError(f"recipe {source} is not valid TOML: {error}") from error
     base = document.pop("extends", None)
     if base is None:
         return document, name
     if not isinstance(base, str):
         raise UsageError(f"'extends' in recipe {source} must be the name of one recipe; got {base!r}")
-    beside = extended_from / base
-    merged, _ = _read(beside if beside.suffix == ".toml" else base, (*seen, name))
-    if merged.get("method", {}).get("name") != document.get("method", {}).get("name", merged["method"]["name"]):
-        # Settings belong to the method that they were made for.
-        merged["method"] = {key: merged["method"][key] for key in ("norm", "eps") if key in merged["method"]}
+    merged, _ = _read(path.parent / base if base.endswith(".toml") else base, (*seen, identity))
     merged.pop("name", None)
     for section, entries in document.items():
         if isinstance(entries, dict) and isinstance(merged.get(section), dict):
-            merged[section].update(entries)
+            merged[section] = _kept(section, merged[section], entries.get("name")) | entries
         else:
             merged[section] = entries
     return merged, name
+
+
+def _kept(section: str, entries: dict[str, Any], name: Any) -> dict[str, Any]:
+    """What stays of a section when the name in it changes: settings belong to the method that they were made for, and
+    a model of one's own normalises for itself."""
+    if name is None or name == entries.get("name"):
+        return dict(entries)
+    if section == "method":
+        return {key: entries[key] for key in ("norm", "eps") if key in entries}
+    if section == "model" and ":" in str(name):
+        return {}
+    return dict(entries)
 
 
 def _sections() -> dict[str, Any]:
@@ -256,12 +278,13 @@ def _section(kind: type[S], section: str, entries: Mapping[str, Any]) -> S:
     known = [key for key in hints if key != "settings"]
     values: dict[str, Any] = {}
     settings: dict[str, Any] = {}
+    entries = dict(sorted(entries.items(), key=lambda entry: entry[0] != "name"))
     own = methods.settings(str(entries.get("name", Method.name))) if kind is Method else {}
     for key, value in entries.items():
         if key in known:
             values[key] = convert(value, hints[key], f"{section}.{key}")
         elif key in own:
-            settings[key] = loosely(value)
+            settings[key] = value if methods.is_text(values.get("name", Method.name), key) else loosely(value)
         else:
             raise unknown("recipe key", f"{section}.{key}", [f"{section}.{name}" for name in (*known, *own)])
     if kind is Method:
@@ -273,8 +296,8 @@ def _assign(document: dict[str, Any], key: str, value: Any) -> None:
     section, _, name = key.partition(".")
     if section not in _sections():
         raise unknown("section of a recipe", section, _sections())
-    if key == "method.name" and value != document["method"]["name"]:
-        document["method"] = {name: document["method"][name] for name in ("norm", "eps")}
+    if name == "name":
+        document[section] = _kept(section, document[section], value)
     document[section][name] = value
 
 
@@ -297,6 +320,7 @@ def _check(recipe: Recipe) -> None:
     demand(training.epochs >= 1, f"training.epochs must be at least 1; got {training.epochs}")
     demand(training.batch_size >= 1, f"training.batch_size must be at least 1; got {training.batch_size}")
     demand(0 <= training.ema < 1, f"training.ema must be in [0, 1), such as 0.999; got {training.ema}")
+    demand(-(2**63) <= training.seed < 2**63, f"training.seed must fit 64 bits; got {training.seed}")
     demand(training.probe >= 1, f"training.probe must be at least 1 image; got {training.probe}")
     demand(training.checkpoint_every >= 0, "training.checkpoint_every must not be negative")
     demand(recipe.data.pad >= 0, f"data.pad must not be negative; got {recipe.data.pad}")
@@ -304,5 +328,10 @@ def _check(recipe: Recipe) -> None:
     demand(0 < schedule.peak_at < 1, f"schedule.peak_at is a share of the training in (0, 1); got {schedule.peak_at}")
     for milestone in schedule.milestones:
         demand(0 < milestone <= 1, f"schedule.milestones are shares of the training such as 24/30; got {milestone}")
+    demand(0 < schedule.factor <= 1, f"schedule.factor must be in (0, 1]; got {schedule.factor}")
+    for key, number in (("examples", recipe.evaluation.examples), ("batch_size", recipe.evaluation.batch_size)):
+        demand(number is None or number >= 1, f"evaluation.{key} must be at least 1; got {number}")
+    for attack in recipe.evaluation.attacks:
+        attacks.create(attack)
     demand(0 <= optimizer.momentum < 1, f"optimizer.momentum must be in [0, 1); got {optimizer.momentum}")
     demand(optimizer.weight_decay >= 0, f"optimizer.weight_decay must not be negative; got {optimizer.weight_decay}")

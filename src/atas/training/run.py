@@ -12,12 +12,14 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import nn
 
-from atas import models
+from atas import data, models
 from atas._files import write_atomically
 from atas.errors import CheckpointError, DataError, UsageError
 from atas.training import recipe
+from atas.training.checkpoint import separate
 from atas.training.logs import read_metrics
 
+_KEY = "atas-model-1"
 GIVEN = "given:"  # marks a model or data set that was passed in Python and has no name to load it by
 
 
@@ -96,6 +98,14 @@ def load_recipe(place: Folder) -> recipe.Recipe:
     return recipe.load(place.recipe)
 
 
+def load_data(settings: recipe.Recipe, root: str | None = None) -> data.Dataset:
+    """The data of a recipe, from its own folder or another."""
+    if settings.data.name.startswith(GIVEN):
+        name = settings.data.name.removeprefix(GIVEN)
+        raise UsageError(f"the data of this recipe was given in Python ('{name}'); pass it there again, with data=...")
+    return data.load(settings.data.name, root or settings.data.root, size=settings.data.size)
+
+
 def epochs_of(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """The rows of the epochs that count: those that a rollback took back are left out, as are events."""
     by_epoch: dict[int, dict[str, Any]] = {}
@@ -107,8 +117,8 @@ def epochs_of(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 def save_weights(path: Path, model: nn.Module, about: dict[str, Any]) -> None:
     """Weights as safetensors, with what is needed to build the model again."""
-    tensors = {name: tensor.detach().cpu().contiguous().clone() for name, tensor in model.state_dict().items()}
-    metadata = {"format": "atas-model-1", "model": json.dumps(about)}
+    tensors = separate(model.state_dict())
+    metadata = {_KEY: json.dumps(about)}
     try:
         write_atomically(path, lambda temporary: save_file(tensors, temporary, metadata))
     except (OSError, SafetensorError) as error:
@@ -121,7 +131,7 @@ def load_weights(path: Path, model: nn.Module | None = None) -> nn.Module:
     """The model of a weights file, built by its name or given, in eval mode on the CPU."""
     try:
         with safe_open(path, framework="pt") as file:
-            about = json.loads((file.metadata() or {}).get("model", "{}"))
+            about = json.loads((file.metadata() or {}).get(_KEY, "{}"))
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
     except (OSError, SafetensorError, ValueError) as error:
         raise DataError(f"the weights file {path} cannot be read ({error}); restore it or train again") from error

@@ -97,6 +97,7 @@ class Trainer:
         self._saved_at = time.monotonic()
         self._clock = _Clock(self.device)
         self._probe: Probe | None = None
+        self.engine.prepare()
         self.live.begin(self.settings.name, epochs * len(self.batches), self._done)
         try:
             with self.live, self._signals():
@@ -137,7 +138,6 @@ class Trainer:
             )
         with engine.precision():
             self._probe = probe = self.monitor.probe(engine.model)
-        was_collapsed = self.monitor.collapsed
         collapsed = self.monitor.judge(probe)
         row: dict[str, Any] = {
             "epoch": self.epoch,
@@ -159,7 +159,7 @@ class Trainer:
         self.epoch, self.batch = self.epoch + 1, 0
         self.live.epoch(self._done, row, epochs)
         engine.totals.sums.zero_()
-        if collapsed and not was_collapsed:
+        if collapsed and not self.monitor.said:
             self._say_collapse(row)
         if collapsed and self._guards:
             self._return_to_health(epochs)
@@ -169,7 +169,7 @@ class Trainer:
             self._save()
 
     def _say_collapse(self, row: dict[str, Any]) -> None:
-        best = self.monitor.best
+        best, self.monitor.said = self.monitor.best, True
         assert best is not None
         self._metrics.write({"event": "collapse", "epoch": row["epoch"], "pgd10": row["pgd10"], "fgsm": row["fgsm"]})
         self.live.say(
@@ -217,6 +217,7 @@ class Trainer:
             "batch": self.batch,
             "updates": self.engine.updates,
             "rollbacks": self.rollbacks,
+            "recipe": recipe.fingerprint(self.settings),
             "seconds": self.seconds,
             "metrics_bytes": self._metrics.size,
             "monitor": self.monitor.state(),
@@ -225,6 +226,10 @@ class Trainer:
         self._saved_at = time.monotonic()
 
     def _restore(self, tensors: dict[str, torch.Tensor], state: dict[str, Any]) -> None:
+        if state["recipe"] != recipe.fingerprint(self.settings):
+            raise CheckpointError(
+                f"the checkpoint in {self.place.path} belongs to another run or model; put back the one that this run wrote"
+            )
         try:
             self.engine.load_tensors(tensors, state["updates"])
         except (RuntimeError, KeyError) as error:
