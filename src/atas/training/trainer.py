@@ -228,7 +228,7 @@ class Trainer:
     def _restore(self, tensors: dict[str, torch.Tensor], state: dict[str, Any]) -> None:
         if state["recipe"] != recipe.fingerprint(self.settings):
             raise CheckpointError(
-                f"the checkpoint in {self.place.path} belongs to another run or model; put back the one that this run wrote"
+                f"the checkpoint in {self.place.path} belongs to another run or model; put back what this run wrote"
             )
         try:
             self.engine.load_tensors(tensors, state["updates"])

@@ -1,0 +1,44 @@
+"""Whole networks through the kernels, against their plain forward pass."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+import atas
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", ["preact-resnet18", "wrn-28-10"])
+@pytest.mark.parametrize("training", [True, False])
+def test_gradients_are_those_of_the_plain_network(name, training):
+    from atas.kernels import fused_forward, weights
+
+    torch.manual_seed(0)
+    allowed, torch.backends.cudnn.allow_tf32 = torch.backends.cudnn.allow_tf32, False
+    try:
+        plain = atas.models.create(name, 10).cuda().to(memory_format=torch.channels_last)
+        by_hand = copy.deepcopy(plain)
+        x, y = torch.rand(32, 3, 32, 32, device="cuda"), torch.randint(10, (32,), device="cuda")
+        forward = fused_forward(by_hand)
+        found = []
+        for model, call in ((plain, plain), (by_hand, forward)):
+            model.train(training).requires_grad_(training)
+            image = x.clone().requires_grad_()
+            loss = F.cross_entropy(call(image), y)
+            wanted = [image, *(weight for weight in model.parameters() if weight.requires_grad)]
+            found.append((loss.detach(), torch.autograd.grad(loss, wanted)))
+            weights.join()
+    finally:
+        torch.backends.cudnn.allow_tf32 = allowed
+    torch.testing.assert_close(found[0][0], found[1][0], atol=1e-4, rtol=1e-4)
+    for expected, gradient in zip(found[0][1], found[1][1], strict=True):
+        # A pixel whose ReLU sits at zero may fall to either side; beyond that the gradients agree.
+        assert (expected - gradient).norm() <= 0.02 * expected.norm()
+    statistics = zip(plain.named_buffers(), by_hand.buffers(), strict=True)
+    for (key, expected), buffer in statistics:
+        if not key.endswith("num_batches_tracked"):
+            torch.testing.assert_close(buffer, expected, atol=1e-5, rtol=1e-4)
