@@ -23,9 +23,9 @@ def test_plain_lines_inside_of_long_epochs(tmp_path, train_toy, observer, monkey
     live = observer(force_terminal=False)
     train_toy(tmp_path / "run", live=live)
     lines = live.out.getvalue().splitlines()
-    steps = [line for line in lines if line.startswith("step ")]
+    steps = [line for line in lines if "  step " in line and "/12  loss" in line]
     assert len(steps) == 12
-    assert steps[0].startswith("step 1/12  loss ")
+    assert steps[0].startswith("epoch 1/3  step 1/12  loss ")
     assert "PGD-10" not in steps[0]
     assert "PGD-10" in steps[-1]
     assert all(line.endswith(" left") for line in steps)
@@ -89,9 +89,9 @@ def test_time_left_counts_from_where_the_run_was_taken_up(observer, monkeypatch)
     live = observer(force_terminal=False)
     live.begin("toy", 1000, 900)
     now[0] += 10  # ten steps in ten seconds, ninety to go
-    live.update(910, loss=1.0)
-    assert live.out.getvalue().strip() == "step 910/1000  loss 1.000  1:30 left"
+    live.update(910, 9, 10, loss=1.0)
+    assert live.out.getvalue().strip() == "epoch 10/10  step 910/1000  loss 1.000  1:30 left"
     live.begin("toy", 100_000, 0)
     now[0] += 1
-    live.update(10, loss=1.0)
+    live.update(10, 0, 10, loss=1.0)
     assert live.out.getvalue().strip().endswith("2:46:39 left")

@@ -17,6 +17,7 @@ def compare(
 ) -> None:
     """Compare runs: accuracy, time, collapse; with --plot also their training curves.
 
+    \b
     Example: atas compare runs/atas runs/atta --plot curves.png
     """
     from rich.console import Console

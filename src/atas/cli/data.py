@@ -22,6 +22,7 @@ Size = Annotated[int | None, typer.Option(help="Side of the images in pixels (im
 def get(name: Download, root: Root = None) -> None:
     """Download cifar10 or cifar100, check it, and put it in place.
 
+    \b
     Example: atas data get cifar10 --root data
     """
     from rich.console import Console
@@ -46,6 +47,7 @@ def get(name: Download, root: Root = None) -> None:
 def check(name: Name, root: Root = None, size: Size = None) -> None:
     """Read a data set and tell what it holds; CIFAR must have the official content.
 
+    \b
     Example: atas data check cifar10 --root data
     """
     from atas import data

@@ -27,6 +27,7 @@ def evaluate(
 ) -> None:
     """Evaluate a run on its test set, in float32, and write evaluation.json into its folder.
 
+    \b
     Example: atas evaluate runs/cifar10-preact-resnet18-atas --attacks pgd10,pgd50x5
     """
     from atas.training import Run

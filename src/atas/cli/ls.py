@@ -28,6 +28,7 @@ def ls(
 ) -> None:
     """List methods (with their settings), models, data sets or recipes.
 
+    \b
     Example: atas ls methods
     """
     rows = _rows(what)

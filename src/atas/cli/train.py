@@ -20,6 +20,7 @@ def train(
 ) -> None:
     """Train a robust model by a recipe.
 
+    \b
     Example: atas train cifar10-preact-resnet18-atas --set training.epochs=10 --out runs/first
     """
     from atas.cli.evaluate import evaluate_run

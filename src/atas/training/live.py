@@ -43,14 +43,14 @@ class Live:
         wait = _REFRESH if self._progress is not None else _PLAIN_EVERY
         return time.monotonic() - self._last >= wait
 
-    def update(self, done: int, **status: Any) -> None:
-        """Show where the run stands."""
+    def update(self, done: int, epoch: int, epochs: int, **status: Any) -> None:
+        """Show where the run stands, in the middle of an epoch (counted from 0)."""
         self._last, self._done = time.monotonic(), done
-        text = _status(status)
+        text = f"epoch {epoch + 1}/{epochs}  step {done}/{self._total}  {_status(status)}"
         if self._progress is not None:
             self._progress.update(self._task, completed=done, status=text)
         else:
-            self.say(f"step {done}/{self._total}  {text}  {self._time_left()} left")
+            self.say(f"{text}  {self._time_left()} left")
 
     def epoch(self, done: int, row: dict[str, Any], epochs: int) -> None:
         """One line for an epoch that has ended."""

@@ -201,9 +201,11 @@ class Trainer:
     def _show(self) -> None:
         self.engine.method.guard.raise_if_set()
         loss, _, step_size = self.engine.totals.read()
-        known = {} if self._probe is None else {"clean": self._probe.clean, "pgd10": self._probe.pgd10}
-        speed = self._examples_per_second(running=self._clock.so_far())
-        self.live.update(self._done, loss=loss, step_size=step_size, examples_per_second=speed, **known)
+        status = {"loss": loss, "step_size": step_size}
+        if self._probe is not None:
+            status |= {"clean": self._probe.clean, "pgd10": self._probe.pgd10}
+        status["examples_per_second"] = self._examples_per_second(running=self._clock.so_far())
+        self.live.update(self._done, self.epoch, self.settings.training.epochs, **status)
 
     def _examples_per_second(self, running: float = 0.0) -> float:
         examples = self.epoch * len(self.batches.labels) + self.batch * self.batches.batch_size
