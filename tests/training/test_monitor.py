@@ -18,7 +18,7 @@ COLLAPSED = Probe(clean=0.9, fgsm=0.95, pgd10=0.02)
 
 def judge(*pgd_and_fgsm):
     """What the monitor says of each of these epochs, given as (PGD, FGSM)."""
-    monitor = Monitor(torch.zeros(1), torch.zeros(1), atas.Linf(0.1))
+    monitor = Monitor(torch.zeros(10), torch.arange(10), atas.Linf(0.1))
     return [monitor.judge(Probe(clean=0.9, fgsm=fgsm, pgd10=pgd)) for pgd, fgsm in pgd_and_fgsm]
 
 
@@ -52,10 +52,24 @@ def test_a_slow_collapse_is_found_when_half_is_gone():
         [(k / 100, 2 * k / 100) for k in range(10, 50)],  # the gap widens while both rise
         [(0.5, 0.55), (0.45, 0.6), (0.4, 0.65), (0.5, 0.6)],  # a dip, by less than half
         [(0.3, 0.7)],  # the first epoch has nothing to fall from
+        [(0.53, 0.66), (0.16, 0.47), (0.38, 0.59)],  # a bad epoch under a large budget: the gap is wide, but both fall
     ],
 )
 def test_what_is_no_collapse(epochs):
     assert judge(*epochs) == [False] * len(epochs)
+
+
+def test_a_model_that_has_learnt_nothing_is_no_best():
+    """A new network names one class for everything, so no attack changes its answers; then it begins to learn."""
+    monitor = Monitor(torch.zeros(10), torch.arange(10), atas.Linf(0.1))
+    assert not monitor.judge(Probe(clean=0.12, fgsm=0.12, pgd10=0.12))
+    assert not monitor.judge(Probe(clean=0.5, fgsm=0.15, pgd10=0.0))
+    assert monitor.best == Probe(clean=0.5, fgsm=0.15, pgd10=0.0)
+
+
+def test_two_classes_can_be_learnt_too():
+    monitor = Monitor(torch.zeros(4), torch.tensor([0, 1, 0, 1]), atas.Linf(0.1))
+    assert [monitor.judge(probe) for probe in (HEALTHY, COLLAPSED)] == [False, True]
 
 
 def test_a_recovery_is_seen():
@@ -63,8 +77,8 @@ def test_a_recovery_is_seen():
 
 
 def test_the_state_comes_back():
-    monitor = Monitor(torch.zeros(1), torch.zeros(1), atas.Linf(0.1))
-    other = Monitor(torch.zeros(1), torch.zeros(1), atas.Linf(0.1))
+    monitor = Monitor(torch.zeros(10), torch.arange(10), atas.Linf(0.1))
+    other = Monitor(torch.zeros(10), torch.arange(10), atas.Linf(0.1))
     other.load_state(monitor.state())
     assert other.best is None
     for probe in (HEALTHY, COLLAPSED):

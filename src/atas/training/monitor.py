@@ -7,6 +7,7 @@ never of the test set, with both.
 
 from __future__ import annotations
 
+import functools
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -19,7 +20,7 @@ from atas.threat import Threat
 
 _FALL = 0.5  # of the best PGD accuracy so far
 _LEAST_FALL = 0.1
-_WIDENING = 0.1  # of the gap between FGSM and PGD accuracy
+_LEARNT = 0.1  # of what always naming the most frequent class gets wrong
 _BATCH = 500
 
 
@@ -31,18 +32,14 @@ class Probe:
     fgsm: float
     pgd10: float
 
-    @property
-    def gap(self) -> float:
-        """How much better the model looks to the single-step attack."""
-        return self.fgsm - self.pgd10
-
 
 @dataclass
 class Monitor:
     """Probes a fixed slice of images and recognises catastrophic overfitting.
 
-    A collapse is a PGD accuracy of at most half of the best so far, by 10 points at least, while the gap to FGSM
-    accuracy has widened by 10 points or more: a bad epoch lowers both alike, a weak model has never been better.
+    A collapse is a PGD accuracy of at most half of the best so far, by 10 points at least, while FGSM accuracy is no
+    lower than it was at that best. A bad epoch lowers both; and a model that has learnt nothing yet has no best, though
+    one that always names the same class withstands every attack.
     """
 
     images: Tensor
@@ -72,11 +69,20 @@ class Monitor:
 
     def judge(self, probe: Probe) -> bool:
         """Whether this probe shows a collapse; remembers the best one."""
-        if self.best is None or probe.pgd10 > self.best.pgd10:
-            self.best = probe
-        fall = self.best.pgd10 - probe.pgd10
-        self.collapsed = fall >= max(_FALL * self.best.pgd10, _LEAST_FALL) and probe.gap - self.best.gap >= _WIDENING
+        best = self.best
+        learnt = probe.clean > self._constant + _LEARNT * (1 - self._constant)
+        if learnt and (best is None or probe.pgd10 > best.pgd10):
+            best = self.best = probe
+        if best is None:
+            return False
+        fall = best.pgd10 - probe.pgd10
+        self.collapsed = fall >= max(_FALL * best.pgd10, _LEAST_FALL) and probe.fgsm >= best.fgsm
         return self.collapsed
+
+    @functools.cached_property
+    def _constant(self) -> float:
+        """The accuracy of always naming the most frequent class."""
+        return float(self.labels.bincount().max()) / len(self.labels)
 
     def state(self) -> dict[str, Any]:
         """What a checkpoint keeps."""
