@@ -9,16 +9,15 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import nn
 
 from atas import data as data_sets
-from atas import environment, models
+from atas import environment
 from atas._files import write_text
 from atas.errors import UsageError
 from atas.training import recipe as recipes
 from atas.training.live import Live
-from atas.training.run import GIVEN, Folder, Run, load_data, load_recipe, save_weights
+from atas.training.run import GIVEN, Folder, Run, build_model, load_data, load_recipe, save_weights
 from atas.training.trainer import Trainer
 
 
@@ -61,7 +60,7 @@ def train(
     going_on = _goes_on(place, settings, resume=resume, overwrite=overwrite)
     with live or Live() as shown:
         data = data or load_data(settings)
-        model = model or _build(settings, data)
+        model = model or build_model(settings, data)
         trainer = Trainer(settings, place, data, model, shown)
         if not going_on:  # only now, when nothing in the call can be wrong any more, is an earlier run given up
             _clear(place)
@@ -112,18 +111,6 @@ def _where(trainer: Trainer, settings: recipes.Recipe, place: Folder) -> str:
     if trainer.epoch == settings.training.epochs:
         return f"the run in {place.path} has finished already"
     return f"going on in {place.path} at epoch {trainer.epoch + 1}, batch {trainer.batch + 1}"
-
-
-def _build(settings: recipes.Recipe, data: data_sets.Dataset) -> nn.Module:
-    if settings.model.name.startswith(GIVEN):
-        raise UsageError(
-            f"the model of this recipe was given in Python ({settings.model.name}); pass it to atas.train(model=...)"
-        )
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(settings.training.seed)
-        return models.create(
-            settings.model.name, data.num_classes, data.shape[0], settings.model.mean, settings.model.std
-        )
 
 
 def _about(settings: recipes.Recipe, data: data_sets.Dataset) -> dict[str, Any]:

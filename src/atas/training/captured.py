@@ -37,6 +37,8 @@ def channels_last(model: nn.Module) -> nn.Module:
 class Captured(Engine):
     """Runs a step a few times to record it, then replays the record."""
 
+    kind = "captured"
+
     def __init__(
         self,
         settings: recipe.Recipe,

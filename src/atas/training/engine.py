@@ -8,6 +8,7 @@ same function can be run as it is or captured once and replayed.
 from __future__ import annotations
 
 from contextlib import AbstractContextManager
+from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -61,6 +62,8 @@ def _tally(sums: Tensor, loss: Tensor, logits: Tensor, y: Tensor, index: Tensor,
 
 class Engine:
     """Method, data, optimiser, schedule and averaged weights, put together. This one runs every step as it comes."""
+
+    kind: ClassVar[str] = "eager"
 
     def __init__(self, settings: recipe.Recipe, model: nn.Module, method: Method, batches: Resident) -> None:
         self.device = batches.images.device

@@ -106,6 +106,19 @@ def load_data(settings: recipe.Recipe, root: str | None = None) -> data.Dataset:
     return data.load(settings.data.name, root or settings.data.root, size=settings.data.size)
 
 
+def build_model(settings: recipe.Recipe, images: data.Dataset) -> nn.Module:
+    """The model of a recipe with fresh weights, drawn by the recipe's seed; the caller's random state stays."""
+    if settings.model.name.startswith(GIVEN):
+        raise UsageError(
+            f"the model of this recipe was given in Python ({settings.model.name}); pass it to atas.train(model=...)"
+        )
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(settings.training.seed)
+        return models.create(
+            settings.model.name, images.num_classes, images.shape[0], settings.model.mean, settings.model.std
+        )
+
+
 def epochs_of(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """The rows of the epochs that count: those that a rollback took back are left out, as are events."""
     by_epoch: dict[int, dict[str, Any]] = {}

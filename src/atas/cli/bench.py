@@ -1,0 +1,63 @@
+"""`atas bench`."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import typer
+
+
+def bench(
+    recipe: str = typer.Argument(help="A recipe's name or path."),
+    assignments: list[str] = typer.Option([], "--set", metavar="KEY=VALUE", help="Override a key of the recipe."),
+    steps: int = typer.Option(20, "--steps", min=1, help="Steps in each of the five rounds that are timed."),
+    as_json: bool = typer.Option(False, "--json", help="Print JSON instead of a table."),
+    out: Path | None = typer.Option(None, "--out", help="Also write the JSON to this file."),
+) -> None:
+    """Time a recipe's training step on this machine, against the plain eager loop and the device's ceiling.
+
+    \b
+    Example: atas bench cifar10-preact-resnet18-atas --steps 100
+    """
+    from rich.console import Console
+
+    from atas._files import write_text
+    from atas.training import Live
+    from atas.training import recipe as recipes
+    from atas.training.bench import bench as run_bench
+
+    values = dict(recipes.parse_assignment(text) for text in assignments)
+    settings = recipes.load(recipe).with_values(values)
+    result = run_bench(settings, steps, Live(Console(stderr=True)))
+    text = json.dumps(result.to_json(), indent=1)
+    if out is not None:
+        write_text(out, text + "\n")
+    if as_json:
+        typer.echo(text)
+    else:
+        _show(result)
+
+
+def _show(result) -> None:  # type: ignore[no-untyped-def]
+    from rich import box
+    from rich.console import Console
+    from rich.table import Table
+
+    step, eager = result.step, result.eager
+    stages = ", ".join(f"{name} {100 * share:.0f}%" for name, share in result.stages.items())
+    rows = {
+        "recipe": f"{result.recipe}, batch {result.batch_size}, on {result.environment['device']}",
+        "a step": f"{step.median:.2f} ms ({step.low:.2f} to {step.high:.2f}), {result.engine} engine, n = {step.steps}",
+        "an epoch": f"{result.epoch_seconds:.2f} s; the whole training {result.training_seconds:.0f} s",
+        "start-up": f"{result.start_up_seconds:.1f} s",
+        "plain eager loop": f"{eager.median:.2f} ms a step ({eager.median / step.median:.2f} times as long)",
+        "where an eager step goes": stages,
+        "arithmetic": f"{result.flop / 1e9:.1f} GFLOP a step, {result.achieved / 1e12:.2f} TFLOP/s: "
+        f"{100 * result.achieved / result.ceiling:.0f}% of the {result.ceiling / 1e12:.2f} of a large matrix product",
+        "peak memory": f"{result.peak_memory / 2**20:,.0f} MiB",
+    }
+    table = Table(box=box.SIMPLE, show_header=False)
+    for name, value in rows.items():
+        table.add_row(name, value)
+    Console().print(table)

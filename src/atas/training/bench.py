@@ -1,0 +1,233 @@
+"""How fast a recipe trains on this machine, and what its time goes into.
+
+Everything is measured in one process: the engine that `atas train` would use, the plain eager loop as reference, and
+the ceiling of the device (a large matrix product in the same precision), so that ratios hold even where the machine's
+speed does not.
+"""
+
+from __future__ import annotations
+
+import resource
+import statistics
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.flop_counter import flop_registry
+
+from atas import data, environment
+from atas.methods import Perturbing
+from atas.training import recipe
+from atas.training.engine import Engine, choose_device
+from atas.training.live import Live
+from atas.training.run import Folder, build_model
+from atas.training.trainer import Trainer
+
+_WARM_UP = 3
+_ROUNDS = 5
+_SIZES = {"cifar10": (50_000, (3, 32, 32), 10), "cifar100": (50_000, (3, 32, 32), 100)}
+_FOLDER_EXAMPLES = 2048
+
+
+@dataclass(frozen=True)
+class Timing:
+    """Milliseconds a step: the median over rounds, the fastest and the slowest round."""
+
+    median: float
+    low: float
+    high: float
+    steps: int
+
+
+@dataclass(frozen=True)
+class Result:
+    """What a benchmark found."""
+
+    recipe: str
+    batch_size: int
+    engine: str
+    start_up_seconds: float
+    step: Timing
+    epoch_seconds: float
+    training_seconds: float
+    eager: Timing
+    stages: dict[str, float]
+    flop: int
+    ceiling: float
+    peak_memory: int
+    environment: dict[str, Any]
+
+    @property
+    def achieved(self) -> float:
+        """Floating-point operations a second of convolutions and matrix products."""
+        return self.flop / (self.step.median * 1e-3)
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain values."""
+        return asdict(self) | {"achieved": self.achieved}
+
+
+def bench(settings: recipe.Recipe, steps: int = 20, live: Live | None = None) -> Result:
+    """Time `steps` steps in each of five rounds, after a warm-up; on random images of the recipe's size."""
+    live = live or Live(quiet=True)
+    device = choose_device(settings.engine.device)
+    images = _images(settings)
+    trainer = _trainer(settings, images, live)
+    engine = trainer.engine
+    began = time.perf_counter()
+    engine.prepare()
+    start_up = time.perf_counter() - began
+    if device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats(device)
+    step = _time(engine, steps, device)
+    peak = torch.cuda.max_memory_allocated(device) if device.type == "cuda" else _resident_bytes()
+    live.say("timing the plain eager loop ...")
+    plain = settings.with_values({"engine.kind": "eager"})
+    reference = _trainer(plain, images, live).engine
+    eager = step if engine.kind == reference.kind else _time(reference, max(3, steps // 10), device)
+    stages = _stages(reference, device)
+    batches = len(engine.batches)
+    epoch = step.median * 1e-3 * (batches - 1 + engine.batches.size(batches - 1) / engine.batches.batch_size)
+    return Result(
+        recipe=settings.name,
+        batch_size=settings.training.batch_size,
+        engine=engine.kind,
+        start_up_seconds=start_up,
+        step=step,
+        epoch_seconds=epoch,
+        training_seconds=epoch * settings.training.epochs,
+        eager=eager,
+        stages=stages,
+        flop=_flop(reference),
+        ceiling=_ceiling(device, settings.engine.precision),
+        peak_memory=peak,
+        environment=environment.describe(device),
+    )
+
+
+def _images(settings: recipe.Recipe) -> data.Dataset:
+    """Random images in the number and size of the recipe's data: speed does not depend on what they show."""
+    if settings.data.name == "digits":
+        return data.load("digits")
+    side = settings.data.size or data.DEFAULT_SIZE
+    count, shape, classes = _SIZES.get(settings.data.name, (_FOLDER_EXAMPLES, (3, side, side), 10))
+    generator = torch.Generator().manual_seed(0)
+    pixels = torch.randint(256, (count, *shape), dtype=torch.uint8, generator=generator)
+    labels = torch.randint(classes, (count,), generator=generator)
+    split = data.Split(pixels, labels, tuple(str(label) for label in range(classes)))
+    return data.Dataset(settings.data.name, split, split)
+
+
+def _trainer(settings: recipe.Recipe, images: data.Dataset, live: Live) -> Trainer:
+    return Trainer(settings, Folder(Path()), images, build_model(settings, images), live)
+
+
+def _time(engine: Engine, steps: int, device: torch.device) -> Timing:
+    steps = min(steps, max(1, len(engine.batches) - 1))
+    found = []
+    for _ in range(_ROUNDS + 1):
+        engine.begin(engine.settings.training.epochs - 1, 0)  # past any warm-up of the method
+        for _ in range(min(_WARM_UP, steps)):
+            engine.step()
+        engine.begin(engine.settings.training.epochs - 1, 0)
+        began = _now(device)
+        for _ in range(steps):
+            engine.step()
+        found.append((_now(device) - began) / steps * 1e3)
+    found = found[1:]
+    return Timing(statistics.median(found), min(found), max(found), steps * _ROUNDS)
+
+
+def _stages(engine: Engine, device: torch.device) -> dict[str, float]:
+    """Shares of an eager step, with the device waited for after every part."""
+    spent: dict[str, float] = {}
+
+    def timed(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*args: Any, **kwargs: Any) -> Any:
+            began = _now(device)
+            try:
+                return function(*args, **kwargs)
+            finally:
+                spent[name] = spent.get(name, 0.0) + _now(device) - began
+
+        return call
+
+    parts: list[tuple[Any, str, str]] = [
+        (engine.batches, "take", "data"),
+        (engine, "differentiate", "backward pass"),
+        (engine, "apply", "optimiser"),
+    ]
+    if isinstance(engine.method, Perturbing):
+        parts.append((engine.method, "_attack", "attack"))
+    with _replaced(parts, timed):
+        engine.begin(engine.settings.training.epochs - 1, 0)
+        engine.step()
+        spent.clear()
+        began = _now(device)
+        engine.step()
+        whole = _now(device) - began
+    spent["forward pass and the rest"] = whole - sum(spent.values())
+    return {name: seconds / whole for name, seconds in spent.items()}
+
+
+@contextmanager
+def _replaced(parts: list[tuple[Any, str, str]], wrap: Callable[..., Any]) -> Iterator[None]:
+    for owner, attribute, name in parts:
+        setattr(owner, attribute, wrap(name, getattr(owner, attribute)))
+    try:
+        yield
+    finally:
+        for owner, attribute, _ in parts:
+            delattr(owner, attribute)
+
+
+def _flop(engine: Engine) -> int:
+    """Operations of a step's convolutions and matrix products, counted as they are dispatched."""
+    engine.begin(engine.settings.training.epochs - 1, 0)
+    with _Counter() as counter:
+        engine.step()
+    return counter.total
+
+
+class _Counter(TorchDispatchMode):
+    """Adds up what torch's own table knows of each operation. (Its counter also tracks modules, by hooks that do not
+    go together with gradients of inputs alone.)"""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.total = 0
+
+    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        found = function(*args, **(kwargs or {}))
+        count = flop_registry.get(function._overloadpacket)
+        if count is not None:
+            self.total += count(*args, **(kwargs or {}), out_val=found)
+        return found
+
+
+def _ceiling(device: torch.device, precision: str) -> float:
+    """Operations a second of a large matrix product on random numbers: the best of a few."""
+    mixed = precision == "bf16" or (precision == "auto" and device.type == "cuda")
+    side = 8192 if device.type == "cuda" else 1024
+    a, b = (torch.randn(side, side, device=device, dtype=torch.bfloat16 if mixed else torch.float32) for _ in range(2))
+    best = float("inf")
+    for _ in range(6):
+        began = _now(device)
+        torch.mm(a, b)
+        best = min(best, _now(device) - began)
+    return 2 * side**3 / best
+
+
+def _now(device: torch.device) -> float:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+    return time.perf_counter()
+
+
+def _resident_bytes() -> int:
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
