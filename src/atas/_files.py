@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 
 def write_atomically(path: Path, write: Callable[[Path], object]) -> None:
@@ -24,6 +26,15 @@ def write_atomically(path: Path, write: Callable[[Path], object]) -> None:
 def write_text(path: Path, text: str) -> None:
     """Replace a text file as a whole."""
     write_atomically(path, lambda temporary: temporary.write_text(text, encoding="utf-8"))
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """A JSON object; empty where the file is missing or damaged, for what is good to know but not needed."""
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return found if isinstance(found, dict) else {}
 
 
 def _umask() -> int:

@@ -1,4 +1,4 @@
-"""A table of named factories; methods and models each have one."""
+"""A table of named factories."""
 
 from __future__ import annotations
 

@@ -32,6 +32,11 @@ def check_shapes(x: Tensor, y: Tensor, index: Tensor | None, shape: Sequence[int
     """Sizes and types, which cost no look at the values."""
     if not x.dtype.is_floating_point:
         raise DataError(f"images must be float in [0, 1]; got {x.dtype}: convert with x.float() / 255")
+    if x.dtype in (torch.float16, torch.bfloat16):
+        raise DataError(
+            f"images must be float32, or the budget is lost in rounding; got {x.dtype}: convert with x.float() and "
+            f"leave low precision to torch.autocast"
+        )
     if shape is not None and tuple(x.shape[1:]) != tuple(shape):
         raise DataError(
             f"images of shape {tuple(x.shape[1:])} do not fit a method made for {tuple(shape)}; "

@@ -11,7 +11,7 @@ from atas.augment import View
 from atas.errors import UsageError
 from atas.fusing import fusable
 from atas.noise import Draw
-from atas.threat import L2, Threat
+from atas.threat import Threat
 
 _LEVELS = 127  # int8 holds -127..127, so a perturbation in [-eps, eps] is rounded by at most eps / 254
 _CHUNK = 2048  # examples that a reset fills at a time: bounds its temporary memory
@@ -37,7 +37,7 @@ class Perturbations(nn.Module):
         device: torch.device | str | None = None,
     ) -> None:
         super().__init__()
-        if dtype == torch.int8 and isinstance(threat, L2):
+        if dtype == torch.int8 and not threat.int8_is_enough:
             raise UsageError("int8 steps are too coarse for an L2 ball; use dtype=torch.float16 for this memory")
         if dtype != torch.int8 and not dtype.is_floating_point:
             raise UsageError(f"a memory of perturbations is float32, float16 or int8; got {dtype}")

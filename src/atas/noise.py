@@ -32,8 +32,6 @@ class Purpose(enum.IntEnum):
     RADIUS = 5
     RESET = 6
     RESET_RADIUS = 7
-    ALIGNMENT = 8
-    ALIGNMENT_RADIUS = 9
     ORDER = 10
     PROBE = 11
 

@@ -39,10 +39,18 @@ class Threat(ABC):
 
     eps: float
     name: ClassVar[str]
+    int8_is_enough: ClassVar[bool]  # whether 255 levels of each pixel hold a perturbation well
 
     def __post_init__(self) -> None:
+        if not isinstance(self.eps, int | float):
+            raise UsageError(f"eps must be a number such as 8/255; got {self.eps!r}")
         if not math.isfinite(self.eps) or self.eps < 0:
             raise UsageError(f"eps must be a number that is not negative, in pixel units such as 8/255; got {self.eps}")
+
+    @abstractmethod
+    def usual(self, pixels: float, share: float) -> float:
+        """A default size: for Linf so many pixel units at every budget, as the paper sets them; for L2 a share of
+        eps."""
 
     @abstractmethod
     def noise(self, draw: Draw, shape: Sequence[int], *, reset: bool = False) -> Tensor:
@@ -88,6 +96,7 @@ class Linf(Threat):
     """
 
     name: ClassVar[str] = "linf"
+    int8_is_enough: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -96,6 +105,10 @@ class Linf(Threat):
 
     def __repr__(self) -> str:
         return f"Linf({in_255(self.eps)})"
+
+    def usual(self, pixels: float, share: float) -> float:
+        """The same at every budget."""
+        return pixels
 
     def noise(self, draw: Draw, shape: Sequence[int], *, reset: bool = False) -> Tensor:
         """Uniform on [-eps, eps] for every pixel."""
@@ -123,9 +136,14 @@ class L2(Threat):
     """
 
     name: ClassVar[str] = "l2"
+    int8_is_enough: ClassVar[bool] = False
 
     def __repr__(self) -> str:
         return f"L2({self.eps:g})"
+
+    def usual(self, pixels: float, share: float) -> float:
+        """In proportion to the budget."""
+        return share * self.eps
 
     def noise(self, draw: Draw, shape: Sequence[int], *, reset: bool = False) -> Tensor:
         """Uniform in the ball: a uniform direction at a radius whose d-th power is uniform."""

@@ -129,11 +129,19 @@ def test_channels_last(attack, problem, ball):
     torch.testing.assert_close(found, expected)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_dtype_is_that_of_the_images(attack, problem, ball, dtype):
     model, x, y = problem
     found = attack(model.to(dtype), x.to(dtype), y.int(), ball)
     assert (found.dtype, found.device, found.shape) == (dtype, x.device, x.shape)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_images_in_half_precision_are_refused(attack, problem, ball, dtype):
+    """Their rounding is a good part of a budget."""
+    model, x, y = problem
+    with pytest.raises(DataError, match=r"must be float32.*x\.float\(\)"):
+        attack(model.to(dtype), x.to(dtype), y, ball)
 
 
 def test_an_empty_batch_stays_empty(attack, problem, ball):

@@ -36,11 +36,14 @@ def test_options(evaluate_json, copy_of):
     assert 2 / 255 in stepped["protocol"]["attacks"]["pgd10"].values()
 
 
-def test_the_saved_result_is_that_of_the_last_evaluation(evaluate_json, copy_of):
+def test_the_saved_result_is_the_last_one_on_the_most_images(evaluate_json, copy_of):
+    """A quick look at a few images does not replace an evaluation on all of them."""
     folder = copy_of()
     evaluate_json(folder)
-    found = evaluate_json(folder, "--examples", 10)
-    assert json.loads((folder / "evaluation.json").read_text()) == found
+    whole = evaluate_json(folder, "--seed", 1)
+    few = evaluate_json(folder, "--examples", 10)
+    assert json.loads((folder / "evaluation.json").read_text()) == whole
+    assert json.loads((folder / "evaluation-10.json").read_text()) == few
 
 
 @pytest.mark.parametrize(

@@ -82,7 +82,7 @@ def test_the_saved_recipe_is_a_recipe(command, tiny, tmp_path):
         (["TINY", "--set", "trainin.epochs=3"], ["unknown section", "did you mean 'training'?"]),
         (["TINY", "--set", "epochs=3"], ["'epochs=3' is not an assignment; write section.key=value"]),
         (["TINY", "--set", "training.epochs"], ["is not an assignment"]),
-        (["TINY", "--set", "training.epochs=ten"], ["training.epochs must be of type int; got 'ten'"]),
+        (["TINY", "--set", "training.epochs=ten"], ["training.epochs must be a whole number; got 'ten'"]),
         (["TINY", "--set", "training.epochs=0"], ["training.epochs must be at least 1; got 0"]),
         (["TINY", "--set", "method.eps=-8/255"], ["eps must be a number that is not negative"]),
         (["TINY", "--set", "method.eps=8"], ["8/255"]),
@@ -129,7 +129,7 @@ def test_a_folder_of_something_else(command, tiny, tmp_path, contents):
         result = command("train", tiny, "--out", tmp_path / "photos", *more, "--set", "method.eps=-1")
         assert result.status == 2
     result = command("train", tiny, "--out", tmp_path / "photos")
-    result.sentence("exists and is not the folder of a run; choose another one with --out", status=2)
+    result.sentence("not empty and not the folder of a run", status=2)
     assert contents(tmp_path / "photos") == before
 
 

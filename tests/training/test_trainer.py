@@ -394,7 +394,7 @@ def test_bf16_trains_resumes_and_leaves_float32_weights(tmp_path, train_toy, int
 
 
 def test_a_loss_that_diverges_is_an_error_with_a_remedy(tmp_path, train_toy):
-    with pytest.raises(DataError, match=r"the loss is .* in epoch \d+: training has diverged; lower schedule\.peak"):
+    with pytest.raises(DataError, match=r"in epoch \d+: training has diverged; .* smaller schedule\.peak"):
         train_toy(tmp_path / "run", "fgsm-rs", {"schedule.peak": 1e30})
     with pytest.raises(DataError, match="has not finished"):
         Run.load(tmp_path / "run", model=nn.Flatten())
@@ -422,14 +422,14 @@ def test_too_large_a_held_out_slice(tmp_path, train_toy):
 
 
 def test_more_classes_in_the_data_than_in_the_model(tmp_path, train_toy, tiny_net):
-    with pytest.raises(DataError, match=r"a label lies outside of 0\.\.1"):
+    with pytest.raises(UsageError, match="the model has 2 outputs for 3 classes"):
         train_toy(tmp_path / "run", model=tiny_net(num_classes=2))
 
 
 def test_a_folder_that_holds_something_else(tmp_path, train_toy):
     (tmp_path / "thesis").mkdir()
     (tmp_path / "thesis" / "chapter1.txt").write_text("it was a dark and stormy night")
-    with pytest.raises(UsageError, match="exists and is not the folder of a run; choose another one with --out"):
+    with pytest.raises(UsageError, match="not empty and not the folder of a run"):
         train_toy(tmp_path / "thesis")
     assert [path.name for path in (tmp_path / "thesis").iterdir()] == ["chapter1.txt"]
     (tmp_path / "empty").mkdir()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import sys
 
 import typer
@@ -49,7 +50,8 @@ def main() -> None:
         _fail("interrupted", 1)
     except OSError as error:
         where = f" ({error.filename})" if error.filename else ""
-        _fail(f"{error.strerror or error}{where}", 1)
+        remedy = "make room on the disk" if error.errno in (errno.ENOSPC, errno.EDQUOT) else "check the path"
+        _fail(f"{error.strerror or error}{where}; {remedy} and try again", 1)
 
 
 def _fail(sentence: str, status: int) -> None:

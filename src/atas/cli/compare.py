@@ -7,7 +7,7 @@ from pathlib import Path
 
 import typer
 
-from atas.cli._say import say
+from atas.cli._say import say, show
 
 
 def compare(
@@ -20,8 +20,6 @@ def compare(
     \b
     Example: atas compare runs/atas runs/atta --plot curves.png
     """
-    from rich.console import Console
-
     from atas import report
 
     found = report.summarise(runs)
@@ -30,6 +28,6 @@ def compare(
     if as_json:
         typer.echo(json.dumps([run.to_json() for run in found], indent=2))
         return
-    Console().print(report.table(found))
+    show(report.table(found))
     if plot is not None:
         say(f"curves: {plot}")

@@ -51,13 +51,12 @@ def check(name: Name, root: Root = None, size: Size = None) -> None:
     Example: atas data check cifar10 --root data
     """
     from atas import data
-    from atas.data._cifar_spec import SPECS
 
     dataset = data.load(name, root, size=size)
     channels, height, width = dataset.shape
     typer.echo(f"{name}: {channels} x {height} x {width} pixels, {dataset.num_classes} classes")
     typer.echo(f"classes: {', '.join(dataset.train.classes)}")
-    official = [SPECS[name].train_sha256, SPECS[name].test_sha256] if name in SPECS else []
+    official = data.official_hashes(name)
     for half, split in (("train", dataset.train), ("test", dataset.test)):
         digest = split.sha256()
         state = "the official content" if digest in official else "no official hash to compare with"

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import typer
 
 from atas.cli._say import say
+from atas.cli._say import show as show_table
 
 if TYPE_CHECKING:
     from atas.training import Run
@@ -62,9 +63,9 @@ def evaluate_run(
     from rich.progress import Progress
 
     from atas.evaluation import evaluate as run_evaluation
-    from atas.training._values import convert
     from atas.training.engine import choose_device
     from atas.training.run import Folder, load_data
+    from atas.training.values import convert
 
     wanted = run.recipe.evaluation
     split = load_data(run.recipe, root).test
@@ -89,10 +90,18 @@ def evaluate_run(
             seed=seed,
             progress=show,
         )
-    path = Folder(run.folder).evaluation
+    path = _where(Folder(run.folder).evaluation, result.n)
     result.save(path)
     if as_json:
         typer.echo(json.dumps(result.to_json(), indent=2))
     else:
-        console.print(result.table())
+        show_table(result.table())
         say(f"written: {path}")
+
+
+def _where(path: Path, n: int) -> Path:
+    """The run's evaluation, unless one on more images is there: that one stays, and this goes beside it."""
+    from atas._files import read_json
+
+    earlier = read_json(path).get("n", 0)
+    return path if n >= earlier else path.with_name(f"{path.stem}-{n}.json")

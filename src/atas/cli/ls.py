@@ -7,10 +7,9 @@ import json
 
 import typer
 from rich import box
-from rich.console import Console
 from rich.table import Table
 
-_PIPE_WIDTH = 320  # nothing is cut where another program reads
+from atas.cli._say import show
 
 
 class What(enum.StrEnum):
@@ -38,8 +37,7 @@ def ls(
     table = Table(*rows[0], box=box.SIMPLE)
     for row in rows:
         table.add_row(*row.values())
-    console = Console()
-    (console if console.is_terminal else Console(width=_PIPE_WIDTH)).print(table)
+    show(table)
 
 
 def _rows(what: What) -> list[dict[str, str]]:

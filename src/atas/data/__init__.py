@@ -11,11 +11,22 @@ from atas.data._dataset import Dataset, Split
 from atas.data._digits import read_digits
 from atas.data._fetch import fetch
 from atas.data._folder import read_folder_of_images
-from atas.data._indexed import Indexed, indexed
+from atas.data._indexed import Indexed, MapDataset, indexed
 from atas.data._root import resolve_root
 from atas.errors import UsageError, unknown
 
-__all__ = ["Dataset", "Indexed", "Split", "fetch", "from_arrays", "indexed", "load", "names"]
+__all__ = [
+    "Dataset",
+    "Indexed",
+    "MapDataset",
+    "Split",
+    "fetch",
+    "from_arrays",
+    "indexed",
+    "load",
+    "names",
+    "official_hashes",
+]
 
 DEFAULT_SIZE = 224
 
@@ -23,6 +34,11 @@ DEFAULT_SIZE = 224
 def names() -> list[str]:
     """The data sets that `load` knows."""
     return ["digits", *SPECS, "imagefolder"]
+
+
+def official_hashes(name: str) -> tuple[str, ...]:
+    """SHA-256 of the official training and test content, as `Split.sha256` computes it; nothing for other data."""
+    return (SPECS[name].train_sha256, SPECS[name].test_sha256) if name in SPECS else ()
 
 
 def load(name: str, root: str | os.PathLike[str] | None = None, *, size: int | None = None) -> Dataset:

@@ -13,7 +13,8 @@ from PIL import Image, ImageOps
 from atas.data._dataset import Dataset, Split
 from atas.errors import DataError, UsageError
 
-SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".webp")
+SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".webp", ".gif", ".tif", ".tiff", ".ppm", ".pgm")
+_UNREAD = {".heic", ".heif", ".avif"}  # images that Pillow may not know by name
 SHOWN = 5
 CHUNK = 64
 
@@ -62,14 +63,20 @@ def _listing(half: Path) -> dict[str, list[Path]]:
     folders = sorted(path for path in half.iterdir() if path.is_dir() and not path.name.startswith("."))
     if not folders:
         raise DataError(f"{half} has no class folders; put the images into {half}/<class>/.")
-    listing = {
-        folder.name: sorted(
-            path
-            for path in folder.iterdir()
-            if path.suffix.lower() in SUFFIXES and not path.name.startswith(".") and path.is_file()
+    listing: dict[str, list[Path]] = {}
+    others: list[Path] = []
+    for folder in folders:
+        files = sorted(path for path in folder.iterdir() if path.is_file() and not path.name.startswith("."))
+        listing[folder.name] = [path for path in files if path.suffix.lower() in SUFFIXES]
+        others += [path for path in files if path.suffix.lower() not in SUFFIXES]
+    images = set(Image.registered_extensions()) | _UNREAD
+    others = [path for path in others if path.suffix.lower() in images]
+    if others:
+        more = f" and {len(others) - SHOWN} more" if len(others) > SHOWN else ""
+        raise DataError(
+            f"{len(others)} images are of a kind that is not read: {', '.join(map(str, others[:SHOWN]))}{more}; "
+            f"convert them to one of {', '.join(SUFFIXES)} or remove them."
         )
-        for folder in folders
-    }
     empty = [str(half / name) for name, paths in listing.items() if not paths]
     if empty:
         raise DataError(f"no images ({', '.join(SUFFIXES)}) in {', '.join(empty)}; add some or remove the folder.")

@@ -3,20 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sized
-from typing import Any, Protocol
+from typing import Protocol
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from atas.checks import check_images, check_shapes
+from atas.data import MapDataset
 from atas.errors import DataError
-
-
-class MapDataset(Sized, Protocol):
-    """A length, and items by position."""
-
-    def __getitem__(self, index: int, /) -> Any: ...
 
 
 class Source(Sized, Protocol):

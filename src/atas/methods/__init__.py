@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, get_type_hints
 
 import torch
 
@@ -62,9 +62,10 @@ def settings(name: str) -> dict[str, Any]:
     return {p.name: p.default for p in parameters if p.kind is p.KEYWORD_ONLY and p.name not in _PLACE}
 
 
-def is_text(name: str, setting: str) -> bool:
-    """Whether a method's setting is a text, such as a layer's name, rather than a number."""
-    return str(inspect.signature(get(name)).parameters[setting].annotation).startswith("str")
+def setting_types(name: str) -> dict[str, Any]:
+    """The type of each of a method's own settings."""
+    hints = get_type_hints(get(name).__init__)
+    return {key: hints[key] for key in settings(name)}
 
 
 def create(name: str, threat: Threat, examples: int, shape: Sequence[int], **hyper: Any) -> Method:
@@ -110,7 +111,7 @@ __all__ = [
     "Update",
     "create",
     "get",
-    "is_text",
     "names",
+    "setting_types",
     "settings",
 ]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 from torch import Tensor
 
 from atas.errors import UsageError
@@ -41,5 +43,5 @@ class Adaptive:
 
 def check_adaptive(c: float, max_step: float, beta: float) -> None:
     """Refuse settings that make no step size."""
-    if not (c > 0 and max_step > 0 and 0 <= beta < 1):
+    if not (0 < c < math.inf and 0 < max_step < math.inf and 0 <= beta < 1):
         raise UsageError(f"adaptive steps need c > 0, max_step > 0, 0 <= beta < 1; got {c=}, {max_step=}, {beta=}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from typing import ClassVar, Literal, NamedTuple, Protocol, TypedDict
@@ -101,6 +102,8 @@ class Method(nn.Module, ABC):
         seed: int = 0,
     ) -> None:
         super().__init__()
+        if not isinstance(threat, Threat):
+            raise UsageError(f"the first argument is the threat model, such as atas.Linf(8/255); got {threat!r}")
         if examples < 1 or len(shape) != 3 or min(shape) < 1 or pad < 0:
             raise UsageError(
                 f"a method needs examples >= 1, a shape (C, H, W) and pad >= 0; "
@@ -117,6 +120,7 @@ class Method(nn.Module, ABC):
         for it again, after a resume for example, changes nothing."""
         if epoch < 0:
             raise UsageError(f"epochs count from 0; got {epoch}")
+        self.guard.raise_if_set()
         self._begun = True
         if epoch != int(self.epoch):
             self.epoch.fill_(epoch)
@@ -208,6 +212,6 @@ class Perturbing(Method):
 
 def positive(name: str, value: float) -> float:
     """The value, if it is a number above zero."""
-    if not value > 0:
-        raise UsageError(f"{name} must be above zero; got {value}")
+    if not 0 < value < math.inf:
+        raise UsageError(f"{name} must be above zero and finite; got {value}")
     return float(value)

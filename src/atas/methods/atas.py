@@ -33,7 +33,7 @@ from atas.memory import GradientNorms
 from atas.methods._adaptive import Adaptive, adaptive_step, check_adaptive
 from atas.methods.atta import Remembering
 from atas.passes import input_gradient
-from atas.threat import L2, Threat
+from atas.threat import Threat
 
 
 class ATAS(Adaptive, Remembering):
@@ -69,14 +69,12 @@ class ATAS(Adaptive, Remembering):
         super().__init__(
             threat, examples, shape, reset_every=reset_every, dtype=dtype, pad=pad, device=device, seed=seed
         )
-        if isinstance(threat, L2):
-            usual_step, usual_clip = 2 * threat.eps, (0.5 * threat.eps, 1.75 * threat.eps)
-        else:
-            usual_step, usual_clip = 16 / 255, (4 / 255, 14 / 255)
         self.c, self.beta, self.warmup_epochs = c, beta, warmup_epochs
-        self.max_step = usual_step if max_step == "auto" else max_step
-        self.clip = usual_clip if clip == "auto" else clip
+        self.max_step = threat.usual(16 / 255, 2.0) if max_step == "auto" else max_step
+        self.clip = (threat.usual(4 / 255, 0.5), threat.usual(14 / 255, 1.75)) if clip == "auto" else clip
         check_adaptive(self.c, self.max_step, self.beta)
+        if warmup_epochs < 0:
+            raise UsageError(f"warmup_epochs must not be negative; got {warmup_epochs}")
         if self.clip is not None and not 0 < self.clip[0] <= self.clip[1]:
             raise UsageError(f"clip must be (smallest, largest) step with 0 < smallest <= largest; got {self.clip}")
         self.norms = GradientNorms(examples, device=device)

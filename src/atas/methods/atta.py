@@ -14,7 +14,7 @@ from atas.fusing import fusable
 from atas.memory import Perturbations
 from atas.methods._method import Common, Perturbing, positive
 from atas.passes import input_gradient
-from atas.threat import L2, Threat
+from atas.threat import Threat
 
 
 class Remembering(Perturbing):
@@ -41,7 +41,7 @@ class Remembering(Perturbing):
             raise UsageError(f"reset_every must be at least 1 epoch; got {reset_every}")
         self.reset_every = reset_every
         if dtype == "auto":
-            dtype = torch.float16 if isinstance(threat, L2) else torch.int8
+            dtype = torch.int8 if threat.int8_is_enough else torch.float16
         self.memory = Perturbations(threat, examples, shape, pad=self.pad, dtype=dtype, device=common.get("device"))
         self.memory.reset(self.seed, epoch=0)
 
@@ -81,9 +81,7 @@ class ATTA(Remembering):
         **common: Unpack[Common],
     ) -> None:
         super().__init__(threat, examples, shape, reset_every=reset_every, dtype=dtype, **common)
-        if step_size == "auto":
-            step_size = threat.eps / 2 if isinstance(threat, L2) else 4 / 255
-        self.step_size = positive("step_size", step_size)
+        self.step_size = positive("step_size", threat.usual(4 / 255, 0.5) if step_size == "auto" else step_size)
 
     def attack(self, model: nn.Module, x: Tensor, y: Tensor, index: Tensor, view: View) -> Tensor:
         """One step from where the last epoch ended."""

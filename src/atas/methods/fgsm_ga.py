@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import Literal, Unpack
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from atas.augment import View
@@ -45,6 +46,8 @@ class FGSMGA(Method):
             if not isinstance(threat, Linf):
                 raise UsageError("gradient alignment has a default weight for Linf alone; set weight for this norm")
             weight = default_weight(threat.eps)
+        if not 0 <= weight < math.inf:
+            raise UsageError(f"weight must be a number that is not negative; got {weight}")
         self.weight = weight
 
     def learn(self, model: nn.Module, update: Update, x: Tensor, y: Tensor, index: Tensor, view: View) -> Step:
@@ -64,10 +67,11 @@ class FGSMGA(Method):
 def misalignment(first: Tensor, second: Tensor) -> Tensor:
     """One minus the mean cosine of the examples whose gradients are not zero; zero where there are none."""
     first, second = first.flatten(1), second.flatten(1)
-    counted = (first.abs().amax(1) > 0) & (second.detach().abs().amax(1) > 0)
-    # A constant in place of a zero gradient keeps the derivative of its norm out of the graph.
-    safe = torch.where(counted[:, None], second, torch.ones_like(second))
-    dot = (first * safe).sum(1)
-    norms = torch.linalg.vector_norm(first, dim=1).clamp_min(1e-30) * torch.linalg.vector_norm(safe, dim=1)
-    misaligned = torch.where(counted, 1 - dot / norms, 0.0)
+    sizes = [gradient.detach().abs().amax(1, keepdim=True) for gradient in (first, second)]
+    counted = ((sizes[0] > 0) & (sizes[1] > 0)).squeeze(1)
+    # The cosine does not depend on the scale: with a largest entry of one, no square leaves the range of float32. A
+    # constant in place of a zero gradient keeps the derivative of its norm out of the graph.
+    first = torch.where(counted[:, None], first / torch.where(sizes[0] > 0, sizes[0], 1.0), 1.0)
+    second = torch.where(counted[:, None], second / torch.where(sizes[1] > 0, sizes[1], 1.0), 1.0)
+    misaligned = torch.where(counted, 1 - F.cosine_similarity(first, second), 0.0)
     return misaligned.sum() / counted.sum().clamp_min(1)

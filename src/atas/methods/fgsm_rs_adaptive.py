@@ -12,7 +12,7 @@ from atas.memory import GradientNorms
 from atas.methods._adaptive import Adaptive, adaptive_step, check_adaptive
 from atas.methods._method import Common, Perturbing
 from atas.passes import input_gradient
-from atas.threat import L2, Threat
+from atas.threat import Threat
 
 
 class FGSMRSAdaptive(Adaptive, Perturbing):
@@ -35,7 +35,7 @@ class FGSMRSAdaptive(Adaptive, Perturbing):
     ) -> None:
         super().__init__(threat, examples, shape, **common)
         self.c, self.beta = c, beta
-        self.max_step = (2 * threat.eps if isinstance(threat, L2) else 16 / 255) if max_step == "auto" else max_step
+        self.max_step = threat.usual(16 / 255, 2.0) if max_step == "auto" else max_step
         check_adaptive(self.c, self.max_step, self.beta)
         self.norms = GradientNorms(examples, device=common.get("device"))
 

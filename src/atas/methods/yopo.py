@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from atas.augment import View
 from atas.errors import UsageError, unknown
 from atas.methods._method import Common, Method, Step, Update, positive
-from atas.threat import L2, Threat
+from atas.threat import Threat
 
 
 class _Reached(Exception):  # noqa: N818  (not an error: it carries a value out of a forward pass)
@@ -99,9 +99,7 @@ class YOPO(Method):
         if outer < 1 or inner < 1:
             raise UsageError(f"YOPO needs outer >= 1 and inner >= 1; got {outer} and {inner}")
         self.outer, self.inner, self.layer = outer, inner, layer
-        if step_size == "auto":
-            step_size = threat.eps / 4 if isinstance(threat, L2) else 2 / 255
-        self.step_size = positive("step_size", step_size)
+        self.step_size = positive("step_size", threat.usual(2 / 255, 0.25) if step_size == "auto" else step_size)
 
     def learn(self, model: nn.Module, update: Update, x: Tensor, y: Tensor, index: Tensor, view: View) -> Step:
         """All passes of one batch and the update; what is returned belongs to the last whole pass."""

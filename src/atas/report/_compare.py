@@ -24,6 +24,7 @@ class Summary:
     name: str
     recipe: Recipe
     epochs: list[dict[str, Any]]
+    events: list[dict[str, Any]]
     evaluation: Evaluation | None
 
     @property
@@ -36,6 +37,16 @@ class Summary:
         """The first epoch, counted from 1, that the monitor found collapsed."""
         return next((row["epoch"] + 1 for row in self.epochs if row["collapsed"]), None)
 
+    @property
+    def collapse(self) -> str:
+        """What became of a collapse, in a word or two."""
+        taken_back = [row for row in self.events if "to_epoch" in row]
+        if taken_back and taken_back[-1]["event"] == "stop":
+            return f"stopped after epoch {taken_back[-1]['to_epoch']}"
+        if taken_back:
+            return f"{len(taken_back)} rolled back"
+        return f"epoch {self.collapsed_in}" if self.collapsed_in else "no"
+
     def to_json(self) -> dict[str, Any]:
         """The row as plain values."""
         found = self.evaluation
@@ -47,6 +58,7 @@ class Summary:
             "epochs": len(self.epochs),
             "seconds": self.seconds,
             "collapsed_in_epoch": self.collapsed_in,
+            "rollbacks": sum(row["event"] == "rollback" for row in self.events),
             "n": found.n if found else None,
             "accuracy": dict(found.accuracy) if found else None,
             "interval": {key: list(value) for key, value in found.interval.items()} if found else None,
@@ -54,17 +66,18 @@ class Summary:
 
 
 def summarise(folders: Sequence[str | Path]) -> list[Summary]:
-    """Read the runs in these folders; runs of one parent folder are named by their own."""
+    """Read the runs in these folders; they are named by their own folder where that tells them apart."""
     paths = [Path(folder) for folder in folders]
-    shared = len({path.resolve().name for path in paths}) == len(paths)
+    unique = len({path.resolve().name for path in paths}) == len(paths)
     found = []
     for path in paths:
         place = Folder(path)
-        recipe, rows = load_recipe(place), epochs_of(read_metrics(place.metrics))
+        recipe, lines = load_recipe(place), read_metrics(place.metrics)
+        rows, events = epochs_of(lines), [line for line in lines if "event" in line]
         if not rows:
             raise DataError(f"the run in {path} has no epoch to compare yet; let it train for one at least")
         evaluation = Evaluation.load(place.evaluation) if place.evaluation.exists() else None
-        found.append(Summary(path.resolve().name if shared else str(path), recipe, rows, evaluation))
+        found.append(Summary(path.resolve().name if unique else str(path), recipe, rows, events, evaluation))
     return found
 
 
@@ -72,12 +85,18 @@ def table(runs: Sequence[Summary]) -> Table:
     """Accuracy in percent with its 95% interval, time, and where training collapsed."""
     attacks = list(dict.fromkeys(key for run in runs if run.evaluation for key in run.evaluation.accuracy))
     attacks = [name for name in attacks if name != "worst"]
-    shown = Table("run", "method", "threat", *(f"{name} %" for name in attacks), "time", "collapse", box=box.SIMPLE)
+    columns = ["run", "method", "threat", "n", *(f"{name} %" for name in attacks), "time", "collapse"]
+    shown = Table(*columns, box=box.SIMPLE)
     for run in runs:
         cells = [_accuracy(run.evaluation, name) for name in attacks]
-        collapse = f"epoch {run.collapsed_in}" if run.collapsed_in else "no"
         shown.add_row(
-            run.name, run.recipe.method.name, repr(run.recipe.threat), *cells, f"{run.seconds:.0f} s", collapse
+            run.name,
+            run.recipe.method.name,
+            repr(run.recipe.threat),
+            str(run.evaluation.n) if run.evaluation else "-",
+            *cells,
+            f"{run.seconds:.0f} s",
+            run.collapse,
         )
     if any(run.evaluation is None for run in runs):
         shown.caption = "a dash: not evaluated yet; run atas evaluate"

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
+import fcntl
 import json
 import shutil
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +15,8 @@ from torch import nn
 
 from atas import data as data_sets
 from atas import environment
-from atas._files import write_text
-from atas.errors import UsageError
+from atas._files import read_json, write_text
+from atas.errors import AtasError, UsageError
 from atas.training import recipe as recipes
 from atas.training.live import Live
 from atas.training.run import GIVEN, Folder, Run, build_model, load_data, load_recipe, save_weights
@@ -62,23 +64,28 @@ def train(
         data = data or load_data(settings)
         model = model or build_model(settings, data)
         trainer = Trainer(settings, place, data, model, shown)
-        if not going_on:  # only now, when nothing in the call can be wrong any more, is an earlier run given up
-            _clear(place)
-            write_text(place.environment, json.dumps(environment.describe(trainer.device), indent=2) + "\n")
-            write_text(place.recipe, f"# atas train {place.recipe}\n{settings.to_toml()}")
-        elif trainer.resume():
-            shown.say(_where(trainer, settings, place))
-        trainer.fit()
-        finished = trainer.engine.best_model
-        save_weights(place.model, finished, _about(settings, data))
+        with _held(place):
+            if going_on:
+                _take_up(trainer, settings, place, shown)
+            else:  # only now, when nothing in the call can be wrong any more, is an earlier run given up
+                if resume:
+                    shown.say(f"there is nothing in {place.path} to go on with; beginning anew")
+                _clear(place)
+                write_text(place.recipe, f"# atas train {place.recipe}\n{settings.to_toml()}")
+                write_text(place.environment, _surroundings(trainer))
+            trainer.fit()
+            finished = trainer.engine.best_model
+            save_weights(place.model, finished, _about(settings, data))
     return Run.load(place.path, model=finished)
 
 
 def _goes_on(place: Folder, settings: recipes.Recipe, *, resume: bool, overwrite: bool) -> bool:
     """Whether a run in the folder goes on; an error where it holds what must not be lost."""
     if not place.recipe.exists():
-        if place.path.exists() and any(place.path.iterdir()) and not (resume or overwrite):
-            raise UsageError(f"{place.path} exists and is not the folder of a run; choose another one with --out")
+        if place.path.exists() and any(not path.name.startswith(".") for path in place.path.iterdir()):
+            raise UsageError(
+                f"{place.path} is not empty and not the folder of a run (no recipe.toml in it); choose another --out"
+            )
         return False
     if resume:
         changed = recipes.differences(load_recipe(place), settings, ignore=recipes.MAY_CHANGE)
@@ -96,21 +103,48 @@ def _goes_on(place: Folder, settings: recipes.Recipe, *, resume: bool, overwrite
     return False
 
 
+@contextmanager
+def _held(place: Folder) -> Iterator[None]:
+    """Keep other processes from training in the same folder; the lock ends with the process, however that ends."""
+    place.path.mkdir(parents=True, exist_ok=True)
+    with place.lock.open("w") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise AtasError(f"another process trains in {place.path}; wait for it or choose another --out") from error
+        yield
+
+
 def _clear(place: Folder) -> None:
-    """Remove what an earlier run left, and make the folder."""
-    for path in (place.recipe, place.environment, place.metrics, place.model, place.evaluation):
+    """Remove what an earlier run left; its recipe goes last, when the new one replaces it."""
+    for path in (place.metrics, place.model, place.evaluation, place.environment):
         path.unlink(missing_ok=True)
     for folder in (place.last.parent, place.board):
         shutil.rmtree(folder, ignore_errors=True)
-    place.path.mkdir(parents=True, exist_ok=True)
 
 
-def _where(trainer: Trainer, settings: recipes.Recipe, place: Folder) -> str:
+def _take_up(trainer: Trainer, settings: recipes.Recipe, place: Folder, shown: Live) -> None:
+    """Go on from the last checkpoint, and say where."""
     for stale in place.path.rglob(".*.tmp"):  # a process that was killed in the middle of a write left them
         stale.unlink()
-    if trainer.epoch == settings.training.epochs:
-        return f"the run in {place.path} has finished already"
-    return f"going on in {place.path} at epoch {trainer.epoch + 1}, batch {trainer.batch + 1}"
+    if not trainer.resume():
+        shown.say(f"there is no checkpoint in {place.path} yet; beginning anew")
+    elif trainer.epoch == settings.training.epochs:
+        shown.say(f"the run in {place.path} has finished already")
+    else:
+        shown.say(f"going on in {place.path} at epoch {trainer.epoch + 1}, batch {trainer.batch + 1}")
+    before, now = read_json(place.environment), json.loads(_surroundings(trainer))
+    keys = ("atas", "torch", "device", "cuda", "engine", "precision")
+    changed = {key: now[key] for key in keys if key in before and before[key] != now[key]}
+    if changed:
+        trainer.note({"event": "resume", "epoch": trainer.epoch, **changed})
+
+
+def _surroundings(trainer: Trainer) -> str:
+    found = environment.describe(trainer.device)
+    return (
+        json.dumps(found | {"engine": trainer.engine.kind, "precision": trainer.engine.precision_name}, indent=2) + "\n"
+    )
 
 
 def _about(settings: recipes.Recipe, data: data_sets.Dataset) -> dict[str, Any]:

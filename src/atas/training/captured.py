@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from atas.data.resident import Resident
+from atas.errors import AtasError
 from atas.fusing import fused
 from atas.kernels import fused_forward
 from atas.kernels import weights as weights_aside
@@ -52,7 +53,7 @@ class Captured(Engine):
         method.guard.trusts_labels = True
         self._say = say
         self._optimizer = FusedSGD(settings.optimizer, self._of_learning(model), self._inputs)
-        self._graphs: dict[int, torch.cuda.CUDAGraph] = {}
+        self._graphs: dict[int, torch.cuda.CUDAGraph | None] = {}
         self._plain = self.working.forward
         self._by_hand = fused_forward(self.working) if method.compilable else None
         self._fast = self._by_hand or torch.compile(self.working.forward, dynamic=False, fullgraph=True)
@@ -60,14 +61,44 @@ class Captured(Engine):
         self._uncounted = 0
 
     def prepare(self) -> None:
-        """Compile and capture the step for whole batches and for the short last one."""
-        for size in (self.batches.size(0), self.batches.size(len(self.batches) - 1)):
-            if size not in self._graphs:
-                self._graphs[size] = self._capture(size)
+        """Compile and capture the step for whole batches and for the short last one.
+
+        What cannot be compiled is captured as it is, and what cannot be captured either runs as it comes; that is said
+        once.
+        """
+        whole, last = self.batches.size(0), self.batches.size(len(self.batches) - 1)
+        if whole not in self._graphs:
+            self._graphs[whole] = self._try(whole, fast=self.method.compilable)
+        if last not in self._graphs:
+            captured = self._graphs[whole] is not None
+            self._graphs[last] = self._try(last, fast=self._by_hand is not None) if captured else None
+
+    def _try(self, size: int, *, fast: bool) -> torch.cuda.CUDAGraph | None:
+        name = f"the step of method {self.settings.method.name} on this model"
+        if fast:
+            try:
+                return self._capture(size, fast=True)
+            except AtasError:
+                raise
+            except Exception as error:
+                self._say(f"{name} cannot be compiled ({_first_line(error)}); capturing it as it is")
+        elif not self.method.compilable and not self._graphs:
+            self._say(f"{name} cannot be compiled; capturing it as it is")
+        try:
+            return self._capture(size, fast=False)
+        except AtasError:
+            raise
+        except Exception as error:
+            self._say(f"{name} cannot be captured ({_first_line(error)}); running it as it comes, slower")
+            return None
 
     def run(self, size: int) -> None:
         """Replay a step with a batch of this size."""
-        self._graphs[size].replay()
+        graph = self._graphs[size]
+        if graph is None:
+            self.learn(size)
+            return
+        graph.replay()
         self._uncounted += self._passes[size]
 
     def differentiate(self, loss: Tensor, tensors: list[Tensor]) -> tuple[Tensor, ...]:
@@ -84,36 +115,44 @@ class Captured(Engine):
         self._uncounted = 0
         return super().tensors()
 
-    def _capture(self, size: int) -> torch.cuda.CUDAGraph:
-        compiled = self.method.compilable and size == self.batches.batch_size
+    def _capture(self, size: int, *, fast: bool) -> torch.cuda.CUDAGraph:
         began = time.perf_counter()
-        if compiled:
-            self._say("compiling the training step (once; kept for later runs) ...")
-        elif not self.method.compilable and not self._graphs:
-            self._say(f"method {self.settings.method.name} cannot be compiled; its step is captured as it is")
+        compiles = fast and size == self.batches.size(0)  # the short batch is one step in hundreds
+        if compiles:
+            self._say("compiling the training step ...")
         changing = [*self.tensors().values(), self._update, self._place]
         before = [tensor.clone() for tensor in changing]
         graph = torch.cuda.CUDAGraph()
-        self.working.forward = self._fast if compiled or self._by_hand else self._plain
-        with fused("inductor" if compiled else None), torch._dynamo.config.patch(recompile_limit=_RECOMPILES):
-            stream = torch.cuda.Stream()
-            stream.wait_stream(torch.cuda.current_stream())
-            with torch.cuda.stream(stream):
-                for _ in range(_WARM_UP):
+        try:
+            if fast:
+                self.working.forward = self._fast
+            with fused("inductor" if compiles else None), torch._dynamo.config.patch(recompile_limit=_RECOMPILES):
+                self._warm_up(size)
+                self._optimizer.begin_capture(self.method.updates_per_step)
+                passes = self._by_hand.passes if self._by_hand else 0
+                with torch.cuda.graph(graph):
                     self.learn(size)
-                    self._place -= size
-            torch.cuda.current_stream().wait_stream(stream)
-            self._optimizer.begin_capture(self.method.updates_per_step)
-            passes = self._by_hand.passes if self._by_hand else 0
-            with torch.cuda.graph(graph):
-                self.learn(size)
-            self._passes[size] = (self._by_hand.passes if self._by_hand else 0) - passes
-            self._optimizer.finish_capture()
-        self.working.forward = self._plain
-        for tensor, value in zip(changing, before, strict=True):
-            tensor.copy_(value)
-        self._optimizer.refresh()
+                self._passes[size] = (self._by_hand.passes if self._by_hand else 0) - passes
+                self._optimizer.finish_capture()
+        finally:
+            self.working.forward = self._plain
+            for tensor, value in zip(changing, before, strict=True):
+                tensor.copy_(value)
+            self._optimizer.refresh()
         torch.cuda.synchronize()
-        if compiled:
+        if compiles:
             self._say(f"compiled and captured in {time.perf_counter() - began:.1f} s")
         return graph
+
+    def _warm_up(self, size: int) -> None:
+        stream = torch.cuda.Stream()
+        stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(stream):
+            for _ in range(_WARM_UP):
+                self.learn(size)
+                self._place -= size
+        torch.cuda.current_stream().wait_stream(stream)
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__

@@ -32,6 +32,8 @@ def choose_device(name: str) -> torch.device:
         device = torch.device(name)
     except RuntimeError as error:
         raise UsageError(f"there is no device '{name}'; use auto, cpu or cuda") from error
+    if device.type not in ("cpu", "cuda"):
+        raise UsageError(f"training runs on auto, cpu or cuda, not on '{name}'")
     if device.type == "cuda" and not torch.cuda.is_available():
         raise UsageError("this machine has no CUDA device, or this PyTorch was built without CUDA; use device cpu")
     return device
@@ -89,6 +91,11 @@ class Engine:
     def best_model(self) -> nn.Module:
         """The model to evaluate: averaged weights where there are any."""
         return self.model if self.ema is None else self.ema.model
+
+    @property
+    def precision_name(self) -> str:
+        """bf16 or float32."""
+        return "bf16" if self._mixed else "float32"
 
     def precision(self) -> AbstractContextManager[object]:
         """The precision that this run trains in. Weights change within a step, so no cast of them may be kept."""

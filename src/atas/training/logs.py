@@ -37,9 +37,11 @@ def read_metrics(path: Path) -> list[dict[str, Any]]:
     rows = []
     for line in path.read_text(encoding="utf-8").splitlines():
         try:
-            rows.append(json.loads(line))
+            row = json.loads(line)
         except ValueError:
             break
+        if isinstance(row, dict):
+            rows.append(row)
     return rows
 
 

@@ -64,7 +64,7 @@ class Monitor:
                 }
                 for name, point in points.items():
                     with torch.no_grad():
-                        right[name] += int((model(point).argmax(1) == y).sum())
+                        right[name] += int(attacks.correct(model(point), y).sum())
         return Probe(**{name: count / len(self.images) for name, count in right.items()})
 
     def judge(self, probe: Probe) -> bool:

@@ -17,7 +17,7 @@ from typing import Any, TypeVar, get_type_hints
 
 from atas import attacks, methods, threat
 from atas.errors import UsageError, unknown
-from atas.training._values import convert, loosely, to_toml
+from atas.training.values import convert, to_toml
 
 S = TypeVar("S")
 
@@ -79,7 +79,8 @@ class Schedule:
 @dataclass(frozen=True)
 class Training:
     """How long, in which order, and what is watched. `ema` is the decay of averaged weights, 0 for none; `probe` the
-    number of training images that the monitor attacks after every epoch; `checkpoint_every` is in seconds."""
+    number of training images that the monitor attacks after every epoch, always with the weights themselves, not their
+    average; `checkpoint_every` is in seconds."""
 
     epochs: int = 30
     batch_size: int = 128
@@ -143,8 +144,8 @@ class Recipe:
         document: dict[str, Any] = {"name": self.name}
         for section in _sections():
             values = dataclasses.asdict(getattr(self, section))
-            values.update(values.pop("settings", {}))
-            document[section] = {key: value for key, value in values.items() if value is not None}
+            own = values.pop("settings", {})
+            document[section] = {key: value for key, value in values.items() if value is not None} | own
         return document
 
     def to_toml(self) -> str:
@@ -152,7 +153,8 @@ class Recipe:
         lines = [f"name = {to_toml(self.name)}"]
         for section in _sections():
             lines += ["", f"[{section}]"]
-            lines += [f"{key} = {to_toml(value)}" for key, value in self.to_dict()[section].items()]
+            entries = self.to_dict()[section].items()
+            lines += [f"{key} = {to_toml(value, levels=section == 'method')}" for key, value in entries]
         return "\n".join(lines) + "\n"
 
 
@@ -217,6 +219,7 @@ def differences(one: Recipe, other: Recipe, ignore: Sequence[str] = ()) -> list[
 def fingerprint(recipe: Recipe) -> str:
     """What tells a run from others: the same for the same recipe, but for what a resume may change."""
     document = recipe.to_dict()
+    del document["name"]
     for key in MAY_CHANGE:
         section, _, name = key.partition(".")
         document[section] = {k: v for k, v in document[section].items() if name and k != name}
@@ -279,12 +282,12 @@ def _section(kind: type[S], section: str, entries: Mapping[str, Any]) -> S:
     values: dict[str, Any] = {}
     settings: dict[str, Any] = {}
     entries = dict(sorted(entries.items(), key=lambda entry: entry[0] != "name"))
-    own = methods.settings(str(entries.get("name", Method.name))) if kind is Method else {}
+    own = methods.setting_types(str(entries.get("name", Method.name))) if kind is Method else {}
     for key, value in entries.items():
         if key in known:
             values[key] = convert(value, hints[key], f"{section}.{key}")
         elif key in own:
-            settings[key] = value if methods.is_text(values.get("name", Method.name), key) else loosely(value)
+            settings[key] = convert(value, own[key], f"{section}.{key}")
         else:
             raise unknown("recipe key", f"{section}.{key}", [f"{section}.{name}" for name in (*known, *own)])
     if kind is Method:

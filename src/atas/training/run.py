@@ -65,6 +65,11 @@ class Folder:
         return self.path / "evaluation.json"
 
     @property
+    def lock(self) -> Path:
+        """Held by the process that trains here."""
+        return self.path / ".lock"
+
+    @property
     def board(self) -> Path:
         """TensorBoard's files."""
         return self.path / "tensorboard"
@@ -102,7 +107,10 @@ def load_data(settings: recipe.Recipe, root: str | None = None) -> data.Dataset:
     """The data of a recipe, from its own folder or another."""
     if settings.data.name.startswith(GIVEN):
         name = settings.data.name.removeprefix(GIVEN)
-        raise UsageError(f"the data of this recipe was given in Python ('{name}'); pass it there again, with data=...")
+        raise UsageError(
+            f"the data of this recipe was given in Python ('{name}'); pass it there again, to atas.train(data=...) or "
+            f"to atas.evaluate"
+        )
     return data.load(settings.data.name, root or settings.data.root, size=settings.data.size)
 
 
@@ -112,20 +120,27 @@ def build_model(settings: recipe.Recipe, images: data.Dataset) -> nn.Module:
         raise UsageError(
             f"the model of this recipe was given in Python ({settings.model.name}); pass it to atas.train(model=...)"
         )
+    mean, std = settings.model.mean, settings.model.std
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(settings.training.seed)
         return models.create(
-            settings.model.name, images.num_classes, images.shape[0], settings.model.mean, settings.model.std
+            settings.model.name,
+            images.num_classes,
+            images.shape[0],
+            mean[0] if mean is not None and len(mean) == 1 else mean,
+            std[0] if std is not None and len(std) == 1 else std,
         )
 
 
 def epochs_of(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The rows of the epochs that count: those that a rollback took back are left out, as are events."""
-    by_epoch: dict[int, dict[str, Any]] = {}
+    """The rows of the epochs that count: events are left out, and what a rollback or a stop took back."""
+    kept: list[dict[str, Any]] = []
     for row in rows:
         if "event" not in row:
-            by_epoch[row["epoch"]] = row
-    return [by_epoch[epoch] for epoch in sorted(by_epoch)]
+            kept.append(row)
+        elif "to_epoch" in row:
+            kept = [earlier for earlier in kept if earlier["epoch"] < row["to_epoch"]]
+    return kept
 
 
 def save_weights(path: Path, model: nn.Module, about: dict[str, Any]) -> None:
@@ -141,7 +156,7 @@ def save_weights(path: Path, model: nn.Module, about: dict[str, Any]) -> None:
 
 
 def load_weights(path: Path, model: nn.Module | None = None) -> nn.Module:
-    """The model of a weights file, built by its name or given, in eval mode on the CPU."""
+    """The model of a weights file, built by its name on the CPU, or given and left where it is; in eval mode."""
     try:
         with safe_open(path, framework="pt") as file:
             about = json.loads((file.metadata() or {}).get(_KEY, "{}"))

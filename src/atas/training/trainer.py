@@ -2,22 +2,26 @@
 
 from __future__ import annotations
 
+import math
 import signal
 import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
 
 from atas import methods
+from atas.attacks import checked_logits
 from atas.data import Dataset
 from atas.data.resident import Resident
 from atas.errors import AtasError, CheckpointError, DataError, UsageError
 from atas.methods import Adaptive, Free, Method
 from atas.noise import Purpose, seed_for
+from atas.passes import mode
 from atas.training import checkpoint, recipe
 from atas.training.engine import Engine, choose_device
 from atas.training.live import Live
@@ -36,6 +40,8 @@ class Trainer:
         self.settings, self.place, self.live = settings, place, live
         self.device = choose_device(settings.engine.device)
         training, threat = settings.training, settings.threat
+        check_model(model, data)
+        self._data = data.train.sha256()[:16]
         self._guards = training.on_collapse != "warn"
         probe, rest = split_probe(len(data.train), training.probe, held_out=self._guards)
         images, labels = data.train.images, data.train.labels
@@ -89,6 +95,11 @@ class Trainer:
         self._restore(*checkpoint.load(self.place.last))
         return True
 
+    def note(self, row: dict[str, Any]) -> None:
+        """A line in the metrics for something that happened between the epochs."""
+        Metrics(self.place.metrics, self._metrics_bytes).write(row)
+        self._metrics_bytes = self.place.metrics.stat().st_size
+
     def fit(self) -> None:
         """Train to the end. What was reached is saved when a signal asks to stop."""
         epochs = self.settings.training.epochs
@@ -100,7 +111,7 @@ class Trainer:
         self.engine.prepare()
         self.live.begin(self.settings.name, epochs * len(self.batches), self._done)
         try:
-            with self.live, self._signals():
+            with self._signals():
                 while self.epoch < epochs:
                     self._run_epoch(epochs)
         finally:
@@ -130,12 +141,7 @@ class Trainer:
     def _end_epoch(self, epochs: int) -> None:
         engine = self.engine
         engine.method.guard.raise_if_set()
-        loss, right, step_size = engine.totals.read()
-        if not loss < float("inf"):
-            raise DataError(
-                f"the loss is {loss} in epoch {self.epoch + 1}: training has diverged; lower schedule.peak. "
-                f"The last checkpoint stays in {self.place.last.parent}"
-            )
+        loss, right, step_size = self._check_loss()
         with engine.precision():
             self._probe = probe = self.monitor.probe(engine.model)
         collapsed = self.monitor.judge(probe)
@@ -164,9 +170,18 @@ class Trainer:
         if collapsed and self._guards:
             self._return_to_health(epochs)
         elif self._guards:
-            self._save(self.place.healthy)
+            self._write(self.place.healthy)
         if self.epoch == epochs:
             self._save()
+
+    def _check_loss(self) -> tuple[float, float, float]:
+        loss, right, step_size = self.engine.totals.read()
+        if not math.isfinite(loss):
+            raise DataError(
+                f"the loss is {loss} in epoch {self.epoch + 1}: training has diverged; begin anew with --overwrite and "
+                f"a smaller schedule.peak"
+            )
+        return loss, right, step_size
 
     def _say_collapse(self, row: dict[str, Any]) -> None:
         best, self.monitor.said = self.monitor.best, True
@@ -183,9 +198,9 @@ class Trainer:
         """Go back to the last healthy checkpoint, to end there or to go on with smaller steps."""
         scale = self.engine.method.step_scale.clone()
         found_in, written = self.epoch, self._metrics.size
-        rollbacks = self.rollbacks + 1
+        rollbacks, seconds = self.rollbacks + 1, self.seconds
         self._restore(*checkpoint.load(self.place.healthy))
-        self._metrics_bytes, self.rollbacks = written, rollbacks
+        self._metrics_bytes, self.rollbacks, self.seconds = written, rollbacks, seconds
         if self.settings.training.on_collapse == "stop" or rollbacks > _MOST_ROLLBACKS:
             self._metrics.write({"event": "stop", "epoch": found_in - 1, "to_epoch": self.epoch})
             self.live.say(f"Stopped; the run ends with the weights of epoch {self.epoch}, the last healthy one.")
@@ -213,21 +228,31 @@ class Trainer:
             examples = (self.epoch + 1) * len(self.batches.labels)
         return examples / max(self.seconds + running, 1e-9)
 
-    def _save(self, path: Any = None) -> None:
+    def _save(self) -> None:
+        """The checkpoint to resume from; never of a training that has diverged."""
+        self._check_loss()
+        self._write(self.place.last)
+        self._saved_at = time.monotonic()
+
+    def _write(self, path: Path) -> None:
         state = {
             "epoch": self.epoch,
             "batch": self.batch,
             "updates": self.engine.updates,
             "rollbacks": self.rollbacks,
             "recipe": recipe.fingerprint(self.settings),
+            "data": self._data,
             "seconds": self.seconds,
             "metrics_bytes": self._metrics.size,
             "monitor": self.monitor.state(),
         }
-        checkpoint.save(path or self.place.last, self.engine.tensors(), state)
-        self._saved_at = time.monotonic()
+        checkpoint.save(path, self.engine.tensors(), state)
 
     def _restore(self, tensors: dict[str, torch.Tensor], state: dict[str, Any]) -> None:
+        if state["data"] != self._data:
+            raise CheckpointError(
+                f"the checkpoint in {self.place.path} was made with other training images; resume with the same data"
+            )
         if state["recipe"] != recipe.fingerprint(self.settings):
             raise CheckpointError(
                 f"the checkpoint in {self.place.path} belongs to another run or model; put back what this run wrote"
@@ -290,6 +315,24 @@ class _Clock:
     def _wait(self) -> None:
         if self._device.type == "cuda":
             torch.cuda.synchronize(self._device)
+
+
+def check_model(model: nn.Module, data: Dataset) -> None:
+    """Try the model on two images, before anything is trained or given up."""
+    if not any(parameter.requires_grad for parameter in model.parameters()):
+        raise UsageError("the model has no weights to train; set requires_grad on some")
+    first = next(model.parameters())
+    images = data.train.images[:2].to(first.device).float() / 255
+    try:
+        with mode(model, training=False), torch.no_grad():
+            logits = checked_logits(model(images), len(images))
+    except (RuntimeError, TypeError, ValueError, AttributeError) as error:
+        if isinstance(error, AtasError):
+            raise
+        why = str(error).splitlines()[0] if str(error) else type(error).__name__
+        raise UsageError(f"the model cannot take float32 images of shape {tuple(data.shape)}: {why}") from error
+    if logits.shape[1] < data.num_classes:
+        raise UsageError(f"the model has {logits.shape[1]} outputs for {data.num_classes} classes; give it more")
 
 
 def split_probe(examples: int, probe: int, *, held_out: bool) -> tuple[torch.Tensor, torch.Tensor | None]:
