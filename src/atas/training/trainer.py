@@ -3,11 +3,7 @@
 from __future__ import annotations
 
 import math
-import signal
-import threading
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -15,14 +11,14 @@ import torch
 from torch import nn
 
 from atas import methods
-from atas.attacks import checked_logits
 from atas.data import Dataset
 from atas.data.resident import Resident
 from atas.errors import AtasError, CheckpointError, DataError, UsageError
 from atas.methods import Adaptive, Free, Method
-from atas.noise import Purpose, seed_for
-from atas.passes import mode
 from atas.training import checkpoint, recipe
+from atas.training._checks import check_model, split_probe
+from atas.training._clock import Clock
+from atas.training._signals import StopRequest
 from atas.training.engine import Engine, choose_device
 from atas.training.live import Live
 from atas.training.logs import Board, Metrics
@@ -72,7 +68,7 @@ class Trainer:
         self.epoch = self.batch = self.rollbacks = 0
         self.seconds = 0.0  # spent in training steps alone
         self._metrics_bytes = 0
-        self._stop = False
+        self._stop = StopRequest()
 
     def _engine(self, model: nn.Module, method: Method) -> Engine:
         kind, on_gpu = self.settings.engine.kind, self.device.type == "cuda"
@@ -106,12 +102,12 @@ class Trainer:
         self._metrics = Metrics(self.place.metrics, self._metrics_bytes)
         self._board = Board(self.place.board, self.epoch)
         self._saved_at = time.monotonic()
-        self._clock = _Clock(self.device)
+        self._clock = Clock(self.device)
         self._probe: Probe | None = None
         self.engine.prepare()
         self.live.begin(self.settings.name, epochs * len(self.batches), self._done)
         try:
-            with self._signals():
+            with self._stop:
                 while self.epoch < epochs:
                     self._run_epoch(epochs)
         finally:
@@ -126,10 +122,10 @@ class Trainer:
             self.batch += 1
             if self.live.due():
                 self._show()
-            if self._stop or time.monotonic() - self._saved_at >= self.settings.training.checkpoint_every:
+            if self._stop.asked or time.monotonic() - self._saved_at >= self.settings.training.checkpoint_every:
                 self.seconds += self._clock.stop()
                 self._save()
-                if self._stop:
+                if self._stop.asked:
                     raise Interrupted(
                         f"stopped after batch {self.batch} of epoch {self.epoch + 1}; all is saved, go on with: "
                         f"atas train --resume --out {self.place.path}"
@@ -268,81 +264,6 @@ class Trainer:
         self.seconds, self._metrics_bytes = state["seconds"], state["metrics_bytes"]
         self.monitor.load_state(state["monitor"])
 
-    @contextmanager
-    def _signals(self) -> Iterator[None]:
-        """A first Ctrl-C or termination ends the run after the step that it came in; a second one at once."""
-        if threading.current_thread() is not threading.main_thread():
-            yield
-            return
-        found = {int(number): signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
-
-        def ask(number: int, _frame: object) -> None:
-            self._stop = True
-            signal.signal(number, found[number] or signal.SIG_DFL)
-
-        for number in found:
-            signal.signal(number, ask)
-        try:
-            yield
-        finally:
-            for number, handler in found.items():
-                signal.signal(number, handler)
-
 
 class Interrupted(AtasError):  # noqa: N818  (nothing went wrong)
     """A signal ended the run; everything is saved."""
-
-
-class _Clock:
-    """Seconds spent in training steps, with the device's work included."""
-
-    def __init__(self, device: torch.device) -> None:
-        self._device = device
-        self._started: float | None = None
-
-    def start(self) -> None:
-        self._wait()
-        self._started = time.perf_counter()
-
-    def stop(self) -> float:
-        self._wait()
-        elapsed, self._started = self.so_far(), None
-        return elapsed
-
-    def so_far(self) -> float:
-        return 0.0 if self._started is None else time.perf_counter() - self._started
-
-    def _wait(self) -> None:
-        if self._device.type == "cuda":
-            torch.cuda.synchronize(self._device)
-
-
-def check_model(model: nn.Module, data: Dataset) -> None:
-    """Try the model on two images, before anything is trained or given up."""
-    if not any(parameter.requires_grad for parameter in model.parameters()):
-        raise UsageError("the model has no weights to train; set requires_grad on some")
-    first = next(model.parameters())
-    images = data.train.images[:2].to(first.device).float() / 255
-    try:
-        with mode(model, training=False), torch.no_grad():
-            logits = checked_logits(model(images), len(images))
-    except (RuntimeError, TypeError, ValueError, AttributeError) as error:
-        if isinstance(error, AtasError):
-            raise
-        why = str(error).splitlines()[0] if str(error) else type(error).__name__
-        raise UsageError(f"the model cannot take float32 images of shape {tuple(data.shape)}: {why}") from error
-    if logits.shape[1] < data.num_classes:
-        raise UsageError(f"the model has {logits.shape[1]} outputs for {data.num_classes} classes; give it more")
-
-
-def split_probe(examples: int, probe: int, *, held_out: bool) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """Which training images the monitor attacks, the same in every run, and which are left to train on (None: all)."""
-    generator = torch.Generator().manual_seed(seed_for(0, 0, Purpose.PROBE))
-    order = torch.randperm(examples, generator=generator)
-    if not held_out:
-        return order[:probe].sort().values, None
-    if probe >= examples:
-        raise DataError(
-            f"training.probe = {probe} images would be held out of {examples} in all; set a smaller training.probe"
-        )
-    return order[:probe].sort().values, order[probe:].sort().values
