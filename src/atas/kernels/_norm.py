@@ -13,14 +13,17 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+_TILE = 4096  # entries that a program takes at a time
+_SUM_TILE = 8192
+
 
 @triton.jit
 def _add_up(parts, count, columns: tl.constexpr, at, inside, block_columns: tl.constexpr):  # type: ignore[no-untyped-def]
     """The two column sums from all parts, many parts at a time."""
     first = tl.zeros((block_columns,), tl.float32)
     second = tl.zeros((block_columns,), tl.float32)
-    for start in range(0, count, 32):
-        part = start + tl.arange(0, 32)
+    for start in range(0, count, 128):
+        part = start + tl.arange(0, 128)
         cells = parts + 2 * part[:, None] * columns + at[None, :]
         valid = (part < count)[:, None] & inside[None, :]
         first += tl.sum(tl.load(cells, valid, 0.0, cache_modifier=".cg"), 0)
@@ -212,18 +215,23 @@ class Plan:
         self.rows = x.numel() // self.columns
         self.block_columns = min(triton.next_power_of_2(self.columns), 64)
         self.column_blocks = triton.cdiv(self.columns, self.block_columns)
-        self.block_rows = 4096 // self.block_columns
-        blocks = triton.cdiv(self.rows, self.block_rows)
-        # Sums: about two programs a multiprocessor, so that the last one has few parts to add up.
-        wanted = max(1, 264 // self.column_blocks)
-        self.repeats = triton.next_power_of_2(triton.cdiv(blocks, wanted))
-        self.parts = triton.cdiv(blocks, self.repeats)
-        self.grid = (blocks, self.column_blocks)
+        self.block_rows = _TILE // self.block_columns
+        self.grid = (triton.cdiv(self.rows, self.block_rows), self.column_blocks)
+        # Sums: larger tiles, so that enough bytes are under way, and about two programs a multiprocessor, so that the
+        # last one has few parts to add up.
+        self.sum_rows = _SUM_TILE // self.block_columns
+        tiles = triton.cdiv(self.rows, self.sum_rows)
+        self.repeats = triton.next_power_of_2(triton.cdiv(tiles, max(1, 264 // self.column_blocks)))
+        self.parts = triton.cdiv(tiles, self.repeats)
         self.sum_grid = (self.parts, self.column_blocks)
 
     def tiles(self) -> dict[str, int]:
-        """What every kernel is told."""
+        """What every kernel that goes once over the matrix is told."""
         return {"columns": self.columns, "block_rows": self.block_rows, "block_columns": self.block_columns}
+
+    def sum_tiles(self) -> dict[str, int]:
+        """What the kernels that add up columns are told."""
+        return self.tiles() | {"block_rows": self.sum_rows, "repeats": self.repeats, "num_warps": 8}
 
 
 _counters: dict[torch.device, Tensor] = {}
@@ -253,7 +261,7 @@ def forward_train(
     parts = torch.empty(plan.parts, 2, plan.columns, dtype=torch.float32, device=a.device)
     _train_sums[plan.sum_grid](
         a, a if b is None else b, total, parts, _counter(a.device), weight, bias, running_mean, running_var, saved,
-        plan.rows, eps, momentum, adds=b is not None, repeats=plan.repeats, **plan.tiles(),
+        plan.rows, eps, momentum, adds=b is not None, **plan.sum_tiles(),
     )  # fmt: skip
     _scale_and_clip[plan.grid](total, out, saved, plan.rows, **plan.tiles())
     return total, out, saved
@@ -268,7 +276,7 @@ def backward_train(
     sums = torch.empty(2, plan.columns, dtype=torch.float32, device=total.device)
     parts = torch.empty(plan.parts, 2, plan.columns, dtype=torch.float32, device=total.device)
     _train_gradient_sums[plan.sum_grid](
-        total, gradient, parts, _counter(total.device), saved, sums, plan.rows, repeats=plan.repeats, **plan.tiles()
+        total, gradient, parts, _counter(total.device), saved, sums, plan.rows, **plan.sum_tiles()
     )
     _train_gradient[plan.grid](
         total, gradient, gradient if extra is None else extra, out, saved, sums, plan.rows,
