@@ -45,9 +45,9 @@ def test_a_slow_collapse_is_found_when_half_is_gone():
         [(0.45, 0.5), (0.1, 0.15), (0.46, 0.51)],  # a bad epoch: both fall
         [(0.45, 0.5), (0.1, 0.1)],
         [(0.45, 0.5), (0.2, 0.28), (0.4, 0.5)],
-        [(0.0, 0.1), (0.0, 0.5), (0.0, 0.9)],  # never robust: ordinary training seen by FGSM
-        [(0.02, 0.1), (0.01, 0.7), (0.0, 0.9)],
-        [(0.08, 0.1), (0.0, 0.9)],  # less than ten points to lose
+        [(0.0, 0.1), (0.0, 0.5), (0.0, 0.7)],  # never robust: ordinary training seen by FGSM
+        [(0.02, 0.1), (0.01, 0.7), (0.0, 0.75)],
+        [(0.08, 0.1), (0.0, 0.7)],  # less than ten points to lose
         [(k / 100, k / 100 + 0.05) for k in range(10, 60)],  # slow improvement
         [(k / 100, 2 * k / 100) for k in range(10, 50)],  # the gap widens while both rise
         [(0.5, 0.55), (0.45, 0.6), (0.4, 0.65), (0.5, 0.6)],  # a dip, by less than half
@@ -70,6 +70,10 @@ def test_a_model_that_has_learnt_nothing_is_no_best():
 def test_two_classes_can_be_learnt_too():
     monitor = Monitor(torch.zeros(4), torch.tensor([0, 1, 0, 1]), atas.Linf(0.1))
     assert [monitor.judge(probe) for probe in (HEALTHY, COLLAPSED)] == [False, True]
+
+
+def test_a_training_that_was_never_robust_shows_by_the_gap():
+    assert judge((0.02, 0.3), (0.05, 0.6), (0.0, 0.95)) == [False, False, True]
 
 
 def test_a_recovery_is_seen():

@@ -163,9 +163,9 @@ class Trainer:
         engine.totals.sums.zero_()
         if collapsed and not self.monitor.said:
             self._say_collapse(row)
-        if collapsed and self._guards:
+        if collapsed and self._guards and self.place.healthy.exists():
             self._return_to_health(epochs)
-        elif self._guards:
+        elif self._guards and not collapsed:
             self._write(self.place.healthy)
         if self.epoch == epochs:
             self._save()
@@ -181,12 +181,12 @@ class Trainer:
 
     def _say_collapse(self, row: dict[str, Any]) -> None:
         best, self.monitor.said = self.monitor.best, True
-        assert best is not None
+        fell = "is" if best is None or best.pgd10 <= row["pgd10"] else f"fell from {100 * best.pgd10:.1f}% to"
         self._metrics.write({"event": "collapse", "epoch": row["epoch"], "pgd10": row["pgd10"], "fgsm": row["fgsm"]})
         self.live.say(
-            f"Catastrophic overfitting in epoch {row['epoch'] + 1}: PGD-10 accuracy fell from {100 * best.pgd10:.1f}% "
-            f"to {100 * row['pgd10']:.1f}% while FGSM accuracy is {100 * row['fgsm']:.1f}%. The model withstands the "
-            f"attack that it is trained with and no other; a smaller step, or method atas, avoids this.",
+            f"Catastrophic overfitting in epoch {row['epoch'] + 1}: PGD-10 accuracy {fell} {100 * row['pgd10']:.1f}% "
+            f"while FGSM accuracy is {100 * row['fgsm']:.1f}%. The model withstands the attack that it is trained with "
+            f"and no other; a smaller step, or method atas, avoids this.",
             style="bold red",
         )
 
