@@ -95,3 +95,14 @@ def test_time_left_counts_from_where_the_run_was_taken_up(observer, monkeypatch)
     now[0] += 1
     live.update(10, 0, 10, loss=1.0)
     assert live.out.getvalue().strip().endswith("2:46:39 left")
+
+
+def test_the_bar_follows_epochs_that_are_too_short_to_look_into(observer):
+    live = observer(force_terminal=True)
+    with live:
+        live.begin("toy", 12, 0)
+        for epoch in range(3):
+            live.epoch(4 * (epoch + 1), {"epoch": epoch, "loss": 1.0}, 3)
+        task = live._progress.tasks[0]
+        assert task.completed == 12
+        assert task.fields["status"].startswith("epoch 3/3 done  step 12/12")

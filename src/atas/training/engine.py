@@ -132,7 +132,7 @@ class Engine:
         if not self.working.training:  # otherwise layers that their owner keeps in eval mode stay so
             self.working.train()
         with self.precision():
-            step = self.method.learn(self.working, self, batch.x, batch.y, index, batch.view)
+            step = self.method.learn(self.working, self, batch.x, batch.y, batch.index, batch.view)
         sizes = self.method.step_sizes if isinstance(self.method, Adaptive) else None
         _tally(self.totals.sums, step.loss, step.logits, batch.y, index, sizes)
         self._place += size

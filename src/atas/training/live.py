@@ -55,10 +55,11 @@ class Live:
     def epoch(self, done: int, row: dict[str, Any], epochs: int) -> None:
         """One line for an epoch that has ended."""
         self._last, self._done = time.monotonic(), done
-        if self._progress is not None:
-            self._progress.update(self._task, completed=done)
-        left = "" if done >= self._total else f"  {self._time_left()} left"
         number = f"{row['epoch'] + 1:>{len(str(epochs))}}/{epochs}"
+        if self._progress is not None:  # short epochs end before a look inside of one is due
+            text = f"epoch {number} done  step {done}/{self._total}  {_status(row)}"
+            self._progress.update(self._task, completed=done, status=text)
+        left = "" if done >= self._total else f"  {self._time_left()} left"
         self.say(f"epoch {number}  {_status(row)}{left}")
 
     def say(self, text: str, style: str | None = None) -> None:
