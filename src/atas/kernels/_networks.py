@@ -1,4 +1,4 @@
-"""Forward passes of the pre-activation networks with the kernels of this package."""
+"""Pre-activation networks by the kernels of this package, forward and back, layer by layer."""
 
 from __future__ import annotations
 
@@ -7,8 +7,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from atas.kernels._functions import AddBNReLU, Conv
-from atas.kernels._overlap import shortcuts
+from atas.kernels import _layers as layers
+from atas.kernels._layers import Trace
+from atas.kernels._overlap import shortcuts, weights
 from atas.models import PreActResNet, WideResNet
 
 
@@ -17,30 +18,113 @@ class FusedForward:
 
     def __init__(self, model: PreActResNet | WideResNet) -> None:
         self.model, self.passes = model, 0
-        self._activated_shortcut = isinstance(model, WideResNet)
-        self._blocks: list[Any] = [
+        self.activated_shortcut = isinstance(model, WideResNet)
+        self.blocks: list[Any] = [
             block for name, stage in model.named_children() if name.startswith("layer") for block in stage.children()
         ]
+        self.following: list[nn.BatchNorm2d] = [*(block.bn1 for block in self.blocks[1:]), model.bn]
 
     def __call__(self, x: Tensor) -> Tensor:
         """Logits of pixels in [0, 1]."""
-        model, blocks = self.model, self._blocks
+        model = self.model
         self.passes += model.training
-        x = model.normalize(x).to(model.conv1.weight.dtype, memory_format=torch.channels_last)
-        total, active = _activate(blocks[0].bn1, _conv(model.conv1, x), None)
-        for block, following in zip(blocks, [*(block.bn1 for block in blocks[1:]), model.bn], strict=True):
+        parameters = [parameter for name, parameter in model.named_parameters() if not name.startswith("fc.")]
+        return model.fc(_Body.apply(x, self, *parameters).mean((2, 3)))
+
+
+class _Body(torch.autograd.Function):
+    """From the image to the last activation."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, network: FusedForward, *parameters: Tensor) -> Tensor:
+        """Through the stem and every block."""
+        ctx.network, ctx.parameters = network, parameters
+        blocks = network.blocks
+        trace = layers.stem_forward(x, network.model.normalize, network.model.conv1, blocks[0].bn1)
+        ctx.traces = traces = [trace]
+        for block, bn in zip(blocks, network.following, strict=True):
+            other = trace.total
             if isinstance(block.shortcut, nn.Conv2d):
-                # Beside the main path only where its gradient goes to BatchNorm's kernel, which waits for it; gradients
-                # that autograd adds up itself must be there.
-                total = (
-                    _conv(block.shortcut, active)
-                    if self._activated_shortcut
-                    else _conv(block.shortcut, total, aside=True)
-                )
-            _, inner = _activate(block.bn2, _conv(block.conv1, active), None)
-            out = _conv(block.conv2, inner)
-            total, active = _activate(following, out, total)
-        return model.fc(active.mean((2, 3)))
+                source = trace.active if network.activated_shortcut else trace.total
+                assert source is not None
+                with shortcuts.aside(source):
+                    other = layers.convolve(source, block.shortcut)
+            inner = layers.forward(trace.active, block.conv1, None, block.bn2)
+            shortcuts.join()
+            trace = layers.forward(inner.active, block.conv2, other, bn)
+            traces += [inner, trace]
+        # Autograd keeps what a function returns; kept by the function as well, it would never be given back.
+        ctx.save_for_backward(trace.active)
+        traces[-1] = Trace(trace.x, trace.total, x, trace.saved)
+        return trace.active
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+        """Back through every block and the stem."""
+        (active,) = ctx.saved_tensors
+        way = _WayBack(ctx.network, ctx.traces, ctx.parameters, ctx.needs_input_grad)
+        last = ctx.traces[-1]
+        by_input = way.go(_dense(gradient, active), Trace(last.x, last.total, active, last.saved))
+        return by_input, None, *(way.found.get(id(parameter)) for parameter in ctx.parameters)
+
+
+class _WayBack:
+    """A backward pass under way: what it found so far, by the parameter's identity."""
+
+    def __init__(
+        self, network: FusedForward, traces: list[Trace], parameters: tuple[Tensor, ...], needed: tuple[bool, ...]
+    ) -> None:
+        self.network, self.traces = network, traces
+        self.image = needed[0]
+        self.wanted = {id(parameter) for parameter, wants in zip(parameters, needed[2:], strict=True) if wants}
+        self.found: dict[int, Tensor] = {}
+
+    def go(self, gradient: Tensor, last: Trace) -> Tensor | None:
+        """From the last activation to the image."""
+        network, traces = self.network, self.traces
+        total = self._note(
+            network.following[-1], layers.activation_backward(gradient, last, network.following[-1], None)
+        )
+        for number in reversed(range(len(network.blocks))):
+            before, inner = traces[2 * number], traces[2 * number + 1]
+            total = self._block(network.blocks[number], total, before, inner)
+        x, normalize, stem = traces[0].x, network.model.normalize, network.model.conv1
+        if id(stem.weight) in self.wanted:
+            with weights.aside(total, x):
+                self.found[id(stem.weight)] = layers.weight_gradient(total, stem, layers.normalized(x, normalize, stem))
+        return layers.stem_input_gradient(total, x, normalize, stem) if self.image else None
+
+    def _block(self, block: Any, total: Tensor, before: Trace, inner: Trace) -> Tensor:
+        past: Tensor | None = total
+        projects = isinstance(block.shortcut, nn.Conv2d)
+        if projects:
+            source = before.active if self.network.activated_shortcut else before.total
+            assert source is not None
+            self._weight(total, block.shortcut, source)
+            with shortcuts.aside(total):
+                past = layers.input_gradient(total, block.shortcut, source)
+        self._weight(total, block.conv2, inner.active)
+        by_inner = self._note(block.bn2, layers.backward(total, block.conv2, inner, block.bn2, None))
+        self._weight(by_inner, block.conv1, before.active)
+        if projects and self.network.activated_shortcut:
+            by_active = layers.input_gradient(by_inner, block.conv1, before.active)
+            shortcuts.join()
+            assert past is not None
+            return self._note(block.bn1, layers.activation_backward(by_active.add_(past), before, block.bn1, None))
+        shortcuts.join()
+        return self._note(block.bn1, layers.backward(by_inner, block.conv1, before, block.bn1, past))
+
+    def _note(self, bn: nn.BatchNorm2d, found: layers.Gradients) -> Tensor:
+        for parameter, gradient in ((bn.weight, found.weight), (bn.bias, found.bias)):
+            if gradient is not None and id(parameter) in self.wanted:
+                self.found[id(parameter)] = gradient
+        return found.total
+
+    def _weight(self, gradient: Tensor, conv: nn.Conv2d, x: Tensor) -> None:
+        """The gradient by a weight, beside the rest of the way: nothing on the way needs it."""
+        if id(conv.weight) in self.wanted:
+            with weights.aside(gradient, x):
+                self.found[id(conv.weight)] = layers.weight_gradient(gradient, conv, x)
 
 
 def fused_forward(model: nn.Module) -> FusedForward | None:
@@ -51,10 +135,6 @@ def fused_forward(model: nn.Module) -> FusedForward | None:
     return FusedForward(model) if whole and all(weight.requires_grad for weight in model.parameters()) else None
 
 
-def _activate(bn: nn.BatchNorm2d, a: Tensor, b: Tensor | None) -> tuple[Tensor, Tensor]:
-    shortcuts.join()
-    return AddBNReLU.apply(a, b, bn.weight, bn.bias, bn)
-
-
-def _conv(conv: nn.Conv2d, x: Tensor, aside: bool = False) -> Tensor:
-    return Conv.apply(x, conv.weight, conv, aside)
+def _dense(gradient: Tensor, like: Tensor) -> Tensor:
+    """A gradient in the layout and precision of the activations."""
+    return gradient.to(like.dtype).contiguous(memory_format=torch.channels_last)

@@ -2,8 +2,8 @@
 
 Activations are channels_last, so a batch is a matrix of M = N H W rows and C columns. In train mode the first pass adds
 up each column (and writes the sum of two inputs, where there are two), the second normalises; in eval mode one pass
-does all. Sums are made in a fixed order: each program leaves its part in memory, and the last one to finish adds them
-up, so results do not change between runs.
+does all. Sums are made in a fixed order, so results do not change between runs: each program leaves its part in memory,
+the last one of a group adds up the group's, and the last one of all the groups'.
 """
 
 from __future__ import annotations
@@ -15,20 +15,57 @@ from torch import Tensor
 
 _TILE = 4096  # entries that a program takes at a time
 _SUM_TILE = 8192
+_GROUP = tl.constexpr(32)  # parts that are added up at a time
+_COUNTERS = tl.constexpr(1024)  # for each block of columns: one of groups, and one of each group's parts
 
 
 @triton.jit
-def _add_up(parts, count, columns: tl.constexpr, at, inside, block_columns: tl.constexpr):  # type: ignore[no-untyped-def]
-    """The two column sums from all parts, many parts at a time."""
+def _add_up(parts, start, count, columns: tl.constexpr, at, inside, block_columns: tl.constexpr):  # type: ignore[no-untyped-def]
+    """The two column sums over `count` parts from `start` on, many parts at a time."""
     first = tl.zeros((block_columns,), tl.float32)
     second = tl.zeros((block_columns,), tl.float32)
-    for start in range(0, count, 128):
-        part = start + tl.arange(0, 128)
-        cells = parts + 2 * part[:, None] * columns + at[None, :]
+    for skip in range(0, count, _GROUP):
+        part = skip + tl.arange(0, _GROUP)
+        cells = parts + 2 * (start + part[:, None]) * columns + at[None, :]
         valid = (part < count)[:, None] & inside[None, :]
         first += tl.sum(tl.load(cells, valid, 0.0, cache_modifier=".cg"), 0)
         second += tl.sum(tl.load(cells + columns, valid, 0.0, cache_modifier=".cg"), 0)
     return first, second
+
+
+@triton.jit
+def _leave(  # type: ignore[no-untyped-def]
+    first, second, parts, counters, part, count, column_block, columns: tl.constexpr, at, inside,
+    block_columns: tl.constexpr,
+):  # fmt: skip
+    """Leave a program's sums in memory. The last of each group of programs adds up the group's; 1 for the program that
+    finished the last group: the sums of all groups are then there, behind the parts."""
+    tl.store(parts + (2 * part) * columns + at, first, inside)
+    tl.store(parts + (2 * part + 1) * columns + at, second, inside)
+    tl.debug_barrier()
+    group = part // _GROUP
+    groups = (count + _GROUP - 1) // _GROUP
+    size = tl.minimum(count - group * _GROUP, _GROUP)
+    counters += column_block * _COUNTERS
+    last = 0
+    if tl.atomic_add(counters + 1 + group, 1, sem="acq_rel") == size - 1:
+        tl.debug_barrier()
+        tl.store(counters + 1 + group, 0)
+        of_group, second_of_group = _add_up(parts, group * _GROUP, size, columns, at, inside, block_columns)
+        tl.store(parts + 2 * (count + group) * columns + at, of_group, inside)
+        tl.store(parts + (2 * (count + group) + 1) * columns + at, second_of_group, inside)
+        tl.debug_barrier()
+        if tl.atomic_add(counters, 1, sem="acq_rel") == groups - 1:
+            tl.debug_barrier()
+            tl.store(counters, 0)
+            last = 1
+    return last
+
+
+@triton.jit
+def _all_groups(parts, count, columns: tl.constexpr, at, inside, block_columns: tl.constexpr):  # type: ignore[no-untyped-def]
+    """The two column sums over all parts, once every group has left its own."""
+    return _add_up(parts, count, (count + _GROUP - 1) // _GROUP, columns, at, inside, block_columns)
 
 
 @triton.jit
@@ -73,18 +110,16 @@ def _train_sums(  # type: ignore[no-untyped-def]
         x = tl.where(valid, x.to(tl.float32) - shift[None, :], 0.0)
         first += x
         second += x * x
-    tl.store(parts + (2 * part) * columns + at, tl.sum(first, 0), inside)
-    tl.store(parts + (2 * part + 1) * columns + at, tl.sum(second, 0), inside)
-    tl.debug_barrier()
     count = tl.num_programs(0)
-    if tl.atomic_add(counters + column_block, 1, sem="acq_rel") == count - 1:
-        tl.debug_barrier()
-        first_sum, second_sum = _add_up(parts, count, columns, at, inside, block_columns)
+    if _leave(
+        tl.sum(first, 0), tl.sum(second, 0), parts, counters, part, count, column_block, columns, at, inside,
+        block_columns,
+    ):  # fmt: skip
+        first_sum, second_sum = _all_groups(parts, count, columns, at, inside, block_columns)
         _finalize_forward(
             first_sum, second_sum, columns, at, inside, weight, bias, running_mean, running_var, saved, rows, eps,
             momentum, shift,
         )  # fmt: skip
-        tl.store(counters + column_block, 0)
 
 
 @triton.jit
@@ -127,16 +162,14 @@ def _train_gradient_sums(  # type: ignore[no-untyped-def]
         g = tl.where(x * scale[None, :] + shift[None, :] > 0, g, 0.0)
         first += g
         second += g * (x - mean[None, :])
-    tl.store(parts + (2 * part) * columns + at, tl.sum(first, 0), inside)
-    tl.store(parts + (2 * part + 1) * columns + at, tl.sum(second, 0) * deviation, inside)
-    tl.debug_barrier()
     count = tl.num_programs(0)
-    if tl.atomic_add(counters + column_block, 1, sem="acq_rel") == count - 1:
-        tl.debug_barrier()
-        first_sum, second_sum = _add_up(parts, count, columns, at, inside, block_columns)
+    if _leave(
+        tl.sum(first, 0), tl.sum(second, 0) * deviation, parts, counters, part, count, column_block, columns, at,
+        inside, block_columns,
+    ):  # fmt: skip
+        first_sum, second_sum = _all_groups(parts, count, columns, at, inside, block_columns)
         tl.store(sums + at, first_sum, inside)
         tl.store(sums + columns + at, second_sum, inside)
-        tl.store(counters + column_block, 0)
 
 
 @triton.jit
@@ -237,11 +270,16 @@ class Plan:
 _counters: dict[torch.device, Tensor] = {}
 
 
-def _counter(device: torch.device) -> Tensor:
+def counter(device: torch.device) -> Tensor:
     """Zeros that every kernel leaves as zeros."""
     if device not in _counters:
-        _counters[device] = torch.zeros(64, dtype=torch.int32, device=device)
+        _counters[device] = torch.zeros(64 * _COUNTERS.value, dtype=torch.int32, device=device)
     return _counters[device]
+
+
+def space(parts: int, columns: int, device: torch.device) -> Tensor:
+    """Room for the column sums of so many programs and of their groups."""
+    return torch.empty(parts + triton.cdiv(parts, _GROUP.value), 2, columns, dtype=torch.float32, device=device)
 
 
 def forward_train(
@@ -258,9 +296,9 @@ def forward_train(
     plan = Plan(a)
     total, out = a if b is None else torch.empty_like(a), torch.empty_like(a)
     saved = torch.empty(4, plan.columns, dtype=torch.float32, device=a.device)
-    parts = torch.empty(plan.parts, 2, plan.columns, dtype=torch.float32, device=a.device)
+    parts = space(plan.parts, plan.columns, a.device)
     _train_sums[plan.sum_grid](
-        a, a if b is None else b, total, parts, _counter(a.device), weight, bias, running_mean, running_var, saved,
+        a, a if b is None else b, total, parts, counter(a.device), weight, bias, running_mean, running_var, saved,
         plan.rows, eps, momentum, adds=b is not None, **plan.sum_tiles(),
     )  # fmt: skip
     _scale_and_clip[plan.grid](total, out, saved, plan.rows, **plan.tiles())
@@ -272,17 +310,22 @@ def backward_train(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Gradients by the input, the weight and the bias of BatchNorm."""
     plan = Plan(total)
-    out = torch.empty_like(total)
     sums = torch.empty(2, plan.columns, dtype=torch.float32, device=total.device)
-    parts = torch.empty(plan.parts, 2, plan.columns, dtype=torch.float32, device=total.device)
+    parts = space(plan.parts, plan.columns, total.device)
     _train_gradient_sums[plan.sum_grid](
-        total, gradient, parts, _counter(total.device), saved, sums, plan.rows, **plan.sum_tiles()
+        total, gradient, parts, counter(total.device), saved, sums, plan.rows, **plan.sum_tiles()
     )
+    return apply_gradient(total, gradient, extra, saved, sums), sums[1], sums[0]
+
+
+def apply_gradient(total: Tensor, gradient: Tensor, extra: Tensor | None, saved: Tensor, sums: Tensor) -> Tensor:
+    """The gradient by the input of BatchNorm, once the column sums are there."""
+    plan, out = Plan(total), torch.empty_like(total)
     _train_gradient[plan.grid](
         total, gradient, gradient if extra is None else extra, out, saved, sums, plan.rows,
         adds=extra is not None, **plan.tiles(),
     )  # fmt: skip
-    return out, sums[1], sums[0]
+    return out
 
 
 def forward_eval(

@@ -1,0 +1,356 @@
+"""Convolutions together with what surrounds them: addition, BatchNorm and ReLU, in both directions.
+
+A convolution is a matrix product that is never written down: for each of its taps the copy engine fetches the pixels of
+a tile, shifted by the tap, and what lies outside of the image reads as zero. While the products are still in registers,
+the pass that would follow is done on them: in eval mode all of BatchNorm and ReLU, in train mode the column sums that
+BatchNorm needs. Sums are made in a fixed order, as in `_norm`.
+
+The convolutions are those of residual networks: 3x3 with padding 1 and stride 1 or 2, or 1x1 of stride 2, without bias,
+in half precision and channels_last, on images whose width is a power of two. `fits` says whether one is among them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor, nn
+from triton.tools.tensor_descriptor import TensorDescriptor
+
+from atas.kernels._norm import (
+    Plan,
+    _all_groups,
+    _finalize_forward,
+    _leave,
+    _scale_and_clip,
+    apply_gradient,
+    counter,
+    space,
+)
+
+HALF = torch.bfloat16, torch.float16
+
+
+@triton.jit
+def _products(  # type: ignore[no-untyped-def]
+    x, w, image, top, first, channels: tl.constexpr, others: tl.constexpr, taps: tl.constexpr, stride: tl.constexpr,
+    backward: tl.constexpr, images: tl.constexpr, high: tl.constexpr, wide: tl.constexpr, block: tl.constexpr,
+    depth: tl.constexpr,
+):  # fmt: skip
+    """A tile of the convolution, (block channels, pixels): sums over taps and channels."""
+    pixels: tl.constexpr = images * high * wide
+    result = tl.zeros((block, pixels), tl.float32)
+    chunks: tl.constexpr = (channels + depth - 1) // depth
+    for turn in range(taps * chunks):
+        tap = turn // chunks
+        at = (turn % chunks) * depth
+        down = tap // 3 - 1 if taps == 9 else 0
+        right = tap % 3 - 1 if taps == 9 else 0
+        if stride == 1:
+            tile = x.load([image, top + down, right, at])
+        else:  # x comes as (image, row / 2, row % 2, column / 2, (column % 2, channel))
+            tile = x.load([image, top + (down >> 1), down & 1, right >> 1, (right & 1) * channels + at])
+        tile = tile.reshape(pixels, depth)
+        if backward:
+            weights = w.load([at, (taps - 1 - tap) * others + first])
+            result = tl.dot(weights.T, tile.T, result)
+        else:
+            weights = w.load([first, tap * channels + at])
+            result = tl.dot(weights, tile.T, result)
+    return result
+
+
+@triton.jit
+def _place(  # type: ignore[no-untyped-def]
+    height, images: tl.constexpr, high: tl.constexpr, block: tl.constexpr, blocks: tl.constexpr
+):
+    """Which tile this program makes: its number among the pixels', first image, first row, first channel."""
+    part = tl.program_id(0) // blocks
+    tiles = height // high
+    return part, (part // tiles) * images, (part % tiles) * high, (tl.program_id(0) % blocks) * block
+
+
+@triton.jit
+def _cells(part, first, rows, columns: tl.constexpr, pixels: tl.constexpr, block: tl.constexpr):  # type: ignore[no-untyped-def]
+    """Columns of a tile, which of them exist, its cells in a matrix (rows, columns), and which of those exist."""
+    at = first + tl.arange(0, block)
+    inside = at < columns
+    row = part * pixels + tl.arange(0, pixels)
+    return at, inside, row[:, None] * columns + at[None, :], (row < rows)[:, None] & inside[None, :]
+
+
+@triton.jit
+def _finish_eval(  # type: ignore[no-untyped-def]
+    found, part, first, other, total, active, weight, bias, running_mean, running_var, rows, eps, adds: tl.constexpr,
+    keeps: tl.constexpr, columns: tl.constexpr, pixels: tl.constexpr, block: tl.constexpr,
+):  # fmt: skip
+    """active = relu(bn(total)) for total = found (+ other)."""
+    at, inside, cells, valid = _cells(part, first, rows, columns, pixels, block)
+    scale = tl.load(weight + at, inside, 0.0) * tl.rsqrt(tl.load(running_var + at, inside, 1.0) + eps)
+    shift = tl.load(bias + at, inside, 0.0) - tl.load(running_mean + at, inside, 0.0) * scale
+    out = tl.trans(found.to(active.dtype.element_ty))
+    if adds:
+        out = (out.to(tl.float32) + tl.load(other + cells, valid, 0.0).to(tl.float32)).to(out.dtype)
+    if keeps:
+        tl.store(total + cells, out, valid)
+    z = out.to(tl.float32) * scale[None, :] + shift[None, :]
+    tl.store(active + cells, tl.maximum(z, 0.0).to(out.dtype), valid)
+
+
+@triton.jit
+def _finish_train(  # type: ignore[no-untyped-def]
+    found, part, first, count, other, total, parts, counters, saved, weight, bias, running_mean, running_var, rows, eps,
+    momentum, adds: tl.constexpr, columns: tl.constexpr, pixels: tl.constexpr, block: tl.constexpr,
+):  # fmt: skip
+    """total = found (+ other), and from its column sums mean and deviation; running statistics follow."""
+    at, inside, cells, valid = _cells(part, first, rows, columns, pixels, block)
+    shift = tl.load(running_mean + at, inside, 0.0)
+    out = tl.trans(found.to(total.dtype.element_ty))
+    if adds:
+        out = (out.to(tl.float32) + tl.load(other + cells, valid, 0.0).to(tl.float32)).to(out.dtype)
+    tl.store(total + cells, out, valid)
+    z = tl.where(valid, out.to(tl.float32) - shift[None, :], 0.0)
+    if _leave(
+        tl.sum(z, 0), tl.sum(z * z, 0), parts, counters, part, count, first // block, columns, at, inside, block
+    ):  # fmt: skip
+        first_sum, second_sum = _all_groups(parts, count, columns, at, inside, block)
+        _finalize_forward(
+            first_sum, second_sum, columns, at, inside, weight, bias, running_mean, running_var, saved, rows, eps,
+            momentum, shift,
+        )  # fmt: skip
+
+
+@triton.jit
+def _forward_eval(  # type: ignore[no-untyped-def]
+    x, w, other, total, active, weight, bias, running_mean, running_var, rows, height, eps, adds: tl.constexpr,
+    columns: tl.constexpr, blocks: tl.constexpr, channels: tl.constexpr, taps: tl.constexpr, stride: tl.constexpr,
+    images: tl.constexpr, high: tl.constexpr, wide: tl.constexpr, block: tl.constexpr, depth: tl.constexpr,
+):  # fmt: skip
+    """relu(bn(total)) for total = conv(x) (+ other); the total is kept where something was added."""
+    part, image, top, first = _place(height, images, high, block, blocks)
+    found = _products(
+        x, w, image, top, first, channels, columns, taps, stride, False, images, high, wide, block, depth
+    )  # fmt: skip
+    _finish_eval(
+        found, part, first, other, total, active, weight, bias, running_mean, running_var, rows, eps, adds, adds,
+        columns, images * high * wide, block,
+    )  # fmt: skip
+
+
+@triton.jit
+def _forward_train(  # type: ignore[no-untyped-def]
+    x, w, other, total, parts, counters, saved, weight, bias, running_mean, running_var, rows, height, eps, momentum,
+    adds: tl.constexpr, columns: tl.constexpr, blocks: tl.constexpr, channels: tl.constexpr, taps: tl.constexpr,
+    stride: tl.constexpr, images: tl.constexpr, high: tl.constexpr, wide: tl.constexpr, block: tl.constexpr,
+    depth: tl.constexpr,
+):  # fmt: skip
+    """total = conv(x) (+ other), and its statistics."""
+    part, image, top, first = _place(height, images, high, block, blocks)
+    found = _products(
+        x, w, image, top, first, channels, columns, taps, stride, False, images, high, wide, block, depth
+    )  # fmt: skip
+    _finish_train(
+        found, part, first, tl.num_programs(0) // blocks, other, total, parts, counters, saved, weight, bias,
+        running_mean, running_var, rows, eps, momentum, adds, columns, images * high * wide, block,
+    )  # fmt: skip
+
+
+@triton.jit
+def _backward_eval(  # type: ignore[no-untyped-def]
+    gradient, w, past, active, out, weight, running_var, rows, height, eps, adds: tl.constexpr, columns: tl.constexpr,
+    blocks: tl.constexpr, channels: tl.constexpr, taps: tl.constexpr, images: tl.constexpr, high: tl.constexpr,
+    wide: tl.constexpr, block: tl.constexpr, depth: tl.constexpr,
+):  # fmt: skip
+    """The gradient by the input of BatchNorm and ReLU that the convolution's input went through (+ past)."""
+    part, image, top, first = _place(height, images, high, block, blocks)
+    found = _products(
+        gradient, w, image, top, first, channels, columns, taps, 1, True, images, high, wide, block, depth
+    )  # fmt: skip
+    at, inside, cells, valid = _cells(part, first, rows, columns, images * high * wide, block)
+    scale = tl.load(weight + at, inside, 0.0) * tl.rsqrt(tl.load(running_var + at, inside, 1.0) + eps)
+    g = tl.trans(found.to(out.dtype.element_ty)).to(tl.float32)
+    d = tl.where(tl.load(active + cells, valid, 0.0) > 0, g, 0.0) * scale[None, :]
+    if adds:
+        d += tl.load(past + cells, valid, 0.0).to(tl.float32)
+    tl.store(out + cells, d.to(out.dtype.element_ty), valid)
+
+
+@triton.jit
+def _backward_train(  # type: ignore[no-untyped-def]
+    gradient, w, total, out, parts, counters, saved, sums, rows, height, columns: tl.constexpr, blocks: tl.constexpr,
+    channels: tl.constexpr, taps: tl.constexpr, images: tl.constexpr, high: tl.constexpr, wide: tl.constexpr,
+    block: tl.constexpr, depth: tl.constexpr,
+):  # fmt: skip
+    """The gradient behind the ReLU that the convolution's input went through, and the sums that BatchNorm's needs."""
+    part, image, top, first = _place(height, images, high, block, blocks)
+    found = _products(
+        gradient, w, image, top, first, channels, columns, taps, 1, True, images, high, wide, block, depth
+    )  # fmt: skip
+    at, inside, cells, valid = _cells(part, first, rows, columns, images * high * wide, block)
+    mean, deviation = tl.load(saved + at, inside, 0.0), tl.load(saved + columns + at, inside, 0.0)
+    scale = tl.load(saved + 2 * columns + at, inside, 0.0)
+    shift = tl.load(saved + 3 * columns + at, inside, 0.0)
+    x = tl.load(total + cells, valid, 0.0).to(tl.float32)
+    g = tl.trans(found.to(out.dtype.element_ty))
+    g = tl.where(valid & (x * scale[None, :] + shift[None, :] > 0), g, 0.0)
+    tl.store(out + cells, g, valid)
+    g = g.to(tl.float32)
+    count = tl.num_programs(0) // blocks
+    if _leave(
+        tl.sum(g, 0), tl.sum(g * (x - mean[None, :]), 0) * deviation, parts, counters, part, count, first // block,
+        columns, at, inside, block,
+    ):  # fmt: skip
+        first_sum, second_sum = _all_groups(parts, count, columns, at, inside, block)
+        tl.store(sums + at, first_sum, inside)
+        tl.store(sums + columns + at, second_sum, inside)
+
+
+@dataclass(frozen=True)
+class Tiling:
+    """How the output of a convolution is cut: pixels and channels of a tile, channels of an input chunk."""
+
+    pixels: int
+    block: int
+    depth: int = 64
+    warps: int = 8
+    stages: int = 4
+
+
+_PROGRAMS = 120  # fewer leave multiprocessors of an H100 or H200 idle
+_NARROW = Tiling(256, 64, warps=8, stages=3)
+_TILINGS = (Tiling(256, 128, stages=3), Tiling(256, 64, warps=4, stages=5), Tiling(128, 64, depth=128, warps=4))
+
+
+def tiling(rows: int, columns: int) -> Tiling:
+    """The largest tiles that give every multiprocessor one; of those tried on an H200 the fastest."""
+    if columns == 64:
+        return _NARROW
+    for how in _TILINGS:
+        if columns % how.block == 0 and rows // how.pixels * (columns // how.block) >= _PROGRAMS:
+            return how
+    return _TILINGS[-1]
+
+
+class Cut:
+    """A convolution's output, or its gradient by so many channels, cut into tiles."""
+
+    def __init__(self, out: Tensor, channels: int) -> None:
+        images, columns, height, width = out.shape
+        self.how = how = tiling(images * height * width, columns)
+        self.depth = how.depth if channels % how.depth == 0 else 64
+        self.columns, self.channels, self.height, self.rows = columns, channels, height, images * height * width
+        self.high = min(height, how.pixels // width)
+        self.images = how.pixels // (width * self.high)
+        self.wide = width
+        self.blocks = triton.cdiv(columns, how.block)
+        self.parts = triton.cdiv(images, self.images) * (height // self.high)
+        self.grid = (self.parts * self.blocks,)
+
+    def constants(self, taps: int) -> dict[str, int]:
+        """What every kernel is told."""
+        how = self.how
+        return {
+            "columns": self.columns, "blocks": self.blocks, "channels": self.channels, "taps": taps,
+            "images": self.images, "high": self.high, "wide": self.wide, "block": how.block, "depth": self.depth,
+            "num_warps": how.warps, "num_stages": how.stages,
+        }  # fmt: skip
+
+    def pixels_of(self, x: Tensor, stride: int) -> TensorDescriptor:
+        """The input, as tiles of shifted pixels are fetched from it."""
+        n, c, h, w = x.shape
+        if stride == 1:
+            return TensorDescriptor(x, [n, h, w, c], [h * w * c, w * c, c, 1], [self.images, self.high, w, self.depth])
+        shape, strides = [n, h // 2, 2, w // 2, 2 * c], [h * w * c, 2 * w * c, w * c, 2 * c, 1]
+        return TensorDescriptor(x, shape, strides, [self.images, self.high, 1, self.wide, self.depth])
+
+    def weights_of(self, weight: Tensor, backward: bool) -> TensorDescriptor:
+        """The weights as a matrix (out channels, taps x in channels)."""
+        rows, columns = weight.shape[0], weight.numel() // weight.shape[0]
+        tile = [self.depth, self.how.block] if backward else [self.how.block, self.depth]
+        return TensorDescriptor(weight, [rows, columns], [columns, 1], tile)
+
+
+def fits(conv: nn.Conv2d, x: Tensor, backward: bool = False) -> bool:
+    """Whether the kernels can do this convolution of such an input, or its input gradient."""
+    h, w = x.shape[2:]
+    stride = conv.stride[0]
+    plain = conv.bias is None and conv.groups == 1 and conv.dilation == (1, 1) and conv.stride == (stride, stride)
+    usual = (conv.kernel_size, conv.padding, stride) in (
+        ((3, 3), (1, 1), 1),
+        ((3, 3), (1, 1), 2),
+        ((1, 1), (0, 0), 2),
+    )
+    if not plain or not usual or (backward and stride > 1) or x.dtype not in HALF or h != w or h % stride:
+        return False
+    side = w // stride
+    smallest = min(conv.in_channels, conv.out_channels)
+    return 4 <= side <= 64 and side & (side - 1) == 0 and smallest >= 64 and smallest % 64 == 0
+
+
+def _empty(x: Tensor, conv: nn.Conv2d) -> Tensor:
+    n, _, h, w = x.shape
+    stride = conv.stride[0]
+    shape = n, conv.out_channels, h // stride, w // stride
+    return torch.empty(shape, dtype=x.dtype, device=x.device, memory_format=torch.channels_last)
+
+
+def forward_eval(x: Tensor, conv: nn.Conv2d, other: Tensor | None, bn: nn.BatchNorm2d) -> tuple[Tensor | None, Tensor]:
+    """(total, relu(bn(total))) for total = conv(x) + other; without other the total is not kept."""
+    active = _empty(x, conv)
+    total = None if other is None else torch.empty_like(active)
+    cut = Cut(active, conv.in_channels)
+    _forward_eval[cut.grid](
+        cut.pixels_of(x, conv.stride[0]), cut.weights_of(conv.weight, False), active if other is None else other,
+        active if total is None else total, active, bn.weight, bn.bias, bn.running_mean, bn.running_var, cut.rows,
+        cut.height, bn.eps, adds=other is not None, stride=conv.stride[0],
+        **cut.constants(conv.kernel_size[0] ** 2),
+    )  # fmt: skip
+    return total, active
+
+
+def forward_train(
+    x: Tensor, conv: nn.Conv2d, other: Tensor | None, bn: nn.BatchNorm2d
+) -> tuple[Tensor, Tensor, Tensor]:
+    """(total, relu(bn(total)), what the backward pass needs) for total = conv(x) + other; statistics are updated."""
+    total = _empty(x, conv)
+    cut = Cut(total, conv.in_channels)
+    saved = torch.empty(4, cut.columns, dtype=torch.float32, device=x.device)
+    parts = space(cut.parts, cut.columns, x.device)
+    _forward_train[cut.grid](
+        cut.pixels_of(x, conv.stride[0]), cut.weights_of(conv.weight, False), total if other is None else other, total,
+        parts, counter(x.device), saved, bn.weight, bn.bias, bn.running_mean, bn.running_var, cut.rows, cut.height,
+        bn.eps, bn.momentum, adds=other is not None, stride=conv.stride[0],
+        **cut.constants(conv.kernel_size[0] ** 2),
+    )  # fmt: skip
+    active, plan = torch.empty_like(total), Plan(total)
+    _scale_and_clip[plan.grid](total, active, saved, plan.rows, **plan.tiles())
+    return total, active, saved
+
+
+def backward_eval(gradient: Tensor, conv: nn.Conv2d, active: Tensor, past: Tensor | None, bn: nn.BatchNorm2d) -> Tensor:
+    """The gradient by the total whose activation `active = relu(bn(total))` was the convolution's input, + past."""
+    out = torch.empty_like(active)
+    cut = Cut(out, conv.out_channels)
+    _backward_eval[cut.grid](
+        cut.pixels_of(gradient, 1), cut.weights_of(conv.weight, True), out if past is None else past, active, out,
+        bn.weight, bn.running_var, cut.rows, cut.height, bn.eps, adds=past is not None,
+        **cut.constants(conv.kernel_size[0] ** 2),
+    )  # fmt: skip
+    return out
+
+
+def backward_train(
+    gradient: Tensor, conv: nn.Conv2d, total: Tensor, saved: Tensor, past: Tensor | None
+) -> tuple[Tensor, Tensor, Tensor]:
+    """As `backward_eval` in train mode; also the gradients by BatchNorm's weight and bias."""
+    masked = torch.empty_like(total)
+    cut = Cut(total, conv.out_channels)
+    sums = torch.empty(2, cut.columns, dtype=torch.float32, device=total.device)
+    parts = space(cut.parts, cut.columns, total.device)
+    _backward_train[cut.grid](
+        cut.pixels_of(gradient, 1), cut.weights_of(conv.weight, True), total, masked, parts, counter(total.device),
+        saved, sums, cut.rows, cut.height, **cut.constants(conv.kernel_size[0] ** 2),
+    )  # fmt: skip
+    return apply_gradient(total, masked, past, saved, sums), sums[1], sums[0]

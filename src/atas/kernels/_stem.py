@@ -1,0 +1,166 @@
+"""The first convolution, from pixels: few channels in, so it is bound by what it writes.
+
+The image comes as it is, in [0, 1] and NCHW; its normalisation is done on the way, before the padding, and so is what
+follows the convolution. The input gradient goes the other way in two passes: the share of each tap of each pixel, then
+their sum.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor, nn
+
+from atas.kernels._conv import HALF, _finish_eval, _finish_train
+from atas.kernels._norm import Plan, _scale_and_clip, counter, space
+from atas.models import Normalize
+
+_PIXELS = 256
+
+
+@triton.jit
+def _patches(  # type: ignore[no-untyped-def]
+    x, w, mean, std, row, rows, height, width, channels: tl.constexpr, columns: tl.constexpr, depth: tl.constexpr,
+    kind: tl.constexpr,
+):  # fmt: skip
+    """The convolution of these pixels, (columns, pixels)."""
+    entry = tl.arange(0, depth)  # tap x channels + channel
+    real = entry < 9 * channels
+    tap, channel = entry // channels, entry % channels
+    middle, scale = tl.load(mean + channel, real, 0.0), 1.0 / tl.load(std + channel, real, 1.0)
+    area = height * width
+    image, pixel = row // area, row % area
+    down = (pixel // width)[None, :] + (tap // 3 - 1)[:, None]
+    right = (pixel % width)[None, :] + (tap % 3 - 1)[:, None]
+    valid = real[:, None] & (row < rows)[None, :] & (down >= 0) & (down < height) & (right >= 0) & (right < width)
+    place = (image[None, :] * channels + channel[:, None]) * area + down * width + right
+    pixels = tl.load(x + place, valid, 0.0).to(tl.float32)
+    pixels = tl.where(valid, (pixels - middle[:, None]) * scale[:, None], 0.0).to(kind)
+    at = tl.arange(0, columns)
+    weights = tl.load(w + at[:, None] * (9 * channels) + entry[None, :], real[None, :], 0.0)
+    return tl.dot(weights, pixels)
+
+
+@triton.jit
+def _stem_eval(  # type: ignore[no-untyped-def]
+    x, w, mean, std, total, active, weight, bias, running_mean, running_var, rows, height, width, eps,
+    channels: tl.constexpr, columns: tl.constexpr, depth: tl.constexpr, pixels: tl.constexpr,
+):  # fmt: skip
+    """total = conv(normalised x) and relu(bn(total))."""
+    part = tl.program_id(0)
+    row = part * pixels + tl.arange(0, pixels)
+    found = _patches(x, w, mean, std, row, rows, height, width, channels, columns, depth, active.dtype.element_ty)
+    _finish_eval(
+        found, part, 0, total, total, active, weight, bias, running_mean, running_var, rows, eps, False, True, columns,
+        pixels, columns,
+    )  # fmt: skip
+
+
+@triton.jit
+def _stem_train(  # type: ignore[no-untyped-def]
+    x, w, mean, std, total, parts, counters, saved, weight, bias, running_mean, running_var, rows, height, width, eps,
+    momentum, channels: tl.constexpr, columns: tl.constexpr, depth: tl.constexpr, pixels: tl.constexpr,
+):  # fmt: skip
+    """total = conv(normalised x), and its statistics."""
+    part = tl.program_id(0)
+    row = part * pixels + tl.arange(0, pixels)
+    found = _patches(x, w, mean, std, row, rows, height, width, channels, columns, depth, total.dtype.element_ty)
+    _finish_train(
+        found, part, 0, tl.num_programs(0), total, total, parts, counters, saved, weight, bias, running_mean,
+        running_var, rows, eps, momentum, False, columns, pixels, columns,
+    )  # fmt: skip
+
+
+@triton.jit
+def _shares(  # type: ignore[no-untyped-def]
+    gradient, w, shares, rows, channels: tl.constexpr, columns: tl.constexpr, depth: tl.constexpr,
+    pixels: tl.constexpr,
+):  # fmt: skip
+    """What each pixel of the result gives to each tap and channel, (tap x channels + channel, pixel)."""
+    row = tl.program_id(0) * pixels + tl.arange(0, pixels)
+    at, entry = tl.arange(0, columns), tl.arange(0, depth)
+    real = entry < 9 * channels
+    g = tl.load(gradient + row[:, None] * columns + at[None, :], (row < rows)[:, None], 0.0)
+    weights = tl.load(w + at[:, None] * (9 * channels) + entry[None, :], real[None, :], 0.0)
+    found = tl.trans(tl.dot(g, weights))
+    tl.store(shares + entry[:, None] * rows + row[None, :], found, real[:, None] & (row < rows)[None, :])
+
+
+@triton.jit
+def _collect(  # type: ignore[no-untyped-def]
+    shares, std, out, rows, height, width, channels: tl.constexpr, pixels: tl.constexpr
+):
+    """Each pixel's sum over the taps that saw it."""
+    row = tl.program_id(0) * pixels + tl.arange(0, pixels)
+    channel = tl.program_id(1)
+    area = height * width
+    pixel = row % area
+    down, right = pixel // width, pixel % width
+    total = tl.zeros((pixels,), tl.float32)
+    for tap in tl.static_range(9):
+        y, x = down + (1 - tap // 3), right + (1 - tap % 3)
+        valid = (row < rows) & (y >= 0) & (y < height) & (x >= 0) & (x < width)
+        total += tl.load(shares + (tap * channels + channel) * rows + row - pixel + y * width + x, valid, 0.0)
+    place = (row // area * channels + channel) * area + pixel
+    tl.store(out + place, (total / tl.load(std + channel)).to(out.dtype.element_ty), row < rows)
+
+
+def fits(conv: nn.Conv2d) -> bool:
+    """Whether the kernels can do this first convolution."""
+    usual = (conv.kernel_size, conv.padding, conv.stride, conv.groups) == ((3, 3), (1, 1), (1, 1), 1)
+    width = conv.out_channels
+    small = conv.in_channels <= 7 and 16 <= width <= 128 and width & (width - 1) == 0
+    return usual and small and conv.bias is None and conv.weight.dtype in HALF
+
+
+def _constants(conv: nn.Conv2d) -> dict[str, int]:
+    depth = max(16, triton.next_power_of_2(9 * conv.in_channels))
+    return {"channels": conv.in_channels, "columns": conv.out_channels, "depth": depth, "pixels": _PIXELS}
+
+
+def _out(x: Tensor, conv: nn.Conv2d) -> Tensor:
+    shape = x.shape[0], conv.out_channels, *x.shape[2:]
+    return torch.empty(shape, dtype=conv.weight.dtype, device=x.device, memory_format=torch.channels_last)
+
+
+def forward_eval(x: Tensor, normalize: Normalize, conv: nn.Conv2d, bn: nn.BatchNorm2d) -> tuple[Tensor, Tensor]:
+    """(total, relu(bn(total))) for total = conv(normalize(x))."""
+    total, active = _out(x, conv), _out(x, conv)
+    rows = total.numel() // conv.out_channels
+    _stem_eval[(triton.cdiv(rows, _PIXELS),)](
+        x, conv.weight, normalize.mean, normalize.std, total, active, bn.weight, bn.bias, bn.running_mean,
+        bn.running_var, rows, *x.shape[2:], bn.eps, **_constants(conv),
+    )  # fmt: skip
+    return total, active
+
+
+def forward_train(
+    x: Tensor, normalize: Normalize, conv: nn.Conv2d, bn: nn.BatchNorm2d
+) -> tuple[Tensor, Tensor, Tensor]:
+    """(total, relu(bn(total)), what the backward pass needs) for total = conv(normalize(x)); statistics are updated."""
+    total, active = _out(x, conv), _out(x, conv)
+    rows = total.numel() // conv.out_channels
+    programs = triton.cdiv(rows, _PIXELS)
+    saved = torch.empty(4, conv.out_channels, dtype=torch.float32, device=x.device)
+    parts = space(programs, conv.out_channels, x.device)
+    _stem_train[(programs,)](
+        x, conv.weight, normalize.mean, normalize.std, total, parts, counter(x.device), saved, bn.weight, bn.bias,
+        bn.running_mean, bn.running_var, rows, *x.shape[2:], bn.eps, bn.momentum, **_constants(conv),
+    )  # fmt: skip
+    plan = Plan(total)
+    _scale_and_clip[plan.grid](total, active, saved, plan.rows, **plan.tiles())
+    return total, active, saved
+
+
+def input_gradient(gradient: Tensor, x: Tensor, normalize: Normalize, conv: nn.Conv2d) -> Tensor:
+    """The gradient by the pixels."""
+    rows = gradient.numel() // conv.out_channels
+    programs = triton.cdiv(rows, _PIXELS)
+    shares = torch.empty(9 * conv.in_channels, rows, dtype=torch.float32, device=x.device)
+    _shares[(programs,)](gradient, conv.weight, shares, rows, **_constants(conv))
+    out = torch.empty_like(x)
+    _collect[(programs, conv.in_channels)](
+        shares, normalize.std, out, rows, *x.shape[2:], channels=conv.in_channels, pixels=_PIXELS
+    )
+    return out
