@@ -53,6 +53,13 @@ def close(found, expected, tolerance=0.02):
     assert (found - expected).norm() <= tolerance * expected.norm()
 
 
+def saved_of(total, bn):
+    total = total.detach()
+    mean, variance = total.mean((0, 2, 3)), total.var((0, 2, 3), unbiased=False)
+    deviation = (variance + bn.eps).rsqrt()
+    return torch.stack([mean, deviation, bn.weight * deviation, bn.bias - mean * bn.weight * deviation]).detach()
+
+
 @pytest.fixture(params=CASES, ids=str)
 def case(request):
     return Case(*request.param)
@@ -82,7 +89,7 @@ def test_forward(case, adds, training):
 @pytest.mark.parametrize("training", [False, True])
 def test_backward(case, adds, training):
     if not conv_kernels.fits(case.conv, case.x, backward=True):
-        pytest.skip("the kernels leave strided input gradients to cuDNN")
+        pytest.skip("the kernels of strided convolutions take the shortcut with them")
     bn = case.bn(case.conv.in_channels, training)
     weight = case.conv.weight.float()
     total = case.x.float().requires_grad_()
@@ -92,9 +99,7 @@ def test_backward(case, adds, training):
     expected = torch.autograd.grad(out, [total, bn.weight, bn.bias], case.gradient.float())
     past = case.past if adds else None
     if training:
-        mean, variance = total.detach().mean((0, 2, 3)), total.detach().var((0, 2, 3), unbiased=False)
-        deviation = (variance + bn.eps).rsqrt()
-        saved = torch.stack([mean, deviation, bn.weight * deviation, bn.bias - mean * bn.weight * deviation]).detach()
+        saved = saved_of(total, bn)
         found, by_weight, by_bias = conv_kernels.backward_train(case.gradient, case.conv, case.x, saved, past)
         close(by_weight, expected[1])
         close(by_bias, expected[2])
@@ -102,3 +107,30 @@ def test_backward(case, adds, training):
         low = active.detach().to(HALF, memory_format=torch.channels_last)
         found = conv_kernels.backward_eval(case.gradient, case.conv, low, past, bn)
     close(found, expected[0] + case.past.float() if adds else expected[0])
+
+
+@pytest.mark.parametrize("activated", [False, True])
+@pytest.mark.parametrize("training", [False, True])
+def test_backward_through_a_block_that_halves(activated, training):
+    from atas.kernels import _strided
+
+    case = Case(5, 64, 128, 16, 2, 3)
+    shortcut = Case(5, 64, 128, 16, 2, 1).conv
+    assert _strided.fits(case.conv, shortcut, case.x)
+    bn = case.bn(64, training)
+    total = case.x.float().requires_grad_()
+    statistics = bn.running_mean.clone(), bn.running_var.clone()
+    active = F.relu(F.batch_norm(total, *statistics, bn.weight, bn.bias, training=training, momentum=0.1))
+    inner = F.conv2d(active, case.conv.weight.float(), None, 2, 1)
+    beyond = F.conv2d(active if activated else total, shortcut.weight.float(), None, 2)
+    gradients = [case.gradient.float(), case.other.float()]
+    expected = torch.autograd.grad([inner, beyond], [total, bn.weight, bn.bias], gradients)
+    ways = case.gradient, case.conv, case.other, shortcut
+    if training:
+        found, by_weight, by_bias = _strided.backward_train(*ways, case.x, saved_of(total, bn), activated)
+        close(by_weight, expected[1])
+        close(by_bias, expected[2])
+    else:
+        low = active.detach().to(HALF, memory_format=torch.channels_last)
+        found = _strided.backward_eval(*ways, low, bn, activated)
+    close(found, expected[0])

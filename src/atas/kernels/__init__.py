@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
+from atas.kernels._launch import side_by_side
 from atas.kernels._networks import FusedForward, fused_forward
 from atas.kernels._overlap import weights
 
-__all__ = ["FusedForward", "fused_forward", "weights"]
+__all__ = ["FusedForward", "fused_forward", "side_by_side", "weights"]

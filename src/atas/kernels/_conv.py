@@ -19,6 +19,7 @@ import triton.language as tl
 from torch import Tensor, nn
 from triton.tools.tensor_descriptor import TensorDescriptor
 
+from atas.kernels._launch import has_copy_engine, launch
 from atas.kernels._norm import (
     Plan,
     _all_groups,
@@ -236,9 +237,10 @@ def tiling(rows: int, columns: int) -> Tiling:
 class Cut:
     """A convolution's output, or its gradient by so many channels, cut into tiles."""
 
-    def __init__(self, out: Tensor, channels: int) -> None:
+    def __init__(self, out: Tensor, channels: int, how: Tiling | None = None) -> None:
         images, columns, height, width = out.shape
-        self.how = how = tiling(images * height * width, columns)
+        whole = triton.next_power_of_2(images)  # the short last batch then takes the same kernels
+        self.how = how = how or tiling(whole * height * width, columns)
         self.depth = how.depth if channels % how.depth == 0 else 64
         self.columns, self.channels, self.height, self.rows = columns, channels, height, images * height * width
         self.high = min(height, how.pixels // width)
@@ -284,6 +286,8 @@ def fits(conv: nn.Conv2d, x: Tensor, backward: bool = False) -> bool:
     )
     if not plain or not usual or (backward and stride > 1) or x.dtype not in HALF or h != w or h % stride:
         return False
+    if not has_copy_engine(x.device):
+        return False
     side = w // stride
     smallest = min(conv.in_channels, conv.out_channels)
     return 4 <= side <= 64 and side & (side - 1) == 0 and smallest >= 64 and smallest % 64 == 0
@@ -301,7 +305,8 @@ def forward_eval(x: Tensor, conv: nn.Conv2d, other: Tensor | None, bn: nn.BatchN
     active = _empty(x, conv)
     total = None if other is None else torch.empty_like(active)
     cut = Cut(active, conv.in_channels)
-    _forward_eval[cut.grid](
+    launch(
+        _forward_eval, cut.grid,
         cut.pixels_of(x, conv.stride[0]), cut.weights_of(conv.weight, False), active if other is None else other,
         active if total is None else total, active, bn.weight, bn.bias, bn.running_mean, bn.running_var, cut.rows,
         cut.height, bn.eps, adds=other is not None, stride=conv.stride[0],
@@ -318,14 +323,15 @@ def forward_train(
     cut = Cut(total, conv.in_channels)
     saved = torch.empty(4, cut.columns, dtype=torch.float32, device=x.device)
     parts = space(cut.parts, cut.columns, x.device)
-    _forward_train[cut.grid](
+    launch(
+        _forward_train, cut.grid,
         cut.pixels_of(x, conv.stride[0]), cut.weights_of(conv.weight, False), total if other is None else other, total,
         parts, counter(x.device), saved, bn.weight, bn.bias, bn.running_mean, bn.running_var, cut.rows, cut.height,
         bn.eps, bn.momentum, adds=other is not None, stride=conv.stride[0],
         **cut.constants(conv.kernel_size[0] ** 2),
     )  # fmt: skip
     active, plan = torch.empty_like(total), Plan(total)
-    _scale_and_clip[plan.grid](total, active, saved, plan.rows, **plan.tiles())
+    launch(_scale_and_clip, plan.grid, total, active, saved, plan.rows, **plan.tiles())
     return total, active, saved
 
 
@@ -333,7 +339,8 @@ def backward_eval(gradient: Tensor, conv: nn.Conv2d, active: Tensor, past: Tenso
     """The gradient by the total whose activation `active = relu(bn(total))` was the convolution's input, + past."""
     out = torch.empty_like(active)
     cut = Cut(out, conv.out_channels)
-    _backward_eval[cut.grid](
+    launch(
+        _backward_eval, cut.grid,
         cut.pixels_of(gradient, 1), cut.weights_of(conv.weight, True), out if past is None else past, active, out,
         bn.weight, bn.running_var, cut.rows, cut.height, bn.eps, adds=past is not None,
         **cut.constants(conv.kernel_size[0] ** 2),
@@ -349,7 +356,8 @@ def backward_train(
     cut = Cut(total, conv.out_channels)
     sums = torch.empty(2, cut.columns, dtype=torch.float32, device=total.device)
     parts = space(cut.parts, cut.columns, total.device)
-    _backward_train[cut.grid](
+    launch(
+        _backward_train, cut.grid,
         cut.pixels_of(gradient, 1), cut.weights_of(conv.weight, True), total, masked, parts, counter(total.device),
         saved, sums, cut.rows, cut.height, **cut.constants(conv.kernel_size[0] ** 2),
     )  # fmt: skip

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor, nn
 
-from atas.kernels import _conv, _norm, _stem
+from atas.kernels import _conv, _norm, _stem, _strided
 from atas.models import Normalize
 
 
@@ -80,6 +80,28 @@ def backward(gradient: Tensor, conv: nn.Conv2d, trace: Trace, bn: nn.BatchNorm2d
         return Gradients(_conv.backward_eval(gradient, conv, trace.active, past, bn))
     assert trace.total is not None
     return Gradients(*_conv.backward_train(gradient, conv, trace.total, trace.saved, past))
+
+
+def projecting_backward(
+    inner: Tensor,
+    conv: nn.Conv2d,
+    beyond: Tensor,
+    shortcut: nn.Conv2d,
+    trace: Trace,
+    bn: nn.BatchNorm2d,
+    activated: bool,
+) -> Gradients:
+    """From the results of a block's first convolution and of its shortcut back to the block's input."""
+    if _strided.fits(conv, shortcut, trace.active):
+        ways = inner, conv, beyond, shortcut
+        if trace.saved is None:
+            return Gradients(_strided.backward_eval(*ways, trace.active, bn, activated))
+        assert trace.total is not None
+        return Gradients(*_strided.backward_train(*ways, trace.total, trace.saved, activated))
+    past = input_gradient(beyond, shortcut, trace.active)
+    if activated:
+        return activation_backward(input_gradient(inner, conv, trace.active).add_(past), trace, bn, None)
+    return backward(inner, conv, trace, bn, past)
 
 
 def activation_backward(gradient: Tensor, trace: Trace, bn: nn.BatchNorm2d, past: Tensor | None) -> Gradients:

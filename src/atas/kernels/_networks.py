@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from atas.kernels import _head
 from atas.kernels import _layers as layers
+from atas.kernels._launch import rehearsal
 from atas.kernels._layers import Trace
 from atas.kernels._overlap import shortcuts, weights
 from atas.models import PreActResNet, WideResNet
+from atas.passes import mode
 
 
 class FusedForward:
@@ -28,8 +32,45 @@ class FusedForward:
         """Logits of pixels in [0, 1]."""
         model = self.model
         self.passes += model.training
-        parameters = [parameter for name, parameter in model.named_parameters() if not name.startswith("fc.")]
-        return model.fc(_Body.apply(x, self, *parameters).mean((2, 3)))
+        active = _Body.apply(x, self, *self._parameters())
+        if _head.fits(active):
+            return _head.Head.apply(active, model.fc.weight, model.fc.bias)
+        return model.fc(active.mean((2, 3)))
+
+    def walk(self, x: Tensor) -> list[Trace]:
+        """Through the stem and every block; what each convolution leaves."""
+        blocks = self.blocks
+        trace = layers.stem_forward(x, self.model.normalize, self.model.conv1, blocks[0].bn1)
+        traces = [trace]
+        for block, bn in zip(blocks, self.following, strict=True):
+            other = trace.total
+            if isinstance(block.shortcut, nn.Conv2d):
+                source = trace.active if self.activated_shortcut else trace.total
+                assert source is not None
+                with shortcuts.aside(source):
+                    other = layers.convolve(source, block.shortcut)
+            inner = layers.forward(trace.active, block.conv1, None, block.bn2)
+            shortcuts.join()
+            trace = layers.forward(inner.active, block.conv2, other, bn)
+            traces += [inner, trace]
+        return traces
+
+    def rehearse(self, x: Tensor) -> None:
+        """Have the kernels of both modes compiled, side by side within `side_by_side`. Nothing is computed."""
+        parameters = self._parameters()
+        for training in (False, True):
+            with rehearsal(), mode(self.model, training), torch.no_grad():
+                traces = self.walk(x)
+                way = WayBack(self, traces, parameters, (True, False, *(training for _ in parameters)))
+                way.go(torch.empty_like(traces[-1].active), traces[-1])
+                weights.join()
+                if _head.fits(traces[-1].active):
+                    fc = self.model.fc
+                    logits, _ = _head.forward(traces[-1].active, fc.weight, fc.bias)
+                    _head.backward(logits, traces[-1].active.shape, fc.weight)
+
+    def _parameters(self) -> list[nn.Parameter]:
+        return [parameter for name, parameter in self.model.named_parameters() if not name.startswith("fc.")]
 
 
 class _Body(torch.autograd.Function):
@@ -38,41 +79,28 @@ class _Body(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, network: FusedForward, *parameters: Tensor) -> Tensor:
         """Through the stem and every block."""
-        ctx.network, ctx.parameters = network, parameters
-        blocks = network.blocks
-        trace = layers.stem_forward(x, network.model.normalize, network.model.conv1, blocks[0].bn1)
-        ctx.traces = traces = [trace]
-        for block, bn in zip(blocks, network.following, strict=True):
-            other = trace.total
-            if isinstance(block.shortcut, nn.Conv2d):
-                source = trace.active if network.activated_shortcut else trace.total
-                assert source is not None
-                with shortcuts.aside(source):
-                    other = layers.convolve(source, block.shortcut)
-            inner = layers.forward(trace.active, block.conv1, None, block.bn2)
-            shortcuts.join()
-            trace = layers.forward(inner.active, block.conv2, other, bn)
-            traces += [inner, trace]
+        ctx.network, ctx.parameters, ctx.traces = network, parameters, network.walk(x)
+        last = ctx.traces[-1]
         # Autograd keeps what a function returns; kept by the function as well, it would never be given back.
-        ctx.save_for_backward(trace.active)
-        traces[-1] = Trace(trace.x, trace.total, x, trace.saved)
-        return trace.active
+        ctx.save_for_backward(last.active)
+        ctx.traces[-1] = Trace(last.x, last.total, x, last.saved)
+        return last.active
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
         """Back through every block and the stem."""
         (active,) = ctx.saved_tensors
-        way = _WayBack(ctx.network, ctx.traces, ctx.parameters, ctx.needs_input_grad)
+        way = WayBack(ctx.network, ctx.traces, ctx.parameters, ctx.needs_input_grad)
         last = ctx.traces[-1]
         by_input = way.go(_dense(gradient, active), Trace(last.x, last.total, active, last.saved))
         return by_input, None, *(way.found.get(id(parameter)) for parameter in ctx.parameters)
 
 
-class _WayBack:
+class WayBack:
     """A backward pass under way: what it found so far, by the parameter's identity."""
 
     def __init__(
-        self, network: FusedForward, traces: list[Trace], parameters: tuple[Tensor, ...], needed: tuple[bool, ...]
+        self, network: FusedForward, traces: list[Trace], parameters: Sequence[Tensor], needed: tuple[bool, ...]
     ) -> None:
         self.network, self.traces = network, traces
         self.image = needed[0]
@@ -95,24 +123,17 @@ class _WayBack:
         return layers.stem_input_gradient(total, x, normalize, stem) if self.image else None
 
     def _block(self, block: Any, total: Tensor, before: Trace, inner: Trace) -> Tensor:
-        past: Tensor | None = total
-        projects = isinstance(block.shortcut, nn.Conv2d)
-        if projects:
-            source = before.active if self.network.activated_shortcut else before.total
-            assert source is not None
-            self._weight(total, block.shortcut, source)
-            with shortcuts.aside(total):
-                past = layers.input_gradient(total, block.shortcut, source)
         self._weight(total, block.conv2, inner.active)
         by_inner = self._note(block.bn2, layers.backward(total, block.conv2, inner, block.bn2, None))
         self._weight(by_inner, block.conv1, before.active)
-        if projects and self.network.activated_shortcut:
-            by_active = layers.input_gradient(by_inner, block.conv1, before.active)
-            shortcuts.join()
-            assert past is not None
-            return self._note(block.bn1, layers.activation_backward(by_active.add_(past), before, block.bn1, None))
-        shortcuts.join()
-        return self._note(block.bn1, layers.backward(by_inner, block.conv1, before, block.bn1, past))
+        if not isinstance(block.shortcut, nn.Conv2d):
+            return self._note(block.bn1, layers.backward(by_inner, block.conv1, before, block.bn1, total))
+        activated = self.network.activated_shortcut
+        source = before.active if activated else before.total
+        assert source is not None
+        self._weight(total, block.shortcut, source)
+        ways = by_inner, block.conv1, total, block.shortcut
+        return self._note(block.bn1, layers.projecting_backward(*ways, before, block.bn1, activated))
 
     def _note(self, bn: nn.BatchNorm2d, found: layers.Gradients) -> Tensor:
         for parameter, gradient in ((bn.weight, found.weight), (bn.bias, found.bias)):

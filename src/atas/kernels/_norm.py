@@ -13,6 +13,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from atas.kernels._launch import launch
+
 _TILE = 4096  # entries that a program takes at a time
 _SUM_TILE = 8192
 _GROUP = tl.constexpr(32)  # parts that are added up at a time
@@ -297,11 +299,12 @@ def forward_train(
     total, out = a if b is None else torch.empty_like(a), torch.empty_like(a)
     saved = torch.empty(4, plan.columns, dtype=torch.float32, device=a.device)
     parts = space(plan.parts, plan.columns, a.device)
-    _train_sums[plan.sum_grid](
+    launch(
+        _train_sums, plan.sum_grid,
         a, a if b is None else b, total, parts, counter(a.device), weight, bias, running_mean, running_var, saved,
         plan.rows, eps, momentum, adds=b is not None, **plan.sum_tiles(),
     )  # fmt: skip
-    _scale_and_clip[plan.grid](total, out, saved, plan.rows, **plan.tiles())
+    launch(_scale_and_clip, plan.grid, total, out, saved, plan.rows, **plan.tiles())
     return total, out, saved
 
 
@@ -312,8 +315,17 @@ def backward_train(
     plan = Plan(total)
     sums = torch.empty(2, plan.columns, dtype=torch.float32, device=total.device)
     parts = space(plan.parts, plan.columns, total.device)
-    _train_gradient_sums[plan.sum_grid](
-        total, gradient, parts, counter(total.device), saved, sums, plan.rows, **plan.sum_tiles()
+    launch(
+        _train_gradient_sums,
+        plan.sum_grid,
+        total,
+        gradient,
+        parts,
+        counter(total.device),
+        saved,
+        sums,
+        plan.rows,
+        **plan.sum_tiles(),
     )
     return apply_gradient(total, gradient, extra, saved, sums), sums[1], sums[0]
 
@@ -321,7 +333,8 @@ def backward_train(
 def apply_gradient(total: Tensor, gradient: Tensor, extra: Tensor | None, saved: Tensor, sums: Tensor) -> Tensor:
     """The gradient by the input of BatchNorm, once the column sums are there."""
     plan, out = Plan(total), torch.empty_like(total)
-    _train_gradient[plan.grid](
+    launch(
+        _train_gradient, plan.grid,
         total, gradient, gradient if extra is None else extra, out, saved, sums, plan.rows,
         adds=extra is not None, **plan.tiles(),
     )  # fmt: skip
@@ -334,7 +347,8 @@ def forward_eval(
     """(a + b, relu(bn(a + b))) by the running statistics."""
     plan = Plan(a)
     total, out = a if b is None else torch.empty_like(a), torch.empty_like(a)
-    _eval_forward[plan.grid](
+    launch(
+        _eval_forward, plan.grid,
         a, a if b is None else b, total, out, weight, bias, running_mean, running_var, plan.rows, eps,
         adds=b is not None, **plan.tiles(),
     )  # fmt: skip
@@ -347,7 +361,8 @@ def backward_eval(
     """The gradient by the input of BatchNorm in eval mode."""
     plan = Plan(result)
     out = torch.empty_like(result)
-    _eval_gradient[plan.grid](
+    launch(
+        _eval_gradient, plan.grid,
         result, gradient, gradient if extra is None else extra, out, weight, running_var, plan.rows, eps,
         adds=extra is not None, **plan.tiles(),
     )  # fmt: skip

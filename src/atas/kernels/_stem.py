@@ -13,6 +13,7 @@ import triton.language as tl
 from torch import Tensor, nn
 
 from atas.kernels._conv import HALF, _finish_eval, _finish_train
+from atas.kernels._launch import launch
 from atas.kernels._norm import Plan, _scale_and_clip, counter, space
 from atas.models import Normalize
 
@@ -116,7 +117,13 @@ def fits(conv: nn.Conv2d) -> bool:
 
 def _constants(conv: nn.Conv2d) -> dict[str, int]:
     depth = max(16, triton.next_power_of_2(9 * conv.in_channels))
-    return {"channels": conv.in_channels, "columns": conv.out_channels, "depth": depth, "pixels": _PIXELS}
+    return {
+        "channels": conv.in_channels,
+        "columns": conv.out_channels,
+        "depth": depth,
+        "pixels": _PIXELS,
+        "num_warps": 8,
+    }
 
 
 def _out(x: Tensor, conv: nn.Conv2d) -> Tensor:
@@ -128,7 +135,8 @@ def forward_eval(x: Tensor, normalize: Normalize, conv: nn.Conv2d, bn: nn.BatchN
     """(total, relu(bn(total))) for total = conv(normalize(x))."""
     total, active = _out(x, conv), _out(x, conv)
     rows = total.numel() // conv.out_channels
-    _stem_eval[(triton.cdiv(rows, _PIXELS),)](
+    launch(
+        _stem_eval, (triton.cdiv(rows, _PIXELS),),
         x, conv.weight, normalize.mean, normalize.std, total, active, bn.weight, bn.bias, bn.running_mean,
         bn.running_var, rows, *x.shape[2:], bn.eps, **_constants(conv),
     )  # fmt: skip
@@ -144,12 +152,13 @@ def forward_train(
     programs = triton.cdiv(rows, _PIXELS)
     saved = torch.empty(4, conv.out_channels, dtype=torch.float32, device=x.device)
     parts = space(programs, conv.out_channels, x.device)
-    _stem_train[(programs,)](
+    launch(
+        _stem_train, (programs,),
         x, conv.weight, normalize.mean, normalize.std, total, parts, counter(x.device), saved, bn.weight, bn.bias,
         bn.running_mean, bn.running_var, rows, *x.shape[2:], bn.eps, bn.momentum, **_constants(conv),
     )  # fmt: skip
     plan = Plan(total)
-    _scale_and_clip[plan.grid](total, active, saved, plan.rows, **plan.tiles())
+    launch(_scale_and_clip, plan.grid, total, active, saved, plan.rows, **plan.tiles())
     return total, active, saved
 
 
@@ -158,9 +167,17 @@ def input_gradient(gradient: Tensor, x: Tensor, normalize: Normalize, conv: nn.C
     rows = gradient.numel() // conv.out_channels
     programs = triton.cdiv(rows, _PIXELS)
     shares = torch.empty(9 * conv.in_channels, rows, dtype=torch.float32, device=x.device)
-    _shares[(programs,)](gradient, conv.weight, shares, rows, **_constants(conv))
+    launch(_shares, (programs,), gradient, conv.weight, shares, rows, **_constants(conv))
     out = torch.empty_like(x)
-    _collect[(programs, conv.in_channels)](
-        shares, normalize.std, out, rows, *x.shape[2:], channels=conv.in_channels, pixels=_PIXELS
+    launch(
+        _collect,
+        (programs, conv.in_channels),
+        shares,
+        normalize.std,
+        out,
+        rows,
+        *x.shape[2:],
+        channels=conv.in_channels,
+        pixels=_PIXELS,
     )
     return out

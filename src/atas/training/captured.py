@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from atas.data.resident import Resident
 from atas.errors import AtasError
 from atas.fusing import fused
-from atas.kernels import fused_forward
+from atas.kernels import fused_forward, side_by_side
 from atas.kernels import weights as weights_aside
 from atas.methods import Method
 from atas.training import recipe
@@ -127,6 +127,7 @@ class Captured(Engine):
             if fast:
                 self.working.forward = self._fast
             with fused("inductor" if compiles else None), torch._dynamo.config.patch(recompile_limit=_RECOMPILES):
+                self._compile_kernels(size, fast)
                 self._warm_up(size)
                 self._optimizer.begin_capture(self.method.updates_per_step)
                 passes = self._by_hand.passes if self._by_hand else 0
@@ -143,6 +144,14 @@ class Captured(Engine):
         if compiles:
             self._say(f"compiled and captured in {time.perf_counter() - began:.1f} s")
         return graph
+
+    def _compile_kernels(self, size: int, fast: bool) -> None:
+        """Kernels written by hand, in threads of their own while the first of the small functions are compiled."""
+        if fast and self._by_hand:
+            with side_by_side():
+                images = self.batches.images
+                self._by_hand.rehearse(torch.empty(size, *images.shape[1:], device=images.device))
+                self.batches.take(self._order[:size], self.method.epoch)
 
     def _warm_up(self, size: int) -> None:
         stream = torch.cuda.Stream()
