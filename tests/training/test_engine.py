@@ -12,7 +12,7 @@ from atas.fusing import fused
 from atas.training.engine import Engine
 from atas.training.recipe import Optimizer, load
 from atas.training.sgd import SGD
-from atas.training.twin import working_copy
+from atas.twin import working_copy
 
 SHAPE, EXAMPLES, BATCH = (3, 8, 8), 14, 6
 

@@ -55,10 +55,11 @@ class FusedForward:
             traces += [inner, trace]
         return traces
 
-    def rehearse(self, x: Tensor) -> None:
-        """Have the kernels of both modes compiled, side by side within `side_by_side`. Nothing is computed."""
+    def rehearse(self, x: Tensor, modes: tuple[bool, ...] = (False, True)) -> None:
+        """Have the kernels compiled, side by side within `side_by_side`: those of eval mode and those of train mode.
+        Nothing is computed."""
         parameters = self._parameters()
-        for training in (False, True):
+        for training in modes:
             with rehearsal(), mode(self.model, training), torch.no_grad():
                 traces = self.walk(x)
                 way = WayBack(self, traces, parameters, (True, False, *(training for _ in parameters)))
@@ -119,7 +120,7 @@ class WayBack:
         x, normalize, stem = traces[0].x, network.model.normalize, network.model.conv1
         if id(stem.weight) in self.wanted:
             with weights.aside(total, x):
-                self.found[id(stem.weight)] = layers.weight_gradient(total, stem, layers.normalized(x, normalize, stem))
+                self.found[id(stem.weight)] = layers.stem_weight_gradient(total, x, normalize, stem)
         return layers.stem_input_gradient(total, x, normalize, stem) if self.image else None
 
     def _block(self, block: Any, total: Tensor, before: Trace, inner: Trace) -> Tensor:

@@ -16,7 +16,8 @@ from torch import Tensor
 from atas.kernels._launch import launch
 
 _TILE = 4096  # entries that a program takes at a time
-_SUM_TILE = 8192
+_SUM_TILE = 4096
+_SUM_PROGRAMS = 528  # four for each multiprocessor of an H100 or H200
 _GROUP = tl.constexpr(32)  # parts that are added up at a time
 _COUNTERS = tl.constexpr(1024)  # for each block of columns: one of groups, and one of each group's parts
 
@@ -252,11 +253,9 @@ class Plan:
         self.column_blocks = triton.cdiv(self.columns, self.block_columns)
         self.block_rows = _TILE // self.block_columns
         self.grid = (triton.cdiv(self.rows, self.block_rows), self.column_blocks)
-        # Sums: larger tiles, so that enough bytes are under way, and about two programs a multiprocessor, so that the
-        # last one has few parts to add up.
         self.sum_rows = _SUM_TILE // self.block_columns
         tiles = triton.cdiv(self.rows, self.sum_rows)
-        self.repeats = triton.next_power_of_2(triton.cdiv(tiles, max(1, 264 // self.column_blocks)))
+        self.repeats = triton.next_power_of_2(triton.cdiv(tiles, max(1, _SUM_PROGRAMS // self.column_blocks)))
         self.parts = triton.cdiv(tiles, self.repeats)
         self.sum_grid = (self.parts, self.column_blocks)
 

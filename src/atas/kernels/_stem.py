@@ -18,15 +18,16 @@ from atas.kernels._norm import Plan, _scale_and_clip, counter, space
 from atas.models import Normalize
 
 _PIXELS = 256
+_PROGRAMS = 396  # three for each multiprocessor of an H100 or H200
+_OUTPUTS = 64
 
 
 @triton.jit
 def _patches(  # type: ignore[no-untyped-def]
-    x, w, mean, std, row, rows, height, width, channels: tl.constexpr, columns: tl.constexpr, depth: tl.constexpr,
-    kind: tl.constexpr,
-):  # fmt: skip
-    """The convolution of these pixels, (columns, pixels)."""
-    entry = tl.arange(0, depth)  # tap x channels + channel
+    x, mean, std, row, rows, height, width, channels: tl.constexpr, depth: tl.constexpr, kind: tl.constexpr
+):
+    """What the taps see at these pixels, (tap x channels + channel, pixel): normalised, and zero outside."""
+    entry = tl.arange(0, depth)
     real = entry < 9 * channels
     tap, channel = entry // channels, entry % channels
     middle, scale = tl.load(mean + channel, real, 0.0), 1.0 / tl.load(std + channel, real, 1.0)
@@ -37,9 +38,18 @@ def _patches(  # type: ignore[no-untyped-def]
     valid = real[:, None] & (row < rows)[None, :] & (down >= 0) & (down < height) & (right >= 0) & (right < width)
     place = (image[None, :] * channels + channel[:, None]) * area + down * width + right
     pixels = tl.load(x + place, valid, 0.0).to(tl.float32)
-    pixels = tl.where(valid, (pixels - middle[:, None]) * scale[:, None], 0.0).to(kind)
-    at = tl.arange(0, columns)
-    weights = tl.load(w + at[:, None] * (9 * channels) + entry[None, :], real[None, :], 0.0)
+    return tl.where(valid, (pixels - middle[:, None]) * scale[:, None], 0.0).to(kind)
+
+
+@triton.jit
+def _convolved(  # type: ignore[no-untyped-def]
+    x, w, mean, std, row, rows, height, width, channels: tl.constexpr, columns: tl.constexpr, depth: tl.constexpr,
+    kind: tl.constexpr,
+):  # fmt: skip
+    """The convolution of these pixels, (columns, pixels)."""
+    pixels = _patches(x, mean, std, row, rows, height, width, channels, depth, kind)
+    entry, at = tl.arange(0, depth), tl.arange(0, columns)
+    weights = tl.load(w + at[:, None] * (9 * channels) + entry[None, :], (entry < 9 * channels)[None, :], 0.0)
     return tl.dot(weights, pixels)
 
 
@@ -51,7 +61,7 @@ def _stem_eval(  # type: ignore[no-untyped-def]
     """total = conv(normalised x) and relu(bn(total))."""
     part = tl.program_id(0)
     row = part * pixels + tl.arange(0, pixels)
-    found = _patches(x, w, mean, std, row, rows, height, width, channels, columns, depth, active.dtype.element_ty)
+    found = _convolved(x, w, mean, std, row, rows, height, width, channels, columns, depth, active.dtype.element_ty)
     _finish_eval(
         found, part, 0, total, total, active, weight, bias, running_mean, running_var, rows, eps, False, True, columns,
         pixels, columns,
@@ -66,7 +76,7 @@ def _stem_train(  # type: ignore[no-untyped-def]
     """total = conv(normalised x), and its statistics."""
     part = tl.program_id(0)
     row = part * pixels + tl.arange(0, pixels)
-    found = _patches(x, w, mean, std, row, rows, height, width, channels, columns, depth, total.dtype.element_ty)
+    found = _convolved(x, w, mean, std, row, rows, height, width, channels, columns, depth, total.dtype.element_ty)
     _finish_train(
         found, part, 0, tl.num_programs(0), total, total, parts, counters, saved, weight, bias, running_mean,
         running_var, rows, eps, momentum, False, columns, pixels, columns,
@@ -105,6 +115,37 @@ def _collect(  # type: ignore[no-untyped-def]
         total += tl.load(shares + (tap * channels + channel) * rows + row - pixel + y * width + x, valid, 0.0)
     place = (row // area * channels + channel) * area + pixel
     tl.store(out + place, (total / tl.load(std + channel)).to(out.dtype.element_ty), row < rows)
+
+
+@triton.jit
+def _weight_parts(  # type: ignore[no-untyped-def]
+    gradient, x, mean, std, parts, rows, height, width, tiles, channels: tl.constexpr, columns: tl.constexpr,
+    depth: tl.constexpr, pixels: tl.constexpr,
+):  # fmt: skip
+    """A program's share of the gradient by the weights, (columns, depth)."""
+    at, entry = tl.arange(0, columns), tl.arange(0, depth)
+    total = tl.zeros((columns, depth), tl.float32)
+    for tile in range(tl.program_id(0), tiles, tl.num_programs(0)):
+        row = tile * pixels + tl.arange(0, pixels)
+        g = tl.load(gradient + row[None, :] * columns + at[:, None], (row < rows)[None, :], 0.0)
+        seen = _patches(x, mean, std, row, rows, height, width, channels, depth, gradient.dtype.element_ty)
+        total = tl.dot(g, tl.trans(seen), total)
+    tl.store(parts + (tl.program_id(0) * columns + at[:, None]) * depth + entry[None, :], total)
+
+
+@triton.jit
+def _weight_sum(  # type: ignore[no-untyped-def]
+    parts, out, count, channels: tl.constexpr, columns: tl.constexpr, depth: tl.constexpr, block: tl.constexpr
+):
+    """The gradient by the weights: all programs' shares, in a fixed order."""
+    place = tl.program_id(0) * block + tl.arange(0, block)
+    total = tl.zeros((block,), tl.float32)
+    for start in range(0, count, 16):
+        part = start + tl.arange(0, 16)
+        shares = tl.load(parts + part[:, None] * (columns * depth) + place[None, :], (part < count)[:, None], 0.0)
+        total += tl.sum(shares, 0)
+    column, entry = place // depth, place % depth
+    tl.store(out + column * (9 * channels) + entry, total.to(out.dtype.element_ty), entry < 9 * channels)
 
 
 def fits(conv: nn.Conv2d) -> bool:
@@ -180,4 +221,23 @@ def input_gradient(gradient: Tensor, x: Tensor, normalize: Normalize, conv: nn.C
         channels=conv.in_channels,
         pixels=_PIXELS,
     )
+    return out
+
+
+def weight_gradient(gradient: Tensor, x: Tensor, normalize: Normalize, conv: nn.Conv2d) -> Tensor:
+    """The gradient by the weights."""
+    rows = gradient.numel() // conv.out_channels
+    tiles = triton.cdiv(rows, _PIXELS // 2)
+    programs = min(tiles, _PROGRAMS)
+    constants = _constants(conv) | {"pixels": _PIXELS // 2, "num_warps": 4, "num_stages": 2}
+    columns, depth = constants["columns"], constants["depth"]
+    parts = torch.empty(programs, columns, depth, dtype=torch.float32, device=x.device)
+    launch(
+        _weight_parts, (programs,), gradient, x, normalize.mean, normalize.std, parts, rows, *x.shape[2:], tiles,
+        **constants,
+    )  # fmt: skip
+    out = torch.empty_like(conv.weight)
+    block = min(_OUTPUTS, columns * depth)
+    sizes = {"channels": conv.in_channels, "columns": columns, "depth": depth, "block": block}
+    launch(_weight_sum, (columns * depth // block,), parts, out, programs, **sizes)
     return out

@@ -18,6 +18,7 @@ from atas import environment
 from atas._files import read_json, write_text
 from atas.errors import AtasError, UsageError
 from atas.training import recipe as recipes
+from atas.training._determinism import determinism
 from atas.training.live import Live
 from atas.training.run import GIVEN, Folder, Run, build_model, load_data, load_recipe, save_weights
 from atas.training.trainer import Trainer
@@ -60,7 +61,7 @@ def train(
         settings = dataclasses.replace(settings, data=dataclasses.replace(settings.data, name=f"{GIVEN}{data.name}"))
     place = Folder(Path(out) if out is not None else Path("runs") / settings.name)
     going_on = _goes_on(place, settings, resume=resume, overwrite=overwrite)
-    with live or Live() as shown:
+    with live or Live() as shown, determinism(settings.engine.deterministic):
         data = data or load_data(settings)
         model = model or build_model(settings, data)
         trainer = Trainer(settings, place, data, model, shown)
@@ -117,7 +118,8 @@ def _held(place: Folder) -> Iterator[None]:
 
 def _clear(place: Folder) -> None:
     """Remove what an earlier run left; its recipe goes last, when the new one replaces it."""
-    for path in (place.metrics, place.model, place.evaluation, place.environment):
+    results = [path for kind in ("json*", "md") for path in place.path.glob(f"{place.evaluation.stem}*.{kind}")]
+    for path in (place.metrics, place.model, place.environment, *results):
         path.unlink(missing_ok=True)
     for folder in (place.last.parent, place.board):
         shutil.rmtree(folder, ignore_errors=True)

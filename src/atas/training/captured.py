@@ -1,12 +1,14 @@
 """The captured engine: a whole training step as one CUDA graph over compiled code.
 
-The step is the same function that the eager engine runs. Its parts are compiled (the network, and the small functions
-around it), it is run a few times to warm up, recorded as a graph, and from then on replayed: the host does nothing
-else. The short last batch of an epoch gets a graph of its own, uncompiled, because it is one step in hundreds.
+The step is the same function that the eager engine runs. Its parts (the network, and the small functions around it) run
+as kernels written by hand or, where there are none, are compiled. The step is run a few times to warm up, recorded as a
+graph, and from then on replayed: the host does nothing else. The short last batch of an epoch gets a graph of its own,
+in which nothing is compiled, because it is one step in hundreds.
 """
 
 from __future__ import annotations
 
+import functools
 import time
 from collections.abc import Callable
 
@@ -15,8 +17,8 @@ from torch import Tensor, nn
 
 from atas.data.resident import Resident
 from atas.errors import AtasError
-from atas.fusing import fused
-from atas.kernels import fused_forward, side_by_side
+from atas.fusing import compiled, fused
+from atas.kernels import fused_forward, side_by_side, small_functions
 from atas.kernels import weights as weights_aside
 from atas.methods import Method
 from atas.training import recipe
@@ -24,7 +26,6 @@ from atas.training._fused_sgd import FusedSGD
 from atas.training.engine import Engine
 
 _WARM_UP = 3
-_RECOMPILES = 64  # a process may train many models, one after the other
 
 
 def channels_last(model: nn.Module) -> nn.Module:
@@ -49,14 +50,13 @@ class Captured(Engine):
         say: Callable[[str], None] = print,
     ) -> None:
         super().__init__(settings, channels_last(model), method, batches)
-        torch.backends.cudnn.benchmark = True
+        torch.backends.cudnn.benchmark = not settings.engine.deterministic
         method.guard.trusts_labels = True
         self._say = say
         self._optimizer = FusedSGD(settings.optimizer, self._of_learning(model), self._inputs)
         self._graphs: dict[int, torch.cuda.CUDAGraph | None] = {}
         self._plain = self.working.forward
         self._by_hand = fused_forward(self.working) if method.compilable else None
-        self._fast = self._by_hand or torch.compile(self.working.forward, dynamic=False, fullgraph=True)
         self._passes: dict[int, int] = {}
         self._uncounted = 0
 
@@ -115,6 +115,10 @@ class Captured(Engine):
         self._uncounted = 0
         return super().tensors()
 
+    @functools.cached_property
+    def _fast(self) -> Callable[[Tensor], Tensor]:
+        return self._by_hand or compiled(self._plain, "inductor")
+
     def _capture(self, size: int, *, fast: bool) -> torch.cuda.CUDAGraph:
         began = time.perf_counter()
         compiles = fast and size == self.batches.size(0)  # the short batch is one step in hundreds
@@ -126,7 +130,8 @@ class Captured(Engine):
         try:
             if fast:
                 self.working.forward = self._fast
-            with fused("inductor" if compiles else None), torch._dynamo.config.patch(recompile_limit=_RECOMPILES):
+            backend = "inductor" if compiles and not self.settings.engine.deterministic else None
+            with fused(backend, by_hand=small_functions() if fast else None):
                 self._compile_kernels(size, fast)
                 self._warm_up(size)
                 self._optimizer.begin_capture(self.method.updates_per_step)

@@ -21,7 +21,7 @@ from atas.training import recipe
 from atas.training.ema import EMA
 from atas.training.schedule import learning_rate
 from atas.training.sgd import SGD
-from atas.training.twin import working_copy
+from atas.twin import working_copy
 
 
 def choose_device(name: str) -> torch.device:

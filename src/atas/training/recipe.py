@@ -94,11 +94,12 @@ class Training:
 @dataclass(frozen=True)
 class Engine:
     """How steps are run: `kind` auto (captured on CUDA), eager or captured; `device` auto, cpu or cuda; `precision`
-    auto (bf16 on CUDA), bf16 or float32."""
+    auto (bf16 on CUDA), bf16 or float32; `deterministic` makes runs on CUDA repeat to the bit, as on the CPU."""
 
     kind: str = "auto"
     device: str = "auto"
     precision: str = "auto"
+    deterministic: bool = False
 
 
 @dataclass(frozen=True)

@@ -115,8 +115,8 @@ class Trainer:
 
     def _run_epoch(self, epochs: int) -> None:
         engine = self.engine
-        engine.begin(self.epoch, self.batch)
         self._clock.start()
+        engine.begin(self.epoch, self.batch)
         while self.batch < len(self.batches):
             engine.step()
             self.batch += 1

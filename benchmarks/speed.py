@@ -1,0 +1,152 @@
+"""Time whole trainings on real data, evaluate what they gave, and keep both in results/speed.
+
+    python benchmarks/speed.py run atas atas-float32 --seeds 0 1 2    # one JSON file a case, a row a seed
+    python benchmarks/speed.py table                                  # the table in README.md, from those files
+
+A training's time is that of its steps with resets, permutations, schedule and short batches, the device synchronised at
+both ends; compiling, monitor and checkpoints are in the wall time beside it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import time
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+ROOT = Path(__file__).parent.parent
+RESULTS = ROOT / "results" / "speed"
+MARKS = "<!-- speed: made by benchmarks/speed.py table -->", "<!-- end of speed -->"
+
+PREACT, WIDE = "cifar10-preact-resnet18", "cifar10-wrn-28-10"
+# What it is called in the table, the recipe, and what is changed in it.
+CASES: dict[str, tuple[str, str, dict[str, Any]]] = {
+    "atas": ("PreActResNet-18, ATAS, batch 128, bf16", f"{PREACT}-atas", {}),
+    "atas-float32": ("the same in float32", f"{PREACT}-atas", {"engine.precision": "float32"}),
+    "atas-512": (
+        "the same, batch 512, rate x 2",
+        f"{PREACT}-atas",
+        {"training.batch_size": 512, "schedule.peak": 0.2},
+    ),
+    "atas-deterministic": ("the same, deterministic", f"{PREACT}-atas", {"engine.deterministic": True}),
+    "standard": ("PreActResNet-18, standard training", f"{PREACT}-standard", {}),
+    "wrn-atas": ("WRN-28-10, ATAS, batch 128, bf16", f"{WIDE}-atas", {}),
+}
+
+
+def main() -> None:
+    """Run cases, or write the table."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    commands = parser.add_subparsers(dest="command", required=True)
+    run = commands.add_parser("run")
+    run.add_argument("cases", nargs="+", choices=CASES)
+    run.add_argument("--seeds", nargs="+", type=int, default=[0])
+    run.add_argument("--epochs", type=int, help="fewer than the recipe's, to time alone: nothing is evaluated")
+    run.add_argument("--out", type=Path, default=RESULTS)
+    commands.add_parser("table")
+    chosen = parser.parse_args()
+    if chosen.command == "table":
+        write_table()
+        return
+    for seed in chosen.seeds:
+        for case in chosen.cases:
+            keep(chosen.out / f"{case}.json", case, measure(case, seed, chosen.epochs))
+
+
+def measure(case: str, seed: int, epochs: int | None) -> dict[str, Any]:
+    """Train and evaluate once."""
+    import atas
+    from atas import environment
+    from atas.training import Live
+
+    class Watch(Live):
+        """Notes when the first step can begin."""
+
+        ready = 0.0
+
+        def begin(self, *args: Any) -> None:
+            self.ready = self.ready or time.perf_counter()
+            super().begin(*args)
+
+    _, recipe, values = CASES[case]
+    data = atas.data.load("cifar10")
+    live = Watch(quiet=True)
+    with TemporaryDirectory() as folder:
+        began = time.perf_counter()
+        timing = {} if epochs is None else {"training.epochs": epochs}
+        run = atas.train(recipe, out=f"{folder}/run", seed=seed, data=data, values={**values, **timing}, live=live)
+        wall = time.perf_counter() - began
+    row = {
+        "seed": seed,
+        "epochs": run.recipe.training.epochs,
+        "train_seconds": run.metrics[-1]["seconds"],
+        "wall_seconds": wall,
+        "start_up_seconds": live.ready - began,
+        "environment": environment.describe(next(run.model.parameters()).device),
+    }
+    if epochs is None:
+        began = time.perf_counter()
+        found = atas.evaluate(run.model, data.test, threat=run.recipe.threat, attacks=("pgd10", "pgd50"))
+        row |= {
+            "evaluation_seconds": time.perf_counter() - began,
+            "examples": found.n,
+            "accuracy": found.accuracy,
+            "interval": found.interval,
+            "protocol": found.protocol,
+        }
+    print(case, {key: value for key, value in row.items() if key not in ("environment", "protocol")}, flush=True)
+    return row
+
+
+def keep(path: Path, case: str, row: dict[str, Any]) -> None:
+    """Put a row into a case's file, in place of an earlier one of the same seed and length."""
+    label, recipe, values = CASES[case]
+    rows = json.loads(path.read_text())["runs"] if path.exists() else []
+    rows = [old for old in rows if (old["seed"], old["epochs"]) != (row["seed"], row["epochs"])] + [row]
+    path.parent.mkdir(parents=True, exist_ok=True)
+    document = {"case": label, "recipe": recipe, "values": values, "runs": rows}
+    path.write_text(json.dumps(document, indent=1) + "\n")
+
+
+def write_table() -> None:
+    """Replace the table in the README."""
+    lines = [
+        "| 30 epochs of CIFAR-10 on one H200 | training | all of `atas train` | clean | PGD-10 | PGD-50 | seeds |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    for case in CASES:
+        if (path := RESULTS / f"{case}.json").exists():
+            lines.append(line(json.loads(path.read_text())))
+    readme = ROOT / "README.md"
+    text = readme.read_text()
+    start, end = text.index(MARKS[0]) + len(MARKS[0]), text.index(MARKS[1])
+    readme.write_text(text[:start] + "\n" + "\n".join(lines) + "\n" + text[end:])
+
+
+def line(document: dict[str, Any]) -> str:
+    """A case as a row of the table: means, and the spread over seeds in brackets."""
+    full = [row for row in document["runs"] if "accuracy" in row]
+    rows = full or document["runs"]
+    epochs = rows[0]["epochs"]
+    scale = 1 if full else 30 / epochs
+    seconds = spread([row["train_seconds"] * scale for row in rows], "{:.1f}")
+    note = "" if full else f" (from {epochs} epochs)"
+    wall = spread([row["wall_seconds"] for row in rows], "{:.0f}") + " s" if full else "-"
+    figures = [
+        spread([100 * row["accuracy"][attack] for row in full], "{:.2f}") if full else "-"
+        for attack in ("clean", "pgd10", "pgd50")
+    ]
+    return f"| {document['case']} | {seconds} s{note} | {wall} | {' | '.join(figures)} | {len(rows)} |"
+
+
+def spread(values: list[float], form: str) -> str:
+    """A mean and, of several values, the smallest and the largest."""
+    mean = form.format(statistics.mean(values))
+    return mean if len(values) == 1 else f"{mean} ({form.format(min(values))} to {form.format(max(values))})"
+
+
+if __name__ == "__main__":
+    main()
