@@ -68,7 +68,8 @@ class Captured(Engine):
         """
         whole, last = self.batches.size(0), self.batches.size(len(self.batches) - 1)
         if whole not in self._graphs:
-            self._graphs[whole] = self._try(whole, fast=self.method.compilable)
+            compiles = self._by_hand is not None or not self.settings.engine.deterministic
+            self._graphs[whole] = self._try(whole, fast=self.method.compilable and compiles)
         if last not in self._graphs:
             captured = self._graphs[whole] is not None
             self._graphs[last] = self._try(last, fast=self._by_hand is not None) if captured else None
@@ -132,7 +133,10 @@ class Captured(Engine):
                 self.working.forward = self._fast
             backend = "inductor" if compiles and not self.settings.engine.deterministic else None
             with fused(backend, by_hand=small_functions() if fast else None):
-                self._compile_kernels(size, fast)
+                if fast and self._by_hand:
+                    with side_by_side():
+                        images = self.batches.images
+                        self._by_hand.rehearse(torch.empty(size, *images.shape[1:], device=images.device))
                 self._warm_up(size)
                 self._optimizer.begin_capture(self.method.updates_per_step)
                 passes = self._by_hand.passes if self._by_hand else 0
@@ -149,14 +153,6 @@ class Captured(Engine):
         if compiles:
             self._say(f"compiled and captured in {time.perf_counter() - began:.1f} s")
         return graph
-
-    def _compile_kernels(self, size: int, fast: bool) -> None:
-        """Kernels written by hand, in threads of their own while the first of the small functions are compiled."""
-        if fast and self._by_hand:
-            with side_by_side():
-                images = self.batches.images
-                self._by_hand.rehearse(torch.empty(size, *images.shape[1:], device=images.device))
-                self.batches.take(self._order[:size], self.method.epoch)
 
     def _warm_up(self, size: int) -> None:
         stream = torch.cuda.Stream()

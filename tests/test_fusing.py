@@ -1,0 +1,72 @@
+"""Functions with a faster form: by hand where it covers the arguments, compiled otherwise."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from atas.fusing import fusable, fused
+
+
+@fusable
+def double(x: torch.Tensor) -> torch.Tensor:
+    return x + x
+
+
+@fusable
+def fourfold(x: torch.Tensor) -> torch.Tensor:
+    return double(double(x))
+
+
+def hundredfold(x: torch.Tensor) -> torch.Tensor:
+    return x * 100 if x.dtype == torch.float32 else NotImplemented
+
+
+@pytest.fixture
+def compilations(monkeypatch):
+    """Which functions are compiled; they run as they are."""
+    seen = []
+    monkeypatch.setattr(torch, "compile", lambda function, **options: seen.append(function.__name__) or function)
+    return seen
+
+
+def test_a_function_runs_as_written_outside_and_without_a_backend():
+    assert double(torch.ones(())) == 2
+    with fused(None):
+        assert double(torch.ones(())) == 2
+
+
+def test_the_form_by_hand_runs_inside_alone():
+    with fused(None, by_hand={double: hundredfold}):
+        assert double(torch.ones(())) == 100
+        assert fourfold(torch.ones(())) == 10000
+        with fused(None):
+            assert double(torch.ones(())) == 2
+        assert double(torch.ones(())) == 100
+    assert double(torch.ones(())) == 2
+
+
+def test_what_is_not_covered_runs_as_before(compilations):
+    other = torch.ones((), dtype=torch.float64)
+    with fused(None, by_hand={double: hundredfold}):
+        assert double(other) == 2
+    assert compilations == []
+    with fused("any", by_hand={double: hundredfold}):
+        assert double(torch.ones(())) == 100
+        assert compilations == []
+        assert double(other) == double(other) == 2
+    assert compilations == ["double"]
+
+
+def test_a_function_that_returns_nothing_counts_as_done():
+    seen = []
+    nothing = fusable(lambda x: seen.append("written"))
+    with fused(None, by_hand={nothing: lambda x: seen.append("by hand")}):
+        assert nothing(1) is None
+    assert seen == ["by hand"]
+
+
+def test_a_compiled_function_compiles_those_that_it_calls_as_they_are_written():
+    torch._dynamo.reset()
+    with fused("aot_eager", by_hand={double: hundredfold}):
+        assert fourfold(torch.ones(())) == 4
