@@ -17,12 +17,13 @@ from atas.models import Normalize
 
 @dataclass
 class Trace:
-    """What a pass through a link leaves for the way back; `saved` only in train mode."""
+    """What a pass through a link leaves for the way back: `saved` only in train mode, `patches` only the stem."""
 
     x: Tensor
     total: Tensor | None
     active: Tensor
     saved: Tensor | None = None
+    patches: Tensor | None = None
 
 
 def forward(x: Tensor, conv: nn.Conv2d, other: Tensor | None, bn: nn.BatchNorm2d) -> Trace:
@@ -58,11 +59,11 @@ def stem_input_gradient(gradient: Tensor, x: Tensor, normalize: Normalize, conv:
     return input_gradient(gradient, conv, normalized(x, normalize, conv)).to(x.dtype) / normalize.std
 
 
-def stem_weight_gradient(gradient: Tensor, x: Tensor, normalize: Normalize, conv: nn.Conv2d) -> Tensor:
+def stem_weight_gradient(gradient: Tensor, trace: Trace, normalize: Normalize, conv: nn.Conv2d) -> Tensor:
     """The gradient by the first convolution's weight."""
-    if _stem.fits(conv):
-        return _stem.weight_gradient(gradient, x, normalize, conv)
-    return weight_gradient(gradient, conv, normalized(x, normalize, conv))
+    if trace.patches is not None:
+        return _stem.weight_gradient(gradient, trace.patches, conv)
+    return weight_gradient(gradient, conv, normalized(trace.x, normalize, conv))
 
 
 def normalized(x: Tensor, normalize: Normalize, conv: nn.Conv2d) -> Tensor:

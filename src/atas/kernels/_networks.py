@@ -120,7 +120,7 @@ class WayBack:
         x, normalize, stem = traces[0].x, network.model.normalize, network.model.conv1
         if id(stem.weight) in self.wanted:
             with weights.aside(total, x):
-                self.found[id(stem.weight)] = layers.stem_weight_gradient(total, x, normalize, stem)
+                self.found[id(stem.weight)] = layers.stem_weight_gradient(total, traces[0], normalize, stem)
         return layers.stem_input_gradient(total, x, normalize, stem) if self.image else None
 
     def _block(self, block: Any, total: Tensor, before: Trace, inner: Trace) -> Tensor:

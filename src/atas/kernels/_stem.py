@@ -18,8 +18,8 @@ from atas.kernels._norm import Plan, _scale_and_clip, counter, space
 from atas.models import Normalize
 
 _PIXELS = 256
-_PROGRAMS = 396  # three for each multiprocessor of an H100 or H200
-_OUTPUTS = 64
+_PROGRAMS = 264  # two for each multiprocessor of an H100 or H200
+_OUTPUTS = 16
 
 
 @triton.jit
@@ -42,12 +42,8 @@ def _patches(  # type: ignore[no-untyped-def]
 
 
 @triton.jit
-def _convolved(  # type: ignore[no-untyped-def]
-    x, w, mean, std, row, rows, height, width, channels: tl.constexpr, columns: tl.constexpr, depth: tl.constexpr,
-    kind: tl.constexpr,
-):  # fmt: skip
-    """The convolution of these pixels, (columns, pixels)."""
-    pixels = _patches(x, mean, std, row, rows, height, width, channels, depth, kind)
+def _convolved(pixels, w, channels: tl.constexpr, columns: tl.constexpr, depth: tl.constexpr):  # type: ignore[no-untyped-def]
+    """The convolution, (columns, pixels), from what the taps see."""
     entry, at = tl.arange(0, depth), tl.arange(0, columns)
     weights = tl.load(w + at[:, None] * (9 * channels) + entry[None, :], (entry < 9 * channels)[None, :], 0.0)
     return tl.dot(weights, pixels)
@@ -61,7 +57,8 @@ def _stem_eval(  # type: ignore[no-untyped-def]
     """total = conv(normalised x) and relu(bn(total))."""
     part = tl.program_id(0)
     row = part * pixels + tl.arange(0, pixels)
-    found = _convolved(x, w, mean, std, row, rows, height, width, channels, columns, depth, active.dtype.element_ty)
+    seen = _patches(x, mean, std, row, rows, height, width, channels, depth, active.dtype.element_ty)
+    found = _convolved(seen, w, channels, columns, depth)
     _finish_eval(
         found, part, 0, total, total, active, weight, bias, running_mean, running_var, rows, eps, False, True, columns,
         pixels, columns,
@@ -70,13 +67,15 @@ def _stem_eval(  # type: ignore[no-untyped-def]
 
 @triton.jit
 def _stem_train(  # type: ignore[no-untyped-def]
-    x, w, mean, std, total, parts, counters, saved, weight, bias, running_mean, running_var, rows, height, width, eps,
-    momentum, channels: tl.constexpr, columns: tl.constexpr, depth: tl.constexpr, pixels: tl.constexpr,
+    x, w, mean, std, patches, total, parts, counters, saved, weight, bias, running_mean, running_var, rows, height,
+    width, eps, momentum, channels: tl.constexpr, columns: tl.constexpr, depth: tl.constexpr, pixels: tl.constexpr,
 ):  # fmt: skip
-    """total = conv(normalised x), and its statistics."""
+    """total = conv(normalised x), and its statistics; what the taps saw is kept."""
     part = tl.program_id(0)
     row = part * pixels + tl.arange(0, pixels)
-    found = _convolved(x, w, mean, std, row, rows, height, width, channels, columns, depth, total.dtype.element_ty)
+    seen = _patches(x, mean, std, row, rows, height, width, channels, depth, total.dtype.element_ty)
+    tl.store(patches + tl.arange(0, depth)[:, None] * rows + row[None, :], seen, (row < rows)[None, :])
+    found = _convolved(seen, w, channels, columns, depth)
     _finish_train(
         found, part, 0, tl.num_programs(0), total, total, parts, counters, saved, weight, bias, running_mean,
         running_var, rows, eps, momentum, False, columns, pixels, columns,
@@ -119,17 +118,16 @@ def _collect(  # type: ignore[no-untyped-def]
 
 @triton.jit
 def _weight_parts(  # type: ignore[no-untyped-def]
-    gradient, x, mean, std, parts, rows, height, width, tiles, channels: tl.constexpr, columns: tl.constexpr,
-    depth: tl.constexpr, pixels: tl.constexpr,
-):  # fmt: skip
+    gradient, patches, parts, rows, tiles, columns: tl.constexpr, depth: tl.constexpr, pixels: tl.constexpr
+):
     """A program's share of the gradient by the weights, (columns, depth)."""
     at, entry = tl.arange(0, columns), tl.arange(0, depth)
     total = tl.zeros((columns, depth), tl.float32)
     for tile in range(tl.program_id(0), tiles, tl.num_programs(0)):
         row = tile * pixels + tl.arange(0, pixels)
-        g = tl.load(gradient + row[None, :] * columns + at[:, None], (row < rows)[None, :], 0.0)
-        seen = _patches(x, mean, std, row, rows, height, width, channels, depth, gradient.dtype.element_ty)
-        total = tl.dot(g, tl.trans(seen), total)
+        g = tl.load(gradient + row[:, None] * columns + at[None, :], (row < rows)[:, None], 0.0)
+        seen = tl.load(patches + entry[:, None] * rows + row[None, :], (row < rows)[None, :], 0.0)
+        total = tl.dot(tl.trans(g), tl.trans(seen), total)
     tl.store(parts + (tl.program_id(0) * columns + at[:, None]) * depth + entry[None, :], total)
 
 
@@ -140,8 +138,8 @@ def _weight_sum(  # type: ignore[no-untyped-def]
     """The gradient by the weights: all programs' shares, in a fixed order."""
     place = tl.program_id(0) * block + tl.arange(0, block)
     total = tl.zeros((block,), tl.float32)
-    for start in range(0, count, 16):
-        part = start + tl.arange(0, 16)
+    for start in range(0, count, 64):
+        part = start + tl.arange(0, 64)
         shares = tl.load(parts + part[:, None] * (columns * depth) + place[None, :], (part < count)[:, None], 0.0)
         total += tl.sum(shares, 0)
     column, entry = place // depth, place % depth
@@ -186,21 +184,24 @@ def forward_eval(x: Tensor, normalize: Normalize, conv: nn.Conv2d, bn: nn.BatchN
 
 def forward_train(
     x: Tensor, normalize: Normalize, conv: nn.Conv2d, bn: nn.BatchNorm2d
-) -> tuple[Tensor, Tensor, Tensor]:
-    """(total, relu(bn(total)), what the backward pass needs) for total = conv(normalize(x)); statistics are updated."""
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """(total, relu(bn(total)), what BatchNorm's backward pass needs, what the weight gradient needs) for
+    total = conv(normalize(x)); statistics are updated."""
     total, active = _out(x, conv), _out(x, conv)
     rows = total.numel() // conv.out_channels
     programs = triton.cdiv(rows, _PIXELS)
+    constants = _constants(conv)
     saved = torch.empty(4, conv.out_channels, dtype=torch.float32, device=x.device)
+    patches = torch.empty(constants["depth"], rows, dtype=total.dtype, device=x.device)
     parts = space(programs, conv.out_channels, x.device)
     launch(
-        _stem_train, (programs,),
-        x, conv.weight, normalize.mean, normalize.std, total, parts, counter(x.device), saved, bn.weight, bn.bias,
-        bn.running_mean, bn.running_var, rows, *x.shape[2:], bn.eps, bn.momentum, **_constants(conv),
+        _stem_train, (programs,), x, conv.weight, normalize.mean, normalize.std, patches, total, parts,
+        counter(x.device), saved, bn.weight, bn.bias, bn.running_mean, bn.running_var, rows, *x.shape[2:], bn.eps,
+        bn.momentum, **constants,
     )  # fmt: skip
     plan = Plan(total)
     launch(_scale_and_clip, plan.grid, total, active, saved, plan.rows, **plan.tiles())
-    return total, active, saved
+    return total, active, saved, patches
 
 
 def input_gradient(gradient: Tensor, x: Tensor, normalize: Normalize, conv: nn.Conv2d) -> Tensor:
@@ -224,20 +225,17 @@ def input_gradient(gradient: Tensor, x: Tensor, normalize: Normalize, conv: nn.C
     return out
 
 
-def weight_gradient(gradient: Tensor, x: Tensor, normalize: Normalize, conv: nn.Conv2d) -> Tensor:
-    """The gradient by the weights."""
-    rows = gradient.numel() // conv.out_channels
-    tiles = triton.cdiv(rows, _PIXELS // 2)
+def weight_gradient(gradient: Tensor, patches: Tensor, conv: nn.Conv2d) -> Tensor:
+    """The gradient by the weights, from what `forward_train` left for it."""
+    (depth, rows), columns = patches.shape, conv.out_channels
+    tiles = triton.cdiv(rows, _PIXELS)
     programs = min(tiles, _PROGRAMS)
-    constants = _constants(conv) | {"pixels": _PIXELS // 2, "num_warps": 4, "num_stages": 2}
-    columns, depth = constants["columns"], constants["depth"]
-    parts = torch.empty(programs, columns, depth, dtype=torch.float32, device=x.device)
+    parts = torch.empty(programs, columns, depth, dtype=torch.float32, device=gradient.device)
     launch(
-        _weight_parts, (programs,), gradient, x, normalize.mean, normalize.std, parts, rows, *x.shape[2:], tiles,
-        **constants,
+        _weight_parts, (programs,), gradient, patches, parts, rows, tiles, columns=columns, depth=depth, pixels=_PIXELS,
+        num_stages=2,
     )  # fmt: skip
     out = torch.empty_like(conv.weight)
-    block = min(_OUTPUTS, columns * depth)
-    sizes = {"channels": conv.in_channels, "columns": columns, "depth": depth, "block": block}
-    launch(_weight_sum, (columns * depth // block,), parts, out, programs, **sizes)
+    sizes = {"channels": conv.in_channels, "columns": columns, "depth": depth, "block": _OUTPUTS}
+    launch(_weight_sum, (columns * depth // _OUTPUTS,), parts, out, programs, **sizes)
     return out
