@@ -34,6 +34,7 @@ class Purpose(enum.IntEnum):
     RESET_RADIUS = 7
     ORDER = 10
     PROBE = 11
+    PROPOSAL = 12
 
 
 def _mix(word: Word) -> Word:

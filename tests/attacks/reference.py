@@ -5,23 +5,29 @@ from torch import nn
 
 
 class Perceptron:
-    """A hidden layer of tanh; the same weights as a torch module and as arrays."""
+    """A hidden layer of tanh; the same weights as a torch module and as arrays. With more gain it is more curved."""
 
-    def __init__(self, pixels, hidden=7, classes=3):
+    def __init__(self, pixels, hidden=7, classes=3, gain=1):
         self.module = nn.Sequential(nn.Flatten(), nn.Linear(pixels, hidden), nn.Tanh(), nn.Linear(hidden, classes))
-        self.module.double()
-        self.w1, self.b1, self.w2, self.b2 = (p.detach().numpy() for p in self.module.parameters())
+        self.module.double().requires_grad_(False)
+        for weights in self.module.parameters():
+            weights.mul_(gain)
+        self.w1, self.b1, self.w2, self.b2 = (p.numpy() for p in self.module.parameters())
 
     def logits(self, x):
         return self.w2 @ np.tanh(self.w1 @ x.ravel() + self.b1) + self.b2
 
     def gradient(self, x, y):
         """Of the cross-entropy at one image."""
-        hidden = np.tanh(self.w1 @ x.ravel() + self.b1)
-        logits = self.w2 @ hidden + self.b2
+        logits = self.logits(x)
         slope = np.exp(logits - logits.max())
         slope /= slope.sum()
         slope[y] -= 1
+        return self.pull_back(x, slope)
+
+    def pull_back(self, x, slope):
+        """The gradient in the image of what has this slope in the logits."""
+        hidden = np.tanh(self.w1 @ x.ravel() + self.b1)
         return (self.w1.T @ ((self.w2.T @ slope) * (1 - hidden**2))).reshape(x.shape)
 
 

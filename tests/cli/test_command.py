@@ -5,7 +5,7 @@ import json
 import pytest
 
 import atas
-from atas import data, methods, models
+from atas import attacks, data, methods, models
 from atas.training import recipe
 
 COMMANDS = (["ls"], ["train"], ["evaluate"], ["compare"], ["data", "get"], ["data", "check"])
@@ -43,6 +43,7 @@ def test_each_help_has_an_example_that_can_be_copied(name, command):
         ("methods", methods.names()),
         ("models", models.names()),
         ("data", data.names()),
+        ("attacks", attacks.names()),
         ("recipes", recipe.names()),
     ],
 )
@@ -62,6 +63,7 @@ def test_ls_names_everything_whole(what, names, command, monkeypatch):
         ("methods", "method", methods.names()),
         ("models", "model", models.names()),
         ("data", "data", data.names()),
+        ("attacks", "attack", attacks.names()),
         ("recipes", "recipe", recipe.names()),
     ],
 )

@@ -1,8 +1,18 @@
 """`atas evaluate`."""
 
 import json
+import os
+import subprocess
+import sys
 
 import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from atas.attacks import _autoattack
+from atas.attacks._apgd import APGD
+from atas.attacks._square import Square
+from atas.cli import _watch
 
 
 def test_a_table_and_a_file(command, copy_of):
@@ -90,9 +100,6 @@ def test_damaged_weights(content, command, copy_of):
 
 
 def test_weights_of_another_file(command, copy_of):
-    import torch
-    from safetensors.torch import save_file
-
     folder = copy_of()
     save_file({"weight": torch.zeros(3)}, folder / "model.safetensors")
     result = command("evaluate", folder)
@@ -113,3 +120,160 @@ def test_data_that_was_given_in_python(command, copy_of):
     text = (folder / "recipe.toml").read_text().replace('name = "digits"', 'name = "given:mine"')
     (folder / "recipe.toml").write_text(text)
     command("evaluate", folder).sentence("given", "Python", status=2)
+
+
+FEW = ["--attacks", "fgsm", "--examples", 40]
+MINE = """
+import torch
+from safetensors.torch import load_file
+from atas import models
+
+def trained(num_classes, channels):
+    model = models.create("small-cnn", num_classes, channels)
+    model.load_state_dict(load_file("{weights}"))
+    return model
+"""
+
+
+def test_a_page_and_a_line_for_a_paper(command, copy_of):
+    folder = copy_of()
+    result = command("evaluate", folder)
+    found = json.loads((folder / "evaluation.json").read_text())
+    page = (folder / "evaluation.md").read_text()
+    assert found["sentence"] in result.out.splitlines()
+    assert found["sentence"] in page
+    assert result.out.splitlines()[-2] == f"written: {folder / 'evaluation.md'}"
+    assert "| fgsm |" in page
+    assert f"weights {found['weights']}" in found["sentence"]
+    assert "95% intervals: clean " in found["sentence"]
+
+
+def test_autoattack_shows_its_stages(command, copy_of, monkeypatch):
+    monkeypatch.setitem(_autoattack.VERSIONS, "standard", (APGD("ce", 5), APGD("t", 5), Square(queries=20)))
+    folder = copy_of()
+    result = command("evaluate", folder, "--attacks", "autoattack,apgd-ce", "--examples", 20)
+    assert result.status == 0, result.err
+    for part in ("autoattack", "  after apgd-ce", "  after apgd-t", "  after square", "AutoAttack ", "APGD-CE "):
+        assert part in result.out
+    found = json.loads((folder / "evaluation.json").read_text())
+    assert [stage["after"] for stage in found["stages"]["autoattack"]] == ["apgd-ce", "apgd-t", "square"]
+    assert set(found["broken_by"]) == {"autoattack", "worst"}
+
+
+def test_a_file_of_weights(evaluate_json, copy_of, tmp_path):
+    folder = copy_of()
+    expected = evaluate_json(folder)
+    save_file(load_file(folder / "model.safetensors"), tmp_path / "net.safetensors")  # without a word on the model
+    options = ["--weights", tmp_path / "net.safetensors", "--model", "small-cnn", "--data", "digits", "--eps", "0.1"]
+    found = evaluate_json(*options, *FEW)
+    assert (found["correct"], found["weights"]) == (expected["correct"], expected["weights"])
+    assert json.loads((tmp_path / "net-evaluation.json").read_text()) == found
+    assert (tmp_path / "net-evaluation.md").exists()
+    named = evaluate_json("--weights", folder / "model.safetensors", "--data", "digits", "--eps", 0.1, *FEW)
+    assert named["correct"] == expected["correct"], "a file of ours knows its model"
+    placed = evaluate_json(*options, *FEW, "--norm", "l2", "--out", tmp_path / "new" / "one.json")
+    assert placed["threat"]["norm"] == "l2"
+    assert json.loads((tmp_path / "new" / "one.json").read_text()) == placed
+
+
+def test_normalisation_of_weights_without_one(evaluate_json, copy_of, tmp_path):
+    weights = {k: v for k, v in load_file(copy_of() / "model.safetensors").items() if not k.startswith("normalize")}
+    save_file(weights, tmp_path / "net.safetensors")
+    options = ["--weights", tmp_path / "net.safetensors", "--model", "small-cnn", "--data", "digits", "--eps", "0.1"]
+    usual = evaluate_json(*options, *FEW)
+    same = evaluate_json(*options, *FEW, "--mean", "0.5", "--std", "0.25")
+    other = evaluate_json(*options, *FEW, "--mean", "0.1", "--std", "1")
+    assert same["weights"] == usual["weights"]
+    assert other["weights"] != usual["weights"], "the constants are part of the model"
+
+
+def test_a_model_of_one_s_own(evaluate_json, copy_of, tmp_path, monkeypatch):
+    folder = copy_of()
+    expected = evaluate_json(folder)
+    (tmp_path / "my_networks.py").write_text(MINE.format(weights=folder / "model.safetensors"))
+    monkeypatch.chdir(tmp_path)
+    found = evaluate_json("--model", "my_networks:trained", "--data", "digits", "--eps", "0.1", *FEW)
+    assert found["correct"] == expected["correct"]
+    assert (tmp_path / "my_networks.trained-evaluation.json").exists()
+
+
+def test_another_budget_goes_beside_the_run_s_own(evaluate_json, copy_of):
+    folder = copy_of()
+    own = evaluate_json(folder)
+    other = evaluate_json(folder, "--eps", "51/255")
+    assert other["threat"]["eps"] == 0.2
+    assert json.loads((folder / "evaluation.json").read_text()) == own
+    assert json.loads((folder / "evaluation-linf-0.2.json").read_text()) == other
+
+
+@pytest.mark.parametrize(
+    ("arguments", "parts"),
+    [
+        ([], ["give the folder of a run, or --weights FILE or --model package.module:function"]),
+        (["--model", "small-cnn", "--data", "digits", "--eps", "0.1"], ["a fresh 'small-cnn' knows nothing"]),
+        (["--model", "a:b", "--eps", "0.1"], ["--data (cifar10, ...) is missing"]),
+        (["--model", "a:b", "--data", "digits"], ["--eps (8/255, ...) is missing"]),
+        (["--model", "a:b", "--data", "digits", "--eps", "8"], ["write 8/255 rather than 8"]),
+        (["--model", "a:b", "--data", "digits", "--eps", "x"], ["--eps must be a number or a fraction"]),
+        (["--model", "a:b", "--data", "digits", "--eps", "0.1", "--norm", "l7"], ["unknown norm 'l7'"]),
+        (["--model", "no_such:b", "--data", "digits", "--eps", "0.1"], ["cannot import 'no_such'"]),
+        (["--model", "a:b", "--data", "digitz", "--eps", "0.1"], ["did you mean 'digits'?"]),
+        (["RUN", "--model", "small-cnn"], ["--model does not go with the folder of a run"]),
+        (["RUN", "--norm", "l2"], ["--norm l2 needs a budget of its own"]),
+        (["RUN", "--precision", "float16"], ["unknown precision 'float16'", "auto, float32"]),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else None,
+)
+def test_wrong_use_of_the_new_options(arguments, parts, command, copy_of, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    folder = copy_of()
+    command("evaluate", *(folder if word == "RUN" else word for word in arguments)).sentence(*parts, status=2)
+
+
+def test_weights_that_do_not_fit(command, tmp_path):
+    save_file({"weight": torch.zeros(3)}, tmp_path / "net.safetensors")
+    options = ["--weights", tmp_path / "net.safetensors", "--data", "digits", "--eps", "0.1"]
+    command("evaluate", *options, "--model", "small-cnn").sentence("do not fit this model", status=1)
+    command("evaluate", *options).sentence("net.safetensors", status=2)
+    missing = ["--weights", tmp_path / "none.safetensors", *options[2:]]
+    command("evaluate", *missing, "--model", "small-cnn").sentence("none.safetensors", "cannot be read", status=1)
+
+
+def test_stopped_by_a_person_and_gone_on(command, evaluate_json, copy_of, monkeypatch):
+    folder = copy_of()
+    arguments = [folder, "--attacks", "pgd10,pgd50"]
+    expected = evaluate_json(copy_of("other"), *arguments[1:])
+
+    def stop(self, status):
+        if status.attack == "pgd50":
+            raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(_watch.Watch, "__call__", stop)
+        result = command("evaluate", *arguments)
+    file = folder / "evaluation.progress.json"
+    result.sentence(f"interrupted; the same command goes on from {file}", status=1)
+    assert file.exists()
+    result = command("evaluate", *arguments)
+    assert result.status == 0
+    assert result.err.strip() == f"going on from {file}"
+    assert not file.exists()
+    assert json.loads((folder / "evaluation.json").read_text())["correct"] == expected["correct"]
+
+
+def test_under_torchrun_the_first_process_writes(evaluate_json, copy_of):
+    folder, options = copy_of(), ["--attacks", "fgsm,pgd10", "--examples", "21"]
+    expected = evaluate_json(copy_of("other"), *options)
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m", "atas"]
+    done = subprocess.run(
+        [*command, "evaluate", str(folder), *options],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        env=os.environ | {"OMP_NUM_THREADS": "1"},
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("written: ") == 2
+    found = json.loads((folder / "evaluation.json").read_text())
+    assert found["protocol"]["processes"] == 2
+    assert (found["correct"], found["data"]) == (expected["correct"], expected["data"])

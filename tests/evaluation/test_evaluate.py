@@ -13,14 +13,20 @@ from torch.utils.data import Subset, TensorDataset
 import atas
 from atas import attacks
 from atas.errors import DataError, UsageError
-from atas.evaluation import evaluate
+from atas.evaluation import _portions, evaluate
 
 
 def verdicts(result):
     return {name: value.tolist() for name, value in result.correct.items()}
 
 
-@pytest.mark.parametrize("module", ["atas.evaluation._evaluate", "atas.evaluation._interval"])
+@pytest.mark.parametrize(
+    "module",
+    [
+        f"atas.evaluation._{name}"
+        for name in ("breaks", "cautions", "evaluate", "interval", "names", "records", "shards")
+    ],
+)
 def test_examples_in_docstrings_run(module):
     result = doctest.testmod(importlib.import_module(module))
     assert result.attempted > 0
@@ -176,8 +182,8 @@ def test_the_mode_and_flags_of_the_model_are_restored_also_on_errors(problem, ba
     modes, flags = ([m.training for m in model.modules()], [p.requires_grad for p in model.parameters()])
     evaluate(model, x, y, ball, attacks=["fgsm"])
 
-    def stop(name, done, total):
-        if name == "pgd10":
+    def stop(status):
+        if status.attack == "pgd10":
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
@@ -194,12 +200,6 @@ def test_training_mode_does_not_change_the_verdicts(problem, ball, result):
     with torch.inference_mode():
         found = evaluate(model, x.clone(), y.clone(), ball, attacks=("fgsm", "pgd10"), seed=2)
     assert verdicts(found) == verdicts(result)
-
-
-def test_progress_is_told(problem, ball):
-    seen = []
-    evaluate(*problem, ball, attacks=["fgsm"], batch_size=16, progress=lambda *args: seen.append(args))
-    assert seen == [("clean", 16, 30), ("fgsm", 16, 30), ("clean", 30, 30), ("fgsm", 30, 30)]
 
 
 def test_the_protocol_says_how_it_was_measured(problem):
@@ -225,6 +225,34 @@ def test_the_protocol_says_how_it_was_measured(problem):
     assert found.environment["date"].endswith("+00:00")
     assert list(found.seconds) == ["clean", "pgd50x2", "worst"]
     assert found.seconds["worst"] == found.seconds["clean"] + found.seconds["pgd50x2"] > 0
+    assert (found.protocol["search_precision"], found.protocol["processes"]) == ("float32", 1)
+
+
+def test_float32_for_the_search_can_be_asked_for(problem, ball, result):
+    found = evaluate(*problem, ball, attacks=("fgsm", "pgd10"), seed=2, precision="float32")
+    assert verdicts(found) == verdicts(result)
+    assert found.protocol["search_precision"] == "float32"
+
+
+def test_queries_are_the_passes_that_the_attack_made(problem, ball):
+    model, x, y = problem
+    found = evaluate(model, x, y, ball, attacks=("fgsm", "pgd10", "pgd5x3"), batch_size=7)
+    right = int(evaluate(model, x, y, ball, attacks=["pgd5"]).correct["pgd5"].sum())
+    assert {name: found.queries[name] for name in ("clean", "fgsm", "pgd10")} == {"clean": 0, "fgsm": 30, "pgd10": 300}
+    assert 150 + 5 * right <= found.queries["pgd5x3"] <= 150 + 10 * right
+    assert found.queries["worst"] == sum(found.queries[name] for name in ("clean", "fgsm", "pgd10", "pgd5x3"))
+
+
+def test_images_that_do_not_fit_into_memory_at_once_give_the_same(problem, ball, result, monkeypatch):
+    reads = []
+    read = _portions.Reader.read
+    monkeypatch.setattr(_portions, "_BYTES", 11 * 3 * 6 * 5 * 4)
+    monkeypatch.setattr(_portions.Reader, "read", lambda self, rows: reads.append(rows) or read(self, rows))
+    model, x, y = problem
+    found = evaluate(model, TensorDataset(x, y), threat=ball, attacks=("fgsm", "pgd10"), seed=2)
+    assert verdicts(found) == verdicts(result)
+    assert (found.data, found.queries, found.broken_by) == (result.data, result.queries, result.broken_by)
+    assert {range(11), range(11, 22), range(22, 30)} <= set(reads)
 
 
 def test_hashes_follow_weights_and_data(problem, ball, result):
@@ -324,6 +352,8 @@ def test_wrong_data_is_refused(problem, ball, spoil, message):
         ({"step_size": -1.0}, "step_size must be a number above zero"),
         ({"device": "meta"}, r"the model lives on cpu and is never moved: move it with model.to\('meta'\)"),
         ({"device": "cuda:99"}, "there is no device 'cuda:99' here"),
+        ({"precision": "float16"}, "unknown precision 'float16'; .* Known: auto, float32"),
+        ({"shard": True}, "shard=True needs the processes of torch.distributed"),
     ],
 )
 def test_wrong_calls_are_refused(problem, ball, change, message):

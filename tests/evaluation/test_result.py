@@ -9,8 +9,9 @@ import torch
 from rich.console import Console
 
 import atas
-from atas.errors import DataError
+from atas.errors import DataError, UsageError
 from atas.evaluation import Evaluation, evaluate, wilson
+from atas.evaluation._breaks import encode
 
 
 def test_figures_follow_from_the_verdicts(result):
@@ -41,6 +42,23 @@ def test_a_result_survives_its_file(problem, ball, tmp_path):
     assert list(found.correct) == list(result.correct)
     assert all(torch.equal(found.correct[name], result.correct[name]) for name in result.correct)
     assert found.correct["clean"].dtype == torch.bool
+
+
+def test_a_file_of_an_earlier_version_is_read(result, tmp_path):
+    document = result.to_json()
+    for key in ("queries", "stages", "broken_by", "warnings", "sentence"):
+        del document[key]
+    (tmp_path / "old.json").write_text(json.dumps(document))
+    found = Evaluation.load(tmp_path / "old.json")
+    assert found.accuracy == result.accuracy
+    assert (found.queries, found.stages, found.broken_by, found.warnings) == ({}, {}, {}, ())
+    assert str(found).splitlines()[2].endswith("-"), "what is not known is not made up"
+    assert found.sentence() == result.sentence()
+
+
+def test_at_most_so_many_attacks_can_be_told_apart():
+    with pytest.raises(UsageError, match="at most 62 attacks"):
+        encode([str(number) for number in range(63)])
 
 
 def test_verdicts_are_stored_as_digits(result):
@@ -91,6 +109,12 @@ def _verdict(digits):
         _change("threat", None),
         _change("seconds", {"clean": 1.0}),
         _change("protocol", None),
+        _change("broken_by", {"worst": {"names": ["clean"], "examples": "0" * 30}}),
+        _change("broken_by", {"worst": {"names": [], "examples": "-" * 29}}),
+        _change("broken_by", {"other": {"names": [], "examples": "-" * 30}}),
+        _change("stages", {"fgsm": [{"after": "nothing"}]}),
+        _change("warnings", ["text"]),
+        _change("queries", [1, 2]),
         _verdict("01"),
         _verdict("2" * 30),
         _verdict("1" * 30),

@@ -11,10 +11,25 @@ True
 
 from __future__ import annotations
 
-from atas.attacks._attack import Attack, Clean
+from atas.attacks._attack import Attack, Clean, Staged
+from atas.attacks._autoattack import Battery, autoattack
 from atas.attacks._fgsm import FGSM, fgsm
 from atas.attacks._logits import checked_logits, correct
 from atas.attacks._names import create, names
 from atas.attacks._pgd import PGD, pgd
 
-__all__ = ["FGSM", "PGD", "Attack", "Clean", "checked_logits", "correct", "create", "fgsm", "names", "pgd"]
+__all__ = [
+    "FGSM",
+    "PGD",
+    "Attack",
+    "Battery",
+    "Clean",
+    "Staged",
+    "autoattack",
+    "checked_logits",
+    "correct",
+    "create",
+    "fgsm",
+    "names",
+    "pgd",
+]

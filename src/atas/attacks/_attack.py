@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar, Protocol, runtime_checkable
 
 from torch import Tensor, nn
 
+from atas.attacks._lanes import Search
 from atas.threat import Threat
 
 
@@ -28,6 +29,22 @@ class Attack(Protocol):
         self, model: nn.Module, x: Tensor, y: Tensor, threat: Threat, *, seed: int = 0, index: Tensor | None = None
     ) -> Tensor:
         """Adversarial inputs, one for each image, in the dtype and on the device of x."""
+
+
+@runtime_checkable
+class Staged(Attack, Protocol):
+    """An attack that is made of searches, one after the other, each on the examples that are still right.
+
+    An evaluation runs the searches themselves, so that it can tell how far they are, stop, and go on.
+    """
+
+    @property
+    def stages(self) -> tuple[Search, ...]:
+        """The searches in their order."""
+
+    @property
+    def counts_clean(self) -> bool:
+        """Whether an image that is misclassified as it is counts as broken, and is left alone."""
 
 
 @dataclass(frozen=True)

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
 
 from atas.attacks._attack import step_settings
+from atas.attacks._lanes import Lanes, Logits, Search, wide, write
 from atas.attacks._logits import checked_logits, correct
 from atas.attacks._setting import attacking
 from atas.errors import UsageError
+from atas.fusing import fusable
 from atas.noise import Draw
+from atas.passes import cross_entropy_sum, input_gradient
 from atas.threat import Threat
 
 _STEPS_ACROSS = 5  # the default step is eps/5, so ten steps cross the ball once
@@ -89,6 +92,12 @@ class PGD:
     steps: int = 10
     restarts: int = 1
     step_size: float | None = None
+    counts_clean: ClassVar[bool] = False
+
+    @property
+    def stages(self) -> tuple[Search, ...]:
+        """One start after the other, each for the examples that held before: the worst over the restarts."""
+        return tuple(Start(self.steps, restart, self.step_size) for restart in range(self.restarts))
 
     @property
     def name(self) -> str:
@@ -109,6 +118,64 @@ class PGD:
     ) -> Tensor:
         """Adversarial inputs: last iterates, the worst over the restarts."""
         return pgd(model, x, y, threat, self.steps, self.step_size, self.restarts, seed, index)
+
+
+@dataclass(frozen=True)
+class Start:
+    """PGD from one random start, in lanes. Only the last iterate counts, whatever the model says on the way."""
+
+    iterations: int = 10
+    restart: int = 0
+    step_size: float | None = None
+    evaluations: ClassVar[int] = 1
+
+    @property
+    def name(self) -> str:
+        """The same for all restarts."""
+        return f"pgd{self.iterations}"
+
+    @property
+    def steps(self) -> int:
+        """One iteration a step."""
+        return self.iterations
+
+    def targets(self, classes: int) -> int:
+        """Any other class will do."""
+        return 0
+
+    def settings(self, threat: Threat) -> dict[str, Any]:
+        """Those of a single start, and its number."""
+        return PGD(self.iterations, 1, self.step_size).settings(threat) | {"restart": self.restart}
+
+    def begin(self, lanes: Lanes, threat: Threat, classes: int, seed: int) -> Ascent:
+        """Allocate what the lanes need."""
+        return Ascent(self, lanes, threat, seed)
+
+
+class Ascent:
+    """PGD under way. Where each lane is at is the lane's `point`."""
+
+    def __init__(self, search: Start, lanes: Lanes, threat: Threat, seed: int) -> None:
+        self._lanes, self._threat, self._seed = lanes, threat, seed
+        self._iterations, self._size = search.iterations, _size(search.step_size, threat)
+        self._restart = torch.full((), search.restart, dtype=torch.int64, device=lanes.x.device)
+
+    def step(self, logits: Logits) -> None:
+        """One step up the cross-entropy of every lane."""
+        lanes = self._lanes
+        start = self._threat.random_start(lanes.x, Draw(self._seed, self._restart, lanes.example))
+        current = torch.where(wide(lanes.clock == 0, start), start, lanes.point)
+        gradient, _ = input_gradient(logits, current, lanes.y, cross_entropy_sum)
+        _move(self._threat, lanes, current, gradient, self._size, self._iterations)
+
+
+@fusable
+def _move(threat: Threat, lanes: Lanes, current: Tensor, gradient: Tensor, size: float, iterations: int) -> None:
+    """Go up the gradient, in the lanes that move. Where it is not a number the point stays."""
+    moving = lanes.moving()
+    write(lanes.point, threat.ascend(current, gradient.nan_to_num(), size, lanes.x), moving)
+    lanes.clock.add_(moving)
+    lanes.done.logical_or_(moving & (lanes.clock >= iterations))
 
 
 def _size(step_size: float | None, threat: Threat) -> float:

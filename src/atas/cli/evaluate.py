@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -12,96 +15,150 @@ from atas.cli._say import say
 from atas.cli._say import show as show_table
 
 if TYPE_CHECKING:
+    import torch
+
+    from atas.cli._subject import Subject
+    from atas.evaluation import Evaluation
     from atas.training import Run
 
 
 def evaluate(
-    run: Path = typer.Argument(help="The folder of a finished run."),
-    attacks: str | None = typer.Option(None, "--attacks", help="Comma-separated, such as fgsm,pgd10,pgd50x10."),
+    run: Path | None = typer.Argument(None, help="The folder of a finished run; or --weights and --model."),
+    attacks: str | None = typer.Option(None, "--attacks", help="Comma-separated, such as pgd10,autoattack."),
+    weights: Path | None = typer.Option(None, "--weights", help="A safetensors file, instead of a run."),
+    model: str | None = typer.Option(None, "--model", help="Its model, or package.module:function."),
+    data: str | None = typer.Option(None, "--data", help="The data set, without a run."),
+    root: str | None = typer.Option(None, "--root", help="The data's folder, where it is not that of the training."),
+    size: int | None = typer.Option(None, "--size", min=1, help="Side of the images of an image folder."),
+    norm: str | None = typer.Option(None, "--norm", help="linf or l2; the run's, or linf."),
+    eps: str | None = typer.Option(None, "--eps", help="The budget, such as 8/255; the run's by default."),
+    mean: str | None = typer.Option(None, "--mean", help="Of the model's normalisation; comma-separated."),
+    std: str | None = typer.Option(None, "--std", help="Of the model's normalisation; comma-separated."),
     examples: int | None = typer.Option(None, "--examples", min=1, help="Only the first so many test images."),
     batch_size: int | None = typer.Option(None, "--batch-size", min=1, help="Images at a time; changes no verdict."),
     step_size: str | None = typer.Option(None, "--step-size", help="Of PGD, such as 2/255; eps/5 by default."),
+    precision: str = typer.Option("auto", "--precision", help="Of the search: auto or float32; verdicts are float32."),
     device: str = typer.Option("auto", "--device", help="auto, cpu or cuda."),
     seed: int = typer.Option(0, "--seed", help="Of the random starts."),
-    root: str | None = typer.Option(None, "--root", help="The data's folder, where it is not that of the training."),
+    out: Path | None = typer.Option(None, "--out", help="The result's file; Markdown goes beside it."),
     as_json: bool = typer.Option(False, "--json", help="Print JSON instead of a table."),
 ) -> None:
-    """Evaluate a run on its test set, in float32, and write evaluation.json into its folder.
+    """Evaluate a model on a test set; verdicts are in float32.
+
+    Writes evaluation.json and evaluation.md into the run's folder, or beside the weights. After a stop, the same
+    command goes on where it was. Under torchrun, processes share the images.
 
     \b
-    Example: atas evaluate runs/cifar10-preact-resnet18-atas --attacks pgd10,pgd50x5
+    Example: atas evaluate runs/cifar10-preact-resnet18-atas --attacks pgd10,pgd50x5,autoattack
+             atas evaluate --weights net.safetensors --model resnet18 --data cifar10 --eps 8/255
+             atas evaluate --model my_package.networks:trained --data cifar10 --eps 0.5 --norm l2
+             torchrun --nproc-per-node 8 -m atas evaluate runs/mine --attacks autoattack
     """
+    from atas.cli._subject import Options, of_model, of_run
+    from atas.errors import UsageError
     from atas.training import Run
 
-    evaluate_run(
-        Run.load(run),
+    options = Options(weights, model, data, root, size, norm, eps, mean, std, examples, out)
+    if run is None and weights is None and model is None:
+        raise UsageError("give the folder of a run, or --weights FILE or --model package.module:function, with --data")
+    evaluate_subject(
+        of_model(options) if run is None else of_run(Run.load(run), options),
         attacks=None if attacks is None else [name.strip() for name in attacks.split(",")],
-        examples=examples,
         batch_size=batch_size,
         step_size=step_size,
+        precision=precision,
         device=device,
         seed=seed,
-        root=root,
         as_json=as_json,
     )
 
 
-def evaluate_run(
-    run: Run,
+def evaluate_run(run: Run) -> None:
+    """Evaluate a run as its recipe says."""
+    from atas.cli._subject import Options, of_run
+
+    evaluate_subject(of_run(run, Options()))
+
+
+def evaluate_subject(
+    subject: Subject,
     *,
     attacks: list[str] | None = None,
-    examples: int | None = None,
     batch_size: int | None = None,
     step_size: str | None = None,
+    precision: str = "auto",
     device: str = "auto",
     seed: int = 0,
-    root: str | None = None,
     as_json: bool = False,
 ) -> None:
-    """Evaluate with progress on the screen; what is not given comes from the run's recipe."""
-    from rich.console import Console
-    from rich.progress import Progress
-
+    """Evaluate with progress on the screen, and write the result."""
+    from atas.cli._watch import Watch
     from atas.evaluation import evaluate as run_evaluation
-    from atas.training.engine import choose_device
-    from atas.training.run import Folder, load_data
+    from atas.evaluation._shards import launched
     from atas.training.values import convert
 
-    wanted = run.recipe.evaluation
-    split = load_data(run.recipe, root).test
-    count = examples or wanted.examples or len(split)
-    console = Console()
-    with Progress(console=console, transient=True, disable=not console.is_terminal) as progress:
-        bars: dict[str, object] = {}
-
-        def show(attack: str, done: int, total: int) -> None:
-            if attack not in bars:
-                bars[attack] = progress.add_task(attack, total=total)
-            progress.update(bars[attack], completed=done)  # type: ignore[arg-type]
-
+    path = subject.out
+    path.parent.mkdir(parents=True, exist_ok=True)  # a wrong path shows now, not when all is done
+    progress = path.with_name(f"{path.stem}.progress.json")
+    with launched() as process, Watch(quiet=process.rank > 0) as watch, _can_go_on(progress):
         result = run_evaluation(
-            run.model.to(choose_device(device)),
-            split.images[:count],
-            split.labels[:count],
-            run.recipe.threat,
-            attacks=tuple(attacks or wanted.attacks),
-            batch_size=batch_size or wanted.batch_size,
+            subject.model.to(_device(device, process.count)),
+            subject.test.images,
+            subject.test.labels,
+            subject.threat,
+            attacks=tuple(attacks or subject.attacks),
+            batch_size=batch_size or subject.batch_size,
             step_size=None if step_size is None else convert(step_size, float, "--step-size"),
             seed=seed,
-            progress=show,
+            precision=precision,
+            progress=watch,
+            progress_file=progress,
+            shard=process.count > 1,
         )
-    path = _where(Folder(run.folder).evaluation, result.n)
-    result.save(path)
+    if process.rank == 0:
+        _write(result, path, as_json=as_json, said=watch.said)
+
+
+@contextmanager
+def _can_go_on(progress: Path) -> Iterator[None]:
+    """Say so where a person stops an evaluation that has something to go on from."""
+    from atas.errors import AtasError
+
+    try:
+        yield
+    except KeyboardInterrupt:
+        if not progress.exists():
+            raise
+        raise AtasError(f"interrupted; the same command goes on from {progress}") from None
+
+
+def _write(result: Evaluation, path: Path, *, as_json: bool, said: set[str]) -> None:
+    """Show the result, then write it: figures that took long are not to be lost to a full disk."""
+    from atas._files import write_text
+
+    page = path.with_suffix(".md")
     if as_json:
         typer.echo(json.dumps(result.to_json(), indent=2))
     else:
         show_table(result.table())
+        for caution in result.warnings:
+            if f"warning: {caution}" not in said:
+                say(f"warning: {caution}")
+        say(result.sentence())
+    result.save(path)
+    write_text(page, result.markdown())
+    if not as_json:
+        say(f"written: {page}")
         say(f"written: {path}")
 
 
-def _where(path: Path, n: int) -> Path:
-    """The run's evaluation, unless one on more images is there: that one stays, and this goes beside it."""
-    from atas._files import read_json
+def _device(name: str, processes: int) -> torch.device:
+    """Of several processes, each has a GPU of its own."""
+    import torch
 
-    earlier = read_json(path).get("n", 0)
-    return path if n >= earlier else path.with_name(f"{path.stem}-{n}.json")
+    from atas.training.engine import choose_device
+
+    device = choose_device(name)
+    if device.type == "cuda" and device.index is None and processes > 1:
+        return torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))
+    return device

@@ -7,6 +7,7 @@ import json
 
 import typer
 from rich import box
+from rich.markup import escape
 from rich.table import Table
 
 from atas.cli._say import show
@@ -18,6 +19,7 @@ class What(enum.StrEnum):
     METHODS = "methods"
     MODELS = "models"
     DATA = "data"
+    ATTACKS = "attacks"
     RECIPES = "recipes"
 
 
@@ -25,7 +27,7 @@ def ls(
     what: What = typer.Argument(help="What to list."),
     as_json: bool = typer.Option(False, "--json", help="Print JSON instead of a table."),
 ) -> None:
-    """List methods (with their settings), models, data sets or recipes.
+    """List methods (with their settings), models, data sets, attacks or recipes.
 
     \b
     Example: atas ls methods
@@ -36,12 +38,12 @@ def ls(
         return
     table = Table(*rows[0], box=box.SIMPLE)
     for row in rows:
-        table.add_row(*row.values())
+        table.add_row(*map(escape, row.values()))
     show(table)
 
 
 def _rows(what: What) -> list[dict[str, str]]:
-    from atas import data, methods, models
+    from atas import attacks, data, methods, models
     from atas.training import recipe
 
     if what is What.METHODS:
@@ -58,6 +60,8 @@ def _rows(what: What) -> list[dict[str, str]]:
         return [{"model": name} for name in [*models.names(), "package.module:function"]]
     if what is What.DATA:
         return [{"data": name} for name in data.names()]
+    if what is What.ATTACKS:
+        return [{"attack": name} for name in attacks.names()]
     rows = []
     for name in recipe.names():
         loaded = recipe.load(name)

@@ -1,4 +1,4 @@
-"""The images and labels that an evaluation is given, in whatever form, as batches."""
+"""The images and labels that an evaluation is given, in whatever form, a portion at a time."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class Source(Sized, Protocol):
 
     device: torch.device
 
-    def batch(self, start: int, stop: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    def read(self, rows: range, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
         """Images in [0, 1] and labels, both on the CPU. There division by 255 is exact, so pixels do not depend on
         where the images lived."""
 
@@ -37,13 +37,14 @@ class Tensors:
     def __len__(self) -> int:
         return len(self._images)
 
-    def batch(self, start: int, stop: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    def read(self, rows: range, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
         """A slice."""
-        return pixels(self._images[start:stop].detach().cpu(), dtype), self._labels[start:stop].cpu().long()
+        part = slice(rows.start, rows.stop, rows.step)
+        return pixels(self._images[part].detach().cpu(), dtype), self._labels[part].cpu().long()
 
 
 class Pairs:
-    """A dataset whose items are (image, label), read and checked batch by batch."""
+    """A dataset whose items are (image, label), read and checked as they are needed."""
 
     device = torch.device("cpu")
 
@@ -54,9 +55,9 @@ class Pairs:
     def __len__(self) -> int:
         return len(self._dataset)
 
-    def batch(self, start: int, stop: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    def read(self, rows: range, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
         """The items of these positions."""
-        items = [self._item(i) for i in range(start, min(stop, len(self)))]
+        items = [self._item(i) for i in rows]
         images = torch.stack([image for image, _ in items])
         labels = torch.stack([label for _, label in items])
         check_shapes(torch.empty(images.shape, device="meta"), labels, None, None)

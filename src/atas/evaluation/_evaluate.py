@@ -2,32 +2,39 @@
 
 from __future__ import annotations
 
-import itertools
+import os
 import time
-from collections.abc import Callable, Iterable
-from typing import Any
+from collections.abc import Iterable
+from pathlib import Path
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
 from atas import attacks as library
-from atas.attacks import Attack, Clean, checked_logits, correct
-from atas.checks import check_labels
+from atas._version import __version__
+from atas.attacks import Attack, Clean
 from atas.environment import describe
 from atas.errors import UsageError
+from atas.evaluation._cautions import Caution
+from atas.evaluation._checks import SAMPLE, Checks
 from atas.evaluation._data import MapDataset, open_source
-from atas.evaluation._fingerprint import DataHash, weights_hash
-from atas.evaluation._precision import full_precision
-from atas.evaluation._result import Evaluation
-from atas.passes import mode
+from atas.evaluation._figures import figures, together
+from atas.evaluation._fingerprint import weights_hash
+from atas.evaluation._journal import Journal
+from atas.evaluation._model import dtype_of, place_of
+from atas.evaluation._portions import Reader
+from atas.evaluation._result import WORST, Evaluation
+from atas.evaluation._search import Runner, ready, usual_lanes
+from atas.evaluation._shards import Shard, sharing
+from atas.evaluation._status import Meter, Watcher
+from atas.evaluation._work import Outcome, Work
 from atas.threat import Threat
 
-_WORST = "worst"
-_BATCH = {"cuda": 1024}
-_BATCH_ELSEWHERE = 256
-
-Progress = Callable[[str, int, int], None]
+_VERDICT = (
+    "prediction at the point that the attack returned (PGD: last iterate, worst over restarts; searches: any point "
+    "inside the ball, confirmed by the model in full precision)"
+)
 
 
 def evaluate(
@@ -41,13 +48,19 @@ def evaluate(
     device: torch.device | str | None = None,
     seed: int = 0,
     step_size: float | None = None,
-    progress: Progress | None = None,
+    precision: str = "auto",
+    progress: Watcher | None = None,
+    progress_file: str | os.PathLike[str] | None = None,
+    shard: bool = False,
 ) -> Evaluation:
     """Measure a model's accuracy on clean images and under attacks, each on all examples.
 
     An example counts as right under an attack if the model's prediction at the point that the attack returned is the
-    label. The model runs in eval mode and in float32 without TF32 or autocast (in float64 if its weights are); all of
-    that is put back at the end. Verdicts depend neither on the batch size nor on the other attacks.
+    label. Verdicts are given in eval mode and in float32 without TF32 or autocast (in float64 if the model's weights
+    are); all of that is put back at the end. They depend neither on the batch size nor on the other attacks.
+
+    The result says how far it can be trusted: `warnings` holds what was seen of models that give different answers to
+    the same image, return no logits, or have gradients that mislead attacks.
 
     Args:
         model: maps images (N, C, H, W) in [0, 1] to logits (N, classes); it is never moved.
@@ -56,11 +69,17 @@ def evaluate(
         labels: integers (N,).
         threat: what the attacks may do, such as `atas.Linf(8/255)`.
         attacks: names as in `atas.attacks.names()`, or attacks of your own. `clean` need not be named.
-        batch_size: 1024 on CUDA and 256 elsewhere, if not given.
+        batch_size: how many images at a time; 1024 on CUDA and 256 elsewhere, if not given.
         device: where batches are moved; the model's device if not given.
         seed: another seed gives other random starts.
         step_size: of every PGD, in pixel units; eps/5 if not given.
-        progress: called as `progress(attack, examples done, examples in all)` after each batch of each attack.
+        precision: of the search for adversarial inputs: `auto`, what is fastest on the device, or `float32`. What is
+            found counts only if it fools the model in float32.
+        progress: called with a `Status` now and then: what is being done, and how long the rest will take at most.
+        progress_file: where to keep what is known so far. After a stop, the same call goes on from there, with the same
+            verdicts; a finished evaluation removes the file.
+        shard: share the examples among the processes of torch.distributed. All of them must call this, with the same
+            arguments, and all get the whole result.
 
     >>> from atas import Linf
     >>> model = nn.Sequential(nn.Flatten(), nn.Linear(16, 4))
@@ -74,56 +93,87 @@ def evaluate(
     chosen = _chosen(attacks, step_size)
     settings = {name: attack.settings(threat) for name, attack in chosen.items()}
     source = open_source(images, labels)
-    place = _place(model, source.device, device)
-    dtype = _dtype(model)
-    if batch_size is None:
-        batch_size = _BATCH.get(place.type, _BATCH_ELSEWHERE)
-    if batch_size < 1:
+    place, dtype = place_of(model, source.device, device), dtype_of(model)
+    lanes = usual_lanes(place) if batch_size is None else batch_size
+    if lanes < 1:
         raise UsageError(f"batch_size must be at least 1; got {batch_size}")
 
-    verdicts: dict[str, list[Tensor]] = {name: [] for name in chosen}
-    seconds = dict.fromkeys(chosen, 0.0)
-    fingerprint, shape = DataHash(), torch.Size()
-    with mode(model, training=False), full_precision(place):
-        for start in range(0, len(source), batch_size):
-            x, y = source.batch(start, start + batch_size, dtype)
-            fingerprint.update(x, y)
-            shape = x.shape[1:]
-            x, y, index = x.to(place), y.to(place), torch.arange(start, start + len(x), device=place)
-            for name, attack in chosen.items():
-                began = time.perf_counter()
-                point = attack(model, x, y, threat, seed=seed, index=index)
-                verdicts[name].append(_verdicts(model, point, y))
-                seconds[name] += time.perf_counter() - began
-                if progress is not None:
-                    progress(name, start + len(x), len(source))
+    meter = Meter(progress)
+    with torch.inference_mode(False), sharing(shard) as part:
+        reader = Reader(source, dtype)
+        weights, data = weights_hash(model), part.from_first(reader.digest() if part.rank == 0 else "")
+        few, _ = reader.first(SAMPLE)
+        with ready(model, place, precision=precision, lanes=lanes, images=few) as runner:
+            identity = {
+                "weights": weights,
+                "data": data,
+                "examples": len(reader),
+                "threat": [threat.name, threat.eps],
+                "attacks": settings,
+                "seed": seed,
+                "precision": [str(dtype), runner.precision],
+                "processes": [part.rank, part.count],
+                "atas": __version__,
+            }
+            journal = Journal(_file_of(progress_file, part), identity, meter.say)
+            outcomes, cautions, seconds = _run(model, runner, chosen, threat, seed, reader, part, journal, meter)
+            journal.remove()
 
-    right = {name: torch.cat(parts) for name, parts in verdicts.items()}
     return Evaluation(
         threat=threat,
-        correct=right | {_WORST: torch.stack(list(right.values())).all(0)},
-        seconds=seconds | {_WORST: sum(seconds.values())},
+        **figures(chosen, outcomes),
+        warnings=tuple(cautions),
         protocol={
             "attacks": settings,
-            "verdict": "prediction at the point that the attack returned (PGD: last iterate, worst over restarts)",
+            "verdict": _VERDICT,
             "seed": seed,
             "precision": str(dtype).removeprefix("torch."),
+            "search_precision": runner.precision,
             "tf32": False,
             "mode": "eval",
-            "image_shape": list(shape),
-            "batch_size": batch_size,
+            "image_shape": list(reader.shape),
+            "batch_size": lanes,
+            "processes": part.count,
+            "checks_seconds": seconds,
         },
         environment=describe(place),
-        weights=weights_hash(model),
-        data=fingerprint.hexdigest(),
+        weights=weights,
+        data=data,
     )
 
 
-def _verdicts(model: nn.Module, point: Tensor, y: Tensor) -> Tensor:
-    with torch.no_grad():
-        logits = checked_logits(model(point), len(y))
-    check_labels(y, logits.shape[1])
-    return correct(logits, y).cpu()
+def _run(
+    model: nn.Module,
+    runner: Runner,
+    chosen: dict[str, Attack],
+    threat: Threat,
+    seed: int,
+    reader: Reader,
+    part: Shard,
+    journal: Journal,
+    meter: Meter,
+) -> tuple[dict[str, Outcome], list[Caution], float]:
+    """What each attack came to on all examples, the warnings, and the seconds that were spent on them alone."""
+    rows = part.rows(len(reader))
+    portions = reader.portions(rows)
+    began = time.perf_counter()
+    checks = Checks(model, runner, threat, seed, *reader.first(SAMPLE))
+    cautions = checks.before() if part.rank == 0 else []
+    seconds = time.perf_counter() - began
+    for caution in cautions:
+        meter.say(f"warning: {caution}")
+
+    work = Work(model, runner, chosen, threat, seed, journal, meter)
+    work.plan([len(portion) for portion in portions], checks.classes)
+    for number, portion in enumerate(portions):
+        if not work.is_done(number):
+            work.do(number, *reader.read(portion), torch.tensor(portion))
+    outcomes = together(part.gather((rows, work.outcomes(len(portions)))), len(reader))
+
+    began = time.perf_counter()
+    if part.rank == 0:
+        cautions += checks.after(chosen, {name: outcome.code for name, outcome in outcomes.items()})
+    return outcomes, part.from_first(cautions), seconds + time.perf_counter() - began
 
 
 def _chosen(attacks: Iterable[str | Attack], step_size: float | None) -> dict[str, Attack]:
@@ -132,28 +182,15 @@ def _chosen(attacks: Iterable[str | Attack], step_size: float | None) -> dict[st
     for wanted in (attacks,) if isinstance(attacks, str) else attacks:
         if isinstance(wanted, str):
             chosen[wanted] = library.create(wanted, step_size)
-        elif wanted.name in (*chosen, _WORST):
+        elif wanted.name in (*chosen, WORST):
             raise UsageError(f"the name '{wanted.name}' is taken; give your attack another name")
         else:
             chosen[wanted.name] = wanted
     return chosen
 
 
-def _place(model: nn.Module, images: torch.device, wanted: torch.device | str | None) -> torch.device:
-    first = next(itertools.chain(model.parameters(), model.buffers()), None)
-    home = images if first is None else first.device
-    try:
-        place = home if wanted is None else torch.empty(0, device=wanted).device  # "cuda" is then "cuda:0"
-    except (RuntimeError, AssertionError) as error:
-        raise UsageError(f"there is no device '{wanted}' here: leave device out to use the model's") from error
-    if first is not None and place != home:
-        raise UsageError(f"the model lives on {home} and is never moved: move it with model.to('{place}')")
-    return place
-
-
-def _dtype(model: nn.Module) -> torch.dtype:
-    weights: list[Any] = list(model.parameters()) or list(model.buffers())
-    found = {tensor.dtype for tensor in weights if tensor.dtype.is_floating_point}
-    if short := sorted(str(dtype) for dtype in found - {torch.float32, torch.float64}):
-        raise UsageError(f"the model holds {short[0]} weights, and evaluation is in float32: pass model.float()")
-    return torch.float64 if found == {torch.float64} else torch.float32
+def _file_of(path: str | os.PathLike[str] | None, part: Shard) -> Path | None:
+    """Every process has a progress file of its own."""
+    if path is None or part.count == 1:
+        return None if path is None else Path(path)
+    return Path(path).with_name(f"{Path(path).name}-{part.rank + 1}-of-{part.count}")

@@ -4,30 +4,76 @@ from __future__ import annotations
 
 import json
 import os
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-import torch
 from rich.table import Table
 from torch import Tensor
 
 from atas._files import write_text
 from atas.errors import AtasError, DataError
+from atas.evaluation._breaks import decode, encode
+from atas.evaluation._cautions import Caution
 from atas.evaluation._interval import wilson
+from atas.evaluation._markdown import markdown
+from atas.evaluation._records import digits, flags
+from atas.evaluation._sentence import sentence
 from atas.evaluation._table import plain_table, rich_table
 from atas.threat import Threat, create
 
+WORST = "worst"
 _FORMAT = 1
+
+
+@dataclass(frozen=True)
+class Stage:
+    """How a model stands after one stage of an attack that has several, such as AutoAttack.
+
+    A stage sees only the examples that held before it, so this is not what the stage would find on all of them.
+    """
+
+    name: str
+    right: int
+    """Examples that hold after it."""
+    n: int
+    seconds: float
+    queries: int
+
+    @property
+    def accuracy(self) -> float:
+        """After this stage, of all examples."""
+        return self.right / self.n
+
+    @property
+    def interval(self) -> tuple[float, float]:
+        """Wilson's 95% interval of the accuracy."""
+        return wilson(self.right, self.n)
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain values."""
+        return {
+            "after": self.name,
+            "accuracy": self.accuracy,
+            "interval": list(self.interval),
+            "right": self.right,
+            "seconds": self.seconds,
+            "queries": self.queries,
+        }
+
+    @staticmethod
+    def from_json(found: dict[str, Any], n: int) -> Stage:
+        """What `to_json` gave."""
+        return Stage(str(found["after"]), int(found["right"]), n, float(found["seconds"]), int(found["queries"]))
 
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Evaluation:
     """Verdicts of every attack on every example, and what follows from them.
 
-    The keys of `correct`, `accuracy`, `interval` and `seconds` are `clean`, the attacks by name, and `worst`: right on
-    the clean image and under every attack.
+    The keys of `correct`, `accuracy`, `interval`, `seconds` and `queries` are `clean`, the attacks by name, and
+    `worst`: right on the clean image and under every attack.
 
     Attributes:
         threat: the ball that the attacks were confined to.
@@ -37,6 +83,11 @@ class Evaluation:
         environment: software, hardware and date.
         weights: short hash of the model's state.
         data: short hash of images and labels.
+        queries: for each key how often an image was put before the model to search; verdicts are not counted.
+        stages: for each attack of several stages, how the model stands after each of them.
+        broken_by: for each of these attacks, and for `worst`, what broke each example first: `clean` where the model is
+            wrong without an attack, a stage or an attack by name, or None where the example holds.
+        warnings: reasons to doubt the figures; see docs/evaluation.md.
     """
 
     threat: Threat
@@ -46,6 +97,10 @@ class Evaluation:
     environment: dict[str, Any]
     weights: str
     data: str
+    queries: dict[str, int] = field(default_factory=dict)
+    stages: dict[str, tuple[Stage, ...]] = field(default_factory=dict)
+    broken_by: dict[str, list[str | None]] = field(default_factory=dict)
+    warnings: tuple[Caution, ...] = ()
 
     @property
     def n(self) -> int:
@@ -66,8 +121,16 @@ class Evaluation:
         """A table to print with rich."""
         return rich_table(self)
 
+    def markdown(self) -> str:
+        """The whole result as a page of Markdown."""
+        return markdown(self)
+
+    def sentence(self) -> str:
+        """A line for a paper: figures with their intervals, and what someone needs to check them."""
+        return sentence(self)
+
     def __str__(self) -> str:
-        return plain_table(self)
+        return "\n".join([plain_table(self), *(f"warning: {caution}" for caution in self.warnings)])
 
     def __repr__(self) -> str:
         figures = ", ".join(f"{name}={accuracy:.4f}" for name, accuracy in self.accuracy.items())
@@ -82,11 +145,16 @@ class Evaluation:
             "accuracy": self.accuracy,
             "interval": {name: list(ends) for name, ends in self.interval.items()},
             "seconds": self.seconds,
+            "queries": self.queries,
+            "stages": {name: [stage.to_json() for stage in stages] for name, stages in self.stages.items()},
+            "warnings": [asdict(caution) for caution in self.warnings],
+            "sentence": self.sentence(),
             "protocol": self.protocol,
             "environment": self.environment,
             "weights": self.weights,
             "data": self.data,
-            "correct": {name: _digits(verdicts) for name, verdicts in self.correct.items()},
+            "correct": {name: digits(verdicts) for name, verdicts in self.correct.items()},
+            "broken_by": {name: encode(names) for name, names in self.broken_by.items()},
         }
 
     def save(self, path: str | os.PathLike[str]) -> None:
@@ -113,26 +181,33 @@ class Evaluation:
             raise ValueError(f"format {found['format']} rather than {_FORMAT}")
         result = cls(
             threat=create(found["threat"]["norm"], float(found["threat"]["eps"])),
-            correct={name: _verdicts(digits, found["n"]) for name, digits in found["correct"].items()},
+            correct={name: _verdicts(text, found["n"]) for name, text in found["correct"].items()},
             seconds={name: float(found["seconds"][name]) for name in found["correct"]},
             protocol=dict(found["protocol"]),
             environment=dict(found["environment"]),
             weights=str(found["weights"]),
             data=str(found["data"]),
+            # Results of earlier versions do not have the rest.
+            queries={name: int(count) for name, count in found.get("queries", {}).items()},
+            stages={
+                name: tuple(Stage.from_json(stage, found["n"]) for stage in stages)
+                for name, stages in found.get("stages", {}).items()
+            },
+            broken_by={name: decode(names, found["n"]) for name, names in found.get("broken_by", {}).items()},
+            warnings=tuple(Caution(**caution) for caution in found.get("warnings", [])),
         )
+        for name, names in result.broken_by.items():
+            if result.correct[name].tolist() != [label is None for label in names]:
+                raise ValueError("verdicts and what broke the examples do not agree")
         if result.accuracy != found["accuracy"]:
             raise ValueError("accuracy and verdicts do not agree")
         return result
 
 
-def _digits(verdicts: Tensor) -> str:
-    return bytes(verdicts.to(torch.uint8).add(ord("0")).tolist()).decode("ascii")
-
-
-def _verdicts(digits: str, n: int) -> Tensor:
-    if len(digits) != n or set(digits) - {"0", "1"}:
+def _verdicts(text: str, n: int) -> Tensor:
+    if len(text) != n:
         raise ValueError(f"verdicts are not {n} digits of 0 and 1")
-    return torch.tensor([digit == "1" for digit in digits], dtype=torch.bool)
+    return flags(text)
 
 
 def _cause(error: Exception) -> str:

@@ -9,28 +9,41 @@ from rich.table import Table
 if TYPE_CHECKING:
     from atas.evaluation._result import Evaluation
 
-_HEADER = ("attack", "accuracy", "95% interval", "robust", "time")
+HEADER = ("attack", "accuracy", "95% interval", "robust", "time", "queries/image")
 
 
 def rows(result: Evaluation) -> list[tuple[str, ...]]:
-    """One row of text an attack."""
-    return [
-        (
-            name,
-            f"{100 * result.accuracy[name]:.2f}%",
-            "{:.2f}% to {:.2f}%".format(*(100 * end for end in result.interval[name])),
-            f"{int(verdicts.sum())}/{result.n}",
-            f"{result.seconds[name]:.1f} s",
-        )
-        for name, verdicts in result.correct.items()
-    ]
+    """One row of text an attack, and below it one for each of its stages."""
+    return [row for name in result.correct for row in rows_of(result, name)]
+
+
+def rows_of(result: Evaluation, name: str) -> list[tuple[str, ...]]:
+    """The row of an attack, and those of its stages."""
+    n, right = result.n, int(result.correct[name].sum())
+    found = [_row(name, right, n, result.interval[name], result.seconds[name], result.queries.get(name))]
+    for stage in result.stages.get(name, ()):
+        found.append(_row(f"  after {stage.name}", stage.right, n, stage.interval, stage.seconds, stage.queries))
+    return found
+
+
+def _row(
+    label: str, right: int, n: int, interval: tuple[float, float], seconds: float, queries: int | None
+) -> tuple[str, ...]:
+    return (
+        label,
+        f"{100 * right / n:.2f}%",
+        "{:.2f}% to {:.2f}%".format(*(100 * end for end in interval)),
+        f"{right}/{n}",
+        f"{seconds:.1f} s",
+        "-" if queries is None else f"{queries / n:,.0f}",
+    )
 
 
 def rich_table(result: Evaluation) -> Table:
     """For a terminal, by rich."""
     table = Table(title=caption(result))
-    for heading in _HEADER:
-        table.add_column(heading, justify="left" if heading == _HEADER[0] else "right", no_wrap=True)
+    for heading in HEADER:
+        table.add_column(heading, justify="left" if heading == HEADER[0] else "right", no_wrap=True)
     for row in rows(result):
         table.add_row(*row)
     return table
@@ -38,8 +51,8 @@ def rich_table(result: Evaluation) -> Table:
 
 def plain_table(result: Evaluation) -> str:
     """For a log or a prompt."""
-    lines = [_HEADER, *rows(result)]
-    widths = [max(len(line[column]) for line in lines) for column in range(len(_HEADER))]
+    lines = [HEADER, *rows(result)]
+    widths = [max(len(line[column]) for line in lines) for column in range(len(HEADER))]
     text = [
         "  ".join([line[0].ljust(widths[0]), *(cell.rjust(w) for cell, w in zip(line[1:], widths[1:], strict=True))])
         for line in lines

@@ -36,13 +36,15 @@ HALF = torch.bfloat16, torch.float16
 
 @triton.jit
 def _products(  # type: ignore[no-untyped-def]
-    x, w, image, top, first, channels: tl.constexpr, others: tl.constexpr, taps: tl.constexpr, stride: tl.constexpr,
+    x, w, v, image, top, first, channels: tl.constexpr, others: tl.constexpr, taps: tl.constexpr, stride: tl.constexpr,
     backward: tl.constexpr, images: tl.constexpr, high: tl.constexpr, wide: tl.constexpr, block: tl.constexpr,
-    depth: tl.constexpr,
+    rest: tl.constexpr, depth: tl.constexpr,
 ):  # fmt: skip
-    """A tile of the convolution, (block channels, pixels): sums over taps and channels."""
+    """A tile of the convolution, (block channels, pixels): sums over taps and channels; and of the `rest` channels that
+    follow, if there are any."""
     pixels: tl.constexpr = images * high * wide
     result = tl.zeros((block, pixels), tl.float32)
+    more = tl.zeros((rest if rest else block, pixels), tl.float32)
     chunks: tl.constexpr = (channels + depth - 1) // depth
     for turn in range(taps * chunks):
         tap = turn // chunks
@@ -55,12 +57,15 @@ def _products(  # type: ignore[no-untyped-def]
             tile = x.load([image, top + (down >> 1), down & 1, right >> 1, (right & 1) * channels + at])
         tile = tile.reshape(pixels, depth)
         if backward:
-            weights = w.load([at, (taps - 1 - tap) * others + first])
-            result = tl.dot(weights.T, tile.T, result)
+            column = (taps - 1 - tap) * others + first
+            result = tl.dot(w.load([at, column]).T, tile.T, result)
+            if rest:
+                more = tl.dot(v.load([at, column + block]).T, tile.T, more)
         else:
-            weights = w.load([first, tap * channels + at])
-            result = tl.dot(weights, tile.T, result)
-    return result
+            result = tl.dot(w.load([first, tap * channels + at]), tile.T, result)
+            if rest:
+                more = tl.dot(v.load([first + block, tap * channels + at]), tile.T, more)
+    return result, more
 
 
 @triton.jit
@@ -124,52 +129,12 @@ def _finish_train(  # type: ignore[no-untyped-def]
 
 
 @triton.jit
-def _forward_eval(  # type: ignore[no-untyped-def]
-    x, w, other, total, active, weight, bias, running_mean, running_var, rows, height, eps, adds: tl.constexpr,
-    columns: tl.constexpr, blocks: tl.constexpr, channels: tl.constexpr, taps: tl.constexpr, stride: tl.constexpr,
-    images: tl.constexpr, high: tl.constexpr, wide: tl.constexpr, block: tl.constexpr, depth: tl.constexpr,
+def _finish_backward_eval(  # type: ignore[no-untyped-def]
+    found, part, first, past, active, out, weight, running_var, rows, eps, adds: tl.constexpr, columns: tl.constexpr,
+    pixels: tl.constexpr, block: tl.constexpr,
 ):  # fmt: skip
-    """relu(bn(total)) for total = conv(x) (+ other); the total is kept where something was added."""
-    part, image, top, first = _place(height, images, high, block, blocks)
-    found = _products(
-        x, w, image, top, first, channels, columns, taps, stride, False, images, high, wide, block, depth
-    )  # fmt: skip
-    _finish_eval(
-        found, part, first, other, total, active, weight, bias, running_mean, running_var, rows, eps, adds, adds,
-        columns, images * high * wide, block,
-    )  # fmt: skip
-
-
-@triton.jit
-def _forward_train(  # type: ignore[no-untyped-def]
-    x, w, other, total, parts, counters, saved, weight, bias, running_mean, running_var, rows, height, eps, momentum,
-    adds: tl.constexpr, columns: tl.constexpr, blocks: tl.constexpr, channels: tl.constexpr, taps: tl.constexpr,
-    stride: tl.constexpr, images: tl.constexpr, high: tl.constexpr, wide: tl.constexpr, block: tl.constexpr,
-    depth: tl.constexpr,
-):  # fmt: skip
-    """total = conv(x) (+ other), and its statistics."""
-    part, image, top, first = _place(height, images, high, block, blocks)
-    found = _products(
-        x, w, image, top, first, channels, columns, taps, stride, False, images, high, wide, block, depth
-    )  # fmt: skip
-    _finish_train(
-        found, part, first, tl.num_programs(0) // blocks, other, total, parts, counters, saved, weight, bias,
-        running_mean, running_var, rows, eps, momentum, adds, columns, images * high * wide, block,
-    )  # fmt: skip
-
-
-@triton.jit
-def _backward_eval(  # type: ignore[no-untyped-def]
-    gradient, w, past, active, out, weight, running_var, rows, height, eps, adds: tl.constexpr, columns: tl.constexpr,
-    blocks: tl.constexpr, channels: tl.constexpr, taps: tl.constexpr, images: tl.constexpr, high: tl.constexpr,
-    wide: tl.constexpr, block: tl.constexpr, depth: tl.constexpr,
-):  # fmt: skip
-    """The gradient by the input of BatchNorm and ReLU that the convolution's input went through (+ past)."""
-    part, image, top, first = _place(height, images, high, block, blocks)
-    found = _products(
-        gradient, w, image, top, first, channels, columns, taps, 1, True, images, high, wide, block, depth
-    )  # fmt: skip
-    at, inside, cells, valid = _cells(part, first, rows, columns, images * high * wide, block)
+    """Back through ReLU and BatchNorm by the running statistics (+ past)."""
+    at, inside, cells, valid = _cells(part, first, rows, columns, pixels, block)
     scale = tl.load(weight + at, inside, 0.0) * tl.rsqrt(tl.load(running_var + at, inside, 1.0) + eps)
     g = tl.trans(found.to(out.dtype.element_ty)).to(tl.float32)
     d = tl.where(tl.load(active + cells, valid, 0.0) > 0, g, 0.0) * scale[None, :]
@@ -179,17 +144,12 @@ def _backward_eval(  # type: ignore[no-untyped-def]
 
 
 @triton.jit
-def _backward_train(  # type: ignore[no-untyped-def]
-    gradient, w, total, out, parts, counters, saved, sums, rows, height, columns: tl.constexpr, blocks: tl.constexpr,
-    channels: tl.constexpr, taps: tl.constexpr, images: tl.constexpr, high: tl.constexpr, wide: tl.constexpr,
-    block: tl.constexpr, depth: tl.constexpr,
+def _finish_backward_train(  # type: ignore[no-untyped-def]
+    found, part, first, count, total, out, parts, counters, saved, sums, rows, columns: tl.constexpr,
+    pixels: tl.constexpr, block: tl.constexpr,
 ):  # fmt: skip
-    """The gradient behind the ReLU that the convolution's input went through, and the sums that BatchNorm's needs."""
-    part, image, top, first = _place(height, images, high, block, blocks)
-    found = _products(
-        gradient, w, image, top, first, channels, columns, taps, 1, True, images, high, wide, block, depth
-    )  # fmt: skip
-    at, inside, cells, valid = _cells(part, first, rows, columns, images * high * wide, block)
+    """Back through the ReLU, and the sums that BatchNorm's gradient needs."""
+    at, inside, cells, valid = _cells(part, first, rows, columns, pixels, block)
     mean, deviation = tl.load(saved + at, inside, 0.0), tl.load(saved + columns + at, inside, 0.0)
     scale = tl.load(saved + 2 * columns + at, inside, 0.0)
     shift = tl.load(saved + 3 * columns + at, inside, 0.0)
@@ -198,7 +158,6 @@ def _backward_train(  # type: ignore[no-untyped-def]
     g = tl.where(valid & (x * scale[None, :] + shift[None, :] > 0), g, 0.0)
     tl.store(out + cells, g, valid)
     g = g.to(tl.float32)
-    count = tl.num_programs(0) // blocks
     if _leave(
         tl.sum(g, 0), tl.sum(g * (x - mean[None, :]), 0) * deviation, parts, counters, part, count, first // block,
         columns, at, inside, block,
@@ -208,19 +167,113 @@ def _backward_train(  # type: ignore[no-untyped-def]
         tl.store(sums + columns + at, second_sum, inside)
 
 
+@triton.jit
+def _forward_eval(  # type: ignore[no-untyped-def]
+    x, w, v, other, total, active, weight, bias, running_mean, running_var, rows, height, eps, adds: tl.constexpr,
+    columns: tl.constexpr, blocks: tl.constexpr, channels: tl.constexpr, taps: tl.constexpr, stride: tl.constexpr,
+    images: tl.constexpr, high: tl.constexpr, wide: tl.constexpr, block: tl.constexpr, rest: tl.constexpr,
+    depth: tl.constexpr,
+):  # fmt: skip
+    """relu(bn(total)) for total = conv(x) (+ other); the total is kept where something was added."""
+    part, image, top, first = _place(height, images, high, block, blocks)
+    found, more = _products(
+        x, w, v, image, top, first, channels, columns, taps, stride, False, images, high, wide, block, rest, depth
+    )  # fmt: skip
+    _finish_eval(
+        found, part, first, other, total, active, weight, bias, running_mean, running_var, rows, eps, adds, adds,
+        columns, images * high * wide, block,
+    )  # fmt: skip
+    if rest:
+        _finish_eval(
+            more, part, block, other, total, active, weight, bias, running_mean, running_var, rows, eps, adds, adds,
+            columns, images * high * wide, rest,
+        )  # fmt: skip
+
+
+@triton.jit
+def _forward_train(  # type: ignore[no-untyped-def]
+    x, w, v, other, total, parts, counters, saved, weight, bias, running_mean, running_var, rows, height, eps, momentum,
+    adds: tl.constexpr, columns: tl.constexpr, blocks: tl.constexpr, channels: tl.constexpr, taps: tl.constexpr,
+    stride: tl.constexpr, images: tl.constexpr, high: tl.constexpr, wide: tl.constexpr, block: tl.constexpr,
+    rest: tl.constexpr, depth: tl.constexpr,
+):  # fmt: skip
+    """total = conv(x) (+ other), and its statistics."""
+    part, image, top, first = _place(height, images, high, block, blocks)
+    found, more = _products(
+        x, w, v, image, top, first, channels, columns, taps, stride, False, images, high, wide, block, rest, depth
+    )  # fmt: skip
+    _finish_train(
+        found, part, first, tl.num_programs(0) // blocks, other, total, parts, counters, saved, weight, bias,
+        running_mean, running_var, rows, eps, momentum, adds, columns, images * high * wide, block,
+    )  # fmt: skip
+    if rest:
+        _finish_train(
+            more, part, block, tl.num_programs(0), other, total, parts, counters, saved, weight, bias, running_mean,
+            running_var, rows, eps, momentum, adds, columns, images * high * wide, rest,
+        )  # fmt: skip
+
+
+@triton.jit
+def _backward_eval(  # type: ignore[no-untyped-def]
+    gradient, w, v, past, active, out, weight, running_var, rows, height, eps, adds: tl.constexpr,
+    columns: tl.constexpr, blocks: tl.constexpr, channels: tl.constexpr, taps: tl.constexpr, images: tl.constexpr,
+    high: tl.constexpr, wide: tl.constexpr, block: tl.constexpr, rest: tl.constexpr, depth: tl.constexpr,
+):  # fmt: skip
+    """The gradient by the input of BatchNorm and ReLU that the convolution's input went through (+ past)."""
+    part, image, top, first = _place(height, images, high, block, blocks)
+    found, more = _products(
+        gradient, w, v, image, top, first, channels, columns, taps, 1, True, images, high, wide, block, rest, depth
+    )  # fmt: skip
+    _finish_backward_eval(
+        found, part, first, past, active, out, weight, running_var, rows, eps, adds, columns, images * high * wide,
+        block,
+    )  # fmt: skip
+    if rest:
+        _finish_backward_eval(
+            more, part, block, past, active, out, weight, running_var, rows, eps, adds, columns, images * high * wide,
+            rest,
+        )  # fmt: skip
+
+
+@triton.jit
+def _backward_train(  # type: ignore[no-untyped-def]
+    gradient, w, v, total, out, parts, counters, saved, sums, rows, height, columns: tl.constexpr, blocks: tl.constexpr,
+    channels: tl.constexpr, taps: tl.constexpr, images: tl.constexpr, high: tl.constexpr, wide: tl.constexpr,
+    block: tl.constexpr, rest: tl.constexpr, depth: tl.constexpr,
+):  # fmt: skip
+    """The gradient behind the ReLU that the convolution's input went through, and the sums that BatchNorm's needs."""
+    part, image, top, first = _place(height, images, high, block, blocks)
+    found, more = _products(
+        gradient, w, v, image, top, first, channels, columns, taps, 1, True, images, high, wide, block, rest, depth
+    )  # fmt: skip
+    _finish_backward_train(
+        found, part, first, tl.num_programs(0) // blocks, total, out, parts, counters, saved, sums, rows, columns,
+        images * high * wide, block,
+    )  # fmt: skip
+    if rest:
+        _finish_backward_train(
+            more, part, block, tl.num_programs(0), total, out, parts, counters, saved, sums, rows, columns,
+            images * high * wide, rest,
+        )  # fmt: skip
+
+
 @dataclass(frozen=True)
 class Tiling:
-    """How the output of a convolution is cut: pixels and channels of a tile, channels of an input chunk."""
+    """How the output of a convolution is cut: pixels and channels of a tile, channels of an input chunk. Channels that
+    are no multiple of a power of two come as a block and the rest."""
 
     pixels: int
     block: int
     depth: int = 64
     warps: int = 8
     stages: int = 4
+    rest: int = 0
 
 
 _PROGRAMS = 120  # fewer leave multiprocessors of an H100 or H200 idle
 _NARROW = Tiling(256, 64, warps=8, stages=3)
+_UNEVENLY = (160,)  # channels: a block of 128 and a rest
+_UNEVEN = Tiling(256, 128, depth=32, warps=16, rest=64)
 _TILINGS = (Tiling(256, 128, stages=3), Tiling(256, 64, warps=4, stages=5), Tiling(128, 64, depth=128, warps=4))
 
 
@@ -228,6 +281,8 @@ def tiling(rows: int, columns: int) -> Tiling:
     """The largest tiles that give every multiprocessor one; of those tried on an H200 the fastest."""
     if columns == 64:
         return _NARROW
+    if columns % 64:
+        return _UNEVEN
     for how in _TILINGS:
         if columns % how.block == 0 and rows // how.pixels * (columns // how.block) >= _PROGRAMS:
             return how
@@ -241,12 +296,12 @@ class Cut:
         images, columns, height, width = out.shape
         whole = triton.next_power_of_2(images)  # the short last batch then takes the same kernels
         self.how = how = how or tiling(whole * height * width, columns)
-        self.depth = how.depth if channels % how.depth == 0 else 64
+        self.depth = next(depth for depth in (how.depth, 64, 32) if channels % depth == 0)
         self.columns, self.channels, self.height, self.rows = columns, channels, height, images * height * width
         self.high = min(height, how.pixels // width)
         self.images = how.pixels // (width * self.high)
         self.wide = width
-        self.blocks = triton.cdiv(columns, how.block)
+        self.blocks = 1 if how.rest else triton.cdiv(columns, how.block)
         self.parts = triton.cdiv(images, self.images) * (height // self.high)
         self.grid = (self.parts * self.blocks,)
 
@@ -255,8 +310,8 @@ class Cut:
         how = self.how
         return {
             "columns": self.columns, "blocks": self.blocks, "channels": self.channels, "taps": taps,
-            "images": self.images, "high": self.high, "wide": self.wide, "block": how.block, "depth": self.depth,
-            "num_warps": how.warps, "num_stages": how.stages,
+            "images": self.images, "high": self.high, "wide": self.wide, "block": how.block, "rest": how.rest,
+            "depth": self.depth, "num_warps": how.warps, "num_stages": how.stages,
         }  # fmt: skip
 
     def pixels_of(self, x: Tensor, stride: int) -> TensorDescriptor:
@@ -267,11 +322,15 @@ class Cut:
         shape, strides = [n, h // 2, 2, w // 2, 2 * c], [h * w * c, 2 * w * c, w * c, 2 * c, 1]
         return TensorDescriptor(x, shape, strides, [self.images, self.high, 1, self.wide, self.depth])
 
-    def weights_of(self, weight: Tensor, backward: bool) -> TensorDescriptor:
-        """The weights as a matrix (out channels, taps x in channels)."""
+    def weights_of(self, weight: Tensor, backward: bool) -> tuple[TensorDescriptor, TensorDescriptor]:
+        """The weights as a matrix (out channels, taps x in channels), as blocks and the rest are fetched from it."""
         rows, columns = weight.shape[0], weight.numel() // weight.shape[0]
-        tile = [self.depth, self.how.block] if backward else [self.how.block, self.depth]
-        return TensorDescriptor(weight, [rows, columns], [columns, 1], tile)
+
+        def tiles_of(block: int) -> TensorDescriptor:
+            tile = [self.depth, block] if backward else [block, self.depth]
+            return TensorDescriptor(weight, [rows, columns], [columns, 1], tile)
+
+        return tiles_of(self.how.block), tiles_of(self.how.rest or self.how.block)
 
 
 def fits(conv: nn.Conv2d, x: Tensor, backward: bool = False) -> bool:
@@ -289,8 +348,8 @@ def fits(conv: nn.Conv2d, x: Tensor, backward: bool = False) -> bool:
     if not has_copy_engine(x.device):
         return False
     side = w // stride
-    smallest = min(conv.in_channels, conv.out_channels)
-    return 4 <= side <= 64 and side & (side - 1) == 0 and smallest >= 64 and smallest % 64 == 0
+    channels = all(count % 64 == 0 or count in _UNEVENLY for count in (conv.in_channels, conv.out_channels))
+    return 4 <= side <= 64 and side & (side - 1) == 0 and channels
 
 
 def _empty(x: Tensor, conv: nn.Conv2d) -> Tensor:
@@ -307,7 +366,7 @@ def forward_eval(x: Tensor, conv: nn.Conv2d, other: Tensor | None, bn: nn.BatchN
     cut = Cut(active, conv.in_channels)
     launch(
         _forward_eval, cut.grid,
-        cut.pixels_of(x, conv.stride[0]), cut.weights_of(conv.weight, False), active if other is None else other,
+        cut.pixels_of(x, conv.stride[0]), *cut.weights_of(conv.weight, False), active if other is None else other,
         active if total is None else total, active, bn.weight, bn.bias, bn.running_mean, bn.running_var, cut.rows,
         cut.height, bn.eps, adds=other is not None, stride=conv.stride[0],
         **cut.constants(conv.kernel_size[0] ** 2),
@@ -325,7 +384,7 @@ def forward_train(
     parts = space(cut.parts, cut.columns, x.device)
     launch(
         _forward_train, cut.grid,
-        cut.pixels_of(x, conv.stride[0]), cut.weights_of(conv.weight, False), total if other is None else other, total,
+        cut.pixels_of(x, conv.stride[0]), *cut.weights_of(conv.weight, False), total if other is None else other, total,
         parts, counter(x.device), saved, bn.weight, bn.bias, bn.running_mean, bn.running_var, cut.rows, cut.height,
         bn.eps, bn.momentum, adds=other is not None, stride=conv.stride[0],
         **cut.constants(conv.kernel_size[0] ** 2),
@@ -341,7 +400,7 @@ def backward_eval(gradient: Tensor, conv: nn.Conv2d, active: Tensor, past: Tenso
     cut = Cut(out, conv.out_channels)
     launch(
         _backward_eval, cut.grid,
-        cut.pixels_of(gradient, 1), cut.weights_of(conv.weight, True), out if past is None else past, active, out,
+        cut.pixels_of(gradient, 1), *cut.weights_of(conv.weight, True), out if past is None else past, active, out,
         bn.weight, bn.running_var, cut.rows, cut.height, bn.eps, adds=past is not None,
         **cut.constants(conv.kernel_size[0] ** 2),
     )  # fmt: skip
@@ -358,7 +417,7 @@ def backward_train(
     parts = space(cut.parts, cut.columns, total.device)
     launch(
         _backward_train, cut.grid,
-        cut.pixels_of(gradient, 1), cut.weights_of(conv.weight, True), total, masked, parts, counter(total.device),
+        cut.pixels_of(gradient, 1), *cut.weights_of(conv.weight, True), total, masked, parts, counter(total.device),
         saved, sums, cut.rows, cut.height, **cut.constants(conv.kernel_size[0] ** 2),
     )  # fmt: skip
     return apply_gradient(total, masked, past, saved, sums), sums[1], sums[0]

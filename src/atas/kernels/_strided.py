@@ -150,7 +150,7 @@ def _cut(gradient: Tensor, conv: nn.Conv2d) -> tuple[Cut, dict[str, int]]:
     quarter = torch.empty((n, conv.in_channels, height, width), device="meta")
     cut = Cut(quarter, conv.out_channels, _TILING)
     constants = cut.constants(9)
-    del constants["taps"]
+    del constants["taps"], constants["rest"]
     return cut, constants | {"quarters": cut.grid[0]}
 
 
@@ -166,8 +166,8 @@ def backward_eval(
     cut, constants = _cut(inner, conv)
     launch(
         _strided_eval, (4 * cut.grid[0],),
-        cut.pixels_of(inner, 1), cut.weights_of(conv.weight, True), cut.pixels_of(beyond, 1),
-        cut.weights_of(shortcut.weight, True), active, out, bn.weight, bn.running_var, cut.rows, cut.height,
+        cut.pixels_of(inner, 1), cut.weights_of(conv.weight, True)[0], cut.pixels_of(beyond, 1),
+        cut.weights_of(shortcut.weight, True)[0], active, out, bn.weight, bn.running_var, cut.rows, cut.height,
         eps=bn.eps, activated=activated, **constants,
     )  # fmt: skip
     return out
@@ -184,8 +184,8 @@ def backward_train(
     parts = space(4 * cut.parts, cut.columns, total.device)
     launch(
         _strided_train, (4 * cut.grid[0],),
-        cut.pixels_of(inner, 1), cut.weights_of(conv.weight, True), cut.pixels_of(beyond, 1),
-        cut.weights_of(shortcut.weight, True), total, masked, masked if past is None else past, parts,
+        cut.pixels_of(inner, 1), cut.weights_of(conv.weight, True)[0], cut.pixels_of(beyond, 1),
+        cut.weights_of(shortcut.weight, True)[0], total, masked, masked if past is None else past, parts,
         counter(total.device), saved, sums, cut.rows, cut.height, activated=activated, **constants,
     )  # fmt: skip
     return apply_gradient(total, masked, past, saved, sums), sums[1], sums[0]

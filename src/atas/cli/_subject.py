@@ -1,0 +1,113 @@
+"""What `atas evaluate` evaluates: the model of a run, a file of weights, or a model of the user's own."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from torch import nn
+
+from atas import data, models, threat
+from atas._files import read_json
+from atas.errors import UsageError
+from atas.training import Run
+from atas.training.run import Folder, load_data, load_weights
+from atas.training.values import convert
+
+_ATTACKS = ("pgd10", "pgd50")
+
+
+@dataclass(frozen=True)
+class Options:
+    """What the command was given, as it was given."""
+
+    weights: Path | None = None
+    model: str | None = None
+    data: str | None = None
+    root: str | None = None
+    size: int | None = None
+    norm: str | None = None
+    eps: str | None = None
+    mean: str | None = None
+    std: str | None = None
+    examples: int | None = None
+    out: Path | None = None
+
+
+@dataclass(frozen=True)
+class Subject:
+    """A model, the test images, what attacks may do, and where the result goes."""
+
+    model: nn.Module
+    test: data.Split
+    threat: threat.Threat
+    attacks: tuple[str, ...]
+    batch_size: int | None
+    out: Path
+
+
+def of_run(run: Run, options: Options) -> Subject:
+    """The model of a run on the run's test set, against the threat that it was trained for or another."""
+    for name in ("weights", "model", "data", "mean", "std", "size"):
+        if getattr(options, name) is not None:
+            raise UsageError(f"--{name} does not go with the folder of a run, which has its own; leave one of them out")
+    wanted, trained_for = run.recipe.evaluation, run.recipe.threat
+    ball = threat.create(options.norm or trained_for.name, _eps(options, trained_for))
+    test = _first(load_data(run.recipe, options.root).test, options.examples or wanted.examples)
+    out = options.out
+    if out is None:
+        out = Folder(run.folder).evaluation
+        if ball != trained_for:
+            out = out.with_name(f"{out.stem}-{ball.name}-{ball.eps:.4g}.json")
+        out = _beside_more(out, len(test))
+    return Subject(run.model, test, ball, wanted.attacks, wanted.batch_size, out)
+
+
+def of_model(options: Options) -> Subject:
+    """A file of weights, or what a function of the user's returns."""
+    if options.data is None or options.eps is None:
+        missing = "--data (cifar10, ...)" if options.data is None else "--eps (8/255, ...)"
+        raise UsageError(f"{missing} is missing; without a run's folder the command needs a model, data and a budget")
+    ball = threat.create(options.norm or "linf", _eps(options, None))
+    found = data.load(options.data, options.root, size=options.size)
+    test = _first(found.test, options.examples)
+    name = options.model
+    if name is None:
+        assert options.weights is not None
+        model, stem = load_weights(options.weights), options.weights.stem
+    else:
+        if options.weights is None and ":" not in name:
+            raise UsageError(f"a fresh '{name}' knows nothing: give its weights with --weights FILE.safetensors")
+        mean, std = (_numbers(getattr(options, key), f"--{key}") for key in ("mean", "std"))
+        model = models.create(name, found.num_classes, found.shape[0], mean, std).eval()
+        if options.weights is not None:
+            load_weights(options.weights, model)
+        stem = options.weights.stem if options.weights is not None else name.replace(":", ".")
+    folder = options.weights.parent if options.weights is not None else Path()
+    return Subject(model, test, ball, _ATTACKS, None, options.out or folder / f"{stem}-evaluation.json")
+
+
+def _first(split: data.Split, count: int | None) -> data.Split:
+    return data.Split(split.images[:count], split.labels[:count], split.classes)
+
+
+def _eps(options: Options, trained_for: threat.Threat | None) -> float:
+    if options.eps is not None:
+        return float(convert(options.eps, float, "--eps"))
+    if trained_for is None or options.norm not in (None, trained_for.name):
+        raise UsageError(f"--norm {options.norm} needs a budget of its own; give it with --eps")
+    return trained_for.eps
+
+
+def _numbers(text: str | None, option: str) -> tuple[float, ...] | float | None:
+    """One number, or one a channel."""
+    if text is None:
+        return None
+    found = tuple(float(convert(part.strip(), float, option)) for part in text.split(","))
+    return found[0] if len(found) == 1 else found
+
+
+def _beside_more(path: Path, n: int) -> Path:
+    """The run's evaluation, unless one on more images is there: that one stays, and this goes beside it."""
+    earlier = read_json(path).get("n", 0)
+    return path if n >= earlier else path.with_name(f"{path.stem}-{n}.json")

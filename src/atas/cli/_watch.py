@@ -1,0 +1,87 @@
+"""What a person sees of an evaluation under way: a live line in a terminal, plain lines elsewhere.
+
+All of it goes to standard error, so that standard output holds the result alone.
+"""
+
+from __future__ import annotations
+
+import time
+from types import TracebackType
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn
+
+from atas.evaluation import Status
+
+_PLAIN_EVERY = 30.0  # seconds between lines, without a terminal
+_REFRESH = 0.2
+_STEPS = 1000
+
+
+class Watch:
+    """Shows each status of an evaluation, but not more often than anyone could read."""
+
+    def __init__(self, *, quiet: bool = False, console: Console | None = None) -> None:
+        self._console = console or Console(stderr=True, quiet=quiet)
+        self._last = time.monotonic()
+        self._shown = ""
+        self.said: set[str] = set()
+        self._progress: Progress | None = None
+        if self._console.is_terminal:
+            self._progress = Progress(
+                TextColumn("{task.description}"),
+                BarColumn(bar_width=24),
+                TaskProgressColumn(),
+                TextColumn("{task.fields[text]}"),
+                console=self._console,
+                transient=True,
+            )
+            self._task = self._progress.add_task("evaluating", total=_STEPS, text="")
+
+    def __call__(self, status: Status) -> None:
+        """Show it, if it is time."""
+        if status.note is not None:
+            self._say(status.note)
+            return
+        what = status.attack if status.doing == status.attack else f"{status.attack}: {status.doing}"
+        wait = _PLAIN_EVERY if self._progress is None else 0.0 if what != self._shown else _REFRESH
+        if time.monotonic() - self._last < wait:
+            return
+        self._last, self._shown = time.monotonic(), what
+        text = f"{status.right:,} of {status.examples:,} hold"
+        if status.seconds_left is not None:
+            text += f", at most {clock(status.seconds_left)} left"
+        if self._progress is not None:
+            self._progress.update(self._task, description=what, completed=status.done * _STEPS, text=text)
+        else:
+            self._print(f"{what}  {100 * status.done:.0f}%  {text}")
+
+    def _say(self, sentence: str) -> None:
+        """Warnings come with the result; who sits before the screen is to see them at once."""
+        if self._progress is not None or not sentence.startswith("warning:"):
+            self._print(sentence)
+            self.said.add(sentence)
+
+    def _print(self, text: str) -> None:
+        self._console.print(text, highlight=False, soft_wrap=True, markup=False)
+
+    def __enter__(self) -> Watch:
+        if self._progress is not None:
+            self._progress.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._progress is not None:
+            self._progress.stop()
+
+
+def clock(seconds: float) -> str:
+    """A time as people write it.
+
+    >>> clock(75), clock(3675)
+    ('1:15', '1:01:15')
+    """
+    hours, minutes, seconds = int(seconds) // 3600, int(seconds) // 60 % 60, int(seconds) % 60
+    return f"{hours}:{minutes:02}:{seconds:02}" if hours else f"{minutes}:{seconds:02}"

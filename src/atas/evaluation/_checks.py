@@ -1,0 +1,140 @@
+"""What is measured besides the attacks, for the warnings: a few passes of the model on a few examples."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor, nn
+
+from atas.attacks import PGD, Attack, Battery, Staged, correct, create
+from atas.attacks._apgd import APGD
+from atas.attacks._queue import Examples, Ledger
+from atas.evaluation._cautions import (
+    Caution,
+    different_answers,
+    fgsm_is_stronger,
+    gradient_trouble,
+    holds_at_any_budget,
+    more_steps_help,
+    not_logits,
+    square_goes_further,
+)
+from atas.evaluation._search import Runner
+from atas.evaluation._work import FIRST_STAGE, HOLDS
+from atas.passes import input_gradient
+from atas.threat import Linf, Threat
+
+SAMPLE = 256  # examples at most
+_HANDFUL = 16  # for the large budget
+_MANY_STEPS = 10
+_LARGE = Linf(0.5)
+_STRONG = Battery("strong", (APGD("ce", 20), APGD("t", 20)))  # a sound model falls within a few steps
+# Square may find what cross-entropy alone does not, and that means nothing: it has to go beyond this one.
+_MARGIN, _SQUARE = "apgd-t", "square"
+
+
+class Checks:
+    """A model on a sample of the examples: the first ones, whatever the number of processes."""
+
+    def __init__(self, model: nn.Module, runner: Runner, threat: Threat, seed: int, x: Tensor, y: Tensor) -> None:
+        self._model, self._runner, self._threat, self._seed = model, runner, threat, seed
+        self._sample = runner.examples(x, y, torch.arange(len(x)))
+
+    @property
+    def classes(self) -> int:
+        """How many the model has."""
+        return self._sample.classes
+
+    def before(self) -> list[Caution]:
+        """What can be said of the model itself, before anything takes long."""
+        x, y, judge = self._sample.x, self._sample.y, self._runner.judge
+        size = min(self._runner.lanes, len(x))
+        with torch.no_grad():
+            first, again, elsewhere = (_in_parts(judge, parts, x) for parts in (size, size, (size + 1) // 2))
+            largest, rise = _in_parts(self._gradient, size, x, y).unbind(1)
+        return _those(different_answers(first, again, elsewhere), not_logits(first), *gradient_trouble(largest, rise))
+
+    def _gradient(self, x: Tensor, y: Tensor) -> Tensor:
+        """The largest entry of each gradient, and by how much the loss would rise within the ball if it were right."""
+        gradient, _ = input_gradient(self._runner.judge, x, y)
+        promised = gradient * (self._threat.step(x, gradient, self._threat.eps) - x)
+        return torch.stack([gradient.flatten(1).abs().amax(1), promised.flatten(1).sum(1)], 1)
+
+    def after(self, attacks: dict[str, Attack], codes: dict[str, Tensor]) -> list[Caution]:
+        """What the attacks say of each other.
+
+        Where the search of AutoAttack, or a part of it, was asked for, PGD on the sample costs little beside it; else
+        only what was asked for is compared.
+        """
+        if len(attacks) == 1:  # clean
+            return []
+        known = {name: code == HOLDS for name, code in codes.items()}
+        searched = any(isinstance(attack, Battery) for attack in attacks.values())
+        iterated = [name for name, attack in attacks.items() if isinstance(attack, PGD) and attack.steps >= _MANY_STEPS]
+
+        def both(one: str, other: str) -> tuple[Tensor, Tensor]:
+            """Verdicts of all examples where they are known, of the sample where one is not."""
+            a, b = (known[name] if name in known else self._verdicts(name) for name in (one, other))
+            return a[: len(b)], b[: len(a)]
+
+        found: list[Caution | None] = []
+        if iterated or searched:
+            name = iterated[0] if iterated else "pgd10"
+            found.append(fgsm_is_stronger(*both("fgsm", name), name))
+        if searched or {"pgd10", "pgd50"} <= set(known):
+            found.append(more_steps_help(*both("pgd10", "pgd50"), ("pgd10", "pgd50")))
+        found.append(square_goes_further(_by_square(attacks, codes), len(codes["clean"])))
+        found.append(self._large_budget())
+        return _those(*found)
+
+    def _verdicts(self, name: str) -> Tensor:
+        """Under an attack by name, on the sample."""
+        attack, sample = create(name), self._sample
+        if isinstance(attack, Staged):
+            return ~self._broken(attack, sample, self._threat)
+
+        def judged(x: Tensor, y: Tensor) -> Tensor:
+            point = attack(self._model, x, y, self._threat, seed=self._seed)
+            with torch.no_grad():
+                return correct(self._runner.judge(point), y)
+
+        return _in_parts(judged, self._runner.lanes, sample.x, sample.y).cpu()
+
+    def _large_budget(self) -> Caution | None:
+        sample = self._sample
+        rows = (~sample.misclassified()).nonzero().squeeze(1)[:_HANDFUL]
+        few = Examples(sample.x[rows], sample.y[rows], sample.index[rows], sample.logits[rows])
+        right = int((~self._broken(_STRONG, few, _LARGE)).sum())
+        return holds_at_any_budget(right, len(rows), _LARGE.eps)
+
+    def _broken(self, attack: Staged, examples: Examples, threat: Threat) -> Tensor:
+        broken = examples.misclassified().cpu() & attack.counts_clean
+        for search in attack.stages:
+            ledger = Ledger.open(search, examples, broken)
+            self._runner.run(search, examples, threat, ledger, seed=self._seed)
+            broken = ledger.broken
+        return broken
+
+
+def _by_square(attacks: dict[str, Attack], codes: dict[str, Tensor]) -> int:
+    """How many examples Square broke that held under attacks by gradients, within an attack or beside others."""
+    found, beside = 0, []
+    for name, attack in attacks.items():
+        stages = [search.name for search in attack.stages] if isinstance(attack, Staged) else []
+        if _SQUARE not in stages:
+            beside.append(codes[name] == HOLDS)
+        elif _MARGIN in stages[: stages.index(_SQUARE)]:
+            found = max(found, int((codes[name] == FIRST_STAGE + stages.index(_SQUARE)).sum()))
+    if {_SQUARE, _MARGIN} <= set(codes):
+        found = max(found, int((torch.stack(beside).all(0) & (codes[_SQUARE] != HOLDS)).sum()))
+    return found
+
+
+def _in_parts(function: Callable[..., Tensor], size: int, *tensors: Tensor) -> Tensor:
+    """A function of tensors, so many examples at a time."""
+    return torch.cat([function(*parts) for parts in zip(*(tensor.split(size) for tensor in tensors), strict=True)])
+
+
+def _those(*found: Caution | None) -> list[Caution]:
+    return [caution for caution in found if caution is not None]

@@ -1,0 +1,30 @@
+"""A result in a line that can be pasted into a paper."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from atas.evaluation._names import written
+
+if TYPE_CHECKING:
+    from atas.evaluation._result import Evaluation
+
+
+def sentence(result: Evaluation) -> str:
+    """Accuracies with their intervals, the threat, and what someone needs to repeat the measurement."""
+    norm = {"linf": "L-infinity", "l2": "L2"}.get(result.threat.name, result.threat.name)
+    eps = str(result.threat).partition("(")[2].rstrip(")")
+    lowest = min(accuracy for name, accuracy in result.accuracy.items() if name != "worst")
+    names = [name for name in result.correct if name != "worst" or result.accuracy[name] < lowest]
+    figures = ", ".join(f"{written(name)} {_figure(result, name)}" for name in names)
+    doubts = f"; with warnings ({', '.join(caution.kind for caution in result.warnings)})" if result.warnings else ""
+    return (
+        f"Accuracy in percent with 95% intervals: {figures}; {norm}, eps = {eps}, {result.n:,} images, "
+        f"verdicts in {result.protocol.get('precision', 'float32')}, seed {result.protocol.get('seed', 0)}, "
+        f"atas {result.environment.get('atas', '?')}, weights {result.weights}, data {result.data}{doubts}."
+    )
+
+
+def _figure(result: Evaluation, name: str) -> str:
+    low, high = (100 * end for end in result.interval[name])
+    return f"{100 * result.accuracy[name]:.2f} ({low:.2f} to {high:.2f})"

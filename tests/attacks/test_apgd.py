@@ -1,0 +1,250 @@
+"""APGD against a slow reference and against the authors' code; its losses, its bookkeeping, its mean over passes."""
+
+import doctest
+import importlib
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import nn
+
+from atas import threat
+from atas.attacks._apgd import APGD, windows
+from atas.attacks._losses import cross_entropy, dlr, targeted_dlr
+from atas.errors import UsageError
+from atas.fusing import fused
+from atas.noise import Draw
+from atas.threat import Linf
+
+from . import apgd_reference, reference
+from .driving import course, filled
+
+LOSSES = {"ce": cross_entropy, "dlr": dlr, "t": targeted_dlr}
+
+
+@pytest.fixture(params=[("linf", 0.05), ("l2", 0.2)], ids=["linf", "l2"])
+def small_ball(request):
+    """So small that some examples last to the end."""
+    return threat.create(*request.param)
+
+
+def curved(classes):
+    """A network curved enough for steps of 2 eps to be too large."""
+    return reference.Perceptron(2 * 4 * 3, hidden=11, classes=classes, gain=2)
+
+
+def starts(ball, x):
+    return ball.random_start(x, Draw(0, torch.tensor(0), torch.arange(len(x))))
+
+
+@pytest.mark.parametrize("module", ["_apgd", "_losses"])
+def test_examples_in_docstrings_run(module):
+    result = doctest.testmod(importlib.import_module(f"atas.attacks.{module}"))
+    assert result.attempted > 0
+    assert result.failed == 0
+
+
+@pytest.mark.parametrize("classes", [2, 3, 4, 6])
+@pytest.mark.parametrize("loss", LOSSES)
+def test_the_course_is_that_of_the_reference(make_images, small_ball, loss, classes):
+    ball, net = small_ball, curved(classes)
+    x = make_images(8, (2, 4, 3), dtype=torch.float64)
+    y = net.module(x).argmax(1)
+    target = (y + 1) % classes
+    found, _ = course(APGD(loss), filled(x, y, target), net.module, ball)
+    lengths, reasons = [], set()
+    for i, start in enumerate(starts(ball, x)):
+        label = int(y[i])
+        points, why = apgd_reference.apgd(
+            net, x[i].numpy(), label, int(target[i]), start.numpy(), ball.name, ball.eps, 100, loss
+        )
+        if loss != "ce":  # beyond a misclassified point the gradient of DLR may be zero but for rounding
+            points = points[: next((k + 1 for k, p in enumerate(points) if net.logits(p).argmax() != label), 101)]
+        lengths.append(len(points))
+        reasons.update(why)
+        np.testing.assert_allclose(found[: len(points), i].numpy(), points, rtol=0, atol=1e-6)
+    assert max(lengths) == 101, "the case must hold an example that lasts to the end"
+    assert reasons >= ({"few rises", "same best"} if (ball.name, loss) == ("l2", "ce") else {"few rises"})
+
+
+@pytest.mark.parametrize("loss", ["ce", "t"])
+def test_the_course_is_that_of_the_authors_code(make_images, small_ball, loss):
+    """From our starts: the greatest loss of whatever was not broken, and what was."""
+    code = pytest.importorskip("pyautoattack.autopgd_base", reason="pyautoattack is not installed")
+    ball, model = small_ball, curved(classes=6).module
+    x = make_images(40, (2, 4, 3), dtype=torch.float64)
+    y = model(x).argmax(1)
+    target = (y + 1) % 6
+    lanes = filled(x, y, target)
+    _, broken = course(APGD(loss), lanes, model, ball)
+
+    kind = code.APGDAttack if loss == "ce" else code.APGDAttack_targeted
+    attack = kind(model, norm={"linf": "Linf", "l2": "L2"}[ball.name], eps=ball.eps, seed=0)
+    attack.y_target = target
+    attack.init_hyperparam(x)
+    try:
+        torch.set_default_dtype(torch.float64)  # or it would compare losses in float32
+        _, right, greatest, _ = attack.attack_single_run(x, y, x_init=starts(ball, x))
+    finally:
+        torch.set_default_dtype(torch.float32)
+    assert torch.equal(broken, ~right)
+    assert 5 < right.sum() < 36
+    ours = LOSSES[loss](model(lanes.point), y, target)
+    torch.testing.assert_close(ours[right], greatest[right], rtol=0, atol=1e-9)
+
+
+@pytest.mark.parametrize("iterations", [1, 2, 7, 16, 20, 50, 99, 100, 1000])
+def test_windows_end_at_the_checkpoints_of_the_paper(iterations):
+    ends = [made for made, length in enumerate(windows(iterations)) if length]
+    assert ends == sorted({w for w in apgd_reference.checkpoints(iterations) if 0 < w <= iterations})
+    assert sum(windows(iterations)) == ends[-1]
+
+
+@pytest.mark.parametrize("classes", [2, 3, 4, 5, 10])
+@pytest.mark.parametrize("loss", LOSSES)
+def test_losses_and_their_slopes(classes, loss, generator):
+    logits = torch.randn(60, classes, generator=generator, dtype=torch.float64).mul(3).requires_grad_()
+    y = torch.randint(classes, (60,), generator=generator)
+    target = (y + 1 + torch.randint(classes - 1, (60,), generator=generator)) % classes
+    values = LOSSES[loss](logits, y, target)
+    values.sum().backward()
+    for z, label, wanted, value, slope in zip(logits.detach(), y, target, values, logits.grad, strict=True):
+        expected, expected_slope = apgd_reference.LOSSES[loss](z.numpy(), int(label), int(wanted))
+        assert value.item() == pytest.approx(expected, rel=1e-9, abs=1e-12)
+        np.testing.assert_allclose(slope.numpy(), expected_slope, rtol=1e-6, atol=1e-9)
+
+
+@pytest.mark.parametrize("classes", [2, 3, 4, 5])
+def test_the_targeted_loss_has_a_slope_towards_every_target(classes):
+    """Otherwise a target that comes last could never be reached."""
+    logits = torch.arange(classes, 0, -1.0).repeat(classes - 1, 1).requires_grad_()
+    target = torch.arange(1, classes)
+    targeted_dlr(logits, torch.zeros_like(target), target).sum().backward()
+    assert (logits.grad[torch.arange(classes - 1), target] > 0.05).all()
+
+
+@pytest.mark.parametrize("loss", ["dlr", "t"])
+def test_dlr_keeps_its_value_and_is_not_nan_where_all_logits_are_equal(loss):
+    y, target = torch.tensor([0, 2]), torch.tensor([1, 1])
+    logits = torch.tensor([[3.0, 1.0, 0.5, -1.0], [0.0, 0.0, 0.0, 0.0]])
+    value = LOSSES[loss](logits, y, target)
+    assert value.isfinite().all()
+    torch.testing.assert_close(LOSSES[loss](1000 * logits - 7, y, target), value)
+
+
+def test_a_start_and_as_many_steps_are_evaluated(make_images, labels, small_net, ball):
+    x, y = make_images(3), labels(3)
+    search = APGD("ce", iterations=7)
+    lanes = filled(x, y)
+    seen, _ = course(search, lanes, small_net().eval(), ball)
+    assert len(seen) == search.steps * search.evaluations == 8
+    assert lanes.clock.tolist() == [8, 8, 8]
+    assert lanes.done.all()
+    assert torch.equal(seen[0], starts(ball, x))
+
+
+@settings(max_examples=25, deadline=None)
+@given(st.sampled_from(["linf", "l2"]), st.floats(0, 1), st.sampled_from(list(LOSSES)), st.integers(0, 2**40))
+def test_points_stay_in_the_ball_and_are_images(small_net, make_images, norm, eps, loss, seed):
+    ball = threat.create(norm, eps)
+    x, y = make_images(3, (1, 4, 5), seed=seed % 1000), torch.tensor([0, 3, 1])
+    seen, _ = course(APGD(loss, 12), filled(x, y, (y + 1) % 4), small_net(channels=1).eval(), ball, seed=seed)
+    assert seen.min() >= 0
+    assert seen.max() <= 1
+    assert max(ball.distance(point, x).max() for point in seen) <= eps * (1 + 1e-5) + 1e-6
+
+
+@pytest.mark.parametrize("loss", LOSSES)
+def test_broken_says_that_the_point_is_misclassified_and_stops_the_lane(make_images, small_ball, loss):
+    model, ball = curved(classes=4).module, small_ball
+    x = make_images(12, (2, 4, 3), dtype=torch.float64)
+    y = model(x).argmax(1)
+    lanes = filled(x, y, (y + 1) % 4)
+    state = APGD(loss, 20).begin(lanes, ball, 4, 0)
+    clock, point = lanes.clock.clone(), lanes.point.clone()
+    for _ in range(25):
+        held = lanes.broken | lanes.done
+        state.step(model)
+        assert torch.equal(lanes.clock[held], clock[held])
+        assert torch.equal(lanes.point[held], point[held])
+        assert (lanes.clock[~held] == clock[~held] + 1).all()
+        clock, point = lanes.clock.clone(), lanes.point.clone()
+        assert torch.equal(model(lanes.point).argmax(1) != y, lanes.broken)
+    assert 0 < lanes.broken.sum() < 12
+    assert torch.equal(lanes.done | lanes.broken, torch.ones(12, dtype=torch.bool))
+
+
+def test_the_last_point_has_the_greatest_loss(small_net, make_images, ball):
+    model = small_net().eval()
+    x = make_images(6)
+    y = model(x).argmax(1)
+    lanes = filled(x, y)
+    seen, broken = course(APGD("ce", 20), lanes, model, ball)
+    losses = torch.stack([cross_entropy(model(point), y, y) for point in seen])
+    right = ~broken
+    torch.testing.assert_close(cross_entropy(model(lanes.point), y, y)[right], losses.amax(0)[right])
+
+
+def test_passes_are_averaged(generator):
+    """With two classes DLR is a difference of logits, so noise that cancels in the mean leaves no trace."""
+    weights = torch.randn(2, 2, 12, generator=generator, dtype=torch.float64)
+    x, y = torch.rand(5, 3, 2, 2, generator=generator, dtype=torch.float64), torch.tensor([0, 1, 0, 1, 0])
+    calls = [0]
+
+    def steady(point):
+        return point.flatten(1) @ weights[0].T
+
+    def noisy(point):
+        calls[0] += 1
+        return steady(point) + (-1) ** calls[0] * 5 * (point.flatten(1) @ weights[1].T)
+
+    expected, expected_broken = course(APGD("dlr", 10), filled(x, y), steady, Linf(0.1), classes=2)
+    search = APGD("dlr", 10, passes=2)
+    found, broken = course(search, filled(x, y), noisy, Linf(0.1), classes=2)
+    assert calls == [search.steps * search.evaluations] == [22]
+    torch.testing.assert_close(found[::2], expected, rtol=0, atol=1e-9)
+    assert torch.equal(found[::2], found[1::2])
+    assert torch.equal(broken, expected_broken)
+
+
+def test_a_gradient_or_a_loss_that_is_no_number_does_no_harm(ball):
+    class Root(nn.Module):
+        def forward(self, x):
+            total = x[:, 0].flatten(1).mul(0).sum(1)
+            return torch.stack([total.sqrt(), total + 1], 1)
+
+    x, y = torch.rand(3, 1, 2, 2), torch.tensor([1, 1, 1])
+    seen, _ = course(APGD("ce", 10), filled(x, y), Root(), ball, classes=2)
+    assert seen.isfinite().all()
+
+
+def test_the_step_can_be_compiled_whole(small_net, make_images, small_ball):
+    """On a GPU its small operations are fused; here it is only traced."""
+    model = small_net().eval().double()
+    x = make_images(4, dtype=torch.float64)
+    y = model(x).argmax(1)
+    expected, _ = course(APGD("t", 8), filled(x, y, (y + 1) % 4), model, small_ball)
+    with fused("aot_eager"):
+        found, _ = course(APGD("t", 8), filled(x, y, (y + 1) % 4), model, small_ball)
+    torch.testing.assert_close(found, expected, rtol=0, atol=1e-9)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        ({"loss": "hinge"}, "the loss of APGD is one of ce, dlr, t; got 'hinge'"),
+        ({"iterations": 0}, "iterations must be at least 1; got 0"),
+        ({"passes": 0}, "passes must be at least 1; got 0"),
+    ],
+)
+def test_wrong_settings_are_refused(wrong, message):
+    with pytest.raises(UsageError, match=message):
+        APGD(**wrong)
+
+
+def test_names_targets_and_settings():
+    assert [APGD(loss).name for loss in LOSSES] == ["apgd-ce", "apgd-dlr", "apgd-t"]
+    assert [APGD("ce").targets(10), APGD("t").targets(10), APGD("t").targets(100), APGD("t").targets(2)] == [0, 9, 9, 1]
+    assert APGD("t").settings(Linf(0.1)) == {"loss": "targeted_dlr", "iterations": 100, "passes": 1}

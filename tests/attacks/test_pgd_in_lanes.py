@@ -1,0 +1,93 @@
+"""PGD in lanes: the same points as `pgd`, whatever the lanes, and only the last one counts."""
+
+import pytest
+import torch
+
+from atas.attacks import PGD
+from atas.attacks._pgd import Start
+from atas.attacks._queue import Examples, Ledger, run
+from atas.threat import Linf
+
+from . import reference
+
+
+@pytest.fixture
+def problem(make_images):
+    model = reference.Perceptron(2 * 4 * 3, hidden=11, classes=4, gain=2).module
+    x = make_images(20, (2, 4, 3), dtype=torch.float64)
+    y = model(x).argmax(1)
+    y[3] = (y[3] + 1) % 4
+    return model, x, y
+
+
+def in_lanes(attack, model, x, y, ball, **options):
+    """What holds, by running the attack's stages one after the other on all examples."""
+    index = 50 + torch.arange(len(x))
+    examples = Examples.of(model, x, y, index, batch=8, device=x.device)
+    broken, points, evaluations = torch.zeros(len(x), dtype=torch.bool), x.clone(), 0
+    for stage in attack.stages:
+        ledger = Ledger.open(stage, examples, broken)
+        run(stage, model, model, examples, ball, ledger, **{"seed": 4, "lanes": 7, "every": 3} | options)
+        points[ledger.broken & ~broken] = ledger.point[ledger.broken & ~broken]
+        broken, evaluations = ledger.broken, evaluations + int(ledger.evaluations.sum())
+    return ~broken, points, evaluations
+
+
+@pytest.mark.parametrize("restarts", [1, 3])
+@pytest.mark.parametrize("step_size", [None, 0.02])
+def test_verdicts_and_points_are_those_of_pgd(problem, ball, restarts, step_size):
+    model, x, y = problem
+    attack = PGD(steps=6, restarts=restarts, step_size=step_size)
+    expected = attack(model, x, y, ball, seed=4, index=50 + torch.arange(20))
+    holds, points, evaluations = in_lanes(attack, model, x, y, ball)
+    assert torch.equal(holds, model(expected).argmax(1) == y)
+    torch.testing.assert_close(points[~holds], expected[~holds], rtol=0, atol=1e-9)
+    assert 20 * 6 <= evaluations <= 20 * 6 * restarts
+
+
+@pytest.mark.parametrize(("lanes", "every"), [(1, 1), (3, 7), (64, 100)])
+def test_lanes_and_looks_do_not_matter(problem, ball, lanes, every):
+    expected = in_lanes(PGD(5, 2), *problem, ball)
+    found = in_lanes(PGD(5, 2), *problem, ball, lanes=lanes, every=every)
+    assert torch.equal(found[0], expected[0])
+    torch.testing.assert_close(found[1], expected[1], rtol=0, atol=1e-9)
+
+
+def test_a_point_on_the_way_does_not_count():
+    """A band that PGD goes through: the model is wrong there, and right where the steps end."""
+
+    def model(point):
+        height = point.flatten(1).mean(1)
+        inside = (height > 0.52) & (height < 0.56)
+        margin = torch.where(inside, 0.0, 1.0) - 0.5 * height
+        return torch.stack([margin, torch.zeros_like(margin)], 1)
+
+    wrong = []
+
+    def watched(point):
+        wrong.append(bool(model(point).argmax(1) == 1))
+        return model(point)
+
+    x, y = torch.full((1, 1, 2, 2), 0.5), torch.tensor([0])
+    examples = Examples.of(model, x, y, torch.zeros(1, dtype=torch.int64), batch=1, device=x.device)
+    ledger = Ledger.open(Start(10), examples, torch.zeros(1, dtype=torch.bool))
+    run(Start(10), watched, model, examples, Linf(0.1), ledger, every=1)
+    assert any(wrong), "the case must be one that is wrong on the way"
+    assert not ledger.broken.any()
+
+
+def test_a_gradient_that_is_not_a_number_leaves_the_point(ball):
+    def model(point):
+        total = point.flatten(1).mul(0).sum(1)
+        return torch.stack([total.sqrt(), total + 1], 1)
+
+    x, y = torch.rand(3, 1, 2, 2), torch.tensor([1, 1, 1])
+    holds, points, _ = in_lanes(PGD(3), model, x, y, ball)
+    assert holds.all()
+    assert points.isfinite().all()
+
+
+def test_the_pgd_of_an_evaluation_names_its_stages():
+    assert [stage.restart for stage in PGD(50, 3).stages] == [0, 1, 2]
+    assert {stage.name for stage in PGD(50, 3).stages} == {"pgd50"}
+    assert Start(7, 2).settings(Linf(0.1)) == PGD(7).settings(Linf(0.1)) | {"restart": 2}

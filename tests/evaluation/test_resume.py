@@ -1,0 +1,274 @@
+"""An evaluation that is stopped, by whatever, goes on with the same verdicts."""
+
+import copy
+import json
+import random
+import subprocess
+import sys
+
+import pytest
+import torch
+
+import atas
+from atas.evaluation import _journal, evaluate
+
+BALL = atas.Linf(0.15)
+FIGURES = ("correct", "accuracy", "broken_by", "weights", "data", "n", "warnings")
+
+
+def figures(result):
+    """What does not depend on when and how often an evaluation was stopped."""
+    document = result if isinstance(result, dict) else result.to_json()
+    stages = {name: [stage["accuracy"] for stage in found] for name, found in document["stages"].items()}
+    return {key: document[key] for key in FIGURES} | {"stages": stages}
+
+
+@pytest.fixture
+def at_every_look(monkeypatch):
+    """Progress is saved whenever it can be."""
+    monkeypatch.setattr(_journal, "SECONDS", 0.0)
+
+
+@pytest.fixture(scope="module")
+def options(tiny):
+    return {"attacks": ["fgsm", "pgd10x2", tiny], "batch_size": 16, "seed": 3}
+
+
+@pytest.fixture(scope="module")
+def never_stopped(robust_digits, options):
+    model, x, y = robust_digits
+    return evaluate(model, x[:40], y[:40], BALL, **options)
+
+
+class StopError(Exception):
+    pass
+
+
+def stopping(attack, doing, after):
+    """A watcher that has had enough at the given look of that stage."""
+    looks = []
+
+    def watch(status):
+        if status.note is None and (status.attack, status.doing) == (attack, doing):
+            looks.append(status)
+            if len(looks) == after:
+                raise StopError
+
+    return watch
+
+
+@pytest.mark.parametrize(
+    ("attack", "doing", "after"),
+    [
+        ("fgsm", "fgsm", 2),
+        ("pgd10x2", "restart 2 of 2", 3),
+        ("tiny", "apgd-ce", 1),
+        ("tiny", "apgd-t", 9),
+        ("tiny", "fab-t", 2),
+        ("tiny", "square", 3),
+    ],
+)
+def test_a_stop_in_any_stage(robust_digits, never_stopped, options, tmp_path, attack, doing, after):
+    model, x, y = (robust_digits[0], *(part[:40] for part in robust_digits[1:]))
+    file, passes, notes = tmp_path / "progress.json", [], []
+    with pytest.raises(StopError):
+        evaluate(model, x, y, BALL, **options, progress_file=file, progress=stopping(attack, doing, after))
+    assert file.exists()
+    hook = model.register_forward_pre_hook(lambda _, arguments: passes.append(len(arguments[0])))
+    try:
+        found = evaluate(model, x, y, BALL, **options, progress_file=file, progress=lambda s: notes.append(s.note))
+    finally:
+        hook.remove()
+    assert figures(found) == figures(never_stopped)
+    assert f"going on from {file}" in notes
+    assert list(tmp_path.iterdir()) == [], "a finished evaluation needs no progress"
+    if attack == "tiny":
+        done = 40 * (1 + 10) + 10 * int(never_stopped.correct["pgd10x2"].sum())
+        assert sum(passes) < sum(never_stopped.queries.values()) - done, "what was done is not done again"
+
+
+def test_a_finished_portion_is_not_even_read(robust_digits, tmp_path, monkeypatch):
+    model, x, y = robust_digits
+    monkeypatch.setattr("atas.evaluation._portions._BYTES", 20 * 64 * 4)
+    file = tmp_path / "progress.json"
+    expected = evaluate(model, x[:60], y[:60], BALL, attacks=["pgd10"])
+    with pytest.raises(StopError):
+        evaluate(
+            model, x[:60], y[:60], BALL, attacks=["pgd10"], progress_file=file, progress=stopping("pgd10", "pgd10", 10)
+        )
+    portions = {key.split("/")[0] for key in json.loads(file.read_text())["records"]}
+    assert portions == {"0", "1", "2"}
+    assert figures(evaluate(model, x[:60], y[:60], BALL, attacks=["pgd10"], progress_file=file)) == figures(expected)
+
+
+def test_progress_is_saved_now_and_then(robust_digits, tiny, tmp_path, monkeypatch):
+    model, x, y = robust_digits
+    saved = []
+    write = _journal.write_text
+    monkeypatch.setattr(_journal, "write_text", lambda path, text: saved.append(path) or write(path, text))
+    file = tmp_path / "progress.json"
+    evaluate(model, x[:20], y[:20], BALL, attacks=[tiny], progress_file=file)
+    assert not saved, "a short one has nothing to lose"
+    monkeypatch.setattr(_journal, "SECONDS", 0.0)
+    evaluate(model, x[:20], y[:20], BALL, attacks=[tiny], progress_file=file)
+    assert len(saved) > 10
+    assert not file.exists()
+
+
+CHANGES = {
+    "weights": lambda call: call["model"][5].bias.add_(0.01),
+    "data": lambda call: call["x"].mul_(0.999),
+    "data, examples": lambda call: call.update(x=call["x"][:19], y=call["y"][:19]),
+    "threat, attacks": lambda call: call.update(threat=atas.Linf(0.14)),
+    "attacks": lambda call: call.update(attacks=["pgd10", "pgd20"]),
+    "seed": lambda call: call.update(seed=1),
+}
+
+
+@pytest.mark.parametrize("change", list(CHANGES))
+def test_the_progress_of_another_evaluation_is_left_alone(robust_digits, tmp_path, change, at_every_look):
+    model = copy.deepcopy(robust_digits[0])
+    call = {"model": model, "x": robust_digits[1][:20].clone(), "y": robust_digits[2][:20], "threat": BALL}
+    call |= {"attacks": ["pgd10", "pgd50"], "seed": 0}
+    file, notes = tmp_path / "progress.json", []
+
+    def run(**options):
+        model, x, y, threat = (call[key] for key in ("model", "x", "y", "threat"))
+        return evaluate(model, x, y, threat, attacks=call["attacks"], seed=call["seed"], **options)
+
+    with pytest.raises(StopError):
+        run(progress_file=file, progress=stopping("pgd50", "pgd50", 3))
+    CHANGES[change](call)
+    found = run(progress_file=file, progress=lambda status: notes.append(status.note))
+    expected = run()
+    said = [note for note in notes if note]
+    assert said == [f"{file} holds the progress of another evaluation (other {change}); beginning anew"]
+    assert figures(found) == figures(expected)
+
+
+def test_a_quick_evaluation_does_not_cost_another_its_progress(robust_digits, tmp_path):
+    model, x, y = robust_digits
+    file = tmp_path / "progress.json"
+    with pytest.raises(StopError):
+        evaluate(
+            model, x, y, BALL, attacks=["pgd10", "pgd50"], progress_file=file, progress=stopping("pgd50", "pgd50", 4)
+        )
+    before = file.read_bytes()
+    evaluate(model, x, y, BALL, attacks=["fgsm"], progress_file=file)
+    assert file.read_bytes() == before
+
+
+@pytest.mark.parametrize("content", ["", "{", "[]", '{"format": 9}', '{"format": 1, "identity": {}, "records": 5}'])
+def test_a_damaged_progress_file_is_no_obstacle(robust_digits, tmp_path, content):
+    model, x, y = robust_digits
+    file, notes = tmp_path / "progress.json", []
+    file.write_text(content)
+    found = evaluate(
+        model, x[:20], y[:20], BALL, attacks=["fgsm"], progress_file=file, progress=lambda s: notes.append(s.note)
+    )
+    assert figures(found) == figures(evaluate(model, x[:20], y[:20], BALL, attacks=["fgsm"]))
+    (said,) = [note for note in notes if note]
+    assert "beginning anew" in said
+    assert "\n" not in said
+
+
+def test_a_full_disk_does_not_stop_an_evaluation(robust_digits, tmp_path, monkeypatch, at_every_look):
+    model, x, y = robust_digits
+    notes = []
+
+    def full(path, text):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(_journal, "write_text", full)
+    evaluate(
+        model,
+        *(x[:20], y[:20], BALL),
+        attacks=["pgd10"],
+        progress_file=tmp_path / "progress.json",
+        progress=lambda status: notes.append(status.note),
+    )
+    assert any("No space left on device" in note for note in notes if note)
+
+
+NURSERY = """
+import json, os, random, signal, sys, time
+import torch
+
+torch.set_num_threads(1)
+import atas
+from atas.attacks import Battery
+from atas.attacks._apgd import APGD
+from atas.attacks._fab import FAB
+from atas.attacks._square import Square
+from atas.evaluation import _journal
+
+_journal.SECONDS = 0.0
+order = json.loads(sys.argv[1])
+chance = random.Random(order["seed"])
+model = torch.nn.Sequential(
+    torch.nn.Conv2d(1, 8, 3, padding=1), torch.nn.ReLU(), torch.nn.Conv2d(8, 16, 3, stride=2, padding=1),
+    torch.nn.ReLU(), torch.nn.Flatten(), torch.nn.Linear(16 * 4 * 4, 10),
+)
+model.load_state_dict(torch.load(order["weights"], weights_only=True))
+test = atas.data.load("digits").test
+attacks = ["pgd10", Battery("auto", (APGD("ce", 30), APGD("t", 15), FAB(iterations=15), Square(400)))]
+
+
+def work(folder):
+    file = os.path.join(folder, "progress.json")
+    result = atas.evaluate(
+        model, test.images[:60], test.labels[:60], atas.Linf(0.15), attacks=attacks, batch_size=32, progress_file=file
+    )
+    result.save(os.path.join(folder, "result.json"))
+
+
+def attempt(folder, delay=None):
+    child = os.fork()
+    if child == 0:
+        status = 1
+        try:
+            work(folder)
+            status = 0
+        finally:
+            os._exit(status)
+    end = None if delay is None else time.monotonic() + delay
+    while True:
+        done, status = os.waitpid(child, os.WNOHANG)
+        if done:
+            code = os.waitstatus_to_exitcode(status)
+            assert code in (0, -signal.SIGKILL), code
+            return -code
+        if end is not None and time.monotonic() >= end:
+            os.kill(child, signal.SIGKILL)
+            end = None
+        time.sleep(0.0005)
+
+
+began = time.monotonic()
+assert attempt(order["whole"]) == 0
+whole = time.monotonic() - began
+kills = 0
+while kills < 6 and attempt(order["killed"], chance.uniform(0.1, 0.5) * whole):
+    kills += 1
+assert attempt(order["killed"]) == 0
+print(json.dumps({"kills": kills, "whole": whole, "left": sorted(os.listdir(order["killed"]))}))
+"""
+
+
+def test_killed_at_random_moments(robust_digits, tmp_path):
+    """SIGKILL, again and again, in the middle of writes too: what is known is kept, and the verdicts are the same."""
+    (tmp_path / "nursery.py").write_text(NURSERY)
+    torch.save(robust_digits[0].state_dict(), tmp_path / "weights.pt")
+    for name in ("whole", "killed"):
+        (tmp_path / name).mkdir()
+    order = {"seed": random.SystemRandom().randrange(1000), "weights": str(tmp_path / "weights.pt")}
+    order |= {name: str(tmp_path / name) for name in ("whole", "killed")}
+    command = [sys.executable, str(tmp_path / "nursery.py"), json.dumps(order)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, (order, done.stderr)
+    told = json.loads(done.stdout)
+    assert told["kills"] >= 2, (order, told)
+    assert told["left"] == ["result.json"], order
+    whole, killed = (json.loads((tmp_path / name / "result.json").read_text()) for name in ("whole", "killed"))
+    assert figures(whole) == figures(killed), order
+    assert 0.2 < whole["accuracy"]["auto"] < whole["accuracy"]["pgd10"] < 1

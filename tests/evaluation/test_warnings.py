@@ -1,0 +1,218 @@
+"""Warnings: each on a model that is bad in that way, and none on a healthy one."""
+
+import math
+
+import pytest
+import torch
+from torch import nn
+
+import atas
+from atas.attacks import Battery
+from atas.attacks._apgd import APGD
+from atas.attacks._square import Square
+from atas.evaluation import _cautions as cautions
+from atas.evaluation import evaluate
+
+BALL = atas.Linf(0.15)
+
+
+class Around(nn.Module):
+    """A model with something put before or behind it."""
+
+    def __init__(self, model, before=None, behind=None):
+        super().__init__()
+        self.model = model
+        self.before, self.behind = before or nn.Identity(), behind or nn.Identity()
+
+    def forward(self, x):
+        return self.behind(self.model(self.before(x)))
+
+
+class FewGradients(torch.autograd.Function):
+    """The identity, but only a few pixels get a gradient: others at every point, so that many steps help."""
+
+    @staticmethod
+    def forward(ctx, x):
+        number = torch.arange(x[0].numel()).view_as(x[0])
+        ctx.save_for_backward(((number * 0.618 + 1e4 * x.mean((1, 2, 3), keepdim=True)).frac() < 0.15).to(x.dtype))
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx, gradient):
+        return gradient * ctx.saved_tensors[0]
+
+
+def waves(x):
+    """Every gradient is right at the image itself and wrong at most other points."""
+    k = 2 * math.pi * 16
+    return x + 3 * torch.sin(k * x) / k
+
+
+BAD = {
+    "random": {"behind": lambda z: z + 0.1 * torch.randn_like(z)},
+    "batch": {"before": lambda x: x - 0.5 * x.mean(0)},
+    "softmax": {"behind": lambda z: z.softmax(1)},
+    "log-softmax": {"behind": lambda z: z.log_softmax(1)},
+    "quantised": {"before": lambda x: (5 * x).round() / 5},
+    "saturated": {"behind": lambda z: 1e4 * z},
+    "not-a-number": {"behind": lambda z: z + (z[:, :1] - 1e9).sqrt() * 0},
+    "waves": {"before": waves},
+    "few-gradients": {"before": FewGradients.apply},
+}
+EXPECTED = {
+    "random": {"random"},
+    "batch": {"batch"},
+    "softmax": {"softmax"},
+    "log-softmax": {"softmax"},
+    "quantised": {"zero-gradients", "square", "large-budget"},
+    "saturated": {"zero-gradients", "exploding-gradients"},
+    "not-a-number": {"exploding-gradients"},
+    "waves": {"fgsm-stronger", "square"},
+    "few-gradients": {"more-steps"},
+}
+
+
+@pytest.mark.parametrize("name", list(BAD))
+def test_a_bad_model_is_recognised(robust_digits, quick, name):
+    model, x, y = robust_digits
+    attacks = ["pgd10", "pgd50", *([quick] if "square" in EXPECTED[name] else [])]
+    found = evaluate(Around(model, **BAD[name]), x, y, BALL, attacks=attacks)
+    kinds = {caution.kind for caution in found.warnings}
+    assert kinds >= EXPECTED[name], [str(caution) for caution in found.warnings]
+    if name in ("random", "batch", "softmax", "log-softmax"):
+        assert kinds == EXPECTED[name]
+    for caution in found.warnings:
+        assert f"warning: {caution}" in str(found)
+        assert f"- {caution}" in found.markdown()
+        assert {"kind": caution.kind, "text": caution.text} in found.to_json()["warnings"]
+        assert caution.kind in found.sentence()
+
+
+@pytest.mark.parametrize("ball", [BALL, atas.Linf(0.02), atas.Linf(0.3), atas.L2(0.75)], ids=str)
+def test_a_healthy_model_gives_no_warning(robust_digits, quick, ball):
+    model, x, y = robust_digits
+    assert not evaluate(model, x, y, ball, attacks=["fgsm", "pgd10", "pgd50"]).warnings
+    if ball in (BALL, atas.L2(0.75)):
+        found = evaluate(model, x, y, ball, attacks=[quick])
+        assert not found.warnings
+        assert 0.2 < found.accuracy["quick"] < 0.8 * found.accuracy["clean"]
+
+
+def test_few_images_give_no_warning_either(robust_digits, tiny):
+    model, x, y = robust_digits
+    for count in (1, 2, 5):
+        assert not evaluate(model, x[:count], y[:count], BALL, attacks=["pgd10", "pgd50", tiny]).warnings
+
+
+def test_the_sample_stands_in_for_attacks_that_were_not_asked_for(robust_digits):
+    model, x, y = robust_digits
+    short = Battery("short", (APGD("ce", 3),))
+    for name, kind in (("waves", "fgsm-stronger"), ("few-gradients", "more-steps")):
+        found = evaluate(Around(model, **BAD[name]), x, y, BALL, attacks=[short])
+        assert kind in {caution.kind for caution in found.warnings}
+
+
+def test_square_beside_other_attacks_counts_too(robust_digits):
+    """But only beside APGD-T: what cross-entropy does not find, a healthy model may well have."""
+    model, x, y = robust_digits
+    square, targeted = Battery("square", (Square(300),)), Battery("apgd-t", (APGD("t", 5),))
+    bad = Around(model, **BAD["quantised"])
+    together = evaluate(bad, x, y, BALL, attacks=[targeted, square])
+    assert "square" in {caution.kind for caution in together.warnings}
+    alone = evaluate(bad, x, y, BALL, attacks=["pgd10", square])
+    assert "square" not in {caution.kind for caution in alone.warnings}
+
+
+def test_the_checks_cost_little(robust_digits):
+    model, x, y = robust_digits
+    passes = []
+    hook = model.register_forward_pre_hook(lambda _, arguments: passes.append(len(arguments[0])))
+    try:
+        evaluate(model, x, y, BALL, attacks=["pgd50"])
+    finally:
+        hook.remove()
+    necessary = len(x) * (1 + 50 + 1)
+    assert sum(passes) < 1.2 * necessary
+
+
+def test_without_an_attack_only_the_model_is_looked_at(robust_digits):
+    model, x, y = robust_digits
+    assert not evaluate(Around(model, **BAD["waves"]), x, y, BALL, attacks=()).warnings
+    assert evaluate(Around(model, **BAD["softmax"]), x, y, BALL, attacks=()).warnings[0].kind == "softmax"
+
+
+def test_warnings_about_the_model_come_before_the_attacks(robust_digits):
+    model, x, y = robust_digits
+    seen = []
+    evaluate(Around(model, **BAD["softmax"]), x, y, BALL, attacks=["pgd10"], progress=seen.append)
+    notes = [place for place, status in enumerate(seen) if status.note]
+    assert notes == [0]
+    assert seen[0].note.startswith("warning: the model returns probabilities")
+
+
+def kind(caution):
+    return caution and caution.kind
+
+
+def test_rounding_is_no_different_answer(generator):
+    logits = torch.randn(50, 10, generator=generator) * 7
+    rounded = logits * (1 + 1e-6 * torch.randn(50, 10, generator=generator))
+    assert cautions.different_answers(logits, rounded, rounded) is None
+    assert cautions.different_answers(logits, logits, logits * 1.001) is None, "another algorithm for another batch"
+    assert kind(cautions.different_answers(logits, logits * 1.001, logits)) == "random"
+    assert kind(cautions.different_answers(logits, logits, logits * 1.1)) == "batch"
+    nothing = torch.full((3, 2), torch.nan)
+    assert cautions.different_answers(nothing, nothing, nothing) is None
+
+
+def test_logits_are_no_probabilities(generator):
+    logits = torch.randn(50, 10, generator=generator)
+    for fine in (logits, logits.abs(), -logits.abs(), torch.zeros(5, 3), torch.full((5, 3), torch.nan)):
+        assert cautions.not_logits(fine) is None
+    for output in (logits.softmax(1), logits.log_softmax(1), torch.eye(4)):
+        assert kind(cautions.not_logits(output)) == "softmax"
+
+
+def test_a_share_of_the_gradients_must_be_bad():
+    fine = torch.ones(200)
+    for bad, expected in ((0.0, "zero-gradients"), (torch.nan, "exploding-gradients")):
+        for count, kinds in ((2, []), (3, [expected])):
+            largest = fine.clone()
+            largest[:count] = bad
+            assert [c.kind for c in cautions.gradient_trouble(largest, largest)] == kinds
+    assert [c.kind for c in cautions.gradient_trouble(fine, 1e5 * fine)] == ["exploding-gradients"]
+
+
+def verdicts(right, n=1000):
+    return torch.arange(n) < right
+
+
+@pytest.mark.parametrize(("fgsm", "pgd", "fires"), [(600, 500, False), (500, 505, False), (490, 515, True)])
+def test_fgsm_must_be_stronger_by_more_than_a_point(fgsm, pgd, fires):
+    assert bool(cautions.fgsm_is_stronger(verdicts(fgsm), verdicts(pgd), "pgd10")) is fires
+
+
+@pytest.mark.parametrize(("few", "many", "fires"), [(500, 450, False), (500, 449, True), (450, 500, False)])
+def test_more_steps_must_help_by_more_than_five_points(few, many, fires):
+    found = cautions.more_steps_help(verdicts(few), verdicts(many), ("pgd10", "pgd50"))
+    assert bool(found) is fires
+    if fires:
+        assert "pgd50 is 5.1 points below pgd10" in str(found)
+
+
+def test_a_difference_that_chance_explains_is_none(generator):
+    """Sixteen and ten of 100 examples, broken by one alone: six points, and nothing."""
+    one, other = torch.ones(100, dtype=torch.bool), torch.ones(100, dtype=torch.bool)
+    one[:10], other[10:26] = False, False
+    assert cautions.more_steps_help(one, other, ("pgd10", "pgd50")) is None
+    assert cautions.fgsm_is_stronger(other, one, "pgd10") is None
+
+
+@pytest.mark.parametrize(("broken", "n", "fires"), [(10, 1000, False), (11, 1000, True), (2, 50, False), (3, 50, True)])
+def test_square_must_go_more_than_a_point_further(broken, n, fires):
+    assert bool(cautions.square_goes_further(broken, n)) is fires
+
+
+def test_one_example_is_enough_at_a_large_budget():
+    assert cautions.holds_at_any_budget(0, 16, 0.5) is None
+    assert "1 of 16 examples hold" in str(cautions.holds_at_any_budget(1, 16, 0.5))
