@@ -42,3 +42,31 @@ def test_gradients_are_those_of_the_plain_network(name, training):
     for (key, expected), buffer in statistics:
         if not key.endswith("num_batches_tracked"):
             torch.testing.assert_close(buffer, expected, atol=1e-5, rtol=1e-4)
+
+
+class Sub(atas.models.PreActResNet):
+    """Another forward pass, perhaps."""
+
+
+def exchanged():
+    model = atas.models.create("preact-resnet18", 10)
+    model.fc = torch.nn.Sequential(torch.nn.Dropout(), model.fc)
+    return model
+
+
+def hooked():
+    model = atas.models.create("wrn-28-10", 10)
+    model.layer1.register_forward_hook(lambda *_: None)
+    return model
+
+
+def test_only_our_networks_as_we_made_them_have_kernels():
+    pytest.importorskip("triton", reason="the kernels need Triton, which comes with PyTorch for CUDA")
+    from atas.kernels import has_kernels
+
+    assert has_kernels(atas.models.create("preact-resnet18", 10))
+    assert has_kernels(atas.models.create("wrn-28-10", 100))
+    assert not has_kernels(atas.models.create("resnet18", 10))
+    assert not has_kernels(Sub(10, atas.models.Normalize(3)))
+    assert not has_kernels(exchanged())
+    assert not has_kernels(hooked())

@@ -59,7 +59,6 @@ class Lanes:
             return torch.zeros(count, dtype=torch.bool, device=like.device)
 
         images = torch.zeros(count, *like.shape[1:], dtype=like.dtype, device=like.device)
-        images = images.contiguous(memory_format=torch.channels_last)
         return Lanes(
             x=images,
             y=numbers(),

@@ -98,15 +98,24 @@ def ready(model: nn.Module, device: torch.device, *, precision: str, lanes: int,
         raise unknown("precision", precision, PRECISIONS)
 
     def judge(point: Tensor) -> Tensor:
-        # Lanes are channels_last; a model of the user's may count on the plain layout.
-        return checked_logits(model(point.contiguous()), len(point))
+        return checked_logits(model(point), len(point))
 
-    with mode(model, training=False), frozen(model), full_precision(device):
+    with mode(model, training=False), frozen(model), full_precision(device), _no_trials():
         full = str(dtype_of(model)).removeprefix("torch.")
         runner = Runner(judge=judge, logits=judge, precision=full, device=device, lanes=lanes)
         if device.type == "cuda" and full == "float32":
             runner = _on_cuda(runner, model, images, halves=precision == "auto")
         yield runner
+
+
+@contextmanager
+def _no_trials() -> Iterator[None]:
+    """Keep cuDNN from trying out all its algorithms, seconds for each new number of images; the judge sees many."""
+    before, torch.backends.cudnn.benchmark = torch.backends.cudnn.benchmark, False
+    try:
+        yield
+    finally:
+        torch.backends.cudnn.benchmark = before
 
 
 def _on_cuda(runner: Runner, model: nn.Module, images: Tensor, halves: bool) -> Runner:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from atas._cache import keep_compiled
 from atas.kernels._launch import side_by_side
-from atas.kernels._networks import FusedForward, fused_forward
+from atas.kernels._networks import FusedForward, fused_forward, has_kernels
 from atas.kernels._overlap import weights
 from atas.kernels._small import small_functions
 
-__all__ = ["FusedForward", "fused_forward", "side_by_side", "small_functions", "weights"]
+__all__ = ["FusedForward", "fused_forward", "has_kernels", "side_by_side", "small_functions", "weights"]
 
 keep_compiled()

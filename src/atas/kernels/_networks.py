@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, TypeGuard
 
 import torch
 from torch import Tensor, nn
@@ -13,8 +13,10 @@ from atas.kernels import _layers as layers
 from atas.kernels._launch import rehearsal
 from atas.kernels._layers import Trace
 from atas.kernels._overlap import shortcuts, weights
-from atas.models import PreActResNet, WideResNet
+from atas.models import Normalize, PreActResNet, WideResNet
 from atas.passes import mode
+
+_SMALLEST: dict[type[nn.Module], tuple[int, ...]] = {PreActResNet: (), WideResNet: (10, 2)}  # what to build one with
 
 
 class FusedForward:
@@ -151,10 +153,22 @@ class WayBack:
 
 def fused_forward(model: nn.Module) -> FusedForward | None:
     """The model's forward pass by hand-written kernels, or None for a model that has none or is partly frozen."""
-    if not isinstance(model, PreActResNet | WideResNet):
-        return None
     whole = all(module.training == model.training for module in model.modules())
-    return FusedForward(model) if whole and all(weight.requires_grad for weight in model.parameters()) else None
+    learns = all(weight.requires_grad for weight in model.parameters())
+    return FusedForward(model) if whole and learns and has_kernels(model) else None
+
+
+def has_kernels(model: nn.Module) -> TypeGuard[PreActResNet | WideResNet]:
+    """Whether this is one of our networks as we made it: no subclass, no layer exchanged, no hook to be missed."""
+    if type(model) not in (PreActResNet, WideResNet):
+        return False
+    ours = {type(module) for module in type(model)(2, Normalize(1), *_SMALLEST[type(model)]).modules()}
+    for module in model.modules():
+        if type(module) not in ours or module._forward_hooks or module._forward_pre_hooks or module._backward_hooks:
+            return False
+        if isinstance(module, nn.BatchNorm2d) and (module.momentum is None or not module.track_running_stats):
+            return False
+    return True
 
 
 def _dense(gradient: Tensor, like: Tensor) -> Tensor:

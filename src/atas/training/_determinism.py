@@ -14,19 +14,16 @@ def determinism(wanted: bool) -> Iterator[None]:
     """Inside, where wanted, only algorithms whose results do not change from run to run.
 
     An operation of a user's model that has none raises an error that names it. cuDNN's search for the fastest algorithm
-    is off, since its choice hangs on timings.
+    is off, since its choice hangs on timings; wanted or not, it is put back to what it was.
     """
-    if not wanted:
-        yield
-        return
-    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # read when cuBLAS starts
-    algorithms = torch.are_deterministic_algorithms_enabled()
+    algorithms, searching = torch.are_deterministic_algorithms_enabled(), torch.backends.cudnn.benchmark
     filling = torch.utils.deterministic.fill_uninitialized_memory  # type: ignore[attr-defined]
-    searching = torch.backends.cudnn.benchmark
     try:
-        torch.use_deterministic_algorithms(True)
-        torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
-        torch.backends.cudnn.benchmark = False
+        if wanted:
+            os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # read when cuBLAS starts
+            torch.use_deterministic_algorithms(True)
+            torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
+            torch.backends.cudnn.benchmark = False
         yield
     finally:
         torch.use_deterministic_algorithms(algorithms)

@@ -57,8 +57,8 @@ def places(index: Tensor, view: View) -> tuple[Tensor, Tensor, Tensor, Tensor]:
 
 
 def inverse(number: float) -> float:
-    """One over a number, in float32. To divide by a number, torch on a GPU multiplies by this."""
-    return float(1 / torch.tensor(number, dtype=torch.float32))
+    """One over a number, rounded to float32. To divide by a number, torch on a GPU multiplies by this."""
+    return float(torch.tensor(1 / number, dtype=torch.float32))
 
 
 def usual(*images: Tensor) -> bool:
