@@ -140,10 +140,10 @@ def test_the_probe_counts_what_the_attacks_of_the_library_find(toy_data, tiny_ne
     assert probe.pgd10 == pytest.approx(accuracy(atas.attacks.pgd(net, x, y, threat, steps=10)))
 
 
-def test_the_probe_does_not_depend_on_its_batches(toy_data, tiny_net, monkeypatch):
+def test_the_probe_does_not_depend_on_its_batches(toy_data, tiny_net):
     monitor = Monitor(toy_data.train.images, toy_data.train.labels, atas.Linf(0.05))
     whole = monitor.probe(tiny_net())
-    monkeypatch.setattr("atas.training.monitor._BATCH", 7)
+    monitor.batch = 7
     assert monitor.probe(tiny_net()) == whole
 
 

@@ -7,6 +7,7 @@ same function can be run as it is or captured once and replayed.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import ClassVar
 
@@ -22,6 +23,8 @@ from atas.training.ema import EMA
 from atas.training.schedule import learning_rate
 from atas.training.sgd import SGD
 from atas.twin import working_copy
+
+_LOOK = 500
 
 
 def choose_device(name: str) -> torch.device:
@@ -104,6 +107,21 @@ class Engine:
     def rate(self) -> float:
         """The learning rate of the next update."""
         return float(self._rates[self.updates])
+
+    @property
+    def look_size(self) -> int:
+        """How many images to ask about at a time."""
+        return _LOOK
+
+    @property
+    def watched(self) -> nn.Module:
+        """The model to look at during training."""
+        return self.model
+
+    def ask(self, function: Callable[..., Tensor], *inputs: Tensor) -> Tensor:
+        """Call a function of tensors, and of the watched model, in the precision of this run."""
+        with self.precision():
+            return function(*inputs)
 
     def prepare(self) -> None:
         """What takes time once, before the first step."""

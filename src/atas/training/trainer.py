@@ -64,7 +64,9 @@ class Trainer:
             **own,
         )
         self.engine = self._engine(model.to(self.device), method)
-        self.monitor = Monitor(images[probe].to(self.device), labels[probe].to(self.device), threat)
+        self.monitor = Monitor(
+            images[probe].to(self.device), labels[probe].to(self.device), threat, batch=self.engine.look_size
+        )
         self.epoch = self.batch = self.rollbacks = 0
         self.seconds = 0.0  # spent in training steps alone
         self._metrics_bytes = 0
@@ -138,8 +140,7 @@ class Trainer:
         engine = self.engine
         engine.method.guard.raise_if_set()
         loss, right, step_size = self._check_loss()
-        with engine.precision():
-            self._probe = probe = self.monitor.probe(engine.model)
+        self._probe = probe = self.monitor.probe(engine.watched, engine.ask)
         collapsed = self.monitor.judge(probe)
         row: dict[str, Any] = {
             "epoch": self.epoch,
