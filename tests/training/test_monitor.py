@@ -219,7 +219,7 @@ def test_the_slice_is_the_same_in_every_run(tmp_path, toy_recipe, toy_data, tiny
 def script(monkeypatch, *probes):
     """Let the monitor find these, one an epoch; more are an error."""
     left = iter(probes)
-    monkeypatch.setattr(Monitor, "probe", lambda self, model: next(left))
+    monkeypatch.setattr(Monitor, "probe", lambda self, model, ask: next(left))
     return left
 
 
