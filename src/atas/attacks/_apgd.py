@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -9,12 +10,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from atas.attacks._lanes import Lanes, Logits, wide, write
+from atas.attacks._lanes import Lanes, Logits, started, wide, write
 from atas.attacks._logits import correct
 from atas.attacks._losses import cross_entropy, dlr, targeted_dlr
 from atas.errors import UsageError
 from atas.fusing import fusable
-from atas.noise import Draw
 from atas.passes import input_gradient
 from atas.threat import Threat
 
@@ -95,7 +95,7 @@ class Ascent:
 
     def __init__(self, search: APGD, lanes: Lanes, threat: Threat, seed: int) -> None:
         self._lanes, self._threat, self._seed = lanes, threat, seed
-        self._passes, self._loss = search.passes, _LOSSES[search.loss]
+        self._passes, self._loss = search.passes, functools.partial(_losses, search.loss)
         self._windows = torch.tensor(windows(search.iterations), device=lanes.x.device)
         numbers = torch.zeros(len(lanes), dtype=lanes.x.dtype, device=lanes.x.device)
         self._climb = Climb(
@@ -114,13 +114,12 @@ class Ascent:
     def step(self, logits: Logits) -> None:
         """Evaluate every lane's point, then look at the step size where a window ends, then move on."""
         lanes = self._lanes
-        start = self._threat.random_start(lanes.x, Draw(self._seed, lanes.rank, lanes.example))
-        current = torch.where(wide(lanes.clock == 0, start), start, self._climb.current)
+        current = started(self._threat, lanes, self._seed, lanes.rank, self._climb.current)
         loss, gradient, right = self._evaluate(logits, current)
-        _move(self._threat, lanes, self._climb, self._windows, current, loss, gradient, right)
+        _move(self._threat, lanes, self._climb, self._windows, self._passes, current, loss, gradient, right)
 
     def _evaluate(self, logits: Logits, point: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """The loss, its gradient, and whether the prediction is the label; means over the passes."""
+        """The mean loss over the passes, the sum of its gradients, and whether the mean's prediction is the label."""
         y, target = self._lanes.y, self._lanes.target
 
         def total(output: Tensor, y: Tensor) -> Tensor:
@@ -132,7 +131,7 @@ class Ascent:
             next_gradient, next_output = input_gradient(logits, point, y, total)
             gradient, output = gradient + next_gradient, output + next_output
             loss = loss + self._loss(next_output, y, target)
-        return loss / self._passes, gradient.nan_to_num() / self._passes, correct(output, y)
+        return loss / self._passes, gradient, correct(output, y)
 
 
 @dataclass(frozen=True)
@@ -175,17 +174,27 @@ def windows(iterations: int) -> list[int]:
 
 
 @fusable
+def _losses(kind: str, logits: Tensor, y: Tensor, target: Tensor) -> Tensor:
+    return _LOSSES[kind](logits, y, target)
+
+
+@fusable
 def _move(
     threat: Threat,
     lanes: Lanes,
     climb: Climb,
     table: Tensor,
+    passes: int,
     current: Tensor,
     loss: Tensor,
     gradient: Tensor,
     right: Tensor,
 ) -> None:
-    """Take note of the evaluation of `current` and make a step, in the lanes that move."""
+    """Take note of the evaluation of `current` and make a step, in the lanes that move.
+
+    The gradient is the sum over the passes. Where it is not a number the point stays.
+    """
+    gradient = gradient.nan_to_num() / passes
     moving, fresh = lanes.moving(), lanes.clock == 0
     x, last = lanes.x, len(table) - 1
 

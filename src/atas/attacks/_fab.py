@@ -103,6 +103,7 @@ class Descent:
         _keep(search, threat, lanes, self._current, self.closest, ahead, right)
 
 
+@fusable
 def _lead(logits: Tensor, y: Tensor, target: Tensor) -> Tensor:
     """The target's logit less the label's, negative where the label wins."""
     both = full(logits).gather(1, torch.stack([target, y], 1))

@@ -14,6 +14,8 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
+from atas.fusing import fusable
+from atas.noise import Draw
 from atas.threat import Threat
 
 Logits = Callable[[Tensor], Tensor]  # points (B, C, H, W) to logits (B, classes), differentiable
@@ -107,6 +109,16 @@ def wide(values: Tensor, images: Tensor) -> Tensor:
 def write(old: Tensor, new: Tensor, lanes: Tensor) -> None:
     """Overwrite in place what belongs to the lanes that are flagged."""
     old.copy_(torch.where(wide(lanes, old), new, old))
+
+
+@fusable
+def started(threat: Threat, lanes: Lanes, seed: int, epoch: Tensor, current: Tensor) -> Tensor:
+    """Where each lane is at: a random point of its ball if it was just filled, else `current`.
+
+    `epoch` is one number or one a lane; like the seed, another one gives other starts.
+    """
+    start = threat.random_start(lanes.x, Draw(seed, epoch, lanes.example))
+    return torch.where(wide(lanes.clock == 0, start), start, current)
 
 
 class State(Protocol):

@@ -5,6 +5,7 @@ from __future__ import annotations
 from torch import Tensor
 
 from atas.errors import UsageError
+from atas.fusing import fusable
 
 
 def checked_logits(output: object, examples: int) -> Tensor:
@@ -26,4 +27,9 @@ def correct(logits: Tensor, y: Tensor) -> Tensor:
     >>> correct(torch.tensor([[2.0, 1.0], [2.0, 1.0], [float("nan"), 1.0]]), torch.tensor([0, 1, 0])).tolist()
     [True, False, False]
     """
+    return _correct(logits, y)
+
+
+@fusable
+def _correct(logits: Tensor, y: Tensor) -> Tensor:
     return (logits.argmax(1) == y) & ~logits.isnan().any(1)

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from atas.attacks._attack import step_settings
-from atas.attacks._lanes import Lanes, Logits, Search, wide, write
+from atas.attacks._lanes import Lanes, Logits, Search, started, write
 from atas.attacks._logits import checked_logits, correct
 from atas.attacks._setting import attacking
 from atas.errors import UsageError
@@ -163,8 +163,7 @@ class Ascent:
     def step(self, logits: Logits) -> None:
         """One step up the cross-entropy of every lane."""
         lanes = self._lanes
-        start = self._threat.random_start(lanes.x, Draw(self._seed, self._restart, lanes.example))
-        current = torch.where(wide(lanes.clock == 0, start), start, lanes.point)
+        current = started(self._threat, lanes, self._seed, self._restart, lanes.point)
         gradient, _ = input_gradient(logits, current, lanes.y, cross_entropy_sum)
         _move(self._threat, lanes, current, gradient, self._size, self._iterations)
 

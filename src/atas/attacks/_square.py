@@ -112,6 +112,7 @@ class Walk:
         _keep(self._queries, lanes, self._margin, proposal, margin, right)
 
 
+@fusable
 def _margin(logits: Tensor, y: Tensor) -> Tensor:
     """The label's logit less the greatest other one."""
     logits, label = full(logits), y.unsqueeze(1)

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from atas.attacks._lanes import Logits
 from atas.attacks._queue import Step
+from atas.fusing import fused
 from atas.twin import working_copy
 
 HALF = torch.float16  # as fast as bfloat16, and eight times as fine
@@ -98,16 +99,21 @@ def agrees(logits: Logits, judge: Logits, x: Tensor) -> bool:
 
 
 def recorded(step: Step) -> Callable[[int], None]:
-    """A number of steps, replayed from a record of one: the host only asks for the next."""
-    side = torch.cuda.Stream()
-    side.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(side):
-        for _ in range(_WARM_UP):
+    """A number of steps, replayed from a record of one: the host only asks for the next.
+
+    What surrounds the network runs by kernels written by hand, where there are any for it.
+    """
+    from atas.kernels import attack_functions, small_functions  # Triton comes with PyTorch for CUDA alone
+
+    graph, side = torch.cuda.CUDAGraph(), torch.cuda.Stream()
+    with fused(None, by_hand={**small_functions(), **attack_functions()}):
+        side.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(side):
+            for _ in range(_WARM_UP):
+                step()
+        torch.cuda.current_stream().wait_stream(side)
+        with torch.cuda.graph(graph):
             step()
-    torch.cuda.current_stream().wait_stream(side)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        step()
 
     def times(count: int) -> None:
         for _ in range(count):

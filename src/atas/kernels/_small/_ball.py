@@ -109,14 +109,14 @@ def _ascend(  # type: ignore[no-untyped-def]
 
 @triton.jit(do_not_specialize=["start_salt"])
 def _random_start(  # type: ignore[no-untyped-def]
-    x, epoch, index, out, eps, start_salt, size: tl.constexpr, block: tl.constexpr
+    x, epoch, index, out, eps, start_salt, each: tl.constexpr, size: tl.constexpr, block: tl.constexpr
 ):
-    """A random point of the ball."""
+    """A random point of the ball; `each` where examples have epochs of their own."""
     example = tl.program_id(0)
     at = tl.program_id(1) * block + tl.arange(0, block)
     valid = at < size
     image = tl.load(x + example * size + at, valid, 0.0)
-    drawn = uniform(start_salt, tl.load(epoch), tl.load(index + example), at)
+    drawn = uniform(start_salt, tl.load(epoch + (example if each else 0)), tl.load(index + example), at)
     tl.store(out + example * size + at, project(image + (2 * drawn - 1) * eps, image, eps), valid)
 
 
@@ -178,13 +178,13 @@ def ascend(threat: Threat, point: Tensor, gradient: Tensor, size: Tensor | float
 
 def random_start(threat: Threat, x: Tensor, seed: int, epoch: Tensor, index: Tensor) -> Tensor:
     """As `threat._random_start`."""
-    if type(threat) is not Linf or not usual(x):
+    if type(threat) is not Linf or not usual(x) or epoch.shape not in ((), (len(x),)):
         return NotImplemented
     x = x.contiguous()
     cut, out = Cut.of(x), torch.empty_like(x)
     launch(
         _random_start, cut.grid,
-        x, epoch.to(x.device), index.contiguous(), out, float(threat.eps), salt(seed, Purpose.START), **cut.sizes(),
-        **AS_TORCH,
+        x, epoch.to(x.device).contiguous(), index.contiguous(), out, float(threat.eps), salt(seed, Purpose.START),
+        each=epoch.dim() == 1, **cut.sizes(), **AS_TORCH,
     )  # fmt: skip
     return out
