@@ -150,6 +150,18 @@ def _finish_backward_train(  # type: ignore[no-untyped-def]
 ):  # fmt: skip
     """Back through the ReLU, and the sums that BatchNorm's gradient needs."""
     at, inside, cells, valid = _cells(part, first, rows, columns, pixels, block)
+    _behind_relu(
+        found, part, count, first // block, at, inside, cells, valid, total, out, parts, counters, saved, sums, columns,
+        block,
+    )  # fmt: skip
+
+
+@triton.jit
+def _behind_relu(  # type: ignore[no-untyped-def]
+    found, part, count, column_block, at, inside, cells, valid, total, out, parts, counters, saved, sums,
+    columns: tl.constexpr, block: tl.constexpr,
+):  # fmt: skip
+    """The gradient `found` behind the ReLU at these cells, and its sums."""
     mean, deviation = tl.load(saved + at, inside, 0.0), tl.load(saved + columns + at, inside, 0.0)
     scale = tl.load(saved + 2 * columns + at, inside, 0.0)
     shift = tl.load(saved + 3 * columns + at, inside, 0.0)
@@ -159,7 +171,7 @@ def _finish_backward_train(  # type: ignore[no-untyped-def]
     tl.store(out + cells, g, valid)
     g = g.to(tl.float32)
     if _leave(
-        tl.sum(g, 0), tl.sum(g * (x - mean[None, :]), 0) * deviation, parts, counters, part, count, first // block,
+        tl.sum(g, 0), tl.sum(g * (x - mean[None, :]), 0) * deviation, parts, counters, part, count, column_block,
         columns, at, inside, block,
     ):  # fmt: skip
         first_sum, second_sum = _all_groups(parts, count, columns, at, inside, block)

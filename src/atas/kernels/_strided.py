@@ -12,9 +12,9 @@ import triton
 import triton.language as tl
 from torch import Tensor, nn
 
-from atas.kernels._conv import HALF, Cut, Tiling
+from atas.kernels._conv import HALF, Cut, Tiling, _behind_relu
 from atas.kernels._launch import has_copy_engine, launch
-from atas.kernels._norm import _all_groups, _leave, apply_gradient, counter, space
+from atas.kernels._norm import apply_gradient, counter, space
 
 _TILING = Tiling(256, 64, warps=8, stages=3)
 
@@ -108,22 +108,10 @@ def _strided_train(  # type: ignore[no-untyped-def]
     )  # fmt: skip
     if not activated:
         tl.store(past + cells, tl.trans(direct.to(past.dtype.element_ty)), valid)
-    mean, deviation = tl.load(saved + at, inside, 0.0), tl.load(saved + columns + at, inside, 0.0)
-    scale = tl.load(saved + 2 * columns + at, inside, 0.0)
-    shift = tl.load(saved + 3 * columns + at, inside, 0.0)
-    x = tl.load(total + cells, valid, 0.0).to(tl.float32)
-    g = tl.trans(found.to(out.dtype.element_ty))
-    g = tl.where(valid & (x * scale[None, :] + shift[None, :] > 0), g, 0.0)
-    tl.store(out + cells, g, valid)
-    g = g.to(tl.float32)
-    count = tl.num_programs(0) // blocks
-    if _leave(
-        tl.sum(g, 0), tl.sum(g * (x - mean[None, :]), 0) * deviation, parts, counters, part, count, first // block,
-        columns, at, inside, block,
-    ):  # fmt: skip
-        first_sum, second_sum = _all_groups(parts, count, columns, at, inside, block)
-        tl.store(sums + at, first_sum, inside)
-        tl.store(sums + columns + at, second_sum, inside)
+    _behind_relu(
+        found, part, tl.num_programs(0) // blocks, first // block, at, inside, cells, valid, total, out, parts,
+        counters, saved, sums, columns, block,
+    )  # fmt: skip
 
 
 def fits(conv: nn.Conv2d, shortcut: nn.Conv2d, x: Tensor) -> bool:
