@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from atas._commit import commit
 from atas._version import __version__
 
 
@@ -20,6 +21,7 @@ def describe(device: torch.device) -> dict[str, Any]:
     return {
         "command": shlex.join([Path(sys.argv[0]).name, *sys.argv[1:]]),
         "atas": __version__,
+        "commit": commit(),
         "torch": torch.__version__,
         "python": platform.python_version(),
         "device": torch.cuda.get_device_name(device) if on_gpu else f"{device.type} ({_processor()})",

@@ -1,0 +1,138 @@
+"""`atas reproduce`."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import TypeVar
+
+import typer
+
+from atas.cli._say import say, show
+
+T = TypeVar("T")
+
+
+def reproduce(
+    study: str | None = typer.Argument(None, help="A study's name; see --list."),
+    list_all: bool = typer.Option(False, "--list", help="List the studies."),
+    quick: bool = typer.Option(False, "--quick", help="On the embedded digits, cut short: minutes on a CPU."),
+    out: Path = typer.Option(Path("runs/reproduce"), "--out", help="The results' folder; studies may share one."),
+    methods: str | None = typer.Option(None, "--methods", help="Only these; comma-separated, such as atas,atta."),
+    networks: str | None = typer.Option(None, "--networks", help="Only these, such as preact-resnet18."),
+    eps: str | None = typer.Option(None, "--eps", help="Only these budgets, such as 8/255,12/255."),
+    seeds: str | None = typer.Option(None, "--seeds", help="Of the trainings, such as 0,1,2; 0 by default."),
+    attacks: str | None = typer.Option(None, "--attacks", help="Instead of the study's own, such as pgd10,pgd50."),
+    padding: str | None = typer.Option(None, "--padding", help="Of test images: 0, 4 (as released) or 0,4 for both."),
+    examples: int | None = typer.Option(None, "--examples", min=1, help="Only the first so many test images."),
+    root: str | None = typer.Option(None, "--root", help="The data's folder."),
+    assignments: list[str] = typer.Option([], "--set", metavar="KEY=VALUE", help="Override a key of all recipes."),
+    reuse: list[Path] = typer.Option([], "--reuse", help="Take finished runs from this folder too; may be repeated."),
+    dry_run: bool = typer.Option(False, "--dry-run", help="Only say what would be run."),
+    as_json: bool = typer.Option(False, "--json", help="Print JSON instead of a table."),
+) -> None:
+    """Reproduce a table or figure of the paper: ours beside the paper's.
+
+    A study is a plan of runs. It can be stopped at any moment; the same command goes on, and finished runs are used
+    again, by other studies too. The exit status is 1 if a run failed.
+
+    \b
+    Example: atas reproduce table-cifar10 --quick
+             atas reproduce table-cifar10 --networks preact-resnet18 --eps 8/255 --seeds 0,1,2 --out results/cifar10
+             atas reproduce table-cifar10 --methods atas --padding 0,4
+    """
+    from atas.errors import UsageError
+    from atas.reproduce import PlanProgress, Request, Sweep, get
+    from atas.training.recipe import parse_assignment
+    from atas.training.values import convert
+
+    if list_all:
+        _list(as_json=as_json)
+        return
+    if study is None:
+        raise UsageError("name a study, such as table-cifar10; `atas reproduce --list` shows them")
+    chosen = get(study)
+    values = dict(parse_assignment(text) for text in assignments) | ({} if root is None else {"data.root": root})
+    request = Request(
+        out=out,
+        quick=quick,
+        methods=_each("methods", methods, str),
+        networks=_each("networks", networks, str),
+        eps=_each("eps", eps, lambda text: convert(text, float, "--eps")),
+        seeds=_each("seeds", seeds, _whole("--seeds")),
+        attacks=_each("attacks", attacks, str),
+        padding=_each("padding", padding, _whole("--padding")),
+        examples=examples,
+        values=values,
+        reuse=tuple(reuse),
+    )
+    if dry_run:
+        if not isinstance(chosen, Sweep):
+            raise UsageError(f"the study {study} is no plan of runs; leave out --dry-run")
+        _tell(chosen, request)
+        return
+    report = chosen.run(request, PlanProgress())
+    if as_json:
+        typer.echo(next(path for path in report.files if path.suffix == ".json").read_text(encoding="utf-8"))
+    else:
+        say(report.page)
+        for path in report.files:
+            say(f"written: {path}")
+    if report.failures:
+        typer.echo(f"atas: {_failed(report.failures)}", err=True)
+        raise typer.Exit(1)
+
+
+def _each(option: str, text: str | None, kind: Callable[[str], T]) -> tuple[T, ...] | None:
+    """The parts of a comma-separated option."""
+    from atas.errors import UsageError
+
+    if text is None:
+        return None
+    parts = [part.strip() for part in text.split(",") if part.strip()]
+    if not parts:
+        raise UsageError(f"--{option} is empty; give values separated by commas, or leave it out")
+    return tuple(dict.fromkeys(map(kind, parts)))
+
+
+def _whole(option: str) -> Callable[[str], int]:
+    from atas.errors import UsageError
+
+    def number(text: str) -> int:
+        try:
+            return int(text)
+        except ValueError:
+            raise UsageError(f"{option} takes whole numbers separated by commas; got '{text}'") from None
+
+    return number
+
+
+def _failed(failures: tuple[str, ...]) -> str:
+    some = f"{len(failures)} runs" if len(failures) > 1 else "1 run"
+    return f"{some} failed, the first was {failures[0]}; the same command tries again"
+
+
+def _list(*, as_json: bool) -> None:
+    from rich import box
+    from rich.table import Table
+
+    from atas.reproduce import get, names
+
+    rows = [{"study": name, "what": get(name).about} for name in names()]
+    if as_json:
+        typer.echo(json.dumps(rows, indent=2))
+        return
+    table = Table("study", "what", box=box.SIMPLE)
+    for row in rows:
+        table.add_row(*row.values())
+    show(table)
+
+
+def _tell(study, request) -> None:  # type: ignore[no-untyped-def]
+    """What a plan would do."""
+    plan = study.plan(request)
+    left = {trial.key for trial in plan.left()}
+    for trial in plan.trials:
+        say(f"{'to do' if trial.key in left else 'done '}  {trial.label}: {', '.join(trial.attacks)}")
+    say(f"{len(left)} of {len(plan.trials)} runs to do, into {request.out}")

@@ -1,0 +1,70 @@
+"""Figures of several runs: a mean with its spread, beside the paper's."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from atas.reproduce.record import Record
+
+
+@dataclass(frozen=True)
+class Figure:
+    """An accuracy in percent: of one run with its 95% interval, or the mean of several with their range."""
+
+    value: float
+    low: float
+    high: float
+    runs: int
+    n: int
+
+    def __str__(self) -> str:
+        if self.runs > 1:
+            return f"{self.value:.2f} ({self.low:.2f} to {self.high:.2f})"
+        return f"{self.value:.2f} [{self.low:.1f}, {self.high:.1f}]"
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain values."""
+        spread = "range over seeds" if self.runs > 1 else "95% interval"
+        ends = {"low": self.low, "high": self.high, "spread": spread}
+        return {"percent": self.value, **ends, "runs": self.runs, "n": self.n}
+
+
+def figure(records: Sequence[Record], attack: str) -> Figure | None:
+    """What records of one row say of an attack; None where none of them has it."""
+    found = [record for record in records if attack in record.attacks]
+    if not found:
+        return None
+    values = [100 * record.attacks[attack]["accuracy"] for record in found]
+    low, high = min(values), max(values)
+    if len(found) == 1:
+        low, high = (100 * end for end in found[0].attacks[attack]["interval"])
+    return Figure(statistics.fmean(values), low, high, len(found), found[0].n)
+
+
+def difference(ours: Figure | None, paper: float | None) -> str:
+    """Ours less the paper's, in points."""
+    return "" if ours is None or paper is None else f"{ours.value - paper:+.2f}"
+
+
+def duration(seconds: float) -> str:
+    """A training time.
+
+    >>> duration(29.84), duration(95), duration(5000)
+    ('29.8 s', '1.6 min', '1.39 h')
+    """
+    if seconds < 60:
+        return f"{seconds:.1f} s"
+    return f"{seconds / 60:.1f} min" if seconds < 3600 else f"{seconds / 3600:.2f} h"
+
+
+def collapses(records: Sequence[Record]) -> str:
+    """In which epoch training collapsed, or in how many runs."""
+    if not records:
+        return ""
+    found = [record.collapsed_in for record in records if record.collapsed_in is not None]
+    if len(records) > 1:
+        return f"{len(found)} of {len(records)}" if found else "no"
+    return f"epoch {found[0]}" if found else "no"

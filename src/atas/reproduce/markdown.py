@@ -1,0 +1,79 @@
+"""Pages of Markdown: tables that can be read as they stand, and where the figures come from."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from atas.reproduce.record import Record
+
+
+def table(header: Sequence[str], rows: Iterable[Sequence[str]], left: int = 2) -> list[str]:
+    """A table whose columns are aligned in the text too; the first `left` ones to the left."""
+    lines = [[cell.replace("|", "/") for cell in line] for line in (header, *rows)]
+    widths = [max(3, *(len(line[column]) for line in lines)) for column in range(len(header))]
+
+    def line(cells: Sequence[str]) -> str:
+        padded = [
+            cell.ljust(width) if column < left else cell.rjust(width)
+            for column, (cell, width) in enumerate(zip(cells, widths, strict=True))
+        ]
+        return f"| {' | '.join(padded)} |"
+
+    rule = ["-" * width if column < left else "-" * (width - 1) + ":" for column, width in enumerate(widths)]
+    return [line(lines[0]), line(rule), *map(line, lines[1:])]
+
+
+def provenance(records: Sequence[Record]) -> list[str]:
+    """Hardware, versions and commits that the figures were made with."""
+    trained = [record.training["environment"] for record in records]
+    evaluated = [about["environment"] for record in records for about in record.evaluations]
+    parts = {
+        "trained on": _each(trained, "device"),
+        "training in": _each(trained, "precision"),
+        "evaluated on": _each(evaluated, "device"),
+        "atas": _each([*trained, *evaluated], "atas"),
+        "commit": _each([*trained, *evaluated], "commit"),
+        "torch": _each([*trained, *evaluated], "torch"),
+    }
+    return [f"- {name}: {value}" for name, value in parts.items() if value]
+
+
+def cautions(records: Sequence[Record]) -> list[str]:
+    """Warnings of the evaluations, each once, with the trials that they are about."""
+    found: dict[str, list[str]] = {}
+    for record in records:
+        about = f"{record.trial['network']} {record.trial['method']} {record.trial['eps']} seed {record.seed}"
+        for evaluation in record.evaluations:
+            for warning in evaluation["warnings"]:
+                found.setdefault(warning, []).append(about)
+    return [f"- {', '.join(dict.fromkeys(abouts))}: {warning}" for warning, abouts in found.items()]
+
+
+def section(title: str, items: Sequence[str]) -> list[str]:
+    """A part of a page, unless there is nothing in it."""
+    return ["", f"## {title}", "", *items] if items else []
+
+
+def origin(records: Sequence[Record], errors: Sequence[str]) -> list[str]:
+    """The end of a page: where its figures come from, what is to be doubted, and what is missing."""
+    return [
+        *section("Where these figures come from", provenance(records)),
+        *section("Warnings of the evaluations", cautions(records)),
+        *section("Failed", [f"- {error}" for error in dict.fromkeys(errors)]),
+    ]
+
+
+def told(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Of values that a person set, those that change what is measured, not where or how fast."""
+    return {key: value for key, value in values.items() if not key.startswith("engine.") and key != "data.root"}
+
+
+def changed(values: Mapping[str, Any]) -> str:
+    """What was set otherwise than in the recipes, in a sentence; nothing where nothing was."""
+    listed = ", ".join(f"{key} = {value}" for key, value in told(values).items())
+    return f"Set otherwise than in the recipes: {listed}." if listed else ""
+
+
+def _each(environments: Sequence[Mapping[str, Any]], key: str) -> str:
+    return ", ".join(dict.fromkeys(str(found[key]) for found in environments if found.get(key)))

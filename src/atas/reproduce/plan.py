@@ -1,0 +1,102 @@
+"""A plan: trials carried out one after the other, that can be stopped at any moment and gone on with."""
+
+from __future__ import annotations
+
+import time
+import traceback
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+from atas.data import Dataset
+from atas.errors import AtasError
+from atas.reproduce.execute import execute, is_done, make_room, work
+from atas.reproduce.progress import PlanProgress, clock
+from atas.reproduce.record import Record
+from atas.reproduce.store import Store
+from atas.reproduce.trial import Trial
+from atas.training.run import load_data
+from atas.training.trainer import Interrupted
+
+
+@dataclass(frozen=True)
+class Failure:
+    """A trial that could not be carried out, and why."""
+
+    trial: Trial
+    sentence: str
+
+
+class Plan:
+    """Trials and the store that their results go to. Trials that come to the same are carried out once."""
+
+    def __init__(self, trials: Sequence[Trial], store: Store) -> None:
+        merged: dict[str, Trial] = {}
+        for trial in trials:
+            known = merged.setdefault(trial.key, trial)
+            merged[trial.key] = replace(known, attacks=tuple(dict.fromkeys((*known.attacks, *trial.attacks))))
+        self.trials, self.store = list(merged.values()), store
+        self._data: dict[tuple[str, str | None, int | None], Dataset] = {}
+
+    def left(self) -> list[Trial]:
+        """The trials that are not done yet."""
+        return [trial for trial in self.trials if not is_done(trial, self.store)]
+
+    def run(self, progress: PlanProgress, after_each: Callable[[], object] = lambda: None) -> list[Failure]:
+        """Carry out what is left; a trial that fails is written down, and the next one begins.
+
+        What no trial can do without, such as its data, is looked at first.
+        """
+        left = self.left()
+        if done := len(self.trials) - len(left):
+            progress.say(f"{done} of {len(self.trials)} runs are done already")
+        expected = self._work(left)
+        progress.expect(sum(expected))
+        failures = []
+        with progress:
+            for number, (trial, amount) in enumerate(zip(left, expected, strict=True), done + 1):
+                progress.begin(f"{number}/{len(self.trials)} {trial.label}", amount)
+                failure = self._one(trial, progress)
+                failures += [failure] if failure else []
+                after_each()
+        return failures
+
+    def _work(self, trials: Sequence[Trial]) -> list[float]:
+        """Of each of these trials; a training that several share is that of the first."""
+        found, trained = [], set()
+        for trial in trials:
+            training, evaluation = work(trial, self.store, self._load(trial))
+            found.append(evaluation + (0.0 if trial.training_key in trained else training))
+            trained.add(trial.training_key)
+        return found
+
+    def _one(self, trial: Trial, progress: PlanProgress) -> Failure | None:
+        began = time.monotonic()
+        failure = None
+        try:
+            record = execute(trial, self.store, self._load, progress)
+        except (Interrupted, KeyboardInterrupt):
+            raise AtasError(f"stopped in {trial.label}; all is saved, and the same command goes on there") from None
+        except Exception as error:
+            sentence = str(error) if isinstance(error, AtasError) else f"{type(error).__name__}: {error}"
+            failure = Failure(trial, " ".join(sentence.split()))
+            self.store.fail(trial, failure.sentence, traceback.format_exc())
+        progress.end()
+        make_room()
+        took = f"took {clock(time.monotonic() - began)}"
+        if failure is not None:
+            progress.close(f"failed: {failure.sentence}", took, style="bold red")
+        else:
+            progress.close(_figures(trial, record), took)
+        return failure
+
+    def _load(self, trial: Trial) -> Dataset:
+        """The trial's data; read once for all trials that share it."""
+        wanted = trial.settings.data
+        key = (wanted.name, wanted.root, wanted.size)
+        if key not in self._data:
+            self._data = {key: load_data(trial.settings)}  # one at a time: some are large
+        return self._data[key]
+
+
+def _figures(trial: Trial, record: Record) -> str:
+    return ", ".join(f"{name} {100 * record.attacks[name]['accuracy']:.2f}%" for name in ("clean", *trial.attacks))

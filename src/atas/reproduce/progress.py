@@ -1,0 +1,185 @@
+"""What a person sees of a plan under way: one line for the whole of it in a terminal, plain lines elsewhere.
+
+All of it goes to standard error, so that standard output holds the result alone.
+"""
+
+from __future__ import annotations
+
+import time
+from types import TracebackType
+from typing import Any
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn
+
+from atas.evaluation import Status
+from atas.training import Live
+
+_PLAIN_EVERY = 30.0  # seconds between lines inside of a trial, without a terminal
+_REFRESH = 0.5
+_STEPS = 1000
+
+
+class PlanProgress:
+    """Work done and work left, over all trials of a plan."""
+
+    def __init__(self, console: Console | None = None) -> None:
+        self.console = console or Console(stderr=True)
+        self._total = self._ahead = self._made = 0.0
+        self._work = self._over = self._part = self._from = self._share = 0.0  # of the trial under way, and of its part
+        self._began: float | None = None
+        self._last = time.monotonic()
+        self._title = ""
+        self._progress: Progress | None = None
+        if self.console.is_terminal:
+            self._progress = Progress(
+                TextColumn("{task.description}"),
+                BarColumn(bar_width=24),
+                TaskProgressColumn(),
+                TextColumn("{task.fields[text]}"),
+                console=self.console,
+                transient=True,
+            )
+            self._task = self._progress.add_task("", total=_STEPS, text="")
+
+    def expect(self, work: float) -> None:
+        """So much work lies ahead, in forward passes or whatever it is counted in."""
+        self._total += work
+        self._ahead += work
+
+    def begin(self, title: str, work: float) -> None:
+        """A trial begins, so much of the work."""
+        self._title, self._work = title, work
+        if self._progress is None:
+            self.say(title)
+        else:
+            self._show("")
+
+    def part(self, work: float) -> None:
+        """A part of the trial begins."""
+        self._end_part()
+        self._began = self._began or time.monotonic()
+        self._part = work
+
+    def resume_part(self, done: float) -> None:
+        """A share of the part was done before a stop, as it turns out."""
+        self._from = self._share = done
+
+    def reach(self, share: float, text: str = "") -> None:
+        """The part has come so far, from 0 to 1."""
+        self._share = max(min(share, 1.0), self._share)
+        if self.due():
+            self._show(text)
+
+    def due(self) -> bool:
+        """Whether it is time to show something."""
+        return time.monotonic() - self._last >= (_PLAIN_EVERY if self._progress is None else _REFRESH)
+
+    def end(self) -> None:
+        """The trial is over, done or not."""
+        self._end_part()
+        self._ahead -= self._work
+        self._work = self._over = 0.0
+
+    def close(self, text: str, took: str, style: str | None = None) -> None:
+        """A line on a trial that is over: what it came to, how long it took, how long the rest will take."""
+        title = f"{self._title}: " if self._progress is not None else "  "
+        self.say(f"{title}{text}  ({', '.join(part for part in (took, self.left()) if part)})", style)
+
+    def _end_part(self) -> None:
+        self._made += self._part * (self._share - self._from)
+        self._over += self._part
+        self._part = self._from = self._share = 0.0
+
+    @property
+    def _left(self) -> float:
+        return max(self._ahead - self._over - self._part * self._share, 0.0)
+
+    @property
+    def seconds_left(self) -> float | None:
+        """At the pace so far; None while there is no telling."""
+        made = self._made + self._part * (self._share - self._from)
+        if not made or self._began is None:
+            return None
+        return self._left * (time.monotonic() - self._began) / made
+
+    def left(self) -> str:
+        """The time left, for the end of a line."""
+        seconds = self.seconds_left
+        return "" if not seconds else f"about {clock(seconds)} left"
+
+    def live(self) -> Live:
+        """What a training shows itself through."""
+        return _Training(self)
+
+    def watch(self, status: Status) -> None:
+        """What an evaluation shows itself through."""
+        if status.note is not None:
+            self.say(f"  {status.note}")
+            return
+        what = status.attack if status.doing == status.attack else f"{status.attack}: {status.doing}"
+        self.reach(status.done, f"{what}, {status.right:,} of {status.examples:,} hold")
+
+    def say(self, text: str, style: str | None = None) -> None:
+        """One line that stays."""
+        self.console.print(text, style=style, highlight=False, soft_wrap=True, markup=False)
+
+    def _show(self, text: str) -> None:
+        self._last = time.monotonic()
+        shown = ", ".join(part for part in (self.left(), text) if part)
+        if self._progress is not None:
+            done = 1 - self._left / self._total if self._total else 0.0
+            self._progress.update(self._task, description=self._title, completed=_STEPS * done, text=shown)
+        elif shown:
+            self.say(f"  {shown}")
+
+    def __enter__(self) -> PlanProgress:
+        if self._progress is not None:
+            self._progress.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._progress is not None:
+            self._progress.stop()
+
+
+class _Training(Live):
+    """A training's view of the plan's line: epochs move it on; only sentences stay."""
+
+    def __init__(self, plan: PlanProgress) -> None:
+        super().__init__(plan.console)
+        self._plan = plan
+
+    def begin(self, title: str, total: int, done: int) -> None:
+        """Start where a stop left it."""
+        self._total = total
+        self._plan.resume_part(done / total)
+
+    def due(self) -> bool:
+        """Whether it is time to show something."""
+        return self._plan.due()
+
+    def update(self, done: int, epoch: int, epochs: int, **status: Any) -> None:
+        """In the middle of an epoch."""
+        self._plan.reach(done / self._total, f"epoch {epoch + 1}/{epochs}")
+
+    def epoch(self, done: int, row: dict[str, Any], epochs: int) -> None:
+        """At the end of one."""
+        probe = f"clean {100 * row['clean']:.0f}%, PGD-10 {100 * row['pgd10']:.0f}%"
+        self._plan.reach(done / self._total, f"epoch {row['epoch'] + 1}/{epochs} done, {probe}")
+
+    def say(self, text: str, style: str | None = None) -> None:
+        """A sentence, set in under the trial's title."""
+        self._plan.say(f"  {text}", style)
+
+
+def clock(seconds: float) -> str:
+    """A time as people write it.
+
+    >>> clock(75), clock(3675)
+    ('1:15', '1:01:15')
+    """
+    hours, minutes, seconds = int(seconds) // 3600, int(seconds) // 60 % 60, int(seconds) % 60
+    return f"{hours}:{minutes:02}:{seconds:02}" if hours else f"{minutes}:{seconds:02}"

@@ -1,0 +1,149 @@
+"""The small JSON file of one trial: what was asked, what it gave, and where."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from atas._files import write_text
+from atas.errors import DataError
+from atas.evaluation import Evaluation
+from atas.evaluation._result import WORST
+from atas.report import Summary
+from atas.reproduce.trial import Trial, level
+
+_FORMAT = 1
+
+
+@dataclass(frozen=True)
+class Record:
+    """What is known of a trial. `attacks` holds for each attack accuracy, interval, count and seconds."""
+
+    key: str
+    row: str
+    training_key: str
+    seed: int
+    trial: dict[str, Any]
+    settings: dict[str, Any]
+    training: dict[str, Any]
+    weights: str
+    n: int
+    attacks: dict[str, dict[str, Any]]
+    evaluations: list[dict[str, Any]] = field(default_factory=list)
+
+    @classmethod
+    def of(cls, trial: Trial, summary: Summary, environment: dict[str, Any], evaluation: Evaluation) -> Record:
+        """The record of a finished training and a first evaluation."""
+        settings = trial.settings
+        training = {
+            "seconds": summary.seconds,
+            "epochs": len(summary.epochs),
+            "collapsed_in_epoch": summary.collapsed_in,
+            "last_epoch": summary.epochs[-1],
+            "environment": environment,
+        }
+        return cls(
+            key=trial.key,
+            row=trial.row,
+            training_key=trial.training_key,
+            seed=trial.seed,
+            trial={
+                "recipe": trial.recipe,
+                "values": {key: value for key, value in trial.values.items() if key != "data.root"},
+                "data": settings.data.name,
+                "network": settings.model.name,
+                "method": settings.method.name,
+                "eps": level(settings.method.eps),
+                "padding": trial.padding,
+                "examples": trial.examples,
+                "held_out": trial.held_out,
+            },
+            settings=settings.to_dict()
+            | {"data": {k: v for k, v in settings.to_dict()["data"].items() if k != "root"}},
+            training=training,
+            weights=evaluation.weights,
+            n=evaluation.n,
+            attacks=_attacks(evaluation),
+            evaluations=[_about(evaluation)],
+        )
+
+    @property
+    def seconds(self) -> float:
+        """Time spent in training steps."""
+        return float(self.training["seconds"])
+
+    @property
+    def collapsed_in(self) -> int | None:
+        """The first epoch, counted from 1, that the monitor found collapsed."""
+        found: int | None = self.training["collapsed_in_epoch"]
+        return found
+
+    @property
+    def hardware(self) -> str:
+        """What it was trained on."""
+        return str(self.training["environment"].get("device", "unknown hardware"))
+
+    def missing(self, attacks: Iterable[str]) -> tuple[str, ...]:
+        """Those of these attacks that are not known yet."""
+        return tuple(name for name in attacks if name not in self.attacks)
+
+    def joined(self, other: Record) -> Record:
+        """With what another record knows of the very same weights; nothing is taken from one of other weights."""
+        if other.key != self.key or other.weights != self.weights:
+            return self
+        new = {name: figures for name, figures in other.attacks.items() if name not in self.attacks}
+        if not new:
+            return self
+        return replace(self, attacks=self.attacks | new, evaluations=self.evaluations + other.evaluations)
+
+    def with_evaluation(self, evaluation: Evaluation) -> Record:
+        """With what another evaluation found."""
+        attacks = self.attacks | _attacks(evaluation)
+        return replace(self, attacks=attacks, evaluations=[*self.evaluations, _about(evaluation)])
+
+    def save(self, path: Path) -> None:
+        """Write it; the file is replaced as a whole."""
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_text(path, json.dumps({"format": _FORMAT, **self.__dict__}, indent=1) + "\n")
+
+    @classmethod
+    def load(cls, path: Path) -> Record:
+        """Read what `save` wrote."""
+        try:
+            found = json.loads(path.read_text(encoding="utf-8"))
+            if found.pop("format") != _FORMAT:
+                raise ValueError("another format")
+            record = cls(**found)
+            for figures in record.attacks.values():
+                float(figures["accuracy"]), [float(end) for end in figures["interval"]]
+            float(record.training["seconds"]), record.training["collapsed_in_epoch"]
+            record.training["environment"].get("device")
+        except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
+            raise DataError(f"the record {path} is damaged ({error}); remove it and run the study again") from error
+        return record
+
+
+def _attacks(evaluation: Evaluation) -> dict[str, dict[str, Any]]:
+    return {
+        name: {
+            "accuracy": evaluation.accuracy[name],
+            "interval": list(evaluation.interval[name]),
+            "right": int(verdicts.sum()),
+            "seconds": evaluation.seconds[name],
+        }
+        for name, verdicts in evaluation.correct.items()
+        if name != WORST  # of those attacks alone that were run together
+    }
+
+
+def _about(evaluation: Evaluation) -> dict[str, Any]:
+    return {
+        "attacks": [name for name in evaluation.correct if name != WORST],
+        "protocol": evaluation.protocol,
+        "environment": evaluation.environment,
+        "data": evaluation.data,
+        "warnings": [str(caution) for caution in evaluation.warnings],
+    }

@@ -1,0 +1,241 @@
+"""Plans: runs that are done once, survive a kill, and do not stop at a failure."""
+
+import io
+import json
+import os
+import signal
+import subprocess
+import sys
+
+import pytest
+import torch
+from rich.console import Console
+from safetensors.torch import load_file
+
+from atas.errors import AtasError, DataError, UsageError
+from atas.reproduce import Plan, PlanProgress, Store, execute
+from atas.reproduce import plan as plan_module
+from atas.training.trainer import Interrupted
+
+
+def files(folder):
+    return sorted(str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file())
+
+
+@pytest.fixture
+def trainings(monkeypatch):
+    """The seeds of all trainings that are begun."""
+    begun = []
+    train = execute.train
+
+    def counted(settings, **options):
+        begun.append(settings.training.seed)
+        return train(settings, **options)
+
+    monkeypatch.setattr(execute, "train", counted)
+    return begun
+
+
+def test_a_plan_writes_a_record_a_run(tiny, store, quiet):
+    trials = [tiny(seed=0), tiny("atta", seed=3)]
+    assert Plan(trials, store).run(quiet) == []
+    for trial in trials:
+        record = json.loads((store.folder / "runs" / f"{trial.slug}-{trial.key}.json").read_text())
+        assert record["seed"] == trial.seed
+        assert record["settings"]["training"] == trial.settings.to_dict()["training"]
+        assert record["trial"]["method"] == trial.settings.method.name
+        assert set(record["attacks"]) == {"clean", "fgsm"}
+        low, high = record["attacks"]["fgsm"]["interval"]
+        assert low <= record["attacks"]["fgsm"]["accuracy"] <= high
+        assert record["n"] == 40
+        assert record["training"]["seconds"] > 0
+        environment = record["training"]["environment"]
+        assert {"atas", "torch", "python", "device", "commit"} <= set(environment)
+        assert record["evaluations"][0]["protocol"]["seed"] == 0
+    said = quiet.console.file.getvalue()
+    assert "1/2 digits, small-cnn, atas, 0.39" in said
+    assert "left" in said.splitlines()[1]
+    assert "left" not in said.splitlines()[-1]
+    assert not [name for name in files(store.folder) if "checkpoints" in name or "progress" in name]
+
+
+def test_finished_runs_are_not_run_again(tiny, store, quiet, trainings):
+    trials = [tiny(seed=0), tiny(seed=1)]
+    Plan(trials[:1], store).run(quiet)
+    Plan(trials, store).run(quiet)
+    assert trainings == [0, 1]
+    assert "1 of 2 runs are done already" in quiet.console.file.getvalue()
+
+
+def test_the_same_run_twice_in_a_plan_is_one(tiny, store):
+    plan = Plan([tiny(attacks=("fgsm",)), tiny(attacks=("pgd2",)), tiny(values={"method.c": 2.0})], store)
+    assert [trial.attacks for trial in plan.trials] == [("fgsm", "pgd2")]
+
+
+def test_one_training_serves_every_evaluation(tiny, store, quiet, trainings):
+    Plan([tiny(), tiny(padding=4), tiny(examples=20)], store).run(quiet)
+    assert trainings == [0]
+    assert len(list((store.folder / "trainings").iterdir())) == 1
+    assert len(list((store.folder / "runs").iterdir())) == 3
+
+
+def test_a_later_attack_joins_those_that_are_known(tiny, store, quiet, trainings):
+    Plan([tiny(attacks=("fgsm",))], store).run(quiet)
+    before = store.record(tiny())
+    Plan([tiny(attacks=("fgsm", "pgd2"))], store).run(quiet)
+    after = store.record(tiny())
+    assert trainings == [0]
+    assert set(after.attacks) == {"clean", "fgsm", "pgd2"}
+    assert after.attacks["fgsm"] == before.attacks["fgsm"]
+    assert [about["attacks"] for about in after.evaluations] == [["clean", "fgsm"], ["clean", "pgd2"]]
+
+
+def test_runs_of_other_folders_are_used_and_written_down(tiny, tmp_path, quiet, trainings):
+    first = Store(tmp_path / "first")
+    Plan([tiny(seed=0), tiny(seed=1)], first).run(quiet)
+    second = Store(tmp_path / "second", [first.folder])
+    plan = Plan([tiny(seed=0), tiny(seed=1, padding=2)], second)
+    assert [trial.padding for trial in plan.left()] == [2]  # the training is there, the evaluation is not
+    assert plan.run(quiet) == []
+    assert trainings == [0, 1]
+    assert len(Store(tmp_path / "second").by_row()) == 2
+    assert not (tmp_path / "second" / "trainings").exists()
+
+
+def test_a_folder_without_results_cannot_be_reused(tmp_path):
+    with pytest.raises(UsageError, match="holds no results to reuse"):
+        Store(tmp_path / "out", [tmp_path])
+
+
+def test_figures_of_other_weights_are_not_mixed_in(tiny, store, quiet):
+    """The training is gone, and another one came to other weights: then its figures replace the old ones."""
+    from dataclasses import replace
+
+    trial = tiny(attacks=("fgsm",))
+    Plan([trial], store).run(quiet)
+    store.save(trial, replace(store.record(trial), weights="of another training"))
+    Plan([tiny(attacks=("fgsm", "pgd2"))], store).run(quiet)
+    record = store.record(trial)
+    assert record.weights != "of another training"
+    assert [about["attacks"] for about in record.evaluations] == [["clean", "fgsm", "pgd2"]]
+
+
+def test_a_failure_is_written_down_and_the_rest_goes_on(tiny, store, quiet):
+    bad = tiny(values={"schedule.peak": 1e30, "schedule.name": "piecewise"})
+    good = tiny("atta")
+    (failure,) = Plan([bad, good], store).run(quiet)
+    assert failure.trial == bad
+    assert "diverged" in failure.sentence
+    assert store.record(bad) is None
+    assert store.record(good) is not None
+    assert store.errors_by_row()[bad.row] == [f"{bad.label}: {failure.sentence}"]
+    assert "failed: the loss is" in quiet.console.file.getvalue()
+    assert [trial.key for trial in Plan([bad, good], store).left()] == [bad.key]
+
+
+def test_a_failure_of_any_kind(tiny, store, quiet, monkeypatch):
+    monkeypatch.setattr(plan_module, "execute", lambda *_: (_ for _ in ()).throw(RuntimeError("out of\nmemory")))
+    (failure,) = Plan([tiny()], store).run(quiet)
+    assert failure.sentence == "RuntimeError: out of memory"
+    (path,) = (store.folder / "runs").glob("*.error.json")
+    assert "Traceback" in json.loads(path.read_text())["trace"]
+
+
+def test_an_error_is_forgotten_when_the_run_succeeds(tiny, store, quiet):
+    store.fail(tiny(), "no electricity", "")
+    Plan([tiny()], store).run(quiet)
+    assert store.errors_by_row() == {}
+
+
+def test_missing_data_ends_a_plan_before_it_begins(tiny, store, quiet, tmp_path):
+    with pytest.raises(DataError):
+        Plan([tiny(values={"data.name": "cifar10", "data.root": str(tmp_path)})], store).run(quiet)
+    assert files(tmp_path) == []
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt, Interrupted("stopped")])
+def test_a_stop_is_no_failure(tiny, store, quiet, monkeypatch, error):
+    def stop(*_):
+        raise error
+
+    monkeypatch.setattr(plan_module, "execute", stop)
+    with pytest.raises(AtasError, match="the same command goes on"):
+        Plan([tiny()], store).run(quiet)
+    assert files(store.folder) == []
+
+
+KILLED = """
+import json, os, signal, sys, time
+import torch
+
+torch.set_num_threads(1)
+import torch.utils.tensorboard  # the import is slow; let it be done before the fork
+from pathlib import Path
+from rich.console import Console
+from atas.reproduce import Plan, PlanProgress, Store, Trial
+
+values = {"training.epochs": 2, "training.batch_size": 64, "training.probe": 50, "engine.device": "cpu",
+          "training.checkpoint_every": 0.05}
+trials = [Trial(f"digits-small-cnn-{method}", values, attacks=("pgd5",), examples=60) for method in ("atas", "atta")]
+
+
+def attempt(folder, done=None):
+    \"\"\"Run the plan in a process of its own, killed in the training after so many finished runs.\"\"\"
+    child = os.fork()
+    if child == 0:
+        status = 1
+        try:
+            Plan(trials, Store(folder)).run(PlanProgress(Console(file=open(os.devnull, "w"))))
+            status = 0
+        finally:
+            os._exit(status)
+    while True:
+        ended, status = os.waitpid(child, os.WNOHANG)
+        if ended:
+            return os.waitstatus_to_exitcode(status)
+        begun = len(list(folder.glob("trainings/*/checkpoints/last.safetensors")))
+        if done is not None and begun and len(list(folder.glob("runs/*.json"))) == done:
+            os.kill(child, signal.SIGKILL)
+            done = None
+        time.sleep(0.002)
+
+
+killed, whole = (Path(name) for name in sys.argv[1:])
+print(json.dumps([attempt(killed, 0), attempt(killed, 1), attempt(killed), attempt(whole)]))
+"""
+
+
+def test_kill_and_go_on(tmp_path):
+    """SIGKILL in the middle of the first and of the second training: the same weights and figures in the end."""
+    folder, whole = tmp_path / "killed", tmp_path / "whole"
+    done = subprocess.run(
+        [sys.executable, "-c", KILLED, str(folder), str(whole)],
+        env=os.environ | {"OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert json.loads(done.stdout) == [-signal.SIGKILL, -signal.SIGKILL, 0, 0], done.stderr
+    records = [sorted(place.glob("runs/*.json")) for place in (folder, whole)]
+    assert [path.name for path in records[0]] == [path.name for path in records[1]]
+    assert len(records[0]) == 2
+    for one, other in zip(*records, strict=True):
+        first, second = (json.loads(path.read_text()) for path in (one, other))
+        assert first["weights"] == second["weights"]
+        assert first["attacks"]["pgd5"]["right"] == second["attacks"]["pgd5"]["right"]
+    for one in folder.glob("trainings/*/model.safetensors"):
+        weights, expected = load_file(one), load_file(whole / one.relative_to(folder))
+        assert all(torch.equal(tensor, expected[name]) for name, tensor in weights.items())
+
+
+def test_time_left_follows_the_work():
+    progress = PlanProgress(Console(file=io.StringIO()))
+    assert progress.seconds_left is None
+    progress.expect(100)
+    progress.begin("one", 40)
+    progress.part(40)
+    progress._began -= 8  # eight seconds ago
+    progress.reach(0.5)
+    assert progress.seconds_left == pytest.approx(8 / 20 * 80, rel=0.05)
+    progress.end()  # it failed half way: the rest of it will not be done
+    assert progress.seconds_left == pytest.approx(8 / 20 * 60, rel=0.05)
