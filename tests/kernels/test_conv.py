@@ -14,6 +14,7 @@ if not ON_GPU:
     os.environ["TRITON_INTERPRET"] = "1"
 pytest.importorskip("triton", reason="the kernels need Triton, which comes with PyTorch for CUDA")
 conv_kernels = pytest.importorskip("atas.kernels._conv")
+tiles = pytest.importorskip("atas.kernels._tiles")
 
 DEVICE = "cuda" if ON_GPU else "cpu"
 HALF = torch.bfloat16 if ON_GPU else torch.float16  # the interpreter multiplies no bfloat16
@@ -70,7 +71,7 @@ def case(request):
 @pytest.mark.parametrize("adds", [False, True])
 @pytest.mark.parametrize("training", [False, True])
 def test_forward(case, adds, training):
-    assert conv_kernels.fits(case.conv, case.x)
+    assert tiles.fits(case.conv, case.x)
     bn = case.bn(case.conv.out_channels, training)
     statistics = bn.running_mean.clone(), bn.running_var.clone()
     total = F.conv2d(case.x.float(), case.conv.weight.float(), None, case.conv.stride, case.conv.padding)
@@ -90,7 +91,7 @@ def test_forward(case, adds, training):
 @pytest.mark.parametrize("adds", [False, True])
 @pytest.mark.parametrize("training", [False, True])
 def test_backward(case, adds, training):
-    if not conv_kernels.fits(case.conv, case.x, backward=True):
+    if not tiles.fits(case.conv, case.x, backward=True):
         pytest.skip("the kernels of strided convolutions take the shortcut with them")
     bn = case.bn(case.conv.in_channels, training)
     weight = case.conv.weight.float()

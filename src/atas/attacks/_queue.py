@@ -154,8 +154,7 @@ def run(
         if not len(jobs):
             return
         home = examples.x.device if device is None else device
-        rounds = -(-len(jobs) // lanes)  # as many lanes as leave none idle in the last round
-        places = Lanes.empty(-(-len(jobs) // rounds), examples.x[:1].to(home))
+        places = Lanes.empty(lanes_for(len(jobs), lanes), examples.x[:1].to(home))
         state = search.begin(places, threat, examples.classes, seed)
         steps = repeat(lambda: state.step(logits))
         desk = _Desk(search, judge, examples, threat, ledger, places)
@@ -164,6 +163,15 @@ def run(
             desk.look()
             if on_look is not None:
                 on_look(desk.left())
+
+
+def lanes_for(jobs: int, most: int) -> int:
+    """How many lanes to use: as many as leave none idle in the last round.
+
+    >>> lanes_for(4500, 1024), lanes_for(7, 1024)
+    (900, 7)
+    """
+    return -(-jobs // -(-jobs // most))
 
 
 class _Desk:

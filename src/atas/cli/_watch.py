@@ -9,8 +9,8 @@ import time
 from types import TracebackType
 
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn
 
+from atas._screen import bar, clock
 from atas.evaluation import Status
 
 _PLAIN_EVERY = 30.0  # seconds between lines, without a terminal
@@ -26,16 +26,8 @@ class Watch:
         self._last = time.monotonic()
         self._shown = ""
         self.said: set[str] = set()
-        self._progress: Progress | None = None
-        if self._console.is_terminal:
-            self._progress = Progress(
-                TextColumn("{task.description}"),
-                BarColumn(bar_width=24),
-                TaskProgressColumn(),
-                TextColumn("{task.fields[text]}"),
-                console=self._console,
-                transient=True,
-            )
+        self._progress = bar(self._console)
+        if self._progress is not None:
             self._task = self._progress.add_task("evaluating", total=_STEPS, text="")
 
     def __call__(self, status: Status) -> None:
@@ -75,13 +67,3 @@ class Watch:
     ) -> None:
         if self._progress is not None:
             self._progress.stop()
-
-
-def clock(seconds: float) -> str:
-    """A time as people write it.
-
-    >>> clock(75), clock(3675)
-    ('1:15', '1:01:15')
-    """
-    hours, minutes, seconds = int(seconds) // 3600, int(seconds) // 60 % 60, int(seconds) % 60
-    return f"{hours}:{minutes:02}:{seconds:02}" if hours else f"{minutes}:{seconds:02}"

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from atas.attacks import checked_logits
 from atas.attacks._lanes import Logits, Search
-from atas.attacks._queue import Examples, Ledger, Repeat, one_by_one, run
+from atas.attacks._queue import Examples, Ledger, Repeat, lanes_for, one_by_one, run
 from atas.errors import unknown
 from atas.evaluation._model import dtype_of
 from atas.evaluation._precision import full_precision
@@ -79,7 +79,7 @@ class Runner:
 
     def passes_a_look(self, search: Search, jobs: int) -> int:
         """Passes of the model from one look to the next, to tell how long the rest will take."""
-        return min(self.lanes, jobs) * self.every * search.evaluations
+        return (lanes_for(jobs, self.lanes) if jobs else 0) * self.every * search.evaluations
 
 
 def usual_lanes(device: torch.device) -> int:

@@ -3,35 +3,20 @@
 A convolution is a matrix product that is never written down: for each of its taps the copy engine fetches the pixels of
 a tile, shifted by the tap, and what lies outside of the image reads as zero. While the products are still in registers,
 the pass that would follow is done on them: in eval mode all of BatchNorm and ReLU, in train mode the column sums that
-BatchNorm needs. Sums are made in a fixed order, as in `_norm`.
-
-The convolutions are those of residual networks: 3x3 with padding 1 and stride 1 or 2, or 1x1 of stride 2, without bias,
-in half precision and channels_last, on images whose width is a power of two. `fits` says whether one is among them.
+BatchNorm needs. `_tiles.fits` says which convolutions are taken.
 """
 
 from __future__ import annotations
-
-from dataclasses import dataclass
 
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor, nn
-from triton.tools.tensor_descriptor import TensorDescriptor
 
-from atas.kernels._launch import has_copy_engine, launch
-from atas.kernels._norm import (
-    Plan,
-    _all_groups,
-    _finalize_forward,
-    _leave,
-    _scale_and_clip,
-    apply_gradient,
-    counter,
-    space,
-)
-
-HALF = torch.bfloat16, torch.float16
+from atas.kernels._launch import launch
+from atas.kernels._norm import Plan, _finalize_forward, _scale_and_clip, apply_gradient
+from atas.kernels._sums import all_groups, counter, leave, space
+from atas.kernels._tiles import Cut
 
 
 @triton.jit
@@ -118,10 +103,10 @@ def _finish_train(  # type: ignore[no-untyped-def]
         out = (out.to(tl.float32) + tl.load(other + cells, valid, 0.0).to(tl.float32)).to(out.dtype)
     tl.store(total + cells, out, valid)
     z = tl.where(valid, out.to(tl.float32) - shift[None, :], 0.0)
-    if _leave(
+    if leave(
         tl.sum(z, 0), tl.sum(z * z, 0), parts, counters, part, count, first // block, columns, at, inside, block
     ):  # fmt: skip
-        first_sum, second_sum = _all_groups(parts, count, columns, at, inside, block)
+        first_sum, second_sum = all_groups(parts, count, columns, at, inside, block)
         _finalize_forward(
             first_sum, second_sum, columns, at, inside, weight, bias, running_mean, running_var, saved, rows, eps,
             momentum, shift,
@@ -170,11 +155,11 @@ def _behind_relu(  # type: ignore[no-untyped-def]
     g = tl.where(valid & (x * scale[None, :] + shift[None, :] > 0), g, 0.0)
     tl.store(out + cells, g, valid)
     g = g.to(tl.float32)
-    if _leave(
+    if leave(
         tl.sum(g, 0), tl.sum(g * (x - mean[None, :]), 0) * deviation, parts, counters, part, count, column_block,
         columns, at, inside, block,
     ):  # fmt: skip
-        first_sum, second_sum = _all_groups(parts, count, columns, at, inside, block)
+        first_sum, second_sum = all_groups(parts, count, columns, at, inside, block)
         tl.store(sums + at, first_sum, inside)
         tl.store(sums + columns + at, second_sum, inside)
 
@@ -267,101 +252,6 @@ def _backward_train(  # type: ignore[no-untyped-def]
             more, part, block, tl.num_programs(0), total, out, parts, counters, saved, sums, rows, columns,
             images * high * wide, rest,
         )  # fmt: skip
-
-
-@dataclass(frozen=True)
-class Tiling:
-    """How the output of a convolution is cut: pixels and channels of a tile, channels of an input chunk. Channels that
-    are no multiple of a power of two come as a block and the rest."""
-
-    pixels: int
-    block: int
-    depth: int = 64
-    warps: int = 8
-    stages: int = 4
-    rest: int = 0
-
-
-_PROGRAMS = 120  # fewer leave multiprocessors of an H100 or H200 idle
-_NARROW = Tiling(256, 64, warps=8, stages=3)
-_UNEVENLY = (160,)  # channels: a block of 128 and a rest
-_UNEVEN = Tiling(256, 128, depth=32, warps=16, rest=64)
-_TILINGS = (Tiling(256, 128, stages=3), Tiling(256, 64, warps=4, stages=5), Tiling(128, 64, depth=128, warps=4))
-
-
-def tiling(rows: int, columns: int) -> Tiling:
-    """The largest tiles that give every multiprocessor one; of those tried on an H200 the fastest."""
-    if columns == 64:
-        return _NARROW
-    if columns % 64:
-        return _UNEVEN
-    for how in _TILINGS:
-        if columns % how.block == 0 and rows // how.pixels * (columns // how.block) >= _PROGRAMS:
-            return how
-    return _TILINGS[-1]
-
-
-class Cut:
-    """A convolution's output, or its gradient by so many channels, cut into tiles."""
-
-    def __init__(self, out: Tensor, channels: int, how: Tiling | None = None) -> None:
-        images, columns, height, width = out.shape
-        whole = triton.next_power_of_2(images)  # the short last batch then takes the same kernels
-        self.how = how = how or tiling(whole * height * width, columns)
-        self.depth = next(depth for depth in (how.depth, 64, 32) if channels % depth == 0)
-        self.columns, self.channels, self.height, self.rows = columns, channels, height, images * height * width
-        self.high = min(height, how.pixels // width)
-        self.images = how.pixels // (width * self.high)
-        self.wide = width
-        self.blocks = 1 if how.rest else triton.cdiv(columns, how.block)
-        self.parts = triton.cdiv(images, self.images) * (height // self.high)
-        self.grid = (self.parts * self.blocks,)
-
-    def constants(self, taps: int) -> dict[str, int]:
-        """What every kernel is told."""
-        how = self.how
-        return {
-            "columns": self.columns, "blocks": self.blocks, "channels": self.channels, "taps": taps,
-            "images": self.images, "high": self.high, "wide": self.wide, "block": how.block, "rest": how.rest,
-            "depth": self.depth, "num_warps": how.warps, "num_stages": how.stages,
-        }  # fmt: skip
-
-    def pixels_of(self, x: Tensor, stride: int) -> TensorDescriptor:
-        """The input, as tiles of shifted pixels are fetched from it."""
-        n, c, h, w = x.shape
-        if stride == 1:
-            return TensorDescriptor(x, [n, h, w, c], [h * w * c, w * c, c, 1], [self.images, self.high, w, self.depth])
-        shape, strides = [n, h // 2, 2, w // 2, 2 * c], [h * w * c, 2 * w * c, w * c, 2 * c, 1]
-        return TensorDescriptor(x, shape, strides, [self.images, self.high, 1, self.wide, self.depth])
-
-    def weights_of(self, weight: Tensor, backward: bool) -> tuple[TensorDescriptor, TensorDescriptor]:
-        """The weights as a matrix (out channels, taps x in channels), as blocks and the rest are fetched from it."""
-        rows, columns = weight.shape[0], weight.numel() // weight.shape[0]
-
-        def tiles_of(block: int) -> TensorDescriptor:
-            tile = [self.depth, block] if backward else [block, self.depth]
-            return TensorDescriptor(weight, [rows, columns], [columns, 1], tile)
-
-        return tiles_of(self.how.block), tiles_of(self.how.rest or self.how.block)
-
-
-def fits(conv: nn.Conv2d, x: Tensor, backward: bool = False) -> bool:
-    """Whether the kernels can do this convolution of such an input, or its input gradient."""
-    h, w = x.shape[2:]
-    stride = conv.stride[0]
-    plain = conv.bias is None and conv.groups == 1 and conv.dilation == (1, 1) and conv.stride == (stride, stride)
-    usual = (conv.kernel_size, conv.padding, stride) in (
-        ((3, 3), (1, 1), 1),
-        ((3, 3), (1, 1), 2),
-        ((1, 1), (0, 0), 2),
-    )
-    if not plain or not usual or (backward and stride > 1) or x.dtype not in HALF or h != w or h % stride:
-        return False
-    if not has_copy_engine(x.device):
-        return False
-    side = w // stride
-    channels = all(count % 64 == 0 or count in _UNEVENLY for count in (conv.in_channels, conv.out_channels))
-    return 4 <= side <= 64 and side & (side - 1) == 0 and channels
 
 
 def _empty(x: Tensor, conv: nn.Conv2d) -> Tensor:

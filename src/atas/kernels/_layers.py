@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor, nn
 
-from atas.kernels import _conv, _norm, _stem, _strided
+from atas.kernels import _conv, _norm, _stem, _strided, _tiles
 from atas.models import Normalize
 
 
@@ -28,7 +28,7 @@ class Trace:
 
 def forward(x: Tensor, conv: nn.Conv2d, other: Tensor | None, bn: nn.BatchNorm2d) -> Trace:
     """total = conv(x) + other, active = relu(bn(total)), in the mode that BatchNorm is in."""
-    if _conv.fits(conv, x):
+    if _tiles.fits(conv, x):
         if bn.training:
             return Trace(x, *_conv.forward_train(x, conv, other, bn))
         return Trace(x, *_conv.forward_eval(x, conv, other, bn))
@@ -82,7 +82,7 @@ class Gradients:
 
 def backward(gradient: Tensor, conv: nn.Conv2d, trace: Trace, bn: nn.BatchNorm2d, past: Tensor | None) -> Gradients:
     """From the result of a convolution back through the BatchNorm and ReLU before it; `past` came another way."""
-    if not _conv.fits(conv, trace.active, backward=True):
+    if not _tiles.fits(conv, trace.active, backward=True):
         return activation_backward(input_gradient(gradient, conv, trace.active), trace, bn, past)
     if trace.saved is None:
         return Gradients(_conv.backward_eval(gradient, conv, trace.active, past, bn))

@@ -2,8 +2,7 @@
 
 Activations are channels_last, so a batch is a matrix of M = N H W rows and C columns. In train mode the first pass adds
 up each column (and writes the sum of two inputs, where there are two), the second normalises; in eval mode one pass
-does all. Sums are made in a fixed order, so results do not change between runs: each program leaves its part in memory,
-the last one of a group adds up the group's, and the last one of all the groups'.
+does all.
 """
 
 from __future__ import annotations
@@ -14,61 +13,11 @@ import triton.language as tl
 from torch import Tensor
 
 from atas.kernels._launch import launch
+from atas.kernels._sums import all_groups, counter, leave, space
 
 _TILE = 4096  # entries that a program takes at a time
 _SUM_TILE = 4096
 _SUM_PROGRAMS = 528  # four for each multiprocessor of an H100 or H200
-_GROUP = tl.constexpr(32)  # parts that are added up at a time
-_COUNTERS = tl.constexpr(1024)  # for each block of columns: one of groups, and one of each group's parts
-
-
-@triton.jit
-def _add_up(parts, start, count, columns: tl.constexpr, at, inside, block_columns: tl.constexpr):  # type: ignore[no-untyped-def]
-    """The two column sums over `count` parts from `start` on, many parts at a time."""
-    first = tl.zeros((block_columns,), tl.float32)
-    second = tl.zeros((block_columns,), tl.float32)
-    for skip in range(0, count, _GROUP):
-        part = skip + tl.arange(0, _GROUP)
-        cells = parts + 2 * (start + part[:, None]) * columns + at[None, :]
-        valid = (part < count)[:, None] & inside[None, :]
-        first += tl.sum(tl.load(cells, valid, 0.0, cache_modifier=".cg"), 0)
-        second += tl.sum(tl.load(cells + columns, valid, 0.0, cache_modifier=".cg"), 0)
-    return first, second
-
-
-@triton.jit
-def _leave(  # type: ignore[no-untyped-def]
-    first, second, parts, counters, part, count, column_block, columns: tl.constexpr, at, inside,
-    block_columns: tl.constexpr,
-):  # fmt: skip
-    """Leave a program's sums in memory. The last of each group of programs adds up the group's; 1 for the program that
-    finished the last group: the sums of all groups are then there, behind the parts."""
-    tl.store(parts + (2 * part) * columns + at, first, inside)
-    tl.store(parts + (2 * part + 1) * columns + at, second, inside)
-    tl.debug_barrier()
-    group = part // _GROUP
-    groups = (count + _GROUP - 1) // _GROUP
-    size = tl.minimum(count - group * _GROUP, _GROUP)
-    counters += column_block * _COUNTERS
-    last = 0
-    if tl.atomic_add(counters + 1 + group, 1, sem="acq_rel") == size - 1:
-        tl.debug_barrier()
-        tl.store(counters + 1 + group, 0)
-        of_group, second_of_group = _add_up(parts, group * _GROUP, size, columns, at, inside, block_columns)
-        tl.store(parts + 2 * (count + group) * columns + at, of_group, inside)
-        tl.store(parts + (2 * (count + group) + 1) * columns + at, second_of_group, inside)
-        tl.debug_barrier()
-        if tl.atomic_add(counters, 1, sem="acq_rel") == groups - 1:
-            tl.debug_barrier()
-            tl.store(counters, 0)
-            last = 1
-    return last
-
-
-@triton.jit
-def _all_groups(parts, count, columns: tl.constexpr, at, inside, block_columns: tl.constexpr):  # type: ignore[no-untyped-def]
-    """The two column sums over all parts, once every group has left its own."""
-    return _add_up(parts, count, (count + _GROUP - 1) // _GROUP, columns, at, inside, block_columns)
 
 
 @triton.jit
@@ -114,11 +63,11 @@ def _train_sums(  # type: ignore[no-untyped-def]
         first += x
         second += x * x
     count = tl.num_programs(0)
-    if _leave(
+    if leave(
         tl.sum(first, 0), tl.sum(second, 0), parts, counters, part, count, column_block, columns, at, inside,
         block_columns,
     ):  # fmt: skip
-        first_sum, second_sum = _all_groups(parts, count, columns, at, inside, block_columns)
+        first_sum, second_sum = all_groups(parts, count, columns, at, inside, block_columns)
         _finalize_forward(
             first_sum, second_sum, columns, at, inside, weight, bias, running_mean, running_var, saved, rows, eps,
             momentum, shift,
@@ -166,11 +115,11 @@ def _train_gradient_sums(  # type: ignore[no-untyped-def]
         first += g
         second += g * (x - mean[None, :])
     count = tl.num_programs(0)
-    if _leave(
+    if leave(
         tl.sum(first, 0), tl.sum(second, 0) * deviation, parts, counters, part, count, column_block, columns, at,
         inside, block_columns,
     ):  # fmt: skip
-        first_sum, second_sum = _all_groups(parts, count, columns, at, inside, block_columns)
+        first_sum, second_sum = all_groups(parts, count, columns, at, inside, block_columns)
         tl.store(sums + at, first_sum, inside)
         tl.store(sums + columns + at, second_sum, inside)
 
@@ -266,21 +215,6 @@ class Plan:
     def sum_tiles(self) -> dict[str, int]:
         """What the kernels that add up columns are told."""
         return self.tiles() | {"block_rows": self.sum_rows, "repeats": self.repeats, "num_warps": 8}
-
-
-_counters: dict[torch.device, Tensor] = {}
-
-
-def counter(device: torch.device) -> Tensor:
-    """Zeros that every kernel leaves as zeros."""
-    if device not in _counters:
-        _counters[device] = torch.zeros(64 * _COUNTERS.value, dtype=torch.int32, device=device)
-    return _counters[device]
-
-
-def space(parts: int, columns: int, device: torch.device) -> Tensor:
-    """Room for the column sums of so many programs and of their groups."""
-    return torch.empty(parts + triton.cdiv(parts, _GROUP.value), 2, columns, dtype=torch.float32, device=device)
 
 
 def forward_train(

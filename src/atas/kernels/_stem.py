@@ -12,9 +12,11 @@ import triton
 import triton.language as tl
 from torch import Tensor, nn
 
-from atas.kernels._conv import HALF, _finish_eval, _finish_train
+from atas.kernels._conv import _finish_eval, _finish_train
 from atas.kernels._launch import launch
-from atas.kernels._norm import Plan, _scale_and_clip, counter, space
+from atas.kernels._norm import Plan, _scale_and_clip
+from atas.kernels._sums import counter, space
+from atas.kernels._tiles import HALF
 from atas.models import Normalize
 
 _PIXELS = 256

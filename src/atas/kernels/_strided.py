@@ -12,9 +12,11 @@ import triton
 import triton.language as tl
 from torch import Tensor, nn
 
-from atas.kernels._conv import HALF, Cut, Tiling, _behind_relu
+from atas.kernels._conv import _behind_relu
 from atas.kernels._launch import has_copy_engine, launch
-from atas.kernels._norm import apply_gradient, counter, space
+from atas.kernels._norm import apply_gradient
+from atas.kernels._sums import counter, space
+from atas.kernels._tiles import HALF, Cut, Tiling
 
 _TILING = Tiling(256, 64, warps=8, stages=3)
 

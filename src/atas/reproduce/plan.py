@@ -7,10 +7,11 @@ import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
+from atas._screen import clock
 from atas.data import Dataset
 from atas.errors import AtasError
 from atas.reproduce.execute import execute, is_done, make_room, work
-from atas.reproduce.progress import PlanProgress, clock
+from atas.reproduce.progress import PlanProgress
 from atas.reproduce.record import Record
 from atas.reproduce.store import Store
 from atas.reproduce.trial import Trial

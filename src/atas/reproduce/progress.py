@@ -10,8 +10,8 @@ from types import TracebackType
 from typing import Any
 
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn
 
+from atas._screen import bar, clock
 from atas.evaluation import Status
 from atas.training import Live
 
@@ -30,16 +30,8 @@ class PlanProgress:
         self._began: float | None = None
         self._last = time.monotonic()
         self._title = ""
-        self._progress: Progress | None = None
-        if self.console.is_terminal:
-            self._progress = Progress(
-                TextColumn("{task.description}"),
-                BarColumn(bar_width=24),
-                TaskProgressColumn(),
-                TextColumn("{task.fields[text]}"),
-                console=self.console,
-                transient=True,
-            )
+        self._progress = bar(self.console)
+        if self._progress is not None:
             self._task = self._progress.add_task("", total=_STEPS, text="")
 
     def expect(self, work: float) -> None:
@@ -173,13 +165,3 @@ class _Training(Live):
     def say(self, text: str, style: str | None = None) -> None:
         """A sentence, set in under the trial's title."""
         self._plan.say(f"  {text}", style)
-
-
-def clock(seconds: float) -> str:
-    """A time as people write it.
-
-    >>> clock(75), clock(3675)
-    ('1:15', '1:01:15')
-    """
-    hours, minutes, seconds = int(seconds) // 3600, int(seconds) // 60 % 60, int(seconds) % 60
-    return f"{hours}:{minutes:02}:{seconds:02}" if hours else f"{minutes}:{seconds:02}"

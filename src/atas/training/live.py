@@ -9,6 +9,8 @@ from typing import Any
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
 
+from atas._screen import clock
+
 _PLAIN_EVERY = 30.0  # seconds between lines inside of an epoch, without a terminal
 _REFRESH = 0.5  # seconds between looks at the device
 
@@ -70,9 +72,7 @@ class Live:
         made = self._done - self._done_before
         if not made:
             return "?"
-        seconds = int((time.monotonic() - self._started) / made * (self._total - self._done))
-        hours, minutes = seconds // 3600, seconds // 60 % 60
-        return f"{hours}:{minutes:02}:{seconds % 60:02}" if hours else f"{minutes}:{seconds % 60:02}"
+        return clock((time.monotonic() - self._started) / made * (self._total - self._done))
 
     def __enter__(self) -> Live:
         return self
