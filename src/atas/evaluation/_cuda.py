@@ -15,10 +15,10 @@ from torch import Tensor, nn
 from atas.attacks._lanes import Logits
 from atas.attacks._queue import Step
 from atas.fusing import fused
+from atas.graphs import record, warm_up
 from atas.twin import working_copy
 
 HALF = torch.float16  # as fast as bfloat16, and eight times as fine
-_WARM_UP = 3
 _AGREEMENT = 0.98
 
 
@@ -105,15 +105,9 @@ def recorded(step: Step) -> Callable[[int], None]:
     """
     from atas.kernels import attack_functions, small_functions  # Triton comes with PyTorch for CUDA alone
 
-    graph, side = torch.cuda.CUDAGraph(), torch.cuda.Stream()
     with fused(None, by_hand={**small_functions(), **attack_functions()}):
-        side.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(side):
-            for _ in range(_WARM_UP):
-                step()
-        torch.cuda.current_stream().wait_stream(side)
-        with torch.cuda.graph(graph):
-            step()
+        warm_up(step)
+        graph, _ = record(step)
 
     def times(count: int) -> None:
         for _ in range(count):

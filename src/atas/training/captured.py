@@ -19,14 +19,13 @@ from torch import Tensor, nn
 from atas.data.resident import Resident
 from atas.errors import AtasError
 from atas.fusing import compiled, fused
+from atas.graphs import record, warm_up
 from atas.kernels import fused_forward, side_by_side, small_functions
 from atas.kernels import weights as weights_aside
 from atas.methods import Method
 from atas.training import recipe
 from atas.training._fused_sgd import FusedSGD
 from atas.training.engine import Engine
-
-_WARM_UP = 3
 
 
 def channels_last(model: nn.Module) -> nn.Module:
@@ -60,6 +59,7 @@ class Captured(Engine):
         self._by_hand = fused_forward(self.working) if method.compilable else None
         self._passes: dict[int, int] = {}
         self._answer: Recorded | None = None
+        self._records = True
         self._uncounted = 0
 
     def prepare(self) -> None:
@@ -111,11 +111,21 @@ class Captured(Engine):
         Weights and statistics are read where they live, so a replay sees them as they are then.
         """
         with self._fast_forward(self._by_hand is not None), fused(None, by_hand=small_functions()):
-            if self._answer is None and self._graphs[self.look_size] is not None:
-                self._answer = Recorded(functools.partial(super().ask, function), inputs)
+            if self._answer is None and self._records:
+                self._answer = self._record(functools.partial(super().ask, function), inputs)
             if self._answer is not None and self._answer.takes(inputs):
                 return self._answer(inputs)
             return super().ask(function, *inputs)
+
+    def _record(self, function: Callable[..., Tensor], inputs: tuple[Tensor, ...]) -> Recorded | None:
+        try:
+            return Recorded(function, inputs)
+        except AtasError:
+            raise
+        except Exception as error:
+            self._say(f"the monitor's look cannot be captured ({_first_line(error)}); running it as it comes, slower")
+            self._records = False
+            return None
 
     def run(self, size: int) -> None:
         """Replay a step with a batch of this size."""
@@ -151,7 +161,6 @@ class Captured(Engine):
             self._say("compiling the training step ...")
         changing = [*self.tensors().values(), self._update, self._place]
         before = [tensor.clone() for tensor in changing]
-        graph = torch.cuda.CUDAGraph()
         try:
             backend = "inductor" if compiles and not self.settings.engine.deterministic else None
             with self._fast_forward(fast), fused(backend, by_hand=small_functions() if fast else None):
@@ -159,11 +168,10 @@ class Captured(Engine):
                     with side_by_side():
                         images = self.batches.images
                         self._by_hand.rehearse(torch.empty(size, *images.shape[1:], device=images.device))
-                self._warm_up(size)
+                warm_up(functools.partial(self._rehearsal, size))
                 self._optimizer.begin_capture(self.method.updates_per_step)
                 passes = self._by_hand.passes if self._by_hand else 0
-                with torch.cuda.graph(graph):
-                    self.learn(size)
+                graph, _ = record(functools.partial(self.learn, size))
                 self._passes[size] = (self._by_hand.passes if self._by_hand else 0) - passes
                 self._optimizer.finish_capture()
         finally:
@@ -185,14 +193,10 @@ class Captured(Engine):
         finally:
             self.working.forward = self._plain
 
-    def _warm_up(self, size: int) -> None:
-        stream = torch.cuda.Stream()
-        stream.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(stream):
-            for _ in range(_WARM_UP):
-                self.learn(size)
-                self._place -= size
-        torch.cuda.current_stream().wait_stream(stream)
+    def _rehearsal(self, size: int) -> None:
+        """A step that leaves the place in the epoch's order where it was."""
+        self.learn(size)
+        self._place -= size
 
 
 class Recorded:
@@ -200,14 +204,8 @@ class Recorded:
 
     def __init__(self, function: Callable[..., Tensor], inputs: tuple[Tensor, ...]) -> None:
         self._inputs = [tensor.clone() for tensor in inputs]
-        stream = torch.cuda.Stream()
-        stream.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(stream):
-            function(*self._inputs)
-        torch.cuda.current_stream().wait_stream(stream)
-        self._graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(self._graph):
-            self._output = function(*self._inputs)
+        warm_up(lambda: function(*self._inputs), times=1)
+        self._graph, self._output = record(lambda: function(*self._inputs))
 
     def takes(self, inputs: tuple[Tensor, ...]) -> bool:
         """Whether these are of the shapes that it was recorded with."""
