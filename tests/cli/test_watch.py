@@ -1,6 +1,5 @@
 """What a person sees of an evaluation under way."""
 
-import doctest
 import io
 
 import pytest
@@ -15,11 +14,6 @@ STATUS = Status("autoattack", "apgd-t", 4812, 10000, 0.25, 75.0)
 @pytest.fixture
 def screen():
     return io.StringIO()
-
-
-def test_examples_in_docstrings_run():
-    result = doctest.testmod(_watch)
-    assert (result.failed, result.attempted) == (0, 1)
 
 
 def test_a_terminal_shows_what_is_done_and_the_time_left(screen):
