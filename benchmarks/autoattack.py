@@ -1,11 +1,12 @@
-"""Our AutoAttack beside pyautoattack, the authors' code: the same model, images and machine, in one run.
+"""Our AutoAttack beside pyautoattack, the authors' code: the same model, the same images, verdict by verdict.
 
-    python benchmarks/autoattack.py runs/cifar10-preact-resnet18-atas --examples 2000 --seeds 0 1
-    python benchmarks/autoattack.py runs/cifar10-preact-resnet18-atas --ours-only     # all test images, ours alone
+    python benchmarks/autoattack.py ours runs/cifar10-preact-resnet18-atas --examples 2000
+    python benchmarks/autoattack.py authors runs/cifar10-preact-resnet18-atas --examples 2000 --seed 0    # and --seed 1
+    python benchmarks/autoattack.py compare     # a page from the files that these wrote
 
 Compared after each of the four attacks: robust accuracy, and on how many examples the verdicts differ, beside the same
-figures for two seeds of pyautoattack. Written to results/autoattack as JSON; pyautoattack runs as it comes, in float32
-with TF32 convolutions as PyTorch's defaults have it, ours by its defaults (float16 search, float32 verdicts).
+figures for two seeds of pyautoattack. pyautoattack runs as it comes, in float32 with TF32 convolutions as PyTorch's
+defaults have it, ours by its defaults (float16 search, float32 verdicts).
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from __future__ import annotations
 import argparse
 import json
 import time
+from itertools import combinations
 from pathlib import Path
 from typing import Any
 
@@ -30,55 +32,45 @@ RESULTS = Path(__file__).parent.parent / "results" / "autoattack"
 
 
 def main() -> None:
-    """Compare, print and write."""
+    """Attack and write what was found, or compare what was written."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("run", type=Path)
+    parser.add_argument("what", choices=("ours", "authors", "compare"))
+    parser.add_argument("run", type=Path, nargs="?")
     parser.add_argument("--examples", type=int, default=10_000)
-    parser.add_argument(
-        "--seeds", type=int, nargs="+", default=[0, 1], help="of pyautoattack; ours runs with the first"
-    )
+    parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--batch-size", type=int, default=1000, help="of pyautoattack")
-    parser.add_argument("--ours-only", action="store_true")
     parser.add_argument("--out", type=Path, default=RESULTS)
     chosen = parser.parse_args()
+    if chosen.what == "compare":
+        compare(chosen.out)
+        return
+    if chosen.run is None:
+        parser.error("which run?")
     run = Run.load(chosen.run)
     device = choose_device("auto")
     model, test = run.model.to(device).eval(), load_data(run.recipe, None).test
     images, labels = test.images[: chosen.examples], test.labels[: chosen.examples]
-    document: dict[str, Any] = {
+    if chosen.what == "ours":
+        row = ours(model, images, labels, run.recipe.threat, chosen.seed)
+    else:
+        x, y = images.to(device).float() / 255, labels.to(device)
+        row = authors(model, x, y, run.recipe.threat, chosen.seed, chosen.batch_size)
+    about = {
+        "who": "atas" if chosen.what == "ours" else "pyautoattack",
         "recipe": run.recipe.name,
-        "seed": run.recipe.training.seed,
+        "training_seed": run.recipe.training.seed,
         "threat": str(run.recipe.threat),
         "examples": len(labels),
+        "seed": chosen.seed,
         "environment": environment.describe(device),
     }
     chosen.out.mkdir(parents=True, exist_ok=True)
-    path = chosen.out / f"{run.recipe.name}-{len(labels)}.json"
-
-    def keep(name: str, row: dict[str, Any]) -> None:
-        document[name] = row
-        path.write_text(json.dumps(document, indent=1) + "\n")
-        print(name, {key: value for key, value in row.items() if key != "holds"}, flush=True)
-
-    mine, row = ours(model, images, labels, run.recipe.threat, chosen.seeds[0])
-    keep("ours", row)
-    if chosen.ours_only:
-        return
-    x, y = images.to(device).float() / 255, labels.to(device)
-    theirs = []
-    for seed in chosen.seeds:
-        holds, row = authors(model, x, y, run.recipe.threat, seed, chosen.batch_size)
-        theirs.append(holds)
-        keep(f"pyautoattack, seed {seed}", row)
-    keep("verdicts that differ, ours and pyautoattack's first seed", differences(mine, theirs[0]))
-    if len(theirs) > 1:
-        keep("verdicts that differ, pyautoattack's first two seeds", differences(theirs[0], theirs[1]))
-    keep("times as fast", {"all": row["seconds"] / document["ours"]["seconds"]})
+    path = chosen.out / f"{run.recipe.name}-{len(labels)}-{about['who']}-seed{chosen.seed}.json"
+    path.write_text(json.dumps(about | row, indent=1) + "\n")
+    print(path, {key: value for key, value in row.items() if key != "holds"}, flush=True)
 
 
-def ours(
-    model: torch.nn.Module, images: Tensor, labels: Tensor, threat: atas.Threat, seed: int
-) -> tuple[list[Tensor], dict[str, Any]]:
+def ours(model: torch.nn.Module, images: Tensor, labels: Tensor, threat: atas.Threat, seed: int) -> dict[str, Any]:
     """Whether each example holds after each attack, and the figures; timed with everything compiled."""
     few = min(len(labels), 64)
     atas.evaluate(model, images[:few], labels[:few], threat, attacks=("autoattack",), seed=seed)
@@ -90,18 +82,17 @@ def ours(
     for stage in STAGES:
         right = right & torch.tensor([name != stage for name in broken_by])
         holds.append(right)
-    row = figures(holds, seconds) | {
+    return figures(holds, seconds) | {
         "stage_seconds": {stage.name: stage.seconds for stage in found.stages["autoattack"]},
         "queries": found.queries["autoattack"],
         "protocol": found.protocol,
         "warnings": [str(warning) for warning in found.warnings],
     }
-    return holds, row
 
 
 def authors(
     model: torch.nn.Module, x: Tensor, y: Tensor, threat: atas.Threat, seed: int, batch_size: int
-) -> tuple[list[Tensor], dict[str, Any]]:
+) -> dict[str, Any]:
     """The same by pyautoattack, an attack at a time, each on the examples that hold."""
     from pyautoattack import AutoAttack
 
@@ -119,7 +110,8 @@ def authors(
         right[right.clone()] = guess == y[right]
         times[stage] = time.perf_counter() - started
         holds.append(right.cpu().clone())
-    return holds, figures(holds, time.perf_counter() - began) | {"stage_seconds": times}
+        print(stage, f"{times[stage]:.1f} s", int(right.sum()), flush=True)
+    return figures(holds, time.perf_counter() - began) | {"stage_seconds": times}
 
 
 def figures(holds: list[Tensor], seconds: float) -> dict[str, Any]:
@@ -131,9 +123,48 @@ def figures(holds: list[Tensor], seconds: float) -> dict[str, Any]:
     }
 
 
-def differences(first: list[Tensor], second: list[Tensor]) -> dict[str, int]:
-    """On how many examples two lists of verdicts disagree, after each attack."""
-    return {stage: int((a != b).sum()) for stage, a, b in zip(STAGES, first, second, strict=True)}
+def compare(folder: Path) -> None:
+    """Write README.md beside the files: a table for every model, and the differences of verdicts."""
+    rows = [json.loads(path.read_text()) for path in sorted(folder.glob("*.json"))]
+    lines = ["# AutoAttack, ours beside pyautoattack", "", "Made by `python benchmarks/autoattack.py compare`.", ""]
+    for key in sorted({about(row) for row in rows}):
+        recipe, training_seed, examples = key
+        group = [row for row in rows if about(row) == key]
+        lines += [
+            f"## {recipe}, seed {training_seed}, {group[0]['threat']}, the first {examples:,} test images",
+            "",
+            "Robust accuracy (%) after each attack, and the time of all four.",
+            "",
+            f"| | {' | '.join(STAGES)} | seconds | device |",
+            "|---|" + "---|" * (len(STAGES) + 2),
+        ]
+        for row in group:
+            robust = [f"{100 * row['robust'][stage]:.2f}" for stage in STAGES]
+            figures = f"{' | '.join(robust)} | {row['seconds']:.0f} | {row['environment']['device']}"
+            lines.append(f"| {name(row)} | {figures} |")
+        if len(group) > 1:
+            lines += ["", "Examples on which two verdicts differ:", "", f"| | {' | '.join(STAGES)} |"]
+            lines.append("|---|" + "---|" * len(STAGES))
+            for a, b in combinations(group, 2):
+                lines.append(f"| {name(a)}, {name(b)} | {' | '.join(map(str, differences(a, b)))} |")
+        lines.append("")
+    (folder / "README.md").write_text("\n".join(lines))
+
+
+def about(row: dict[str, Any]) -> tuple[str, int, int]:
+    """The model and images of a file; those of one model and the same images are compared."""
+    return row["recipe"], row["training_seed"], row["examples"]
+
+
+def name(row: dict[str, Any]) -> str:
+    """Who attacked, with which seed."""
+    return f"{row['who']}, seed {row['seed']}"
+
+
+def differences(first: dict[str, Any], second: dict[str, Any]) -> list[int]:
+    """On how many examples two rows disagree, after each attack."""
+    pairs = ((first["holds"][stage], second["holds"][stage]) for stage in STAGES)
+    return [sum(a != b for a, b in zip(*pair, strict=True)) for pair in pairs]
 
 
 if __name__ == "__main__":

@@ -1,6 +1,7 @@
 """Time whole trainings on real data, evaluate what they gave, and keep both in results/speed.
 
     python benchmarks/speed.py run atas atas-float32 --seeds 0 1 2    # one JSON file a case, a row a seed
+    python benchmarks/speed.py run atas --keep runs/reproduce         # the models, where `atas reproduce` finds them
     python benchmarks/speed.py table                                  # the table in README.md, from those files
 
 A training's time is that of its steps with resets, permutations, schedule and short batches, the device synchronised at
@@ -46,6 +47,7 @@ def main() -> None:
     run.add_argument("--seeds", nargs="+", type=int, default=[0])
     run.add_argument("--epochs", type=int, help="fewer than the recipe's, to time alone: nothing is evaluated")
     run.add_argument("--out", type=Path, default=RESULTS)
+    run.add_argument("--keep", type=Path, help="keep the trainings in this folder, as `atas reproduce --out` does")
     commands.add_parser("table")
     chosen = parser.parse_args()
     if chosen.command == "table":
@@ -53,13 +55,15 @@ def main() -> None:
         return
     for seed in chosen.seeds:
         for case in chosen.cases:
-            keep(chosen.out / f"{case}.json", case, measure(case, seed, chosen.epochs))
+            keep(chosen.out / f"{case}.json", case, measure(case, seed, chosen.epochs, chosen.keep))
 
 
-def measure(case: str, seed: int, epochs: int | None) -> dict[str, Any]:
+def measure(case: str, seed: int, epochs: int | None, keep_in: Path | None) -> dict[str, Any]:
     """Train and evaluate once."""
     import atas
     from atas import environment
+    from atas.reproduce.store import Store
+    from atas.reproduce.trial import Trial
     from atas.training import Live
 
     class Watch(Live):
@@ -76,8 +80,9 @@ def measure(case: str, seed: int, epochs: int | None) -> dict[str, Any]:
     live = Watch(quiet=True)
     with TemporaryDirectory() as folder:
         began = time.perf_counter()
-        timing = {} if epochs is None else {"training.epochs": epochs}
-        run = atas.train(recipe, out=f"{folder}/run", seed=seed, data=data, values={**values, **timing}, live=live)
+        values = values | ({} if epochs is None else {"training.epochs": epochs})
+        out = Store(keep_in or Path(folder)).training(Trial(recipe, values, seed)).path
+        run = atas.train(recipe, out=out, seed=seed, data=data, values=values, live=live, overwrite=True)
         wall = time.perf_counter() - began
     row = {
         "seed": seed,

@@ -28,6 +28,7 @@ CASES = [
     (3, 64, 128, 16, 2, 3),
     (2, 64, 128, 16, 2, 1),
 ]
+CUT_AS_LARGE = [(2, 64, 64, 32, 1, 3), (3, 320, 320, 8, 1, 3), (2, 640, 64, 8, 1, 3)]
 
 
 class Case:
@@ -63,8 +64,11 @@ def saved_of(total, bn):
     return torch.stack([mean, deviation, bn.weight * deviation, bn.bias - mean * bn.weight * deviation]).detach()
 
 
-@pytest.fixture(params=CASES, ids=str)
-def case(request):
+@pytest.fixture(params=[*CASES, *CUT_AS_LARGE], ids=str)
+def case(request, monkeypatch):
+    if request.param in CUT_AS_LARGE:  # by the tiles of batches that fill a GPU
+        monkeypatch.setattr(tiles, "_PROGRAMS", 1)
+        monkeypatch.setattr(tiles, "_IN_CACHE", 0)
     return Case(*request.param)
 
 

@@ -18,6 +18,8 @@ from atas.kernels._norm import Plan, _finalize_forward, _scale_and_clip, apply_g
 from atas.kernels._sums import all_groups, counter, leave, space
 from atas.kernels._tiles import Cut
 
+_LEAST = tl.constexpr(64)  # channels of the smallest block: counters are told apart by it
+
 
 @triton.jit
 def _products(  # type: ignore[no-untyped-def]
@@ -55,12 +57,12 @@ def _products(  # type: ignore[no-untyped-def]
 
 @triton.jit
 def _place(  # type: ignore[no-untyped-def]
-    height, images: tl.constexpr, high: tl.constexpr, block: tl.constexpr, blocks: tl.constexpr
+    height, images: tl.constexpr, high: tl.constexpr, width: tl.constexpr, blocks: tl.constexpr
 ):
     """Which tile this program makes: its number among the pixels', first image, first row, first channel."""
     part = tl.program_id(0) // blocks
     tiles = height // high
-    return part, (part // tiles) * images, (part % tiles) * high, (tl.program_id(0) % blocks) * block
+    return part, (part // tiles) * images, (part % tiles) * high, (tl.program_id(0) % blocks) * width
 
 
 @triton.jit
@@ -104,7 +106,7 @@ def _finish_train(  # type: ignore[no-untyped-def]
     tl.store(total + cells, out, valid)
     z = tl.where(valid, out.to(tl.float32) - shift[None, :], 0.0)
     if leave(
-        tl.sum(z, 0), tl.sum(z * z, 0), parts, counters, part, count, first // block, columns, at, inside, block
+        tl.sum(z, 0), tl.sum(z * z, 0), parts, counters, part, count, first // _LEAST, columns, at, inside, block
     ):  # fmt: skip
         first_sum, second_sum = all_groups(parts, count, columns, at, inside, block)
         _finalize_forward(
@@ -136,8 +138,8 @@ def _finish_backward_train(  # type: ignore[no-untyped-def]
     """Back through the ReLU, and the sums that BatchNorm's gradient needs."""
     at, inside, cells, valid = _cells(part, first, rows, columns, pixels, block)
     _behind_relu(
-        found, part, count, first // block, at, inside, cells, valid, total, out, parts, counters, saved, sums, columns,
-        block,
+        found, part, count, first // _LEAST, at, inside, cells, valid, total, out, parts, counters, saved, sums,
+        columns, block,
     )  # fmt: skip
 
 
@@ -172,7 +174,7 @@ def _forward_eval(  # type: ignore[no-untyped-def]
     depth: tl.constexpr,
 ):  # fmt: skip
     """relu(bn(total)) for total = conv(x) (+ other); the total is kept where something was added."""
-    part, image, top, first = _place(height, images, high, block, blocks)
+    part, image, top, first = _place(height, images, high, block + rest, blocks)
     found, more = _products(
         x, w, v, image, top, first, channels, columns, taps, stride, False, images, high, wide, block, rest, depth
     )  # fmt: skip
@@ -182,8 +184,8 @@ def _forward_eval(  # type: ignore[no-untyped-def]
     )  # fmt: skip
     if rest:
         _finish_eval(
-            more, part, block, other, total, active, weight, bias, running_mean, running_var, rows, eps, adds, adds,
-            columns, images * high * wide, rest,
+            more, part, first + block, other, total, active, weight, bias, running_mean, running_var, rows, eps, adds,
+            adds, columns, images * high * wide, rest,
         )  # fmt: skip
 
 
@@ -195,7 +197,7 @@ def _forward_train(  # type: ignore[no-untyped-def]
     rest: tl.constexpr, depth: tl.constexpr,
 ):  # fmt: skip
     """total = conv(x) (+ other), and its statistics."""
-    part, image, top, first = _place(height, images, high, block, blocks)
+    part, image, top, first = _place(height, images, high, block + rest, blocks)
     found, more = _products(
         x, w, v, image, top, first, channels, columns, taps, stride, False, images, high, wide, block, rest, depth
     )  # fmt: skip
@@ -205,8 +207,8 @@ def _forward_train(  # type: ignore[no-untyped-def]
     )  # fmt: skip
     if rest:
         _finish_train(
-            more, part, block, tl.num_programs(0), other, total, parts, counters, saved, weight, bias, running_mean,
-            running_var, rows, eps, momentum, adds, columns, images * high * wide, rest,
+            more, part, first + block, tl.num_programs(0) // blocks, other, total, parts, counters, saved, weight, bias,
+            running_mean, running_var, rows, eps, momentum, adds, columns, images * high * wide, rest,
         )  # fmt: skip
 
 
@@ -217,7 +219,7 @@ def _backward_eval(  # type: ignore[no-untyped-def]
     high: tl.constexpr, wide: tl.constexpr, block: tl.constexpr, rest: tl.constexpr, depth: tl.constexpr,
 ):  # fmt: skip
     """The gradient by the input of BatchNorm and ReLU that the convolution's input went through (+ past)."""
-    part, image, top, first = _place(height, images, high, block, blocks)
+    part, image, top, first = _place(height, images, high, block + rest, blocks)
     found, more = _products(
         gradient, w, v, image, top, first, channels, columns, taps, 1, True, images, high, wide, block, rest, depth
     )  # fmt: skip
@@ -227,8 +229,8 @@ def _backward_eval(  # type: ignore[no-untyped-def]
     )  # fmt: skip
     if rest:
         _finish_backward_eval(
-            more, part, block, past, active, out, weight, running_var, rows, eps, adds, columns, images * high * wide,
-            rest,
+            more, part, first + block, past, active, out, weight, running_var, rows, eps, adds, columns,
+            images * high * wide, rest,
         )  # fmt: skip
 
 
@@ -239,7 +241,7 @@ def _backward_train(  # type: ignore[no-untyped-def]
     block: tl.constexpr, rest: tl.constexpr, depth: tl.constexpr,
 ):  # fmt: skip
     """The gradient behind the ReLU that the convolution's input went through, and the sums that BatchNorm's needs."""
-    part, image, top, first = _place(height, images, high, block, blocks)
+    part, image, top, first = _place(height, images, high, block + rest, blocks)
     found, more = _products(
         gradient, w, v, image, top, first, channels, columns, taps, 1, True, images, high, wide, block, rest, depth
     )  # fmt: skip
@@ -249,8 +251,8 @@ def _backward_train(  # type: ignore[no-untyped-def]
     )  # fmt: skip
     if rest:
         _finish_backward_train(
-            more, part, block, tl.num_programs(0), total, out, parts, counters, saved, sums, rows, columns,
-            images * high * wide, rest,
+            more, part, first + block, tl.num_programs(0) // blocks, total, out, parts, counters, saved, sums, rows,
+            columns, images * high * wide, rest,
         )  # fmt: skip
 
 

@@ -32,20 +32,23 @@ class Tiling:
 
 
 _PROGRAMS = 120  # fewer leave multiprocessors of an H100 or H200 idle
-_NARROW = Tiling(256, 64, warps=8, stages=3)
+_IN_CACHE = 2**18  # rows of 64 channels; more do not stay in the second-level cache
+_NARROW, _NARROW_AND_LONG = Tiling(256, 64, warps=8, stages=3), Tiling(128, 64, warps=4, stages=3)
 _UNEVENLY = (160,)  # channels: a block of 128 and a rest
-_UNEVEN = Tiling(256, 128, depth=32, warps=16, rest=64)
+_UNEVEN = Tiling(256, 128, depth=32, warps=8, rest=64)
+_BY_320 = Tiling(128, 256, warps=8, stages=3, rest=64)
 _TILINGS = (Tiling(256, 128, stages=3), Tiling(256, 64, warps=4, stages=5), Tiling(128, 64, depth=128, warps=4))
 
 
 def tiling(rows: int, columns: int) -> Tiling:
     """The largest tiles that give every multiprocessor one; of those tried on an H200 the fastest."""
     if columns == 64:
-        return _NARROW
+        return _NARROW if rows <= _IN_CACHE else _NARROW_AND_LONG
     if columns % 64:
         return _UNEVEN
-    for how in _TILINGS:
-        if columns % how.block == 0 and rows // how.pixels * (columns // how.block) >= _PROGRAMS:
+    for how in (_BY_320, *_TILINGS):
+        width = how.block + how.rest
+        if columns % width == 0 and rows // how.pixels * (columns // width) >= _PROGRAMS:
             return how
     return _TILINGS[-1]
 
@@ -62,7 +65,7 @@ class Cut:
         self.high = min(height, how.pixels // width)
         self.images = how.pixels // (width * self.high)
         self.wide = width
-        self.blocks = 1 if how.rest else triton.cdiv(columns, how.block)
+        self.blocks = triton.cdiv(columns, how.block + how.rest)
         self.parts = triton.cdiv(images, self.images) * (height // self.high)
         self.grid = (self.parts * self.blocks,)
 

@@ -148,6 +148,8 @@ class Captured(Engine):
             if isinstance(module, nn.BatchNorm2d) and module.num_batches_tracked is not None:
                 module.num_batches_tracked += self._uncounted
         self._uncounted = 0
+        if self.ema is not None:
+            self.ema.copy_counts()
         return super().tensors()
 
     @functools.cached_property

@@ -34,6 +34,10 @@ class EMA(nn.Module):
         averages, values = [list(side) for side in zip(*self._averaged, strict=True)]
         torch._foreach_mul_(averages, decay)
         torch._foreach_add_(averages, torch._foreach_mul(values, 1 - decay))
+        self.copy_counts()
+        self.updates += 1
+
+    def copy_counts(self) -> None:
+        """Whole numbers, such as BatchNorm's count of batches, are the model's own."""
         for copied, value in self._copied:
             copied.copy_(value)
-        self.updates += 1
