@@ -104,10 +104,11 @@ def authors(
     for stage in STAGES:
         attack.attacks_to_run = [stage]
         started = time.perf_counter()
-        point, _ = attack.run_standard_evaluation(x[right], y[right], batch_size=batch_size)
-        with torch.no_grad():
-            guess = torch.cat([model(part).argmax(1) for part in point.split(batch_size)])
-        right[right.clone()] = guess == y[right]
+        if right.any():
+            point, _ = attack.run_standard_evaluation(x[right], y[right], batch_size=batch_size)
+            with torch.no_grad():
+                guess = torch.cat([model(part).argmax(1) for part in point.split(batch_size)])
+            right[right.clone()] = guess == y[right]
         times[stage] = time.perf_counter() - started
         holds.append(right.cpu().clone())
         print(stage, f"{times[stage]:.1f} s", int(right.sum()), flush=True)
