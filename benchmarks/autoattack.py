@@ -14,6 +14,7 @@ from __future__ import annotations
 import argparse
 import json
 import time
+from collections.abc import Iterator
 from itertools import combinations
 from pathlib import Path
 from typing import Any
@@ -50,11 +51,6 @@ def main() -> None:
     device = choose_device("auto")
     model, test = run.model.to(device).eval(), load_data(run.recipe, None).test
     images, labels = test.images[: chosen.examples], test.labels[: chosen.examples]
-    if chosen.what == "ours":
-        row = ours(model, images, labels, run.recipe.threat, chosen.seed)
-    else:
-        x, y = images.to(device).float() / 255, labels.to(device)
-        row = authors(model, x, y, run.recipe.threat, chosen.seed, chosen.batch_size)
     about = {
         "who": "atas" if chosen.what == "ours" else "pyautoattack",
         "recipe": run.recipe.name,
@@ -66,11 +62,19 @@ def main() -> None:
     }
     chosen.out.mkdir(parents=True, exist_ok=True)
     path = chosen.out / f"{run.recipe.name}-{len(labels)}-{about['who']}-seed{chosen.seed}.json"
-    path.write_text(json.dumps(about | row, indent=1) + "\n")
-    print(path, {key: value for key, value in row.items() if key != "holds"}, flush=True)
+    if chosen.what == "ours":
+        rows = ours(model, images, labels, run.recipe.threat, chosen.seed)
+    else:
+        x, y = images.to(device).float() / 255, labels.to(device)
+        rows = authors(model, x, y, run.recipe.threat, chosen.seed, chosen.batch_size)
+    for row in rows:
+        path.write_text(json.dumps(about | row, indent=1) + "\n")
+        print(path, {key: value for key, value in row.items() if key != "holds"}, flush=True)
 
 
-def ours(model: torch.nn.Module, images: Tensor, labels: Tensor, threat: atas.Threat, seed: int) -> dict[str, Any]:
+def ours(
+    model: torch.nn.Module, images: Tensor, labels: Tensor, threat: atas.Threat, seed: int
+) -> Iterator[dict[str, Any]]:
     """Whether each example holds after each attack, and the figures; timed with everything compiled."""
     few = min(len(labels), 64)
     atas.evaluate(model, images[:few], labels[:few], threat, attacks=("autoattack",), seed=seed)
@@ -82,7 +86,7 @@ def ours(model: torch.nn.Module, images: Tensor, labels: Tensor, threat: atas.Th
     for stage in STAGES:
         right = right & torch.tensor([name != stage for name in broken_by])
         holds.append(right)
-    return figures(holds, seconds) | {
+    yield figures(holds, seconds) | {
         "stage_seconds": {stage.name: stage.seconds for stage in found.stages["autoattack"]},
         "queries": found.queries["autoattack"],
         "protocol": found.protocol,
@@ -92,8 +96,8 @@ def ours(model: torch.nn.Module, images: Tensor, labels: Tensor, threat: atas.Th
 
 def authors(
     model: torch.nn.Module, x: Tensor, y: Tensor, threat: atas.Threat, seed: int, batch_size: int
-) -> dict[str, Any]:
-    """The same by pyautoattack, an attack at a time, each on the examples that hold."""
+) -> Iterator[dict[str, Any]]:
+    """The same by pyautoattack, an attack at a time, each on the examples that hold; after each, what is known."""
     from pyautoattack import AutoAttack
 
     norm = {"linf": "Linf", "l2": "L2"}[threat.name]
@@ -111,22 +115,22 @@ def authors(
             right[right.clone()] = guess == y[right]
         times[stage] = time.perf_counter() - started
         holds.append(right.cpu().clone())
-        print(stage, f"{times[stage]:.1f} s", int(right.sum()), flush=True)
-    return figures(holds, time.perf_counter() - began) | {"stage_seconds": times}
+        yield figures(holds, time.perf_counter() - began) | {"stage_seconds": times}
 
 
 def figures(holds: list[Tensor], seconds: float) -> dict[str, Any]:
     """Robust accuracy after each attack, and the verdicts as digits."""
     return {
         "seconds": seconds,
-        "robust": {stage: int(right.sum()) / len(right) for stage, right in zip(STAGES, holds, strict=True)},
-        "holds": {stage: "".join(map(str, right.int().tolist())) for stage, right in zip(STAGES, holds, strict=True)},
+        "robust": {stage: int(right.sum()) / len(right) for stage, right in zip(STAGES, holds, strict=False)},
+        "holds": {stage: "".join(map(str, right.int().tolist())) for stage, right in zip(STAGES, holds, strict=False)},
     }
 
 
 def compare(folder: Path) -> None:
     """Write README.md beside the files: a table for every model, and the differences of verdicts."""
     rows = [json.loads(path.read_text()) for path in sorted(folder.glob("*.json"))]
+    rows = [row for row in rows if len(row["robust"]) == len(STAGES)]  # others were stopped
     lines = ["# AutoAttack, ours beside pyautoattack", "", "Made by `python benchmarks/autoattack.py compare`.", ""]
     for key in sorted({about(row) for row in rows}):
         recipe, training_seed, examples = key
@@ -141,8 +145,9 @@ def compare(folder: Path) -> None:
         ]
         for row in group:
             robust = [f"{100 * row['robust'][stage]:.2f}" for stage in STAGES]
-            figures = f"{' | '.join(robust)} | {row['seconds']:.0f} | {row['environment']['device']}"
-            lines.append(f"| {name(row)} | {figures} |")
+            seconds = "-" if "note" in row else f"{row['seconds']:.0f}"  # a note says that other jobs ran beside it
+            cells = [name(row), *robust, seconds, row["environment"]["device"]]
+            lines.append(f"| {' | '.join(cells)} |")
         if len(group) > 1:
             lines += ["", "Examples on which two verdicts differ:", "", f"| | {' | '.join(STAGES)} |"]
             lines.append("|---|" + "---|" * len(STAGES))

@@ -82,7 +82,7 @@ def measure(case: str, seed: int, epochs: int | None, keep_in: Path | None) -> d
         began = time.perf_counter()
         values = values | ({} if epochs is None else {"training.epochs": epochs})
         out = Store(keep_in or Path(folder)).training(Trial(recipe, values, seed)).path
-        run = atas.train(recipe, out=out, seed=seed, data=data, values=values, live=live, overwrite=True)
+        run = atas.train(recipe, out=out, seed=seed, values=values, live=live, overwrite=True)
         wall = time.perf_counter() - began
     row = {
         "seed": seed,
@@ -137,14 +137,15 @@ def line(document: dict[str, Any]) -> str:
     rows = full or document["runs"]
     epochs = rows[0]["epochs"]
     scale = 1 if full else 30 / epochs
-    seconds = spread([row["train_seconds"] * scale for row in rows], "{:.1f}")
+    timed = [row for row in rows if "note" not in row]  # a note says that other jobs ran beside it
     note = "" if full else f" (from {epochs} epochs)"
-    wall = spread([row["wall_seconds"] for row in rows], "{:.0f}") + " s" if full else "-"
+    seconds = spread([row["train_seconds"] * scale for row in timed], "{:.1f}") + f" s{note}" if timed else "-"
+    wall = spread([row["wall_seconds"] for row in timed], "{:.0f}") + " s" if full and timed else "-"
     figures = [
         spread([100 * row["accuracy"][attack] for row in full], "{:.2f}") if full else "-"
         for attack in ("clean", "pgd10", "pgd50")
     ]
-    return f"| {document['case']} | {seconds} s{note} | {wall} | {' | '.join(figures)} | {len(rows)} |"
+    return f"| {document['case']} | {seconds} | {wall} | {' | '.join(figures)} | {len(rows)} |"
 
 
 def spread(values: list[float], form: str) -> str:

@@ -47,7 +47,8 @@ def checkout(tmp_path):
 
 def test_the_commit_of_a_checkout(checkout, commit_of):
     head = subprocess.run(["git", "-C", str(checkout), "rev-parse", "HEAD"], capture_output=True, text=True)
-    assert commit_of(checkout / "src", ATAS_COMMIT="another") == head.stdout.strip()
+    assert commit_of(checkout / "src") == head.stdout.strip()
+    assert commit_of(checkout / "src", ATAS_COMMIT="another") == "another"
     (checkout / "src" / "__init__.py").write_text("changed = True\n")
     assert commit_of(checkout / "src") == head.stdout.strip() + "+"
 

@@ -14,12 +14,14 @@ _SECONDS = 10
 def commit() -> str | None:
     """The commit of the checkout that the package lies in, with "+" where its files were changed since; else None.
 
-    A copy without its history can be told by the environment variable ATAS_COMMIT.
+    Of a copy whose history is not that of its files, the environment variable ATAS_COMMIT says it.
     """
+    if told := os.environ.get("ATAS_COMMIT"):
+        return told
     folder = Path(__file__).resolve().parent
     # A package that is installed inside of someone else's checkout is not part of it.
     if _git(folder, "ls-files", "--error-unmatch", "__init__.py") is None:
-        return os.environ.get("ATAS_COMMIT")
+        return None
     found = _git(folder, "rev-parse", "HEAD")
     if not found:
         return None
