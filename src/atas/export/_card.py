@@ -48,8 +48,8 @@ def _use(source: Source) -> str:
     return (
         f"Classifies images of {size} pixels in [0, 1] into {source.about['num_classes']} classes; normalisation is "
         "inside the model. It is meant for research on adversarial robustness, and as a starting point where inputs "
-        "may be tampered with within the threat model below. It is no safeguard on its own: an adversary is not bound to "
-        "that threat model."
+        "may be tampered with within the threat model below. It is no safeguard on its own: an adversary is not bound "
+        "to that threat model."
     )
 
 
