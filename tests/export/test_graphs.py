@@ -61,7 +61,7 @@ def test_the_onnx_file_is_whole_and_says_what_it_is(onnx_export, evaluated):
 def test_the_check_is_reported_and_in_the_card(onnx_export):
     assert onnx_export.difference < 1e-4
     assert "onnxruntime" in onnx_export.check
-    assert "64 test images of digits" in onnx_export.check
+    assert "32 test images of digits" in onnx_export.check
     assert onnx_export.check in (onnx_export.folder / "README.md").read_text()
 
 
@@ -112,7 +112,7 @@ def test_random_pixels_where_there_are_no_test_images(train_tiny, tmp_path):
     data = atas.data.Dataset("mine", digits.train, digits.test)
     run = train_tiny(tmp_path / "run", {"training.epochs": 1}, data=data)
     written = atas.export.write(run, "torch-export")
-    assert "64 images of random pixels (test images were not at hand)" in written.check
+    assert "32 images of random pixels (test images were not at hand)" in written.check
 
 
 def test_an_unknown_format(evaluated):

@@ -12,7 +12,7 @@ from atas.errors import AtasError
 from atas.export._source import Source, example
 from atas.training.run import load_data
 
-_COUNT = 64
+_COUNT = 32
 _TOLERANCE = 1e-4  # of the largest logit: float32 sums in another order
 
 
