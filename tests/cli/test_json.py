@@ -1,4 +1,4 @@
-"""Every command that prints a table can speak to programs: with --json, standard output is one JSON document and nothing else."""
+"""Every command that prints a table speaks to programs too: with --json, standard output is one JSON document alone."""
 
 import json
 
