@@ -1,17 +1,18 @@
 """Fast adversarial training with adaptive step sizes.
 
 Everything that is meant for use from outside is here or one module down: `atas.methods`, `atas.models`, `atas.data`,
-`atas.attacks`.
+`atas.attacks`, `atas.export`.
 """
 
 from __future__ import annotations
 
-from atas import attacks, data, methods, models
+from atas import attacks, data, export, methods, models
 from atas._version import __version__
 from atas.augment import View, random_view
 from atas.data import indexed
 from atas.errors import AtasError
 from atas.evaluation import Evaluation, evaluate
+from atas.export import load
 from atas.methods import ATAS
 from atas.threat import L2, Linf, Threat
 from atas.training import Recipe, Run, train
@@ -30,7 +31,9 @@ __all__ = [
     "attacks",
     "data",
     "evaluate",
+    "export",
     "indexed",
+    "load",
     "methods",
     "models",
     "random_view",

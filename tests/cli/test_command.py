@@ -8,7 +8,17 @@ import atas
 from atas import attacks, data, methods, models
 from atas.training import recipe
 
-COMMANDS = (["ls"], ["train"], ["evaluate"], ["compare"], ["reproduce"], ["data", "get"], ["data", "check"])
+COMMANDS = (
+    ["ls"],
+    ["train"],
+    ["evaluate"],
+    ["compare"],
+    ["export"],
+    ["reproduce"],
+    ["bench"],
+    ["data", "get"],
+    ["data", "check"],
+)
 
 
 def test_version(command):
@@ -19,7 +29,7 @@ def test_version(command):
 def test_python_m_atas_is_the_command(process):
     result = process("--help")
     assert result.status == 0
-    for name in ("ls", "data", "train", "evaluate", "compare", "reproduce"):
+    for name in ("ls", "data", "train", "evaluate", "compare", "export", "reproduce"):
         assert f"\n  {name} " in result.out
     assert result.err == ""
 

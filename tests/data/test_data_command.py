@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import json
+
 import pytest
 from typer.testing import CliRunner
 
@@ -22,6 +24,9 @@ def test_get_then_check(tiny, tmp_path, monkeypatch):
     again = run("get", name, "--root", tmp_path)
     assert again.exit_code == 0
     assert f"already in {tmp_path / spec.binary.folder} and intact" in again.stdout
+    as_json = run("get", name, "--root", tmp_path, "--json")
+    assert json.loads(as_json.stdout) == {"data": name, "folder": str(tmp_path / spec.binary.folder), "fetched": False}
+    assert json.loads(run("check", name, "--root", tmp_path, "--json").stdout)["test"]["official"] is True
     check = run("check", name, "--root", tmp_path)
     assert check.exit_code == 0
     assert f"{name}: 3 x 32 x 32 pixels, {len(spec.classes)} classes" in check.stdout

@@ -42,7 +42,7 @@ def test_a_plan_writes_a_record_a_run(tiny, store, quiet):
     for trial in trials:
         record = json.loads((store.folder / "runs" / f"{trial.slug}-{trial.key}.json").read_text())
         assert record["seed"] == trial.seed
-        assert record["settings"]["training"] == trial.settings.to_dict()["training"]
+        assert record["settings"]["training"] == json.loads(json.dumps(trial.settings.to_dict()["training"]))
         assert record["trial"]["method"] == trial.settings.method.name
         assert set(record["attacks"]) == {"clean", "fgsm"}
         low, high = record["attacks"]["fgsm"]["interval"]

@@ -225,13 +225,13 @@ def test_a_full_disk_in_training_and_then_room_again(stopped, train_toy, tmp_pat
 
 
 def test_a_full_disk_when_the_weights_are_written(stopped, train_toy, tmp_path, monkeypatch, assert_same_run):
-    from atas.training import run
+    from atas.training import weights
 
     def full(*arguments, **options):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     with monkeypatch.context() as patch:
-        patch.setattr(run, "save_file", full)
+        patch.setattr(weights, "save_file", full)
         with pytest.raises(CheckpointError, match=r"cannot write the weights .*make room and go on with --resume"):
             train_toy(stopped, resume=True)
     train_toy(stopped, resume=True)

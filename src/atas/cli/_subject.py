@@ -11,8 +11,9 @@ from atas import data, models, threat
 from atas._files import read_json
 from atas.errors import UsageError
 from atas.training import Run
-from atas.training.run import Folder, load_data, load_weights
+from atas.training.run import Folder, load_data
 from atas.training.values import convert
+from atas.training.weights import load_weights
 
 _ATTACKS = ("pgd10", "pgd50")
 

@@ -7,9 +7,11 @@ from pathlib import Path
 
 import typer
 
+from atas.cli._complete import recipes
+
 
 def bench(
-    recipe: str = typer.Argument(help="A recipe's name or path."),
+    recipe: str = typer.Argument(help="A recipe's name or path.", autocompletion=recipes),
     assignments: list[str] = typer.Option([], "--set", metavar="KEY=VALUE", help="Override a key of the recipe."),
     steps: int = typer.Option(20, "--steps", min=1, help="Steps in each of the five rounds that are timed."),
     as_json: bool = typer.Option(False, "--json", help="Print JSON instead of a table."),
@@ -24,11 +26,11 @@ def bench(
 
     from atas._files import write_text
     from atas.training import Live
-    from atas.training import recipe as recipes
+    from atas.training import recipe as known
     from atas.training.bench import bench as run_bench
 
-    values = dict(recipes.parse_assignment(text) for text in assignments)
-    settings = recipes.load(recipe).with_values(values)
+    values = dict(known.parse_assignment(text) for text in assignments)
+    settings = known.load(recipe).with_values(values)
     result = run_bench(settings, steps, Live(Console(stderr=True)))
     text = json.dumps(result.to_json(), indent=1)
     if out is not None:

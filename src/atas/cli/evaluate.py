@@ -7,7 +7,7 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 import typer
 
@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from atas.cli._subject import Subject
     from atas.evaluation import Evaluation
     from atas.training import Run
+
+Shown = Literal["table", "json", "nothing"]
 
 
 def evaluate(
@@ -69,15 +71,15 @@ def evaluate(
         precision=precision,
         device=device,
         seed=seed,
-        as_json=as_json,
+        show="json" if as_json else "table",
     )
 
 
-def evaluate_run(run: Run) -> None:
-    """Evaluate a run as its recipe says."""
+def evaluate_run(run: Run, *, quiet: bool = False) -> Evaluation:
+    """Evaluate a run as its recipe says; with `quiet`, without a word on standard output."""
     from atas.cli._subject import Options, of_run
 
-    evaluate_subject(of_run(run, Options()))
+    return evaluate_subject(of_run(run, Options()), show="nothing" if quiet else "table")
 
 
 def evaluate_subject(
@@ -89,8 +91,8 @@ def evaluate_subject(
     precision: str = "auto",
     device: str = "auto",
     seed: int = 0,
-    as_json: bool = False,
-) -> None:
+    show: Shown = "table",
+) -> Evaluation:
     """Evaluate with progress on the screen, and write the result."""
     from atas.cli._watch import Watch
     from atas.evaluation import evaluate as run_evaluation
@@ -116,7 +118,8 @@ def evaluate_subject(
             shard=process.count > 1,
         )
     if process.rank == 0:
-        _write(result, path, as_json=as_json, said=watch.said)
+        _write(result, path, show=show, said=watch.said)
+    return result
 
 
 @contextmanager
@@ -132,14 +135,14 @@ def _can_go_on(progress: Path) -> Iterator[None]:
         raise AtasError(f"interrupted; the same command goes on from {progress}") from None
 
 
-def _write(result: Evaluation, path: Path, *, as_json: bool, said: set[str]) -> None:
+def _write(result: Evaluation, path: Path, *, show: Shown, said: set[str]) -> None:
     """Show the result, then write it: figures that took long are not to be lost to a full disk."""
     from atas._files import write_text
 
     page = path.with_suffix(".md")
-    if as_json:
+    if show == "json":
         typer.echo(json.dumps(result.to_json(), indent=2))
-    else:
+    elif show == "table":
         show_table(result.table())
         for caution in result.warnings:
             if f"warning: {caution}" not in said:
@@ -147,7 +150,7 @@ def _write(result: Evaluation, path: Path, *, as_json: bool, said: set[str]) -> 
         say(result.sentence())
     result.save(path)
     write_text(page, result.markdown())
-    if not as_json:
+    if show == "table":
         say(f"written: {page}")
         say(f"written: {path}")
 

@@ -9,13 +9,14 @@ from typing import TypeVar
 
 import typer
 
+from atas.cli._complete import studies
 from atas.cli._say import say, show
 
 T = TypeVar("T")
 
 
 def reproduce(
-    study: str | None = typer.Argument(None, help="A study's name; see --list."),
+    study: str | None = typer.Argument(None, help="A study's name; see --list.", autocompletion=studies),
     list_all: bool = typer.Option(False, "--list", help="List the studies."),
     quick: bool = typer.Option(False, "--quick", help="On the embedded digits, cut short: minutes on a CPU."),
     out: Path = typer.Option(Path("runs/reproduce"), "--out", help="The results' folder; studies may share one."),
@@ -70,7 +71,7 @@ def reproduce(
     if dry_run:
         if not isinstance(chosen, Sweep):
             raise UsageError(f"the study {study} is no plan of runs; leave out --dry-run")
-        _tell(chosen, request)
+        _tell(chosen, request, as_json=as_json)
         return
     report = chosen.run(request, PlanProgress())
     if as_json:
@@ -129,10 +130,17 @@ def _list(*, as_json: bool) -> None:
     show(table)
 
 
-def _tell(study, request) -> None:  # type: ignore[no-untyped-def]
+def _tell(study, request, *, as_json: bool) -> None:  # type: ignore[no-untyped-def]
     """What a plan would do."""
     plan = study.plan(request)
     left = {trial.key for trial in plan.left()}
+    if as_json:
+        rows = [
+            {"trial": trial.label, "attacks": list(trial.attacks), "done": trial.key not in left}
+            for trial in plan.trials
+        ]
+        typer.echo(json.dumps(rows, indent=2))
+        return
     for trial in plan.trials:
         say(f"{'to do' if trial.key in left else 'done '}  {trial.label}: {', '.join(trial.attacks)}")
     say(f"{len(left)} of {len(plan.trials)} runs to do, into {request.out}")

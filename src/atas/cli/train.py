@@ -2,34 +2,46 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import typer
 
+from atas.cli._complete import recipes
 from atas.cli._say import say
 
 
 def train(
-    recipe: str | None = typer.Argument(None, help="A recipe's name or path; may be left out with --resume."),
+    recipe: str | None = typer.Argument(
+        None, help="A recipe's name or path; may be left out with --resume.", autocompletion=recipes
+    ),
     out: Path | None = typer.Option(None, "--out", help="The run's folder; runs/<recipe> by default."),
     assignments: list[str] = typer.Option([], "--set", metavar="KEY=VALUE", help="Override a key of the recipe."),
     seed: int | None = typer.Option(None, "--seed", help="Short for --set training.seed=..."),
     resume: bool = typer.Option(False, "--resume", help="Go on with the run in the folder."),
     overwrite: bool = typer.Option(False, "--overwrite", help="Begin anew where the folder holds a run."),
     evaluate_after: bool = typer.Option(False, "--evaluate", help="Evaluate on the test set when training has ended."),
+    as_json: bool = typer.Option(False, "--json", help="Print JSON at the end; progress goes to standard error."),
 ) -> None:
     """Train a robust model by a recipe.
 
     \b
     Example: atas train cifar10-preact-resnet18-atas --set training.epochs=10 --out runs/first
     """
+    from rich.console import Console
+
     from atas.cli.evaluate import evaluate_run
+    from atas.training import Live
     from atas.training import train as run_training
     from atas.training.recipe import parse_assignment
 
     values = dict(parse_assignment(text) for text in assignments)
-    run = run_training(recipe, out=out, values=values, seed=seed, resume=resume, overwrite=overwrite)
-    if evaluate_after:
-        evaluate_run(run)
-    else:
+    live = Live(Console(stderr=True)) if as_json else None
+    run = run_training(recipe, out=out, values=values, seed=seed, resume=resume, overwrite=overwrite, live=live)
+    evaluation = evaluate_run(run, quiet=as_json) if evaluate_after else None
+    if as_json:
+        measured = None if evaluation is None else evaluation.to_json()
+        about = {"folder": str(run.folder), "recipe": run.recipe.name, "epochs": len(run.metrics)}
+        typer.echo(json.dumps(about | {"last_epoch": run.metrics[-1], "evaluation": measured}, indent=2))
+    elif evaluation is None:
         say(f"done: {run.folder}; next: atas evaluate {run.folder}")

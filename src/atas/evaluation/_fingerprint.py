@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Mapping
 
 import torch
 from torch import Tensor, nn
@@ -11,12 +12,17 @@ _DIGITS = 16
 
 
 def weights_hash(model: nn.Module) -> str:
-    """SHA-256 over the bytes of the state dict's tensors in the order of their keys, shortened.
+    """The hash of a model's state."""
+    return state_hash(model.state_dict())
+
+
+def state_hash(state: Mapping[str, object]) -> str:
+    """SHA-256 over the bytes of a state dict's tensors in the order of their keys, shortened.
 
     A wrapper that only puts a prefix before all keys does not change it.
     """
     digest = hashlib.sha256()
-    for _, value in sorted(model.state_dict().items()):
+    for _, value in sorted(state.items()):
         if isinstance(value, Tensor):
             digest.update(_bytes(value))
     return digest.hexdigest()[:_DIGITS]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import operator
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import SupportsIndex
+from typing import Any, SupportsIndex
 
 from torch import nn
 
@@ -33,6 +33,18 @@ def names() -> list[str]:
     ['preact-resnet18', 'wrn-28-10', 'resnet18', 'resnet50', 'small-cnn']
     """
     return _REGISTRY.names()
+
+
+def parts(name: str) -> tuple[type[nn.Module], dict[str, Any]]:
+    """The class of a built-in model, and the settings that it is called with besides classes and normalisation.
+
+    >>> parts("wrn-28-10")[1]
+    {'depth': 28, 'width': 10}
+    """
+    factory = _REGISTRY.get(name)
+    found, settings = (factory.func, factory.keywords) if isinstance(factory, partial) else (factory, {})
+    assert isinstance(found, type)
+    return found, dict(settings)
 
 
 def create(

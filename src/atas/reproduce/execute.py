@@ -22,7 +22,8 @@ from atas.reproduce.store import Store
 from atas.reproduce.trial import Trial
 from atas.training import train
 from atas.training.engine import choose_device
-from atas.training.run import Folder, load_weights
+from atas.training.run import Folder
+from atas.training.weights import load_weights
 
 Load = Callable[[Trial], Dataset]
 

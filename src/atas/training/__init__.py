@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from atas.training._train import train
 from atas.training.live import Live
+from atas.training.loggers import Logger
 from atas.training.recipe import Recipe
 from atas.training.run import Run
 
-__all__ = ["Live", "Recipe", "Run", "train"]
+__all__ = ["Live", "Logger", "Recipe", "Run", "train"]

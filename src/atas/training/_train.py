@@ -6,7 +6,7 @@ import dataclasses
 import fcntl
 import json
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -20,8 +20,10 @@ from atas.errors import AtasError, UsageError
 from atas.training import recipe as recipes
 from atas.training._determinism import determinism
 from atas.training.live import Live
-from atas.training.run import GIVEN, Folder, Run, build_model, load_data, load_recipe, save_weights
+from atas.training.loggers import Logger
+from atas.training.run import Folder, Run, build_model, load_data, load_recipe
 from atas.training.trainer import Trainer
+from atas.training.weights import GIVEN, save_weights
 
 
 def train(
@@ -35,12 +37,14 @@ def train(
     model: nn.Module | None = None,
     data: data_sets.Dataset | None = None,
     live: Live | None = None,
+    loggers: Sequence[Logger] = (),
 ) -> Run:
     """Train a robust classifier.
 
     `recipe` is a recipe's name, its path or a Recipe; `values` overrides keys such as `{"training.epochs": 10}`. The
     run goes into the folder `out`, `runs/<recipe>` by default. With `resume`, a run that was stopped there goes on, and
-    the recipe may be left out. `model` and `data` put your own in place of the recipe's.
+    the recipe may be left out. `model` and `data` put your own in place of the recipe's; `loggers` get the metrics of
+    every epoch besides the recipe's own.
 
     >>> run = train("digits-small-cnn-atas", out="/tmp/run", values={"training.epochs": 1})  # doctest: +SKIP
     """
@@ -64,7 +68,7 @@ def train(
     with live or Live() as shown, determinism(settings.engine.deterministic):
         data = data or load_data(settings)
         model = model or build_model(settings, data)
-        trainer = Trainer(settings, place, data, model, shown)
+        trainer = Trainer(settings, place, data, model, shown, loggers)
         with _held(place):
             if going_on:
                 _take_up(trainer, settings, place, shown)
@@ -121,7 +125,7 @@ def _clear(place: Folder) -> None:
     results = [path for kind in ("json*", "md") for path in place.path.glob(f"{place.evaluation.stem}*.{kind}")]
     for path in (place.metrics, place.model, place.environment, *results):
         path.unlink(missing_ok=True)
-    for folder in (place.last.parent, place.board):
+    for folder in (place.last.parent, place.board, place.wandb, place.exports):
         shutil.rmtree(folder, ignore_errors=True)
 
 

@@ -29,6 +29,7 @@ from atas.training.run import Folder, build_model
 from atas.training.trainer import Trainer
 
 _WARM_UP = 3
+_LEAST_EPOCHS = 30  # a schedule that lasts for all rounds, however few steps an epoch has
 _ROUNDS = 5
 _SIZES = {"cifar10": (50_000, (3, 32, 32), 10), "cifar100": (50_000, (3, 32, 32), 100)}
 _FOLDER_EXAMPLES = 2048
@@ -124,6 +125,8 @@ def _images(settings: recipe.Recipe) -> data.Dataset:
 
 
 def _trainer(settings: recipe.Recipe, images: data.Dataset, live: Live) -> Trainer:
+    epochs = max(settings.training.epochs, _LEAST_EPOCHS)
+    settings = settings.with_values({"training.epochs": epochs, "training.loggers": ()})
     return Trainer(settings, Folder(Path()), images, build_model(settings, images), live)
 
 

@@ -1,4 +1,4 @@
-"""Metrics of a run: `metrics.jsonl`, and TensorBoard where it is installed."""
+"""Metrics of a run: `metrics.jsonl`."""
 
 from __future__ import annotations
 
@@ -43,29 +43,3 @@ def read_metrics(path: Path) -> list[dict[str, Any]]:
         if isinstance(row, dict):
             rows.append(row)
     return rows
-
-
-class Board:
-    """TensorBoard scalars, or nothing where it is not installed."""
-
-    def __init__(self, folder: Path, first_epoch: int) -> None:
-        self._writer = None
-        try:
-            from torch.utils.tensorboard import SummaryWriter
-        except ImportError:
-            return
-        self._writer = SummaryWriter(str(folder), purge_step=first_epoch)
-
-    def write(self, row: dict[str, Any]) -> None:
-        """All numbers of an epoch's row."""
-        if self._writer is None:
-            return
-        for key, value in row.items():
-            if isinstance(value, int | float) and key != "epoch":
-                self._writer.add_scalar(key, value, row["epoch"])
-        self._writer.flush()
-
-    def close(self) -> None:
-        """Finish the files."""
-        if self._writer is not None:
-            self._writer.close()

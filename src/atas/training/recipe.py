@@ -22,7 +22,7 @@ from atas.training.values import convert, to_toml
 S = TypeVar("S")
 
 # What may change between a run and its resume: where things are, and what is done after the training.
-MAY_CHANGE = ("engine", "evaluation", "data.root", "training.checkpoint_every")
+MAY_CHANGE = ("engine", "evaluation", "data.root", "training.checkpoint_every", "training.loggers")
 
 
 @dataclass(frozen=True)
@@ -80,7 +80,7 @@ class Schedule:
 class Training:
     """How long, in which order, and what is watched. `ema` is the decay of averaged weights, 0 for none; `probe` the
     number of training images that the monitor attacks after every epoch, always with the weights themselves, not their
-    average; `checkpoint_every` is in seconds."""
+    average; `checkpoint_every` is in seconds; `loggers` are tensorboard (where it is installed) and wandb."""
 
     epochs: int = 30
     batch_size: int = 128
@@ -89,6 +89,7 @@ class Training:
     on_collapse: str = "warn"
     probe: int = 1000
     checkpoint_every: float = 60.0
+    loggers: tuple[str, ...] = ("tensorboard",)
 
 
 @dataclass(frozen=True)
@@ -319,6 +320,8 @@ def _check(recipe: Recipe) -> None:
     threat.create(recipe.method.norm, recipe.method.eps)
     choice("schedule.name", schedule.name, "piecewise", "cyclic")
     choice("training.on_collapse", training.on_collapse, "warn", "stop", "rollback")
+    for logger in training.loggers:
+        choice("training.loggers", logger, "tensorboard", "wandb")
     choice("engine.kind", recipe.engine.kind, "auto", "eager", "captured")
     choice("engine.precision", recipe.engine.precision, "auto", "bf16", "float32")
     demand(training.epochs >= 1, f"training.epochs must be at least 1; got {training.epochs}")

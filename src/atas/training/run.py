@@ -2,25 +2,18 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
 from torch import nn
 
 from atas import data, models
-from atas._files import write_atomically
-from atas.errors import CheckpointError, DataError, UsageError
+from atas.errors import DataError, UsageError
 from atas.training import recipe
-from atas.training.checkpoint import separate
 from atas.training.logs import read_metrics
-
-_KEY = "atas-model-1"
-GIVEN = "given:"  # marks a model or data set that was passed in Python and has no name to load it by
+from atas.training.weights import GIVEN, load_weights
 
 
 @dataclass(frozen=True)
@@ -73,6 +66,16 @@ class Folder:
     def board(self) -> Path:
         """TensorBoard's files."""
         return self.path / "tensorboard"
+
+    @property
+    def wandb(self) -> Path:
+        """Files of Weights & Biases."""
+        return self.path / "wandb"
+
+    @property
+    def exports(self) -> Path:
+        """What `atas export` wrote, a folder a format."""
+        return self.path / "export"
 
 
 @dataclass(frozen=True)
@@ -141,38 +144,3 @@ def epochs_of(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
         elif "to_epoch" in row:
             kept = [earlier for earlier in kept if earlier["epoch"] < row["to_epoch"]]
     return kept
-
-
-def save_weights(path: Path, model: nn.Module, about: dict[str, Any]) -> None:
-    """Weights as safetensors, with what is needed to build the model again."""
-    tensors = separate(model.state_dict())
-    metadata = {_KEY: json.dumps(about)}
-    try:
-        write_atomically(path, lambda temporary: save_file(tensors, temporary, metadata))
-    except (OSError, SafetensorError) as error:
-        raise CheckpointError(
-            f"cannot write the weights {path} ({error}); make room and go on with --resume"
-        ) from error
-
-
-def load_weights(path: Path, model: nn.Module | None = None) -> nn.Module:
-    """The model of a weights file, built by its name on the CPU, or given and left where it is; in eval mode."""
-    try:
-        with safe_open(path, framework="pt") as file:
-            about = json.loads((file.metadata() or {}).get(_KEY, "{}"))
-            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-    except (OSError, SafetensorError, ValueError) as error:
-        raise DataError(f"the weights file {path} cannot be read ({error}); restore it or train again") from error
-    if model is None:
-        name = about.get("name")
-        if name is None or name.startswith(GIVEN):
-            raise UsageError(f"the model of {path} was made in Python; pass it to atas.Run.load(folder, model=...)")
-        with torch.random.fork_rng(devices=[]):
-            model = models.create(name, about["num_classes"], about["channels"], about["mean"], about["std"])
-    try:
-        model.load_state_dict(tensors)
-    except RuntimeError as error:
-        raise DataError(
-            f"the weights of {path} do not fit this model: {str(error).splitlines()[-1].strip()}"
-        ) from error
-    return model.eval()

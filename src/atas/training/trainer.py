@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,8 @@ from atas.training._clock import Clock
 from atas.training._signals import StopRequest
 from atas.training.engine import Engine, choose_device
 from atas.training.live import Live
-from atas.training.logs import Board, Metrics
+from atas.training.loggers import Logger, Loggers, create
+from atas.training.logs import Metrics
 from atas.training.monitor import Monitor, Probe
 from atas.training.run import Folder
 
@@ -32,8 +34,18 @@ _MOST_ROLLBACKS = 8
 class Trainer:
     """One run in one process."""
 
-    def __init__(self, settings: recipe.Recipe, place: Folder, data: Dataset, model: nn.Module, live: Live) -> None:
+    def __init__(
+        self,
+        settings: recipe.Recipe,
+        place: Folder,
+        data: Dataset,
+        model: nn.Module,
+        live: Live,
+        loggers: Sequence[Logger] = (),
+    ) -> None:
         self.settings, self.place, self.live = settings, place, live
+        named = [create(name, place, settings) for name in settings.training.loggers]
+        self._loggers = Loggers([logger for logger in (*named, *loggers) if logger is not None], live.say)
         self.device = choose_device(settings.engine.device)
         training, threat = settings.training, settings.threat
         check_model(model, data)
@@ -102,7 +114,7 @@ class Trainer:
         """Train to the end. What was reached is saved when a signal asks to stop."""
         epochs = self.settings.training.epochs
         self._metrics = Metrics(self.place.metrics, self._metrics_bytes)
-        self._board = Board(self.place.board, self.epoch)
+        self._loggers.start(self.epoch)
         self._saved_at = time.monotonic()
         self._clock = Clock(self.device)
         self._probe: Probe | None = None
@@ -113,7 +125,7 @@ class Trainer:
                 while self.epoch < epochs:
                     self._run_epoch(epochs)
         finally:
-            self._board.close()
+            self._loggers.close()
 
     def _run_epoch(self, epochs: int) -> None:
         engine = self.engine
@@ -158,7 +170,7 @@ class Trainer:
         if isinstance(engine.method, Adaptive):
             row |= {"step_size": step_size, "gradient_norm": float(engine.method.gradient_norms.mean())}
         self._metrics.write(row)
-        self._board.write(row)
+        self._log(row)
         self.epoch, self.batch = self.epoch + 1, 0
         self.live.epoch(self._done, row, epochs)
         engine.totals.sums.zero_()
@@ -170,6 +182,14 @@ class Trainer:
             self._write(self.place.healthy)
         if self.epoch == epochs:
             self._save()
+
+    def _log(self, row: dict[str, Any]) -> None:
+        if not self._loggers:
+            return
+        method, histograms = self.engine.method, {}
+        if isinstance(method, Adaptive):
+            histograms = {"step_sizes": method.step_sizes.cpu(), "gradient_norms": method.gradient_norms.cpu()}
+        self._loggers.log(row, histograms)
 
     def _check_loss(self) -> tuple[float, float, float]:
         loss, right, step_size = self.engine.totals.read()
@@ -200,6 +220,7 @@ class Trainer:
         self._metrics_bytes, self.rollbacks, self.seconds = written, rollbacks, seconds
         if self.settings.training.on_collapse == "stop" or rollbacks > _MOST_ROLLBACKS:
             self._metrics.write({"event": "stop", "epoch": found_in - 1, "to_epoch": self.epoch})
+            self._loggers.start(self.epoch)
             self.live.say(f"Stopped; the run ends with the weights of epoch {self.epoch}, the last healthy one.")
             self.epoch = epochs
             return
@@ -207,6 +228,7 @@ class Trainer:
         self.engine.method.shrink_steps(_SHRINK)
         factor = float(self.engine.method.step_scale)
         self._metrics.write({"event": "rollback", "epoch": found_in - 1, "to_epoch": self.epoch, "step_scale": factor})
+        self._loggers.start(self.epoch)
         self.live.say(f"Back to the end of epoch {self.epoch}; going on with {factor:.3f} of the step size.")
         self._save()
 

@@ -1,0 +1,106 @@
+"""Weights of a trained model as safetensors, with what is needed to build the model again.
+
+Reading one runs no code that a file brings along: pickles are refused, and what is damaged is told from what is whole
+by a hash in the file.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor, nn
+
+from atas import models
+from atas._files import write_atomically
+from atas.errors import AtasError, CheckpointError, DataError, UsageError
+from atas.evaluation._fingerprint import state_hash
+from atas.training.checkpoint import separate
+
+_KEY = "atas-model-1"
+_PICKLES = (
+    b"PK\x03\x04",
+    b"\x80\x02",
+    b"\x80\x03",
+    b"\x80\x04",
+    b"\x80\x05",
+)  # what torch.save writes, today and long ago
+GIVEN = "given:"  # marks a model or data set that was passed in Python and has no name to load it by
+
+
+def save_weights(path: Path, model: nn.Module, about: dict[str, Any]) -> None:
+    """Weights as safetensors; `about` holds name, num_classes, channels, mean and std, and what else is known."""
+    tensors = separate(model.state_dict())
+    metadata = {_KEY: json.dumps(about | {"weights": state_hash(tensors)})}
+    try:
+        write_atomically(path, lambda temporary: save_file(tensors, temporary, metadata))
+    except (OSError, SafetensorError) as error:
+        raise CheckpointError(
+            f"cannot write the weights {path} ({error}); make room and go on with --resume"
+        ) from error
+
+
+def read_weights(path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    """What a file says about its model (nothing, where another program wrote it), and the tensors, verified."""
+    try:
+        with safe_open(path, framework="pt") as file:
+            about = json.loads((file.metadata() or {}).get(_KEY, "{}"))
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+    except (OSError, SafetensorError, ValueError) as error:
+        raise _unreadable(path, error) from error
+    if not isinstance(about, dict):
+        raise _damaged(path, "what it says of its model is no JSON object")
+    if "weights" in about and about["weights"] != state_hash(tensors):
+        raise _damaged(path, "its tensors are not those that were written")
+    return about, tensors
+
+
+def load_weights(path: Path, model: nn.Module | None = None) -> nn.Module:
+    """The model of a weights file, built by its name on the CPU, or given and left where it is; in eval mode."""
+    about, tensors = read_weights(path)
+    if model is None:
+        model = _build(path, about)
+    try:
+        model.load_state_dict(tensors)
+    except RuntimeError as error:
+        raise DataError(
+            f"the weights of {path} do not fit this model: {str(error).splitlines()[-1].strip()}"
+        ) from error
+    return model.eval()
+
+
+def _build(path: Path, about: dict[str, Any]) -> nn.Module:
+    name = about.get("name")
+    if not isinstance(name, str) or name.startswith(GIVEN):
+        raise UsageError(f"the model of {path} was made in Python; pass it to atas.Run.load(folder, model=...)")
+    missing = [key for key in ("num_classes", "channels", "mean", "std") if key not in about]
+    if missing:
+        raise _damaged(path, f"it does not say {missing[0]}")
+    with torch.random.fork_rng(devices=[]):
+        try:
+            return models.create(name, about["num_classes"], about["channels"], about["mean"], about["std"])
+        except (AtasError, ValueError, TypeError, RuntimeError, MemoryError) as error:
+            if ":" in name:  # the user's own code
+                raise
+            raise _damaged(path, str(error).splitlines()[0]) from error
+
+
+def _unreadable(path: Path, error: Exception) -> DataError:
+    if path.is_file():
+        with path.open("rb") as file:
+            if file.read(4).startswith(_PICKLES):
+                return DataError(
+                    f"{path} is a pickle, as torch.save writes it, and could run any code; load it where you trust it "
+                    f"and write its state dict with safetensors.torch.save_file"
+                )
+    return DataError(
+        f"the weights file {path} cannot be read ({str(error).splitlines()[0]}); restore it or train again"
+    )
+
+
+def _damaged(path: Path, why: str) -> DataError:
+    return DataError(f"the weights file {path} is damaged ({why}); restore it or train again")

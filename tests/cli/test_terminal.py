@@ -1,0 +1,74 @@
+"""What terminals and shells expect: NO_COLOR, and completion."""
+
+import io
+import re
+from contextlib import redirect_stdout
+
+import pytest
+
+from atas.cli import app
+
+COLOUR = re.compile(r"\x1b\[[0-9;]*\b(3[0-8]|4[0-8]|9[0-7]|10[0-7])[0-9;]*m")
+FAILS = ["train", "digits-small-cnn-atass"]
+
+
+@pytest.fixture
+def in_colour(monkeypatch):
+    """As in a terminal that shows colours."""
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    monkeypatch.setenv("TERM", "xterm-256color")
+    monkeypatch.delenv("NO_COLOR", raising=False)
+
+
+def test_there_is_colour_where_it_is_wanted(command, in_colour):
+    """Without this, the tests below could pass for the wrong reason."""
+    assert COLOUR.search(command(*FAILS).err)
+
+
+@pytest.mark.parametrize("arguments", [FAILS, ["ls", "attacks"], ["reproduce", "--list"], ["--help"]], ids=" ".join)
+def test_no_color_is_respected(arguments, command, in_colour, monkeypatch):
+    monkeypatch.setenv("NO_COLOR", "1")
+    result = command(*arguments)
+    assert result.out + result.err
+    assert not COLOUR.search(result.out + result.err)
+
+
+def test_no_color_in_the_progress_of_a_training(tiny, tmp_path, command, in_colour, monkeypatch):
+    monkeypatch.setenv("NO_COLOR", "1")
+    result = command("train", tiny, "--out", tmp_path / "run", "--evaluate")
+    assert result.status == 0
+    assert not COLOUR.search(result.out + result.err)
+
+
+@pytest.fixture
+def complete(monkeypatch):
+    """What a bash would be offered for the last of these words."""
+
+    def offers(*words):
+        monkeypatch.setenv("_ATAS_COMPLETE", "complete_bash")
+        monkeypatch.setenv("COMP_WORDS", " ".join(words))
+        monkeypatch.setenv("COMP_CWORD", str(len(words) - 1))
+        out = io.StringIO()
+        with redirect_stdout(out), pytest.raises(SystemExit):
+            app(prog_name="atas")
+        return out.getvalue().split()
+
+    return offers
+
+
+@pytest.mark.parametrize(
+    ("words", "offered"),
+    [
+        (["atas", "ex"], ["export"]),
+        (["atas", "export", "--to", "o"], ["onnx"]),
+        (["atas", "train", "digits-small-cnn-ata"], ["digits-small-cnn-atas", "digits-small-cnn-atas-literal"]),
+        (["atas", "reproduce", "table-cifar100"], ["table-cifar100"]),
+    ],
+    ids=str,
+)
+def test_the_shell_completes(words, offered, complete):
+    assert complete(*words) == offered
+
+
+def test_the_command_installs_completion(command):
+    assert "--install-completion" in command("--help").out

@@ -1,0 +1,64 @@
+"""`atas export`."""
+
+import json
+
+import pytest
+from typer.testing import CliRunner
+
+from atas import export
+from atas.cli import app
+from atas.cli.export import Format
+from atas.errors import DataError
+
+
+def run(*arguments):
+    return CliRunner().invoke(app, ["export", *map(str, arguments)])
+
+
+def test_the_commands_formats_are_the_librarys():
+    assert tuple(Format) == export.FORMATS
+
+
+def test_the_files_are_named(copy_of):
+    folder = copy_of()
+    result = run(folder, "--to", "safetensors")
+    assert result.exit_code == 0
+    lines = result.stdout.splitlines()
+    assert lines[0].startswith("checked in ")
+    assert lines[1:] == [
+        f"written: {folder / 'export' / 'safetensors' / name}" for name in ("model.safetensors", "README.md")
+    ]
+
+
+def test_json(evaluated, tmp_path):
+    result = run(evaluated, "--to", "torch-export", "--out", tmp_path / "out", "--json")
+    found = json.loads(result.stdout)
+    assert found["folder"] == str(tmp_path / "out")
+    assert found["files"] == [str(tmp_path / "out" / name) for name in ("model.pt2", "README.md")]
+    assert found["difference"] < 1e-5
+
+
+def test_exporting_again_replaces(copy_of):
+    folder = copy_of()
+    for _ in range(2):
+        assert run(folder, "--to", "safetensors").exit_code == 0
+    assert sorted(path.name for path in (folder / "export" / "safetensors").iterdir()) == [
+        "README.md",
+        "model.safetensors",
+    ]
+
+
+def test_a_run_begun_anew_takes_its_exports_along(copy_of, train_tiny):
+    folder = copy_of()
+    run(folder, "--to", "safetensors")
+    train_tiny(folder, {"training.epochs": 1}, overwrite=True)
+    assert not (folder / "export").exists()
+
+
+def test_what_is_no_run(tmp_path):
+    assert isinstance(run(tmp_path, "--to", "onnx").exception, DataError)
+
+
+@pytest.mark.parametrize("arguments", [["runs/mine"], ["runs/mine", "--to", "keras"]])
+def test_wrong_use(arguments):
+    assert run(*arguments).exit_code == 2
