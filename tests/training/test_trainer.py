@@ -16,7 +16,9 @@ from atas.methods import Standard
 from atas.training import Run, checkpoint
 
 KEYS = {"epoch", "updates", "rate", "loss", "train_accuracy", "clean", "fgsm", "pgd10", "collapsed"}
-KEYS |= {"seconds", "examples_per_second"}
+KEYS |= {"seconds", "examples_per_second", "probe_gradient_norms"}
+ADAPTIVE = {"step_size", "gradient_norm", "step_sizes", "gradient_norms"}
+ADAPTIVE |= {"step_size_by_tenth", "gradient_norm_by_tenth"}
 
 
 @pytest.fixture
@@ -186,7 +188,7 @@ def test_rows_have_the_documented_keys(tmp_path, train_toy):
     assert [row["epoch"] for row in run.metrics] == [0, 1, 2]
     assert [row["updates"] for row in run.metrics] == [4, 8, 12]
     for row in run.metrics:
-        assert set(row) == KEYS | {"step_size", "gradient_norm"}
+        assert set(row) == KEYS | ADAPTIVE
         assert 0 <= row["pgd10"] <= row["clean"] <= 1
         assert 0 <= row["train_accuracy"] <= 1
         assert row["seconds"] > 0
