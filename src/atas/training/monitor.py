@@ -70,9 +70,10 @@ class Monitor:
                 x, y = self.images[rows].float() / 255, self.labels[rows].long()
                 index = torch.arange(first, first + len(x), device=x.device)
                 seen.append(function(x, y, index) if ask is None else ask(function, x, y, index))
-        clean, fgsm, pgd10, norms = torch.cat(seen, 1)
-        right = torch.stack([clean, fgsm, pgd10]).sum(1, dtype=torch.float64) / len(self.images)
-        return Probe(*right.tolist(), gradient_norms=quantiles(norms))
+        *verdicts, norms = torch.cat(seen, 1)
+        right = torch.stack(verdicts).sum(1, dtype=torch.float64) / len(self.images)
+        clean, fgsm, pgd10 = right.tolist()
+        return Probe(clean, fgsm, pgd10, quantiles(norms))
 
     def _look(self, model: nn.Module, x: Tensor, y: Tensor, index: Tensor) -> Tensor:
         """A column an example: whether the model is right on the image, after one step, and after ten from a random

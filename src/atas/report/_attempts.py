@@ -1,0 +1,158 @@
+"""Attacks run again on a few examples, to show what they do: the points they find and what the model says there."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from atas import attacks
+from atas.attacks import Attack, Battery, Staged
+from atas.data import Split
+from atas.errors import AtasError
+from atas.evaluation import Evaluation
+from atas.report._subject import NotAtHand, Subject
+from atas.report._words import attacks_of
+from atas.threat import Threat
+
+EXAMPLES = 24
+_USUAL = ("fgsm", "pgd10")  # of a run that was not evaluated
+_SECONDS = 40.0  # for an attack
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What the model says of each image: the class, and how sure it is."""
+
+    label: list[int]
+    confidence: list[float]
+
+
+@dataclass(frozen=True)
+class Attempt:
+    """An attack on the chosen examples: where it ended, what the model says there, and whether it is still right."""
+
+    name: str
+    points: Tensor
+    answer: Answer
+    holds: list[bool]
+
+
+@dataclass(frozen=True)
+class Attempts:
+    """The chosen test images and every attack on them."""
+
+    index: list[int]
+    images: Tensor
+    labels: list[int]
+    classes: tuple[str, ...]
+    broken_by: list[str | None]
+    clean: Answer
+    attempts: list[Attempt]
+    left_out: list[str]
+    """Attacks that would take too long here, or that are not known here."""
+    threat: Threat
+
+
+def attempt(subject: Subject) -> Attempts:
+    """Choose examples and run the attacks of the evaluation on them again, with its seed, so that they end alike."""
+    found: Evaluation | None = None
+    test: Split = subject.data.test
+    if subject.evaluation is not None:
+        found, test = subject.tested
+        if subject.weights_differ:
+            raise NotAtHand("The evaluation is of other weights than those in the folder: evaluate again")
+    names = attacks_of(found) if found is not None else list(_USUAL)
+    reasons = found.broken_by.get("worst") if found is not None else None
+    chosen = choose(reasons or [None] * len(test), EXAMPLES)
+    model, device = subject.model, subject.device
+    index = torch.tensor(chosen, device=device)
+    x, y = test.images[chosen].to(device).float() / 255, test.labels[chosen].to(device).long()
+    threat = found.threat if found is not None else subject.recipe.threat
+    seed = int(found.protocol.get("seed", 0)) if found is not None else 0
+
+    attempts, left_out = [], []
+    for name in names:
+        attack = _attack(name, found)
+        rows = _rows(attack, name, found, chosen)
+        if (
+            attack is None
+            or _passes(attack, found, name, rows, chosen, len(test.classes)) * subject.pace.seconds > _SECONDS
+        ):
+            left_out.append(name)
+            continue
+        points = x.clone()
+        if len(rows):
+            points[rows] = attack(model, x[rows], y[rows], threat, seed=seed, index=index[rows])
+        answer = ask(subject, points)
+        attempts.append(Attempt(name, points, answer, [a == b for a, b in zip(answer.label, y.tolist(), strict=True)]))
+    clean = ask(subject, x)
+    if reasons is None:
+        reasons_shown = [_first(clean, attempts, y.tolist(), row) for row in range(len(chosen))]
+    else:
+        reasons_shown = [reasons[row] for row in chosen]
+    return Attempts(chosen, x, y.tolist(), test.classes, reasons_shown, clean, attempts, left_out, threat)
+
+
+def choose(reasons: list[str | None], count: int) -> list[int]:
+    """Examples of every kind, by what broke them, in turn; the first of each kind first.
+
+    >>> choose(["clean", None, None, None, "fgsm"], 4)
+    [0, 1, 2, 4]
+    """
+    kinds: dict[str | None, list[int]] = {}
+    for place, reason in enumerate(reasons):
+        kinds.setdefault(reason, []).append(place)
+    taken: list[int] = []
+    for turn in range(count):
+        taken += [places[turn] for places in kinds.values() if turn < len(places)]
+    return sorted(taken[:count])
+
+
+def ask(subject: Subject, points: Tensor) -> Answer:
+    """What the model says."""
+    with torch.no_grad():
+        confidence, label = subject.model(points).float().softmax(1).max(1)
+    return Answer(label.tolist(), confidence.tolist())
+
+
+def _attack(name: str, found: Evaluation | None) -> Attack | None:
+    """The attack of that name with the step size of the evaluation; None for one that is not known here."""
+    settings = found.protocol.get("attacks", {}).get(name, {}) if found is not None else {}
+    size = settings.get("step_size_value") if name.startswith("pgd") else None
+    try:
+        return attacks.create(name, size)
+    except AtasError:
+        return None
+
+
+def _rows(attack: Attack | None, name: str, found: Evaluation | None, chosen: list[int]) -> list[int]:
+    """Which examples to attack: a search that is known to find nothing would only take its time."""
+    if found is None or not isinstance(attack, Battery):
+        return list(range(len(chosen)))
+    broken = ~found.correct[name] & found.correct["clean"]
+    return [row for row, place in enumerate(chosen) if broken[place]]
+
+
+def _passes(
+    attack: Attack, found: Evaluation | None, name: str, rows: list[int], chosen: list[int], classes: int
+) -> int:
+    """About how often images go through the model: an example that a stage is known to break goes no further."""
+    if not isinstance(attack, Staged):
+        return len(rows)
+    costs = [search.steps * search.evaluations * max(search.targets(classes), 1) for search in attack.stages]
+    stages = [search.name for search in attack.stages]
+    broken = found.broken_by.get(name) if found is not None else None
+    passes = 0
+    for row in rows:
+        reason = broken[chosen[row]] if broken is not None else None
+        passes += sum(costs[: stages.index(reason) + 1] if reason in stages else costs)
+    return passes
+
+
+def _first(clean: Answer, attempts: list[Attempt], labels: list[int], row: int) -> str | None:
+    """What broke an example first, where no evaluation tells."""
+    if clean.label[row] != labels[row]:
+        return "clean"
+    return next((attempt.name for attempt in attempts if not attempt.holds[row]), None)
