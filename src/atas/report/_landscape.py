@@ -48,4 +48,7 @@ def landscape(model: nn.Module, x: Tensor, y: Tensor, threat: Threat, *, index: 
                 F.cross_entropy(full(model(part)), y.expand(len(part)), reduction="none")
                 for part in points.split(_BATCH)
             ]
-    return Landscape([round(step, 6) for step in steps.tolist()], torch.cat(losses).view(POINTS, POINTS).double().cpu())
+    return Landscape(
+        [round(step, 6) for step in steps.tolist()],
+        torch.cat(losses).nan_to_num(0.0, 0.0, 0.0).view(POINTS, POINTS).double().cpu(),
+    )

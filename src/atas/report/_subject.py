@@ -24,6 +24,7 @@ from atas.training.engine import choose_device
 from atas.training.run import Folder, load_data
 
 _SAMPLE = 16  # images that the pace is measured on
+_FEWEST, _LONGER = 20, 4  # images that say anything, and how much longer than asked for they may take
 
 
 class NotAtHand(AtasError):  # noqa: N818  (the page goes on without it)
@@ -99,5 +100,8 @@ class Pace:
         self.seconds = (time.perf_counter() - began) / len(images)
 
     def images(self, passes: int, seconds: float, most: int) -> int:
-        """How many images can go so many times within about so many seconds; never fewer than 20."""
-        return min(most, max(20, int(seconds / (passes * self.seconds))))
+        """How many images can go so many times within about so many seconds, or a little longer where they are few."""
+        count = int(seconds / (passes * self.seconds))
+        if count < _FEWEST // _LONGER:
+            raise NotAtHand("This takes minutes with this model on this machine: write the report where there is a GPU")
+        return min(most, max(_FEWEST, count))

@@ -35,9 +35,10 @@ def table(
 
     def heading(column: int, text: str) -> Markup:
         shown: Content = text
-        if sortable:
+        sorts = sortable and bool(text)
+        if sorts:
             shown = tag("button", text, tag("span", aria_hidden="true", class_="arrow"), type="button")
-        return tag("th", shown, scope="col", class_=kind(column), aria_sort="none" if sortable else None)
+        return tag("th", shown, scope="col", class_=kind(column), aria_sort="none" if sorts else None)
 
     def cell(column: int, found: Cell | Content) -> Markup:
         if not isinstance(found, Cell):

@@ -10,7 +10,7 @@ from atas.report._expected import Expected
 from atas.report._subject import Subject
 from atas.report._words import attacks_of, ball, between, listed, percent
 
-_NOTHING = 0.05  # robust accuracy that is as good as none
+NOTHING = 0.05  # robust accuracy that is as good as none
 _NEARLY = 0.9  # of the clean accuracy
 _WIDE = 0.03  # of an interval, from the figure to its further end
 _COLLAPSED = " Training collapsed in epoch {}: see the curves."
@@ -47,7 +47,7 @@ def _robust(subject: Subject, found: Evaluation) -> Answer:
     collapsed = subject.summary.epochs[-1]["collapsed"]
     if collapsed:
         why += _COLLAPSED.format(subject.summary.collapsed_in)
-    if collapsed or found.interval["worst"][1] < _NOTHING:
+    if collapsed or found.interval["worst"][1] < NOTHING:
         return Answer(question, f"No: {percent(worst)}%", why, "bad")
     word = "In part" if worst < _NEARLY * clean else "Yes"
     return Answer(question, f"{word}: {percent(worst)}%", why, "good")
@@ -57,7 +57,7 @@ def _sure(subject: Subject, found: Evaluation, expected: Expected | None) -> Ans
     low, high = found.interval["worst"]
     half = max(high - found.accuracy["worst"], found.accuracy["worst"] - low)
     why = (
-        f"On {found.n:,} images the figure is known to within {100 * half:.1f} points: between {between((low, high))}% "
+        f"On {found.n:,} images the figure is known to within {100 * half:.1f} points: {between((low, high))}% "
         f"with 95% confidence."
     )
     said = expected.figure("pgd50") if expected and not expected.differences else None

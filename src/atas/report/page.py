@@ -8,12 +8,14 @@ from pathlib import Path
 
 from atas._files import write_text
 from atas._version import __version__
+from atas.evaluation._precision import full_precision
 from atas.report._compare import summarise
 from atas.report._expected import Paper
 from atas.report._html import Content, Markup, tag
 from atas.report._section import Section
 from atas.report._subject import Subject
 from atas.report.sections import classes, comparison, doubts, gallery, repeat, steps, summary, surface, training
+from atas.training.engine import choose_device
 from atas.training.run import GIVEN
 
 # Nothing is fetched: whatever a name or a class in the page may say, the browser is told so.
@@ -29,7 +31,8 @@ def write_page(
     """Write the page of these runs. `root` is the data's folder where it is not that of the training; `paper` looks up
     the paper's figures."""
     subjects = [Subject(found, Path(folder), root) for found, folder in zip(summarise(folders), folders, strict=True)]
-    text = one(subjects[0], paper) if len(subjects) == 1 else several(subjects)
+    with full_precision(choose_device("auto")):  # what is computed for the page agrees with the evaluation
+        text = one(subjects[0], paper) if len(subjects) == 1 else several(subjects)
     out.parent.mkdir(parents=True, exist_ok=True)
     write_text(out, text)
 
@@ -92,7 +95,7 @@ def _document(title: str, about: str, sections: list[Section]) -> str:
             "footer",
             tag("p", f"Made by atas {__version__}. Charts by uPlot, © 2022 Leon Sorokin, MIT licence."),
         ),
-        tag("script", _asset("uPlot.iife.min.js")),
+        tag("script", Markup("/*\n"), _asset("uPlot.LICENSE.txt"), Markup("*/\n"), _asset("uPlot.iife.min.js")),
         tag("script", _asset("page.js")),
     ]
     return f"<!doctype html>\n{tag('html', tag('head', head), tag('body', body), lang='en')}\n"

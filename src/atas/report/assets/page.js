@@ -184,13 +184,13 @@
     const order = numbers ? (a, b) => Number(key(a)) - Number(key(b)) : (a, b) => key(a).localeCompare(key(b));
     rows.sort((a, b) => (rising ? order(a, b) : order(b, a)));
     body.append(...rows);
-    for (const other of table.tHead.rows[0].cells) other.setAttribute("aria-sort", "none");
+    for (const other of table.tHead.querySelectorAll("[aria-sort]")) other.setAttribute("aria-sort", "none");
     heading.setAttribute("aria-sort", rising ? "ascending" : "descending");
   }
 
   for (const table of document.querySelectorAll("table.sortable")) {
     [...table.tHead.rows[0].cells].forEach((heading, column) => {
-      heading.querySelector("button").addEventListener("click", () => sort(table, column, heading));
+      heading.querySelector("button")?.addEventListener("click", () => sort(table, column, heading));
     });
   }
 

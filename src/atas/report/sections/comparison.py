@@ -9,7 +9,7 @@ from atas.report._ranking import Place, Ranking, rank
 from atas.report._section import Section
 from atas.report._subject import Subject
 from atas.report._table import Cell, table
-from atas.report._verdict import Answer
+from atas.report._verdict import NOTHING, Answer
 from atas.report._words import attacks_of, between, duration, listed, percent, whisker
 from atas.report.sections.doubts import notes
 from atas.report.sections.summary import answer_list
@@ -17,7 +17,6 @@ from atas.report.sections.training import column
 
 _COLOURS = ("c2", "c1", "c3", "c4", "c6", "c5", "c7", "c0")
 _SOLID = 4  # lines; later ones are dashed, so that colour is not all that tells them apart
-_NOTHING = 0.05
 _CURVES = (
     ("pgd10", "PGD-10 accuracy", "accuracy, %", 100, 1),
     ("fgsm", "FGSM accuracy", "accuracy, %", 100, 1),
@@ -83,7 +82,7 @@ def _answers(subjects: list[Subject], found: Ranking | str) -> list[Answer]:
         f"{percent(best.accuracy)}% ({between(best.known_to)}) of {best.n:,} images hold under "
         f"{listed(found.attacks)}; next is {second.run.name} with {percent(second.accuracy)}%.{_further(best)}{fallen}"
     )
-    robust = any(_least(place) > _NOTHING for place in found.places)
+    robust = any(_least(place) > NOTHING for place in found.places)
     leader = leader if robust else f"{best.run.name} leads: {leader}"
     low, high = (-100 * end for end in reversed(second.interval))
     lead = f"{-100 * second.behind:.1f} points before {second.run.name}, {low:.1f} to {high:.1f} with 95% confidence"

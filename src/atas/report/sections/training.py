@@ -68,11 +68,12 @@ def column(rows: list[dict[str, Any]], key: str, scale: float = 1) -> list[float
 
 def marks_of(subject: Subject) -> list[Mark]:
     """What happened during training, at its epoch."""
-    found = [
-        Mark(event["to_epoch"] + 0.5, "rolled back" if event["event"] == "rollback" else "stopped")
-        for event in subject.summary.events
-        if "to_epoch" in event
-    ]
+    found = []
+    for event in subject.summary.events:
+        if event["event"] == "rollback":
+            found.append(Mark(event["to_epoch"] + 0.5, "rolled back"))
+        elif event["event"] == "stop":
+            found.append(Mark(event["to_epoch"], "stopped"))
     if subject.summary.collapsed_in:
         found.append(Mark(subject.summary.collapsed_in, "collapse"))
     return found
@@ -87,5 +88,6 @@ def _collapse(subject: Subject) -> Content:
         tag("strong", f"Catastrophic overfitting in epoch {collapse['epoch'] + 1}: "),
         f"PGD-10 accuracy was {100 * collapse['pgd10']:.1f}% while FGSM accuracy was {100 * collapse['fgsm']:.1f}%. "
         "The model withstood the attack that it was trained with and no other.",
+        f" What came of it: {subject.summary.collapse}." if subject.summary.collapsed_in is None else None,
         class_="alarm",
     )
