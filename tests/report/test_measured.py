@@ -78,6 +78,8 @@ def test_examples_of_every_kind():
     assert chosen == sorted(set(chosen))
     assert {reasons[place] for place in chosen} == {None, "clean", "fgsm"}
     assert choose(["fgsm"], 8) == [0]
+    assert choose([None] * 100, 3) == [0, 50, 99]  # data may be sorted by class
+    assert choose(["clean", None, "fgsm"], 2) == [0, 1]
 
 
 # Tenths of the gradient norm
@@ -165,9 +167,11 @@ def test_confusion_counts_what_pgd_finds(trained, subject_of):
     found = confusion(subject)
     assert int(found.counts.sum()) == found.images
     test = subject.data.test
-    assert found.counts.sum(1).tolist() == test.labels[: found.images].bincount(minlength=10).tolist()
+    assert found.images <= len(test)
+    if found.images == len(test):  # a slow machine looks at fewer
+        assert found.counts.sum(1).tolist() == test.labels.bincount(minlength=10).tolist()
+    assert (found.counts.sum(1) > 0).all()
     x, y = test.images[:40].float() / 255, test.labels[:40]
-    assert found.images >= 40
     point = attacks.pgd(subject.model, x, y, subject.evaluation.threat)
     assert torch.equal(subject.model(point).argmax(1) == y, subject.evaluation.correct["pgd10"])
 

@@ -26,7 +26,7 @@ def told(make_run, subject_of):
 
 def test_a_robust_model(told):
     robust, sure, trust = told(clean=90, pgd50=60, autoattack=55)
-    assert (robust.word, robust.tone) == ("In part: 55.0%", "good")
+    assert (robust.word, robust.tone) == ("In part: 55.0%", "plain")
     assert "right on about 90, and on about 55 whatever PGD-50 and AutoAttack do to them" in robust.why
     assert "every pixel by at most 8/255" in robust.why
     assert sure.word == "To 9.8 points"
@@ -38,7 +38,8 @@ def test_a_robust_model(told):
 def test_a_model_that_is_not_robust(told):
     robust, _, _ = told(clean=90, autoattack=0)
     assert (robust.word, robust.tone) == ("No: 0.0%", "bad")
-    assert told("other", clean=90, autoattack=85)[0].word == "Yes: 85.0%"
+    assert told("most", clean=95, autoattack=91)[0].word == "Yes: 91.0%"
+    assert told("poor", clean=30, autoattack=30)[0].word == "In part: 30.0%"
 
 
 def test_a_collapse_is_no_whatever_the_figure(told):

@@ -13,7 +13,7 @@ from torch import nn
 import atas
 from atas.errors import DataError, UsageError
 from atas.methods import Standard
-from atas.training import Run, checkpoint
+from atas.training import Live, Run, checkpoint
 
 KEYS = {"epoch", "updates", "rate", "loss", "train_accuracy", "clean", "fgsm", "pgd10", "collapsed"}
 KEYS |= {"seconds", "examples_per_second", "probe_gradient_norms"}
@@ -461,3 +461,15 @@ def test_a_mistake_with_overwrite_costs_nothing(mistake, tmp_path, train_toy, to
     with pytest.raises(atas.AtasError):
         atas.train(toy_recipe("atas", values), out=tmp_path / "run", overwrite=True, **given)
     assert {path: path.read_bytes() for path in (tmp_path / "run").rglob("*") if path.is_file()} == kept
+
+
+def test_one_mean_for_all_channels_is_read_back(tmp_path):
+    """A recipe writes a single number as a list of one; the weights file must be loadable without the recipe."""
+    images = torch.randint(0, 256, (40, 3, 8, 8), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
+    given = atas.data.from_arrays("colours", images, torch.arange(40) % 4, images, torch.arange(40) % 4)
+    values = {"model.mean": [0.5], "model.std": [0.25], "training.epochs": 1, "training.probe": 8}
+    values |= {"training.batch_size": 20, "engine.device": "cpu"}
+    run = atas.train("digits-small-cnn-atas", out=tmp_path / "run", values=values, data=given, live=Live(quiet=True))
+    again = Run.load(tmp_path / "run")
+    x = images.float() / 255
+    assert torch.equal(again.model(x), run.model(x))

@@ -12,7 +12,7 @@ from atas.attacks import Attack, Battery, Staged
 from atas.data import Split
 from atas.errors import AtasError
 from atas.evaluation import Evaluation
-from atas.report._subject import NotAtHand, Subject
+from atas.report._subject import NotAtHand, Subject, evenly
 from atas.report._words import attacks_of
 from atas.threat import Threat
 
@@ -48,6 +48,8 @@ class Attempts:
     labels: list[int]
     classes: tuple[str, ...]
     broken_by: list[str | None]
+    kinds: list[str | None]
+    """What can break an example, in the order in which it was tried; None, which nothing does, is last."""
     clean: Answer
     attempts: list[Attempt]
     left_out: list[str]
@@ -88,26 +90,38 @@ def attempt(subject: Subject) -> Attempts:
         answer = ask(subject, points)
         attempts.append(Attempt(name, points, answer, [a == b for a, b in zip(answer.label, y.tolist(), strict=True)]))
     clean = ask(subject, x)
-    if reasons is None:
-        reasons_shown = [_first(clean, attempts, y.tolist(), row) for row in range(len(chosen))]
-    else:
-        reasons_shown = [reasons[row] for row in chosen]
-    return Attempts(chosen, x, y.tolist(), test.classes, reasons_shown, clean, attempts, left_out, threat)
+    labels = y.tolist()
+    return Attempts(
+        index=chosen,
+        images=x,
+        labels=labels,
+        classes=test.classes,
+        broken_by=[
+            _first(clean, attempts, labels, row) if reasons is None else reasons[place]
+            for row, place in enumerate(chosen)
+        ],
+        kinds=_kinds(names, found),
+        clean=clean,
+        attempts=attempts,
+        left_out=left_out,
+        threat=threat,
+    )
 
 
 def choose(reasons: list[str | None], count: int) -> list[int]:
-    """Examples of every kind, by what broke them, in turn; the first of each kind first.
+    """Examples of every kind, by what broke them, as many of each as there are places, and evenly over the data.
 
     >>> choose(["clean", None, None, None, "fgsm"], 4)
-    [0, 1, 2, 4]
+    [0, 1, 3, 4]
     """
     kinds: dict[str | None, list[int]] = {}
     for place, reason in enumerate(reasons):
         kinds.setdefault(reason, []).append(place)
-    taken: list[int] = []
+    wanted = dict.fromkeys(kinds, 0)
     for turn in range(count):
-        taken += [places[turn] for places in kinds.values() if turn < len(places)]
-    return sorted(taken[:count])
+        for kind, places in kinds.items():
+            wanted[kind] += turn < len(places) and sum(wanted.values()) < count
+    return sorted(places[row] for kind, places in kinds.items() for row in evenly(len(places), wanted[kind]).tolist())
 
 
 def ask(subject: Subject, points: Tensor) -> Answer:
@@ -156,3 +170,11 @@ def _first(clean: Answer, attempts: list[Attempt], labels: list[int], row: int) 
     if clean.label[row] != labels[row]:
         return "clean"
     return next((attempt.name for attempt in attempts if not attempt.holds[row]), None)
+
+
+def _kinds(names: list[str], found: Evaluation | None) -> list[str | None]:
+    kinds: list[str | None] = ["clean"]
+    for name in names:
+        stages = found.stages.get(name, ()) if found is not None else ()
+        kinds += [f"{name}: {stage.name}" for stage in stages] or [name]
+    return [*kinds, None]

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from atas import attacks
-from atas.report._subject import Subject
+from atas.report._subject import Subject, evenly
 
 _SECONDS = 15.0
 _PASSES = 11
@@ -37,13 +37,13 @@ class Confusion:
 
 
 def confusion(subject: Subject) -> Confusion:
-    """Attack the first test images, as many as a few seconds allow, with PGD-10."""
+    """Attack test images, as many as a few seconds allow, with PGD-10."""
     test, model, device = subject.data.test, subject.model, subject.device
     count = min(subject.pace.images(_PASSES, _SECONDS, _MOST), len(test))
     threat = subject.evaluation.threat if subject.evaluation is not None else subject.recipe.threat
     classes = len(test.classes)
     counts = torch.zeros(classes, classes, dtype=torch.int64)
-    for index in torch.arange(count).split(_BATCH):
+    for index in evenly(len(test), count).split(_BATCH):
         x, y = test.images[index].to(device).float() / 255, test.labels[index].to(device).long()
         point = attacks.pgd(model, x, y, threat, steps=10, index=index.to(device))
         with torch.no_grad():

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from atas._files import read_json
 from atas.data import Dataset, Split
@@ -88,10 +88,19 @@ class Subject:
         return Pace(self.model, self.data.test.images[:_SAMPLE].to(self.device).float() / 255)
 
 
+def evenly(length: int, count: int) -> Tensor:
+    """At most so many places, evenly over the length: data may be sorted by class.
+
+    >>> evenly(10, 4).tolist()
+    [0, 3, 6, 9]
+    """
+    return torch.linspace(0, length - 1, min(count, length), dtype=torch.float64).round().long()
+
+
 class Pace:
     """Seconds that an image takes to go through the model and back."""
 
-    def __init__(self, model: nn.Module, images: torch.Tensor) -> None:
+    def __init__(self, model: nn.Module, images: Tensor) -> None:
         labels = torch.zeros(len(images), dtype=torch.int64, device=images.device)
         with mode(model, training=False), frozen(model):
             for _ in range(2):  # the first warms up

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 
 from atas.report._html import Content, Markup, tag
 
+_TALL = 30  # rows; a table of more scrolls by itself
+
 
 @dataclass(frozen=True)
 class Cell:
@@ -62,7 +64,7 @@ def table(
             tag("tbody", [tag("tr", [cell(i, found) for i, found in enumerate(row)]) for row in rows]),
             class_=" ".join(filter(None, ("sortable" if sortable else None, class_))) or None,
         ),
-        class_="scroll",
+        class_="scroll" if len(rows) <= _TALL else "scroll tall",
         tabindex="0",
         role="region",
         aria_label=caption,

@@ -12,7 +12,7 @@ from atas import attacks
 from atas.errors import AtasError
 from atas.evaluation import wilson
 from atas.passes import frozen, input_gradient, mode
-from atas.report._subject import NotAtHand, Subject
+from atas.report._subject import NotAtHand, Subject, evenly
 from atas.threat import l2_norm
 from atas.training import checkpoint
 from atas.training._checks import split_probe
@@ -57,7 +57,7 @@ def tenths_of(subject: Subject) -> Tenths:
     norms = norms_of(subject)
     count = min(subject.pace.images(_PASSES, _SECONDS, _MOST), len(norms.index))
     order = norms.index[norms.norm.argsort(stable=True)]
-    sample = order[_evenly(len(order), count)]
+    sample = order[evenly(len(order), count)]
     clean, robust = _verdicts(subject, sample)
     parts = min(_PARTS, len(sample))
     clean_parts, robust_parts = clean.tensor_split(parts), robust.tensor_split(parts)
@@ -95,7 +95,7 @@ def _measured(subject: Subject) -> Norms:
     """The gradient at the image itself, for as many images as a few seconds allow."""
     train = subject.data.train
     count = min(subject.pace.images(1, _SECONDS, 5 * _MOST), len(train))
-    index = _evenly(len(train), count)
+    index = evenly(len(train), count)
     found = []
     with mode(subject.model, training=False), frozen(subject.model):
         for part in index.split(_BATCH):
@@ -115,11 +115,6 @@ def _verdicts(subject: Subject, index: Tensor) -> tuple[Tensor, Tensor]:
             clean.append(attacks.correct(model(x), y).cpu())
             robust.append(attacks.correct(model(point), y).cpu())
     return torch.cat(clean), torch.cat(robust)
-
-
-def _evenly(length: int, count: int) -> Tensor:
-    """So many places, evenly over the length."""
-    return torch.linspace(0, length - 1, count, dtype=torch.float64).round().long().unique()
 
 
 def _batch(subject: Subject, index: Tensor) -> tuple[Tensor, Tensor]:

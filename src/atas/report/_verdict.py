@@ -11,14 +11,14 @@ from atas.report._subject import Subject
 from atas.report._words import attacks_of, ball, between, listed, percent
 
 NOTHING = 0.05  # robust accuracy that is as good as none
-_NEARLY = 0.9  # of the clean accuracy
+_MOST = 0.9  # robust accuracy that deserves a yes
 _WIDE = 0.03  # of an interval, from the figure to its further end
 _COLLAPSED = " Training collapsed in epoch {}: see the curves."
 
 
 @dataclass(frozen=True)
 class Answer:
-    """A question, the answer in a word or two, and why. `tone` is good, care or bad."""
+    """A question, the answer in a word or two, and why. `tone` is good, plain, care or bad."""
 
     question: str
     word: str
@@ -49,8 +49,9 @@ def _robust(subject: Subject, found: Evaluation) -> Answer:
         why += _COLLAPSED.format(subject.summary.collapsed_in)
     if collapsed or found.interval["worst"][1] < NOTHING:
         return Answer(question, f"No: {percent(worst)}%", why, "bad")
-    word = "In part" if worst < _NEARLY * clean else "Yes"
-    return Answer(question, f"{word}: {percent(worst)}%", why, "good")
+    if worst < _MOST:
+        return Answer(question, f"In part: {percent(worst)}%", why, "plain")
+    return Answer(question, f"Yes: {percent(worst)}%", why, "good")
 
 
 def _sure(subject: Subject, found: Evaluation, expected: Expected | None) -> Answer:

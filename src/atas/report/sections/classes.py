@@ -46,8 +46,11 @@ def _by_class(subject: Subject) -> Markup:
         rows.append(
             [*row, Cell(between(interval), sort=interval[0]), Cell(whisker(right / n, interval), sort=right / n)]
         )
-    head = ["class", "images", *map(written, shown), f"95% interval of {written(shown[-1])}", ""]
-    caption = f"Accuracy of each class in percent, on {found.n:,} test images; worst case is right under every attack"
+    head = ["class", "images", *map(written, shown), "95% interval", ""]
+    caption = (
+        f"Accuracy of each class in percent, on {found.n:,} test images; worst case is right under every attack, "
+        "and what the interval is of"
+    )
     return table(head, rows, caption=caption, sortable=True)
 
 

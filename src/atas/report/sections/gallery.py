@@ -30,10 +30,9 @@ def section(subject: Subject) -> Section:
 
 def _gallery(found: Attempts) -> Content:
     cards: list[Markup] = []
-    reasons = list(dict.fromkeys(found.broken_by))
     room = _BYTES
     for row in range(len(found.index)):
-        card = _card(found, row, reasons.index(found.broken_by[row]))
+        card = _card(found, row, found.kinds.index(found.broken_by[row]))
         room -= len(card)
         if room < 0:
             break

@@ -23,7 +23,8 @@ def section(subjects: list[Subject]) -> Section:
 def _commands(subject: Subject) -> list[Content]:
     folder, found = subject.place.path, subject.evaluation
     again = folder.with_name(f"{folder.resolve().name}-again")
-    typed = [subject.environment.get("command"), found.environment.get("command") if found is not None else None]
+    surroundings = [subject.environment, {} if found is None else found.environment]
+    typed = list(dict.fromkeys(str(around["command"]) for around in surroundings if around.get("command")))
     commands = [_line("atas", "train", subject.place.recipe, "--out", again)]
     evaluated = (
         "pgd50,autoattack" if found is None else ",".join(key for key in found.correct if key not in ("clean", "worst"))
@@ -35,8 +36,8 @@ def _commands(subject: Subject) -> list[Content]:
         evaluate += ["--examples", str(found.n), "--seed", str(found.protocol.get("seed", 0))]
     commands.append(_line(*evaluate))
     return [
-        tag("p", "What was typed:") if any(typed) else None,
-        tag("pre", "\n".join(command for command in typed if command)) if any(typed) else None,
+        tag("p", "What was typed:") if typed else None,
+        tag("pre", "\n".join(typed)) if typed else None,
         tag("p", "What trains and evaluates it again, to the same bits on the same CPU:"),
         tag("pre", "\n".join(commands)),
         tag("p", found.sentence(), class_="small") if found is not None else None,

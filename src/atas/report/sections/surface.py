@@ -10,7 +10,7 @@ from atas.report._html import Content, Markup, tag
 from atas.report._landscape import POINTS, Landscape, landscape
 from atas.report._picture import heat_map, image
 from atas.report._section import Section, or_say_why
-from atas.report._subject import Subject
+from atas.report._subject import Subject, evenly
 
 _EXAMPLES = 3
 _LEAST = 1.0  # what the colours reach to at least, so that nothing small looks large
@@ -59,10 +59,11 @@ def _chosen(subject: Subject) -> list[int]:
         if reasons is not None:
             right = [place for place, reason in enumerate(reasons) if reason != "clean"]
             return [right[place] for place in choose([reasons[place] for place in right], _EXAMPLES)]
-    images = test.images[: 10 * _EXAMPLES].to(subject.device).float() / 255
+    places = evenly(len(test), 10 * _EXAMPLES)
     with torch.no_grad():
-        right = subject.model(images).argmax(1).cpu() == test.labels[: len(images)]
-    return (right.nonzero().flatten().tolist() or [0])[:_EXAMPLES]
+        said = subject.model(test.images[places].to(subject.device).float() / 255).argmax(1).cpu()
+    good = places[said == test.labels[places]]
+    return good[evenly(len(good), _EXAMPLES)].tolist() if len(good) else [0]
 
 
 def _card(place: int, name: str, picture: Markup, found: Landscape, most: float) -> Markup:
