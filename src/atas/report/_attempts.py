@@ -56,56 +56,64 @@ class Attempts:
     """Attacks that would take too long here, or that are not known here."""
     threat: Threat
 
+    def order(self, row: int) -> int:
+        """The place of an example by what broke it."""
+        reason = self.broken_by[row]
+        return self.kinds.index(reason) if reason in self.kinds else len(self.kinds)
+
+
+@dataclass(frozen=True)
+class _Task:
+    """What there is to repeat: attacks by name on the test images, with the evaluation where there is one."""
+
+    test: Split
+    threat: Threat
+    names: list[str]
+    seed: int = 0
+    reasons: list[str | None] | None = None
+    found: Evaluation | None = None
+
 
 def attempt(subject: Subject) -> Attempts:
     """Choose examples and run the attacks of the evaluation on them again, with its seed, so that they end alike."""
-    found: Evaluation | None = None
-    test: Split = subject.data.test
-    if subject.evaluation is not None:
-        found, test = subject.tested
-        if subject.weights_differ:
-            raise NotAtHand("The evaluation is of other weights than those in the folder: evaluate again")
-    names = attacks_of(found) if found is not None else list(_USUAL)
-    reasons = found.broken_by.get("worst") if found is not None else None
-    chosen = choose(reasons or [None] * len(test), EXAMPLES)
-    model, device = subject.model, subject.device
-    index = torch.tensor(chosen, device=device)
+    task = _task(subject)
+    test, device = task.test, subject.device
+    chosen = choose(task.reasons or [None] * len(test), EXAMPLES)
     x, y = test.images[chosen].to(device).float() / 255, test.labels[chosen].to(device).long()
-    threat = found.threat if found is not None else subject.recipe.threat
-    seed = int(found.protocol.get("seed", 0)) if found is not None else 0
-
+    labels, clean = y.tolist(), ask(subject, x)
     attempts, left_out = [], []
-    for name in names:
-        attack = _attack(name, found)
-        rows = _rows(attack, name, found, chosen)
+    for name in task.names:
+        attack = _attack(name, task.found)
+        rows = _rows(attack, name, task.found, chosen)
         if (
             attack is None
-            or _passes(attack, found, name, rows, chosen, len(test.classes)) * subject.pace.seconds > _SECONDS
+            or _passes(attack, task, name, [chosen[row] for row in rows]) * subject.pace.seconds > _SECONDS
         ):
             left_out.append(name)
             continue
         points = x.clone()
-        if len(rows):
-            points[rows] = attack(model, x[rows], y[rows], threat, seed=seed, index=index[rows])
+        if rows:
+            index = torch.tensor([chosen[row] for row in rows], device=device)
+            points[rows] = attack(subject.model, x[rows], y[rows], task.threat, seed=task.seed, index=index)
         answer = ask(subject, points)
-        attempts.append(Attempt(name, points, answer, [a == b for a, b in zip(answer.label, y.tolist(), strict=True)]))
-    clean = ask(subject, x)
-    labels = y.tolist()
-    return Attempts(
-        index=chosen,
-        images=x,
-        labels=labels,
-        classes=test.classes,
-        broken_by=[
-            _first(clean, attempts, labels, row) if reasons is None else reasons[place]
-            for row, place in enumerate(chosen)
-        ],
-        kinds=_kinds(names, found),
-        clean=clean,
-        attempts=attempts,
-        left_out=left_out,
-        threat=threat,
-    )
+        holds = [said == label for said, label in zip(answer.label, labels, strict=True)]
+        attempts.append(Attempt(name, points, answer, holds))
+    broken_by = [
+        _first(clean, attempts, labels, row) if task.reasons is None else task.reasons[place]
+        for row, place in enumerate(chosen)
+    ]
+    kinds = _kinds(task)
+    return Attempts(chosen, x, labels, test.classes, broken_by, kinds, clean, attempts, left_out, task.threat)
+
+
+def _task(subject: Subject) -> _Task:
+    if subject.evaluation is None:
+        return _Task(subject.data.test, subject.recipe.threat, list(_USUAL))
+    found, test = subject.tested
+    if subject.weights_differ:
+        raise NotAtHand("The evaluation is of other weights than those in the folder: evaluate again")
+    seed = int(found.protocol.get("seed", 0))
+    return _Task(test, found.threat, attacks_of(found), seed, found.broken_by.get("worst"), found)
 
 
 def choose(reasons: list[str | None], count: int) -> list[int]:
@@ -149,18 +157,16 @@ def _rows(attack: Attack | None, name: str, found: Evaluation | None, chosen: li
     return [row for row, place in enumerate(chosen) if broken[place]]
 
 
-def _passes(
-    attack: Attack, found: Evaluation | None, name: str, rows: list[int], chosen: list[int], classes: int
-) -> int:
+def _passes(attack: Attack, task: _Task, name: str, places: list[int]) -> int:
     """About how often images go through the model: an example that a stage is known to break goes no further."""
     if not isinstance(attack, Staged):
-        return len(rows)
+        return len(places)
+    classes, stages = len(task.test.classes), [search.name for search in attack.stages]
     costs = [search.steps * search.evaluations * max(search.targets(classes), 1) for search in attack.stages]
-    stages = [search.name for search in attack.stages]
-    broken = found.broken_by.get(name) if found is not None else None
+    broken = task.found.broken_by.get(name) if task.found is not None else None
     passes = 0
-    for row in rows:
-        reason = broken[chosen[row]] if broken is not None else None
+    for place in places:
+        reason = broken[place] if broken is not None else None
         passes += sum(costs[: stages.index(reason) + 1] if reason in stages else costs)
     return passes
 
@@ -172,9 +178,9 @@ def _first(clean: Answer, attempts: list[Attempt], labels: list[int], row: int) 
     return next((attempt.name for attempt in attempts if not attempt.holds[row]), None)
 
 
-def _kinds(names: list[str], found: Evaluation | None) -> list[str | None]:
+def _kinds(task: _Task) -> list[str | None]:
     kinds: list[str | None] = ["clean"]
-    for name in names:
-        stages = found.stages.get(name, ()) if found is not None else ()
+    for name in task.names:
+        stages = task.found.stages.get(name, ()) if task.found is not None else ()
         kinds += [f"{name}: {stage.name}" for stage in stages] or [name]
     return [*kinds, None]

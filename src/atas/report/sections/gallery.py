@@ -32,7 +32,7 @@ def _gallery(found: Attempts) -> Content:
     cards: list[Markup] = []
     room = _BYTES
     for row in range(len(found.index)):
-        card = _card(found, row, found.kinds.index(found.broken_by[row]))
+        card = _card(found, row)
         room -= len(card)
         if room < 0:
             break
@@ -85,7 +85,7 @@ def _choice(name: str, label: str, options: list[tuple[str, str]], chosen: str) 
     )
 
 
-def _card(found: Attempts, row: int, order: int) -> Markup:
+def _card(found: Attempts, row: int) -> Markup:
     name = _named(found, found.labels[row])
     reason = broken_by(found.broken_by[row])
     clean = found.images[row]
@@ -102,7 +102,7 @@ def _card(found: Attempts, row: int, order: int) -> Markup:
             ],
             class_="triple",
         ),
-        data_broken=f"{order:03d}",
+        data_broken=found.order(row),
         data_class=found.labels[row],
         data_index=found.index[row],
         class_="holds" if found.broken_by[row] is None else None,
