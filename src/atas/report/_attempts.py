@@ -49,7 +49,7 @@ class Attempts:
     classes: tuple[str, ...]
     broken_by: list[str | None]
     kinds: list[str | None]
-    """What can break an example, in the order in which it was tried; None, which nothing does, is last."""
+    """What can break an example, in the order in which it was tried; then None, which nothing does, and `clean`."""
     clean: Answer
     attempts: list[Attempt]
     left_out: list[str]
@@ -179,8 +179,8 @@ def _first(clean: Answer, attempts: list[Attempt], labels: list[int], row: int) 
 
 
 def _kinds(task: _Task) -> list[str | None]:
-    kinds: list[str | None] = ["clean"]
+    kinds: list[str | None] = []
     for name in task.names:
         stages = task.found.stages.get(name, ()) if task.found is not None else ()
         kinds += [f"{name}: {stage.name}" for stage in stages] or [name]
-    return [*kinds, None]
+    return [*kinds, None, "clean"]
