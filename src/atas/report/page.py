@@ -16,7 +16,7 @@ from atas.report._section import Section
 from atas.report._subject import Subject
 from atas.report.sections import classes, comparison, doubts, gallery, repeat, steps, summary, surface, training
 from atas.training.engine import choose_device
-from atas.training.run import GIVEN
+from atas.training.weights import GIVEN
 
 # Nothing is fetched: whatever a name or a class in the page may say, the browser is told so.
 _POLICY = (

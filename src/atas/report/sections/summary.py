@@ -13,7 +13,7 @@ from atas.report._subject import Subject
 from atas.report._table import Cell, table
 from atas.report._verdict import Answer, answers
 from atas.report._words import between, duration, percent, whisker
-from atas.training.run import GIVEN
+from atas.training.weights import GIVEN
 
 
 def section(subject: Subject, paper: Paper | None) -> Section:
