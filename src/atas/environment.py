@@ -19,7 +19,7 @@ def describe(device: torch.device) -> dict[str, Any]:
     """Command, versions, hardware and time as plain values, for the files that carry a number."""
     on_gpu = device.type == "cuda"
     return {
-        "command": shlex.join([Path(sys.argv[0]).name, *sys.argv[1:]]),
+        "command": _command(),
         "atas": __version__,
         "commit": commit(),
         "torch": torch.__version__,
@@ -30,6 +30,13 @@ def describe(device: torch.device) -> dict[str, Any]:
         "cudnn": torch.backends.cudnn.version() if on_gpu else None,
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
     }
+
+
+def _command() -> str:
+    """What was typed: the program by its name, or as the module that Python was given."""
+    name = Path(sys.argv[0]).name
+    program = ["python", "-m", "atas"] if name == "__main__.py" else [name]
+    return shlex.join([*program, *sys.argv[1:]])
 
 
 def _processor() -> str:

@@ -1,14 +1,21 @@
-"""Folders of runs that were never trained: a recipe, rows of metrics, and verdicts where they are wanted."""
+"""Folders of runs that were never trained: a recipe, rows of metrics, and verdicts where they are wanted; and one that
+was, for a second or two."""
 
 import io
 import json
+import shutil
+from contextlib import contextmanager
 
 import pytest
 import torch
 from rich.console import Console
 
+import atas
+from atas import report
 from atas.evaluation import Evaluation
-from atas.training import recipe
+from atas.report import _attempts, _confusion, _tenths
+from atas.report._subject import Subject
+from atas.training import Live, recipe
 
 
 def make_rows(curve, collapsed_from=None):
@@ -55,3 +62,93 @@ def show():
         return out.getvalue()
 
     return render
+
+
+ATTACKS = ("fgsm", "pgd10", "apgd-ce")
+
+
+@contextmanager
+def few_images():
+    """Pages made inside measure on a few images only."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(_tenths, "_MOST", 40)
+        patch.setattr(_confusion, "_MOST", 40)
+        patch.setattr(_attempts, "EXAMPLES", 12)
+        yield
+
+
+@pytest.fixture
+def quick():
+    """Pages of this test measure on a few images only."""
+    with few_images():
+        yield
+
+
+@pytest.fixture(scope="session")
+def write_quickly():
+    """Write the page of some runs, measured on a few images only."""
+
+    def write(folders, path):
+        with few_images():
+            report.write_page(folders, path)
+        return path
+
+    return write
+
+
+@pytest.fixture(scope="session")
+def healthy_page(tmp_path_factory, trained, write_quickly):
+    """The page of the trained run."""
+    return write_quickly([trained], tmp_path_factory.mktemp("page") / "healthy.html")
+
+
+@pytest.fixture(scope="session")
+def trained(tmp_path_factory):
+    """The folder of a run on the digits, evaluated on 40 images; not to be changed."""
+    folder = tmp_path_factory.mktemp("runs") / "healthy"
+    values = {"training.epochs": 4, "method.eps": 0.1, "method.max_step": 0.2, "training.probe": 60}
+    values |= {"engine.device": "cpu", "schedule.peak": 0.1}
+    run = atas.train("digits-small-cnn-atas", out=folder, values=values, live=Live(quiet=True))
+    test = atas.data.load("digits").test
+    result = atas.evaluate(run.model, test.images[:40], test.labels[:40], run.recipe.threat, attacks=ATTACKS)
+    result.save(folder / "evaluation.json")
+    return folder
+
+
+@pytest.fixture
+def copy_of(tmp_path, trained):
+    """The trained run in a folder of another name, to do things to; `without` names files to leave out."""
+
+    def make(name="copy", without=()):
+        folder = tmp_path / name
+        shutil.copytree(trained, folder)
+        for file in without:
+            (folder / file).unlink()
+        return folder
+
+    return make
+
+
+@pytest.fixture
+def subject_of():
+    """A run as the sections see it."""
+
+    def make(folder, root=None):
+        (found,) = report.summarise([folder])
+        return Subject(found, folder, root)
+
+    return make
+
+
+@pytest.fixture(scope="session")
+def collapse():
+    """Make a run's metrics those of one that collapsed in its third epoch."""
+
+    def change(folder):
+        rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+        for row in rows[2:]:
+            row |= {"collapsed": True, "fgsm": 0.95, "pgd10": 0.01}
+        rows.insert(3, {"event": "collapse", "epoch": 2, "pgd10": 0.01, "fgsm": 0.95})
+        (folder / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+    return change

@@ -138,6 +138,11 @@ def test_the_probe_counts_what_the_attacks_of_the_library_find(toy_data, tiny_ne
     assert probe.clean == pytest.approx(accuracy(x))
     assert probe.fgsm == pytest.approx(accuracy(atas.attacks.fgsm(net, x, y, threat)))
     assert probe.pgd10 == pytest.approx(accuracy(atas.attacks.pgd(net, x, y, threat, steps=10)))
+    x.requires_grad_(True)
+    torch.nn.functional.cross_entropy(net(x), y, reduction="sum").backward()
+    norms = x.grad.flatten(1).norm(dim=1).sort().values
+    places = [round(share * (len(norms) - 1)) for share in (0.05, 0.25, 0.5, 0.75, 0.95)]
+    assert probe.gradient_norms == pytest.approx(norms[places].tolist(), rel=1e-4)
 
 
 def test_the_probe_does_not_depend_on_its_batches(toy_data, tiny_net):

@@ -13,10 +13,12 @@ from torch import nn
 import atas
 from atas.errors import DataError, UsageError
 from atas.methods import Standard
-from atas.training import Run, checkpoint
+from atas.training import Live, Run, checkpoint
 
 KEYS = {"epoch", "updates", "rate", "loss", "train_accuracy", "clean", "fgsm", "pgd10", "collapsed"}
-KEYS |= {"seconds", "examples_per_second"}
+KEYS |= {"seconds", "examples_per_second", "probe_gradient_norms"}
+ADAPTIVE = {"step_size", "gradient_norm", "step_sizes", "gradient_norms"}
+ADAPTIVE |= {"step_size_by_tenth", "gradient_norm_by_tenth"}
 
 
 @pytest.fixture
@@ -186,7 +188,7 @@ def test_rows_have_the_documented_keys(tmp_path, train_toy):
     assert [row["epoch"] for row in run.metrics] == [0, 1, 2]
     assert [row["updates"] for row in run.metrics] == [4, 8, 12]
     for row in run.metrics:
-        assert set(row) == KEYS | {"step_size", "gradient_norm"}
+        assert set(row) == KEYS | ADAPTIVE
         assert 0 <= row["pgd10"] <= row["clean"] <= 1
         assert 0 <= row["train_accuracy"] <= 1
         assert row["seconds"] > 0
@@ -459,3 +461,15 @@ def test_a_mistake_with_overwrite_costs_nothing(mistake, tmp_path, train_toy, to
     with pytest.raises(atas.AtasError):
         atas.train(toy_recipe("atas", values), out=tmp_path / "run", overwrite=True, **given)
     assert {path: path.read_bytes() for path in (tmp_path / "run").rglob("*") if path.is_file()} == kept
+
+
+def test_one_mean_for_all_channels_is_read_back(tmp_path):
+    """A recipe writes a single number as a list of one; the weights file must be loadable without the recipe."""
+    images = torch.randint(0, 256, (40, 3, 8, 8), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
+    given = atas.data.from_arrays("colours", images, torch.arange(40) % 4, images, torch.arange(40) % 4)
+    values = {"model.mean": [0.5], "model.std": [0.25], "training.epochs": 1, "training.probe": 8}
+    values |= {"training.batch_size": 20, "engine.device": "cpu"}
+    run = atas.train("digits-small-cnn-atas", out=tmp_path / "run", values=values, data=given, live=Live(quiet=True))
+    again = Run.load(tmp_path / "run")
+    x = images.float() / 255
+    assert torch.equal(again.model(x), run.model(x))

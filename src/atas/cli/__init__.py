@@ -9,7 +9,7 @@ import typer
 from rich.console import Console
 
 from atas._version import __version__
-from atas.cli import bench, compare, data, evaluate, export, ls, reproduce, train
+from atas.cli import bench, compare, data, evaluate, export, ls, report, reproduce, train
 from atas.errors import AtasError
 
 app = typer.Typer(
@@ -24,6 +24,7 @@ app.add_typer(data.app, name="data")
 app.command("train")(train.train)
 app.command("evaluate")(evaluate.evaluate)
 app.command("compare")(compare.compare)
+app.command("report")(report.report)
 app.command("export")(export.export)
 app.command("reproduce")(reproduce.reproduce)
 app.command("bench")(bench.bench)

@@ -8,8 +8,8 @@ never of the test set, with both.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import torch
@@ -18,7 +18,8 @@ from torch import Tensor, nn
 from atas import attacks
 from atas.noise import Draw
 from atas.passes import frozen, input_gradient, mode
-from atas.threat import Threat
+from atas.threat import Threat, l2_norm
+from atas.training.spread import quantiles
 
 _FALL = 0.5  # of the best PGD accuracy so far
 _LEAST_FALL = 0.1
@@ -32,11 +33,13 @@ Ask = Callable[..., Tensor]  # a function of tensors, and its arguments
 
 @dataclass(frozen=True)
 class Probe:
-    """Accuracy on the slice: clean, under one step of size eps, and under PGD-10."""
+    """Accuracy on the slice: clean, under one step of size eps, and under PGD-10; and the quantiles of the gradient
+    norm at its images."""
 
     clean: float
     fgsm: float
     pgd10: float
+    gradient_norms: Sequence[float] = field(default=(), compare=False)  # rounding may differ from batch to batch
 
 
 @dataclass
@@ -59,29 +62,34 @@ class Monitor:
 
     def probe(self, model: nn.Module, ask: Ask | None = None) -> Probe:
         """Attack the slice in eval mode. `ask` calls a function of tensors: an engine may have a fast way to do so."""
-        right = torch.zeros(3, dtype=torch.int64, device=self.images.device)
-        function = functools.partial(self._right, model)
+        seen = []
+        function = functools.partial(self._look, model)
         with torch.inference_mode(False), torch.no_grad(), mode(model, training=False), frozen(model):
             for first in range(0, len(self.images), self.batch):
                 rows = slice(first, first + self.batch)
                 x, y = self.images[rows].float() / 255, self.labels[rows].long()
                 index = torch.arange(first, first + len(x), device=x.device)
-                right += function(x, y, index) if ask is None else ask(function, x, y, index)
-        return Probe(*(count / len(self.images) for count in right.tolist()))
+                seen.append(function(x, y, index) if ask is None else ask(function, x, y, index))
+        *verdicts, norms = torch.cat(seen, 1)
+        right = torch.stack(verdicts).sum(1, dtype=torch.float64) / len(self.images)
+        clean, fgsm, pgd10 = right.tolist()
+        return Probe(clean, fgsm, pgd10, quantiles(norms))
 
-    def _right(self, model: nn.Module, x: Tensor, y: Tensor, index: Tensor) -> Tensor:
-        """How often the model is right: on the images, after one step, and after ten from a random start."""
+    def _look(self, model: nn.Module, x: Tensor, y: Tensor, index: Tensor) -> Tensor:
+        """A column an example: whether the model is right on the image, after one step, and after ten from a random
+        start; and the norm of the gradient at the image."""
 
-        def up(point: Tensor, size: float) -> Tensor:
-            gradient, _ = input_gradient(model, point, y)
+        def up(point: Tensor, gradient: Tensor, size: float) -> Tensor:
             return self.threat.ascend(point, gradient.nan_to_num(), size, x)
 
         start = torch.zeros((), dtype=torch.int64, device=x.device)
         point = self.threat.random_start(x, Draw(0, start, index))
         for _ in range(_STEPS):
-            point = up(point, self.threat.eps / _STEPS_ACROSS)
-        points = x, up(x, self.threat.eps), point
-        return torch.stack([attacks.correct(model(point), y).sum() for point in points])
+            point = up(point, input_gradient(model, point, y)[0], self.threat.eps / _STEPS_ACROSS)
+        gradient, _ = input_gradient(model, x, y)
+        points = x, up(x, gradient, self.threat.eps), point
+        right = [attacks.correct(model(point), y).float() for point in points]
+        return torch.stack([*right, l2_norm(gradient).nan_to_num().float()])
 
     def judge(self, probe: Probe) -> bool:
         """Whether this probe shows a collapse; remembers the best one."""

@@ -13,7 +13,7 @@ from atas import data, models
 from atas.errors import DataError, UsageError
 from atas.training import recipe
 from atas.training.logs import read_metrics
-from atas.training.weights import GIVEN, load_weights
+from atas.training.weights import GIVEN, load_weights, of_all_channels
 
 
 @dataclass(frozen=True)
@@ -123,16 +123,10 @@ def build_model(settings: recipe.Recipe, images: data.Dataset) -> nn.Module:
         raise UsageError(
             f"the model of this recipe was given in Python ({settings.model.name}); pass it to atas.train(model=...)"
         )
-    mean, std = settings.model.mean, settings.model.std
+    mean, std = of_all_channels(settings.model.mean), of_all_channels(settings.model.std)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(settings.training.seed)
-        return models.create(
-            settings.model.name,
-            images.num_classes,
-            images.shape[0],
-            mean[0] if mean is not None and len(mean) == 1 else mean,
-            std[0] if std is not None and len(std) == 1 else std,
-        )
+        return models.create(settings.model.name, images.num_classes, images.shape[0], mean, std)
 
 
 def epochs_of(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:

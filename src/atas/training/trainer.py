@@ -26,6 +26,7 @@ from atas.training.loggers import Logger, Loggers, create
 from atas.training.logs import Metrics
 from atas.training.monitor import Monitor, Probe
 from atas.training.run import Folder
+from atas.training.spread import by_tenth, quantiles
 
 _SHRINK = 0.75  # of the step size, at each rollback
 _MOST_ROLLBACKS = 8
@@ -164,11 +165,20 @@ class Trainer:
             "fgsm": probe.fgsm,
             "pgd10": probe.pgd10,
             "collapsed": collapsed,
+            "probe_gradient_norms": list(probe.gradient_norms),
             "seconds": self.seconds,
             "examples_per_second": self._examples_per_second(),
         }
         if isinstance(engine.method, Adaptive):
-            row |= {"step_size": step_size, "gradient_norm": float(engine.method.gradient_norms.mean())}
+            sizes, norms = engine.method.step_sizes, engine.method.gradient_norms
+            row |= {
+                "step_size": step_size,
+                "gradient_norm": float(norms.mean()),
+                "step_sizes": quantiles(sizes),
+                "gradient_norms": quantiles(norms),
+                "step_size_by_tenth": by_tenth(norms, sizes),
+                "gradient_norm_by_tenth": by_tenth(norms, norms),
+            }
         self._metrics.write(row)
         self._log(row)
         self.epoch, self.batch = self.epoch + 1, 0

@@ -73,6 +73,11 @@ def load_weights(path: Path, model: nn.Module | None = None) -> nn.Module:
     return model.eval()
 
 
+def of_all_channels(values: Any) -> Any:
+    """A recipe writes one number for all channels as a list of one; models take the number."""
+    return values[0] if isinstance(values, list | tuple) and len(values) == 1 else values
+
+
 def _build(path: Path, about: dict[str, Any]) -> nn.Module:
     name = about.get("name")
     if not isinstance(name, str) or name.startswith(GIVEN):
@@ -82,7 +87,8 @@ def _build(path: Path, about: dict[str, Any]) -> nn.Module:
         raise _damaged(path, f"it does not say {missing[0]}")
     with torch.random.fork_rng(devices=[]):
         try:
-            return models.create(name, about["num_classes"], about["channels"], about["mean"], about["std"])
+            mean, std = of_all_channels(about["mean"]), of_all_channels(about["std"])
+            return models.create(name, about["num_classes"], about["channels"], mean, std)
         except (AtasError, ValueError, TypeError, RuntimeError, MemoryError) as error:
             if ":" in name:  # the user's own code
                 raise

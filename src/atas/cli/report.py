@@ -1,0 +1,34 @@
+"""`atas report`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import typer
+
+from atas.cli._say import say
+
+
+def report(
+    runs: list[Path] = typer.Argument(help="Folders of runs: one, or several to compare."),
+    out: Path | None = typer.Option(
+        None, "--out", help="The page's file; RUN/report.html for one run, report.html for several."
+    ),
+    data: str | None = typer.Option(None, "--data", help="The data's folder, where it is not that of the training."),
+) -> None:
+    """Write one HTML page that shows how runs went and how far their figures can be trusted.
+
+    The page holds everything it shows: it opens from disk, without a network. Attacks on a few images, the loss around
+    them and the confusion matrix are computed when it is written, where the model and the data are at hand.
+
+    \b
+    Example: atas report runs/cifar10-preact-resnet18-atas
+             atas report runs/atas runs/atta runs/fgsm-rs --out compared.html
+    """
+    from atas.report import write_page
+    from atas.reproduce import paper
+
+    if out is None:
+        out = runs[0] / "report.html" if len(runs) == 1 else Path("report.html")
+    write_page(runs, out, root=data, paper=paper.lookup)
+    say(f"report: {out}")

@@ -1,0 +1,75 @@
+"""What a run was expected to give: by the recipe's first comment, and by the paper."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from importlib import resources
+from typing import Protocol
+
+from atas.evaluation._names import written
+from atas.training import recipe
+
+_NUMBER = r"\d+(?:\.\d+)?"
+_MAY_DIFFER = (*recipe.MAY_CHANGE, "training.seed", "training.on_collapse")
+
+
+class PaperRow(Protocol):
+    """A row of the paper's tables, in percent."""
+
+    def accuracy(self, attack: str) -> float | None:
+        """None for an attack that the paper did not run."""
+
+
+Paper = Callable[[str, str, float, str], PaperRow | None]
+"""By data, network, budget and method."""
+
+
+@dataclass(frozen=True)
+class Expected:
+    """The sentence of a recipe, and what this run did otherwise."""
+
+    recipe: str
+    sentence: str
+    differences: tuple[str, ...] = ()
+
+    def figure(self, attack: str) -> str | None:
+        """What the sentence says of an attack, if it does.
+
+        >>> Expected("r", "Expect: clean 94.0 (92.4 to 94.8). AutoAttack, seed 0: 3.2.").figure("autoattack")
+        '3.2'
+        """
+        name = re.escape(written(attack))
+        found = re.search(
+            rf"(?<![\w-]){name}(?:, seed \d+:)? ({_NUMBER}(?: \({_NUMBER} to {_NUMBER}\))?)", self.sentence
+        )
+        return found[1] if found else None
+
+
+def expected(settings: recipe.Recipe) -> Expected | None:
+    """What the recipe of that name says to expect, if it comes with the package and says so."""
+    if settings.name not in recipe.names():
+        return None
+    sentence = _comment(settings.name)
+    if not sentence:
+        return None
+    return Expected(
+        settings.name,
+        sentence,
+        tuple(recipe.differences(recipe.load(settings.name), settings, ignore=_MAY_DIFFER)),
+    )
+
+
+def in_paper(settings: recipe.Recipe, paper: Paper | None) -> PaperRow | None:
+    """The paper's row of this recipe, where it has one."""
+    if paper is None or settings.method.norm != "linf":
+        return None
+    return paper(settings.data.name, settings.model.name, settings.method.eps, settings.method.name)
+
+
+def _comment(name: str) -> str:
+    """The comment that a recipe begins with, but for its first line, which is the command."""
+    lines = resources.files("atas.recipes").joinpath(f"{name}.toml").read_text(encoding="utf-8").splitlines()
+    first = next((row for row, line in enumerate(lines) if not line.startswith("#")), len(lines))
+    return " ".join(line.removeprefix("#").strip() for line in lines[1:first])

@@ -1,0 +1,1 @@
+"""The parts of the page, one a file: each makes its HTML of a run, or of several."""

@@ -1,0 +1,198 @@
+"""The page as a file: what it holds, what stands where something is missing, and that nothing gets out of its place."""
+
+import dataclasses
+import json
+import re
+from html.parser import HTMLParser
+
+import numpy as np
+import pytest
+
+import atas
+from atas import report
+from atas.errors import DataError
+from atas.report import page
+from atas.report._expected import in_paper
+from atas.reproduce import paper
+from atas.training import Live, recipe
+
+SECTIONS = ["summary", "training", "steps", "gallery", "surface", "classes", "warnings", "repeat"]
+HOSTILE = "</script><img src=x onerror=hacked=1>'\"&\u2028"
+
+
+class Page(HTMLParser):
+    """The elements of a page, and its text outside of scripts and styles."""
+
+    def __init__(self, text):
+        super().__init__()
+        self.elements, self._skip, self.text = [], None, ""
+        self.feed(text)
+
+    def handle_starttag(self, tag, attrs):
+        self.elements.append((tag, dict(attrs)))
+        self._skip = tag if tag in ("script", "style") else self._skip
+
+    def handle_endtag(self, tag):
+        self._skip = None if tag == self._skip else self._skip
+
+    def handle_data(self, data):
+        self.text += "" if self._skip else f"{data} "
+
+    def all(self, tag):
+        return [attributes for name, attributes in self.elements if name == tag]
+
+
+@pytest.fixture
+def page_of(tmp_path, quick):
+    """The page of these runs."""
+
+    def make(*folders, **options):
+        report.write_page(folders, tmp_path / "page.html", **options)
+        text = (tmp_path / "page.html").read_text(encoding="utf-8")
+        assert len(text.encode()) < 5_000_000
+        return Page(text)
+
+    return make
+
+
+def test_the_page_of_a_run(trained, healthy_page):
+    found = Page(healthy_page.read_text(encoding="utf-8"))
+    assert [attributes["id"] for attributes in found.all("section")] == SECTIONS
+    (evaluation,) = [one.evaluation for one in report.summarise([trained])]
+    for name in ("clean", "fgsm", "pgd10", "apgd-ce"):
+        assert f"{100 * evaluation.accuracy[name]:.1f}" in found.text
+    assert evaluation.sentence() in found.text
+    assert "Not shown" not in found.text
+    assert "atas train" in found.text
+    assert "This run differs from it (method.eps: 0.39 became 0.1" in found.text
+    images = found.all("img")
+    assert len(images) > 30
+    assert all(image["src"].startswith("data:image/png;base64,") and image["alt"] for image in images)
+    plots = [attributes for tag, attributes in found.elements if attributes.get("class") == "plot"]
+    assert len(plots) == 11
+    assert all(plot["role"] == "img" and plot["aria-label"] for plot in plots)
+
+
+def test_nothing_is_fetched(healthy_page):
+    found = Page(healthy_page.read_text(encoding="utf-8"))
+    for tag, attributes in found.elements:
+        for key in ("src", "href", "action", "data", "poster"):
+            value = attributes.get(key, "#")
+            assert value.startswith(("#", "data:image/png;base64,")), (tag, key, value)
+        assert not {key for key in attributes if key.startswith("on")}
+    assert not found.all("link")
+    (policy,) = [meta["content"] for meta in found.all("meta") if "http-equiv" in meta]
+    assert policy.startswith("default-src 'none'")
+
+
+def test_a_run_without_evaluation(copy_of, page_of):
+    found = page_of(copy_of(without=["evaluation.json"]))
+    assert [attributes["id"] for attributes in found.all("section")] == SECTIONS
+    assert "The run has not been evaluated" in found.text
+    assert "nan" not in found.text.lower().split()
+
+
+def test_a_collapsed_run(copy_of, collapse, page_of):
+    folder = copy_of()
+    collapse(folder)
+    text = page_of(folder).text
+    assert "Catastrophic overfitting in epoch 3" in text
+    assert "Training collapsed in epoch 3" in text
+
+
+def test_a_run_of_an_earlier_version(copy_of, page_of):
+    """Without what is logged now: by tenth, of the probe, the commit."""
+    folder = copy_of()
+    rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    old = ("epoch", "updates", "rate", "loss", "train_accuracy", "clean", "fgsm", "pgd10", "collapsed", "seconds")
+    text = "".join(json.dumps({key: row[key] for key in old}) + "\n" for row in rows)
+    (folder / "metrics.jsonl").write_text(text)
+    (folder / "environment.json").unlink()
+    assert "did not log gradient norms" in page_of(folder).text
+
+
+def test_without_data_or_model_the_rest_stands(copy_of, page_of):
+    folder = copy_of(without=["model.safetensors"])
+    found = page_of(folder)
+    assert [attributes["id"] for attributes in found.all("section")] == SECTIONS
+    assert found.text.count("Not shown. The model is not at hand: the run") >= 3
+    text = (folder / "recipe.toml").read_text().replace('name = "digits"', 'name = "cifar10"')
+    (folder / "recipe.toml").write_text(text)
+    found = page_of(folder, root="nowhere")
+    assert [attributes["id"] for attributes in found.all("section")] == SECTIONS
+    assert "Not shown. The data is not at hand: " in found.text
+
+
+def test_data_that_was_given_in_python(tmp_path, page_of, small_net):
+    """Neither model nor data have a name to load them by."""
+    images = np.random.default_rng(0).integers(0, 256, (40, 3, 8, 8), dtype=np.uint8)
+    labels = np.arange(40) % 4
+    given = atas.data.from_arrays("mine", images, labels, images, labels)
+    settings = recipe.from_dict({"training": {"epochs": 1, "batch_size": 20, "probe": 8}}, "mine")
+    settings = settings.with_values({"data.pad": 1, "engine.device": "cpu"})
+    atas.train(settings, out=tmp_path / "run", model=small_net(), data=given, live=Live(quiet=True))
+    found = page_of(tmp_path / "run")
+    assert "atas on mine, SmallNet" in found.text
+    assert "Not shown. The data is not at hand: the data of this recipe was given in Python" in found.text
+
+
+def test_hostile_names(copy_of, subject_of, quick):
+    folder = copy_of(f"run {HOSTILE}".replace("/", "\u2215"))
+    text = (folder / "recipe.toml").read_text()
+    renamed = re.sub("^name = .*", lambda _: f"name = {json.dumps(HOSTILE)}", text, count=1, flags=re.MULTILINE)
+    (folder / "recipe.toml").write_text(renamed)
+    environment = json.loads((folder / "environment.json").read_text())
+    (folder / "environment.json").write_text(json.dumps(dict.fromkeys(environment, HOSTILE)))
+    subject = subject_of(folder)
+    classes = tuple(f"{HOSTILE}{number}" for number in range(10))
+    splits = {name: dataclasses.replace(getattr(subject.data, name), classes=classes) for name in ("train", "test")}
+    subject.__dict__["data"] = dataclasses.replace(subject.data, **splits)
+    for made in (page.one(subject), page.several([subject, subject])):
+        found = Page(made)
+        assert "onerror" not in {key for _, attributes in found.elements for key in attributes}
+        assert made.count("</script>") == len(found.all("script"))
+        assert HOSTILE in found.text
+    assert f"{HOSTILE}3" in Page(page.one(subject)).text
+
+
+def test_several_runs(make_run, page_of):
+    curve = [(0.5, 0.4, 0.35), (0.8, 0.9, 0.02)]
+    found = page_of(
+        make_run("one", right={"clean": 90, "pgd10": 60}),
+        make_run("two", "fgsm-rs", curve, collapsed_from=1, right={"clean": 85, "pgd10": 1}),
+        make_run("three", "atta", curve=curve * 3),
+    )
+    assert [attributes["id"] for attributes in found.all("section")] == ["summary", "training", "warnings", "repeat"]
+    assert "one" in found.text
+    assert "59.0 points before two" in found.text
+    assert "two collapses at 2." in json.dumps(found.elements)
+    assert "Not evaluated: three" in found.text
+
+
+def test_a_tie_and_a_ranking_that_is_not_possible(make_run, page_of):
+    even = page_of(make_run("a", right={"clean": 90, "pgd10": 60}), make_run("b", right={"clean": 90, "pgd10": 60}))
+    assert "0.0 points before" in even.text
+    assert "Not shown" in even.text
+    none = page_of(make_run("c"), make_run("d"))
+    assert "Fewer than two of the runs have been evaluated" in none.text
+
+
+def test_the_paper_stands_beside(make_run, page_of):
+    folder = make_run("row", right={"clean": 81, "pgd10": 50})
+    text = (folder / "recipe.toml").read_text()
+    assert 'name = "cifar10"' in text
+    assert "81.22" in page_of(folder, paper=paper.lookup, root="nowhere").text
+    settings = recipe.load("cifar10-preact-resnet18-atas")
+    assert in_paper(settings, paper.lookup).autoattack == 45.38
+    assert in_paper(settings, None) is None
+    assert in_paper(settings.with_values({"method.norm": "l2", "method.dtype": "float16"}), paper.lookup) is None
+
+
+def test_what_is_no_run_and_what_is_damaged(copy_of, tmp_path, page_of):
+    with pytest.raises(DataError, match="is not the folder of a run"):
+        page_of(tmp_path)
+    folder = copy_of()
+    (folder / "evaluation.json").write_text("{")
+    with pytest.raises(DataError, match="is damaged"):
+        page_of(folder)
+    assert not (tmp_path / "page.html").exists()

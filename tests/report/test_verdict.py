@@ -1,0 +1,109 @@
+"""The three answers at the top: they must not promise more than was measured."""
+
+import dataclasses
+
+import pytest
+
+from atas.evaluation import Caution
+from atas.report._expected import Expected, expected
+from atas.report._verdict import answers
+from atas.training import recipe
+
+
+@pytest.fixture
+def told(make_run, subject_of):
+    """The answers for a run whose evaluation found so many of 100 examples right."""
+
+    def tell(name="run", warnings=(), foreseen=None, **right):
+        options = {key: right.pop(key) for key in ("curve", "collapsed_from") if key in right}
+        subject = subject_of(make_run(name, right=right or None, **options))
+        if warnings:
+            subject.evaluation = dataclasses.replace(subject.evaluation, warnings=tuple(warnings))
+        return answers(subject, foreseen)
+
+    return tell
+
+
+def test_a_robust_model(told):
+    robust, sure, trust = told(clean=90, pgd50=60, autoattack=55)
+    assert (robust.word, robust.tone) == ("In part: 55.0%", "plain")
+    assert "right on about 90, and on about 55 whatever PGD-50 and AutoAttack do to them" in robust.why
+    assert "every pixel by at most 8/255" in robust.why
+    assert sure.word == "To 9.8 points"
+    assert "points: 45.2 to 64.4% with 95% confidence" in sure.why
+    assert "seed 0" in sure.why
+    assert (trust.word, trust.tone) == ("Yes, as far as is known", "good")
+
+
+def test_a_model_that_is_not_robust(told):
+    robust, _, _ = told(clean=90, autoattack=0)
+    assert (robust.word, robust.tone) == ("No: 0.0%", "bad")
+    assert told("most", clean=95, autoattack=91)[0].word == "Yes: 91.0%"
+    assert told("poor", clean=30, autoattack=30)[0].word == "In part: 30.0%"
+
+
+def test_a_collapse_is_no_whatever_the_figure(told):
+    robust, _, _ = told(clean=90, fgsm=95, curve=[(0.5, 0.4, 0.3), (0.8, 0.9, 0.0)], collapsed_from=1)
+    assert robust.word.startswith("No")
+    assert "collapsed in epoch 2" in robust.why
+
+
+def test_without_autoattack_the_trust_is_partial(told):
+    _, _, trust = told(clean=90, pgd50=60)
+    assert (trust.word, trust.tone) == ("In part", "care")
+    assert "upper bound" in trust.why
+
+
+def test_warnings_come_before_praise(told):
+    warnings = [Caution("square", "Square breaks more"), Caution("random", "answers change")]
+    _, _, trust = told(clean=90, autoattack=60, warnings=warnings)
+    assert (trust.word, trust.tone) == ("With care", "care")
+    assert "2 reasons to doubt the figures: Square breaks more." in trust.why
+
+
+def test_other_weights_come_before_all(copy_of, subject_of):
+    subject = subject_of(copy_of())
+    object.__setattr__(subject.evaluation, "weights", "others")
+    _, _, trust = answers(subject, None)
+    assert (trust.word, trust.tone) == ("No", "bad")
+
+
+def test_without_evaluation(told):
+    robust, sure, trust = told()
+    assert (robust.word, sure.word, trust.word) == ("Not known", "Not at all", "Not evaluated")
+    assert "70.0% clean and 40.0% under PGD-10" in robust.why
+    assert "atas evaluate" in trust.why
+    assert told("collapsed", curve=[(0.8, 0.9, 0.0)], collapsed_from=0)[0].word == "No"
+
+
+def test_clean_images_alone_say_nothing_of_robustness(told):
+    assert told(clean=90)[0].word == "Not known"
+
+
+# What was expected
+
+
+def test_what_a_recipe_says():
+    found = expected(recipe.load("digits-small-cnn-atas"))
+    assert found.figure("clean") == "94.0 (92.4 to 94.8)"
+    assert found.figure("pgd50") == "59.7 (44.0 to 69.0)"
+    assert found.figure("autoattack") == "3.2"
+    assert found.figure("pgd10") is None
+    assert found.figure("pgd5") is None
+    assert found.differences == ()
+
+
+def test_what_a_run_did_otherwise():
+    changed = recipe.load("digits-small-cnn-atas").with_values({"training.epochs": 3, "training.seed": 7})
+    assert expected(changed).differences == ("training.epochs: 80 became 3",)
+
+
+def test_recipes_that_say_nothing():
+    assert expected(recipe.load("cifar10-preact-resnet18-atas")) is None
+    assert expected(recipe.from_dict({}, "mine")) is None
+
+
+def test_the_range_over_seeds_is_told(told):
+    foreseen = Expected("r", "Expect, mean and range: PGD-50 59.7 (44.0 to 69.0).")
+    _, sure, _ = told(clean=90, pgd50=60, foreseen=foreseen)
+    assert "59.7 (44.0 to 69.0)" in sure.why

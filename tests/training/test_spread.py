@@ -1,0 +1,56 @@
+"""Quantiles and means by tenth: what a report shows of step sizes and gradient norms."""
+
+import json
+import statistics
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from atas.training.spread import QUANTILES, by_tenth, quantiles
+
+VALUES = st.lists(st.floats(0, 100, width=32), min_size=1, max_size=60)
+
+
+@given(VALUES)
+def test_quantiles_are_values_at_their_rank(values):
+    found = quantiles(torch.tensor(values))
+    ordered = sorted(values)
+    assert found == [ordered[round(share * (len(values) - 1))] for share in QUANTILES]
+
+
+@given(VALUES)
+def test_tenths_against_a_loop(norms):
+    values = [float(place) for place in range(len(norms))]
+    order = sorted(range(len(norms)), key=lambda place: norms[place])
+    parts = min(10, len(norms))
+    small, more = divmod(len(norms), parts)
+    expected, first = [], 0
+    for part in range(parts):
+        size = small + (part < more)
+        expected.append(statistics.fmean(values[place] for place in order[first : first + size]))
+        first += size
+    assert by_tenth(torch.tensor(norms), torch.tensor(values)) == pytest.approx(expected)
+
+
+def test_a_run_logs_them(tmp_path, train_toy):
+    """The 60 toy examples make tenths of six; the mean over all tenths is the mean over all examples."""
+    run = train_toy(tmp_path / "run", "atas-literal")
+    for row in run.metrics:
+        assert json.loads(json.dumps(row)) == row
+        for key in ("step_sizes", "gradient_norms", "probe_gradient_norms"):
+            assert len(row[key]) == 5
+            assert row[key] == sorted(row[key])
+        assert len(row["step_size_by_tenth"]) == len(row["gradient_norm_by_tenth"]) == 10
+        assert statistics.fmean(row["gradient_norm_by_tenth"]) == pytest.approx(row["gradient_norm"], rel=1e-5)
+        assert statistics.fmean(row["step_size_by_tenth"]) == pytest.approx(row["step_size"], rel=1e-5)
+        assert row["gradient_norm_by_tenth"] == sorted(row["gradient_norm_by_tenth"])
+        # The step is inverse to the norm, so it falls from tenth to tenth.
+        assert row["step_size_by_tenth"] == sorted(row["step_size_by_tenth"], reverse=True)
+
+
+def test_other_methods_log_the_norms_of_the_probe(tmp_path, train_toy):
+    run = train_toy(tmp_path / "run", "fgsm-rs")
+    assert all(len(row["probe_gradient_norms"]) == 5 and row["probe_gradient_norms"][-1] > 0 for row in run.metrics)
+    assert "step_sizes" not in run.metrics[0]
