@@ -13,11 +13,12 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from atas import attacks
 from atas.noise import Draw
-from atas.passes import frozen, input_gradient, mode
+from atas.passes import frozen, full, input_gradient, mode
 from atas.threat import Threat
 
 _FALL = 0.5  # of the best PGD accuracy so far
@@ -32,11 +33,12 @@ Ask = Callable[..., Tensor]  # a function of tensors, and its arguments
 
 @dataclass(frozen=True)
 class Probe:
-    """Accuracy on the slice: clean, under one step of size eps, and under PGD-10."""
+    """Accuracy on the slice: clean, under one step of size eps, and under PGD-10; there also the mean cross-entropy."""
 
     clean: float
     fgsm: float
     pgd10: float
+    pgd10_loss: float | None = None
 
 
 @dataclass
@@ -59,18 +61,19 @@ class Monitor:
 
     def probe(self, model: nn.Module, ask: Ask | None = None) -> Probe:
         """Attack the slice in eval mode. `ask` calls a function of tensors: an engine may have a fast way to do so."""
-        right = torch.zeros(3, dtype=torch.int64, device=self.images.device)
-        function = functools.partial(self._right, model)
+        sums = torch.zeros(4, dtype=torch.float64, device=self.images.device)
+        function = functools.partial(self._sums, model)
         with torch.inference_mode(False), torch.no_grad(), mode(model, training=False), frozen(model):
             for first in range(0, len(self.images), self.batch):
                 rows = slice(first, first + self.batch)
                 x, y = self.images[rows].float() / 255, self.labels[rows].long()
                 index = torch.arange(first, first + len(x), device=x.device)
-                right += function(x, y, index) if ask is None else ask(function, x, y, index)
-        return Probe(*(count / len(self.images) for count in right.tolist()))
+                sums += function(x, y, index) if ask is None else ask(function, x, y, index)
+        return Probe(*(total / len(self.images) for total in sums.tolist()))
 
-    def _right(self, model: nn.Module, x: Tensor, y: Tensor, index: Tensor) -> Tensor:
-        """How often the model is right: on the images, after one step, and after ten from a random start."""
+    def _sums(self, model: nn.Module, x: Tensor, y: Tensor, index: Tensor) -> Tensor:
+        """How often the model is right: on the images, after one step, and after ten from a random start; and its loss
+        there."""
 
         def up(point: Tensor, size: float) -> Tensor:
             gradient, _ = input_gradient(model, point, y)
@@ -80,8 +83,9 @@ class Monitor:
         point = self.threat.random_start(x, Draw(0, start, index))
         for _ in range(_STEPS):
             point = up(point, self.threat.eps / _STEPS_ACROSS)
-        points = x, up(x, self.threat.eps), point
-        return torch.stack([attacks.correct(model(point), y).sum() for point in points])
+        logits = [model(point) for point in (x, up(x, self.threat.eps), point)]
+        loss = F.cross_entropy(full(logits[-1]), y, reduction="sum")
+        return torch.stack([*(attacks.correct(found, y).sum().double() for found in logits), loss.double()])
 
     def judge(self, probe: Probe) -> bool:
         """Whether this probe shows a collapse; remembers the best one."""
