@@ -44,8 +44,8 @@ class Table:
     notes: Sequence[str] = ()
 
 
-class FigureStudy(Sweep):
-    """A sweep whose result is a picture."""
+class ObservedStudy(Sweep):
+    """A sweep whose trials are lines, and whose page is a table of what was observed of them."""
 
     options: tuple[str, ...] = ("seeds", "examples", "values", "reuse")
     needs: tuple[str, ...] = ()
@@ -63,14 +63,14 @@ class FigureStudy(Sweep):
     def table(self, request: Request, store: Store) -> Table:
         """The figures behind the picture."""
 
-    @abstractmethod
-    def picture(self, request: Request, store: Store) -> Any:
-        """The figure, drawn."""
+    def before(self, request: Request) -> list[Trial]:
+        """What the lines rest on, and so has to be run first."""
+        return []
 
     def trials(self, request: Request) -> list[Trial]:
         """Every line with every seed; a seed at a time."""
         pairs = itertools.product(request.seeds or (0,), self.lines(request))
-        return [replace(line.trial, seed=seed) for seed, line in pairs]
+        return [*self.before(request), *(replace(line.trial, seed=seed) for seed, line in pairs)]
 
     def trial(
         self,
@@ -98,13 +98,8 @@ class FigureStudy(Sweep):
             for line in self.lines(request)
         ]
 
-    def run(self, request: Request, progress: PlanProgress) -> Report:
-        """As ever; what is needed for drawing is looked at first."""
-        plots.check()
-        return super().run(request, progress)
-
     def page(self, request: Request, store: Store) -> Page:
-        """What the paper says, what was measured, the picture and the table behind it."""
+        """What the paper says, what was measured, and the table; for a figure, its picture before that."""
         table, records = self.table(request, store), [r for _, found in self.found(request, store) for r in found]
         errors = store.errors_by_row()
         rows = dict.fromkeys(line.trial.row for line in self.lines(request))
@@ -122,6 +117,23 @@ class FigureStudy(Sweep):
         text += markdown.origin(records, [error for row in rows for error in errors.get(row, [])])
         about = {"study": self.name, "quick": request.quick, "changed": markdown.told(request.values)}
         return Page("\n".join(text) + "\n", {**about, "rows": list(table.rows)})
+
+    def image(self, request: Request) -> list[str]:
+        """What comes before the table."""
+        return []
+
+
+class FigureStudy(ObservedStudy):
+    """One whose result is a picture too."""
+
+    @abstractmethod
+    def picture(self, request: Request, store: Store) -> Any:
+        """The figure, drawn."""
+
+    def run(self, request: Request, progress: PlanProgress) -> Report:
+        """As ever; what is needed for drawing is looked at first."""
+        plots.check()
+        return super().run(request, progress)
 
     def image(self, request: Request) -> list[str]:
         """The place of the picture on the page."""

@@ -30,8 +30,7 @@ class AttaAtas(FigureStudy):
 
     def table(self, request: Request, store: Store) -> Table:
         """Accuracies and mean steps."""
-        table = curves.accuracies(self.found(request, store), _steps, ["mean step", "paper's mean step"])
-        return table
+        return curves.accuracies(self.found(request, store), _steps, ["mean step", "paper's mean step"])
 
     def picture(self, request: Request, store: Store) -> Any:
         """PGD-10 accuracy on training images by epoch."""
@@ -60,6 +59,6 @@ STUDY = AttaAtas(
     "ATTA at a step of 8/255 against ATAS: training accuracy under PGD-10 by epoch",
     "ATTA with a large step collapses, ATAS with a larger one does not",
     "ATTA with a step of 8/255 collapses; ATAS does not, though its mean step, 9.3/255, is larger.",
-    "accuracy under PGD-10 after every epoch, on a fixed slice of the training images; the mean step of ATAS is over all "
-    "images and the epochs after the warm-up.",
+    "accuracy under PGD-10 after every epoch, on a fixed slice of the training images; the mean step of ATAS is over "
+    "all images and the epochs after the warm-up.",
 )

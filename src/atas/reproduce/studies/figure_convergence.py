@@ -68,9 +68,9 @@ STUDY = Convergence(
     "figure-convergence",
     "robust training loss under PGD-10 of all methods, both networks, eps 8, 12 and 16/255",
     "Robust training loss under PGD-10",
-    "ATAS has the smallest robust training loss of the fast methods at the end of training; curves are smoothed, and no "
-    "figures are printed.",
-    "cross-entropy under PGD-10 after every epoch, on a fixed slice of the training images, not smoothed. Methods differ "
-    "in their numbers of epochs, so the training is counted in percent. Own loss: the mean over the last epoch of what "
-    "the method trained on.",
+    "ATAS has the smallest robust training loss of the fast methods at the end of training; curves are smoothed, and "
+    "no figures are printed.",
+    "cross-entropy under PGD-10 after every epoch, on a fixed slice of the training images, not smoothed. Methods "
+    "differ in their numbers of epochs, so the training is counted in percent. Own loss: the mean over the last epoch "
+    "of what the method trained on.",
 )

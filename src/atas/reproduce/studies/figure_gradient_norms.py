@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-import itertools
 from typing import Any
 
 from atas.reproduce import paper, plots
+from atas.reproduce.everywhere import cells
 from atas.reproduce.figure_study import FigureStudy, Line, Table, mean, seeds, unit
-from atas.reproduce.grid import QUICK_EPS, cifar, digits
+from atas.reproduce.grid import QUICK_EPS
 from atas.reproduce.observations import Norms
 from atas.reproduce.store import Store
-from atas.reproduce.studies.table_imagenet import STUDY as IMAGENET
-from atas.reproduce.study import Request, chosen, chosen_budgets
+from atas.reproduce.study import Request
 from atas.reproduce.trial import level
 
 _BETA = 0.5
-_CIFAR = ("cifar10", "cifar100")
-_QUICK = (0.6 * QUICK_EPS, QUICK_EPS, 1.4 * QUICK_EPS)
 _KINDS = ("mean", "largest", "last")
 _STYLES = {
     ("cifar10", "preact-resnet18"): (plots.BLUE, "-", "o"),
@@ -41,17 +38,9 @@ class GradientNorms(FigureStudy):
 
     def lines(self, request: Request) -> list[Line]:
         """ATAS on every data set and network at every budget; ImageNet where its networks are asked for."""
-        grids = [digits()] if request.quick else [cifar(name, tuple(paper.budgets(name))) for name in _CIFAR]
-        more = IMAGENET.grid(request)
-        networks = chosen("network", request.networks, grids[0].networks, () if request.quick else more.networks)
-        grids += [] if request.quick else [more]
-        known = _QUICK if request.quick else tuple(sorted({eps for grid in grids for eps in grid.budgets}))
-        budgets = chosen_budgets(request.eps, known)
         return [
             Line(grid.data, network, self.trial(request, grid, (network, "atas", eps), (Norms(),)))
-            for grid in grids
-            for network, eps in itertools.product(grid.networks, budgets)
-            if network in networks and (request.quick or eps in grid.budgets)
+            for grid, network, eps in cells(request)
         ]
 
     def table(self, request: Request, store: Store) -> Table:

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-from typing import Any
-
 from atas.reproduce import curves, paper
-from atas.reproduce.figure_study import FigureStudy, Line, Table, mean, seeds
+from atas.reproduce.figure_study import Line, ObservedStudy, Table, mean, seeds
 from atas.reproduce.grid import QUICK_EPS, cifar, digits
 from atas.reproduce.observations import Curves, Norms, RobustLoss
 from atas.reproduce.record import Record
@@ -18,11 +15,11 @@ from atas.reproduce.trial import level
 _QUICK_IMAGES = 300
 
 
-class ConvergenceGap(FigureStudy):
+class ConvergenceGap(ObservedStudy):
     """The table's runs of ATTA and ATAS; their weights meet PGD-10 on the whole training set."""
 
     options = ("eps", "seeds", "examples", "values", "reuse")
-    needs = (RobustLoss.name,)
+    needs = (RobustLoss.name, Curves.name)
 
     def lines(self, request: Request) -> list[Line]:
         """Two for each budget."""
@@ -51,35 +48,17 @@ class ConvergenceGap(FigureStudy):
                 rows.append({"eps": line.panel, "loss": name, "atta": both[0], "atas": both[1], "tail": tails})
                 tail = [""] * 3
             if theirs:
-                printed = [
-                    f"{theirs['ratio']:.1f}",
-                    "",
-                    "",
-                    "",
-                    "",
-                    f"{theirs['gap']:.2f}",
-                    f"{theirs['loss_ratio']:.2f}",
-                ]
-                lines.append([line.panel, "paper", *printed, ""])
+                gap = [f"{theirs['gap']:+.2f}", f"{theirs['loss_ratio']:.2f}"]
+                lines.append([line.panel, "paper", f"{theirs['ratio']:.1f}", *[""] * 4, *gap, ""])
         header = ["eps", "loss", "tail", "ratio printed", "ratio right", "ATTA", "ATAS", "gap", "ATTA/ATAS", "seeds"]
         count = sorted({record.observed[RobustLoss.name]["n"] for _, records in found for record in records})
         note = (
-            f"PGD-10 on {', '.join(f'{n:,}' for n in count) or 'no'} training images, not augmented. The paper takes its "
-            "ratio from its figure of gradient norms, whose caption has neither root nor beta: so it is most likely the "
-            "tail, mean G^2 / (mean G)^2. Read so, the bounds differ by the right ratio, (1 - beta)^(1/4) tail^(1/2)."
+            f"PGD-10 on {', '.join(f'{n:,}' for n in count) or 'no'} training images, not augmented. The paper takes "
+            "its ratio from its figure of gradient norms, whose caption has neither root nor beta: so it is most "
+            "likely the tail, mean G^2 / (mean G)^2. Read so, the bounds differ by the right ratio, "
+            "(1 - beta)^(1/4) tail^(1/2)."
         )
         return Table(header, lines, rows, notes=(note,))
-
-    def image(self, request: Request) -> list[str]:
-        """A table has none."""
-        return []
-
-    def picture(self, request: Request, store: Store) -> Any:
-        """None."""
-
-    def draw(self, request: Request, store: Store) -> tuple[Path, ...]:
-        """Nothing."""
-        return ()
 
 
 def _robust(record: Record) -> float:
@@ -100,5 +79,5 @@ STUDY = ConvergenceGap(
     "Convergence gap of ATTA and ATAS",
     "the longer the tail of the gradient norms, the larger the gap between the last training losses of ATTA and ATAS: "
     "0.05, 0.10 and 0.12 at 8, 12 and 16/255. It does not say whether the loss is under PGD-10 or each method's own.",
-    "both: the mean loss of the final weights under PGD-10, and the loss that each method itself had in its last epoch.",
+    "both: the loss of the final weights under PGD-10, and the loss that each method had itself in its last epoch.",
 )
