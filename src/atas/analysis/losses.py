@@ -21,6 +21,8 @@ from atas.threat import Threat
 STEPS, STEPS_ACROSS = 10, 5  # PGD-10 as evaluations run it
 Attack = Callable[[Runner, Tensor, Tensor, Tensor], Tensor]
 """Of a model, images, labels and the numbers of the examples: the points to take the loss at."""
+Start = Callable[[Tensor, Tensor], Tensor]
+"""Of images and the numbers of the examples: where an attack begins."""
 
 
 @contextmanager
@@ -62,8 +64,8 @@ def pgd10(threat: Threat) -> Attack:
     return attack
 
 
-def single_step(threat: Threat, size: float, start: Callable[[Tensor, Tensor], Tensor]) -> Attack:
-    """One step of a size from where `start(x, index)` says: FGSM-RS from noise, ATTA from what it remembers."""
+def single_step(threat: Threat, size: float, start: Start) -> Attack:
+    """One step of a size from somewhere: FGSM-RS from noise, ATTA from what it remembers."""
 
     def attack(runner: Runner, x: Tensor, y: Tensor, index: Tensor) -> Tensor:
         return _up(runner, threat, start(x, index), size, x, y)

@@ -28,7 +28,7 @@ def draw(axes: Any, found: Found, key: str, style: Style, *, scale: float = 1.0,
         for number, record in enumerate(records):
             epochs = curve(record, "epoch")
             x = [100 * epoch / epochs[-1] for epoch in epochs] if share else epochs
-            label = line.name if number == 0 else None
+            label = plots.mathematical(line.name) if number == 0 else None
             width = 1.8 if number == 0 else 0.7
             axes.plot(x, curve(record, key, scale), dashes, color=colour, label=label, linewidth=width)
     if share:

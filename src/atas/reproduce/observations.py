@@ -118,20 +118,18 @@ class StepGap(Observation):
         return not issubclass(methods.get(trial.settings.method.name), Remembering) or place.last.exists()
 
     def measure(self, seen: Seen) -> dict[str, Any]:
-        """The mean gap for each size."""
+        """The mean gap for each size: from noise, and from memory where there is one."""
         threat = seen.trial.settings.threat
         images, labels = seen.data.train.images[: self.images], seen.data.train.labels[: self.images]
         memory = _memory(seen)
-
-        def start(x: Tensor, index: Tensor) -> Tensor:
-            if memory is None:
-                return losses.random_start(threat, x, index)
-            return memory.recall(x, index, View.centre(len(x), memory.pad, x.device))
-
-        attacks = [losses.pgd10(threat), *(losses.single_step(threat, size, start) for size in self.steps)]
+        starts: dict[str, losses.Start] = {"noise": lambda x, index: losses.random_start(threat, x, index)}
+        if memory is not None:
+            starts["memory"] = lambda x, index: memory.recall(x, index, View.centre(len(x), memory.pad, x.device))
+        steps = [losses.single_step(threat, size, start) for start in starts.values() for size in self.steps]
         with losses.prepared(seen.model, images) as runner:
-            loss, _ = losses.losses(runner, images, labels, attacks)
-        gaps = losses.gaps(loss[1:], loss[0])
+            loss, _ = losses.losses(runner, images, labels, [losses.pgd10(threat), *steps])
+        found, count = losses.gaps(loss[1:], loss[0]), len(self.steps)
+        gaps = {name: found[place * count :][:count] for place, name in enumerate(starts)}
         return {"n": len(images), "steps": list(self.steps), "pgd10": float(loss[0].double().mean()), "gap": gaps}
 
 

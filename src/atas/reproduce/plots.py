@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -32,7 +33,8 @@ METHODS = {
     "pgd": (BLACK, ":", "*"),
 }
 SERIES = ((BLUE, "-"), (SKY, "-"), (GREEN, "-"), (ORANGE, "--"), (RED, "--"), (PURPLE, "--"))
-_WIDTH, _HEIGHT = 4.6, 3.5
+_WIDTH, _HEIGHT = 4.6, 3.5  # of a panel, in inches
+_LABEL = 1.5
 
 
 def check() -> None:
@@ -57,6 +59,15 @@ def panels(rows: int, columns: int, width: float = _WIDTH, height: float = _HEIG
     return figure, grid
 
 
+def mathematical(name: str) -> str:
+    """A subset's name as it is printed.
+
+    >>> mathematical("D_7^10"), mathematical("atas")
+    ('$D_{7}^{10}$', 'atas')
+    """
+    return re.sub(r"D_(\d+)\^(\d+)", r"$D_{\1}^{\2}$", name)
+
+
 def epochs(axes: Any, label: str = "epoch") -> None:
     """A horizontal axis of epochs: whole numbers."""
     from matplotlib.ticker import MaxNLocator
@@ -66,7 +77,8 @@ def epochs(axes: Any, label: str = "epoch") -> None:
 
 
 def legend(figure: Any, grid: Any, columns: int = 4) -> None:
-    """One legend below all panels, each label once."""
+    """One legend below all panels, each label once; in as many columns as fit."""
+    columns = max(2, min(columns, int(figure.get_figwidth() / _LABEL)))
     found: dict[str, Any] = {}
     for axes in grid.flat:
         handles, labels = axes.get_legend_handles_labels()

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from atas.reproduce import paper, plots
 from atas.reproduce.everywhere import cells
 from atas.reproduce.figure_study import FigureStudy, Found, Line, Table, by_panel, seeds, unit
 from atas.reproduce.figures import difference, figure
-from atas.reproduce.grid import METHODS
+from atas.reproduce.grid import METHODS, Grid
 from atas.reproduce.store import Store
 from atas.reproduce.study import Request, chosen
 from atas.reproduce.trial import level
 
 ATTACK = "autoattack"
+_QUICK_EXAMPLES = 16
 _QUICK_METHODS = ("fgsm-rs", "atta", "atas")
 
 
@@ -27,7 +29,7 @@ class Budgets(FigureStudy):
         methods = chosen("method", request.methods, _QUICK_METHODS if request.quick else METHODS)
         return [
             Line(f"{grid.data}, {network}", method, self.trial(request, grid, (network, method, eps), (), (ATTACK,)))
-            for grid, network, eps in cells(request)
+            for grid, network, eps in ((_fewer(grid), network, eps) for grid, network, eps in cells(request))
             for method in methods
             if grid.cell(network, method, eps) is not None
         ]
@@ -60,6 +62,11 @@ class Budgets(FigureStudy):
             axes.set_ylim(bottom=-1)
         plots.legend(figure_, grid, 5)
         return figure_
+
+
+def _fewer(grid: Grid) -> Grid:
+    """In the quick form, which has several budgets, fewer images."""
+    return grid if grid.examples is None else replace(grid, examples=_QUICK_EXAMPLES)
 
 
 def _paper(line: Line) -> float | None:

@@ -20,6 +20,7 @@ _QUICK_STEPS = (0.5 * QUICK_EPS, QUICK_EPS, 2 * QUICK_EPS)
 _QUICK_OWN = {"fgsm-rs": QUICK_EPS, "atta": 0.5 * QUICK_EPS}
 _QUICK_IMAGES = 300
 _ATTACK = "pgd10"
+_STARTS = {"noise": "-", "memory": "--"}
 
 
 class StepSize(FigureStudy):
@@ -48,9 +49,10 @@ class StepSize(FigureStudy):
         lines, rows, found = [], [], self.found(request, store)
         gaps = {line.panel: _gaps(found, line.panel) for line, _ in found}
         for line, records in found:
-            gap, accuracy = gaps[line.panel].get(line.name), figure(records, _ATTACK)
-            shown = "-" if gap is None else f"{gap:.3f}"
-            lines.append([line.panel, line.name, shown, str(accuracy or "-"), collapses(records), seeds(records)])
+            gap = {start: values[line.name] for start, values in gaps[line.panel].items()}
+            accuracy = figure(records, _ATTACK)
+            shown = [f"{gap[start]:.3f}" if start in gap else "-" for start in _STARTS]
+            lines.append([line.panel, line.name, *shown, str(accuracy or "-"), collapses(records), seeds(records)])
             rows.append(
                 {
                     "method": line.panel,
@@ -62,7 +64,8 @@ class StepSize(FigureStudy):
             )
         counts = {record.observed[StepGap.name]["n"] for _, some in found for record in some if _has_gap(record)}
         note = f"Gaps are means over {', '.join(f'{n:,}' for n in sorted(counts)) or 'no'} training images."
-        return Table(["method", "step", "loss gap", "PGD-10, test, %", "collapse", "seeds"], lines, rows, notes=(note,))
+        header = ["method", "step", *(f"gap from {start}" for start in _STARTS), "PGD-10, test, %", "collapse", "seeds"]
+        return Table(header, lines, rows, notes=(note,))
 
     def picture(self, request: Request, store: Store) -> Any:
         """The gap above, the accuracy below; a column for each method."""
@@ -77,13 +80,17 @@ class StepSize(FigureStudy):
             own = {line.name: line.trial.settings.method.settings for line, _ in lines}
             steps = {step: factor * settings.get("step_size", _OWN[name]) for step, settings in own.items()}
             gaps = _gaps(found, name)
-            above.plot([steps[step] for step in gaps], list(gaps.values()), "-", marker=marker, color=colour)
+            for start, style in _STARTS.items():
+                values = gaps.get(start, {})
+                x = [steps[step] for step in values]
+                label = f"{name}, from {start}"
+                above.plot(x, list(values.values()), style, marker=marker, color=colour, label=label if x else None)
             plots.waiting(above, [*gaps])
             _accuracies(below, lines, steps, colour, marker)
             above.set_title(name, fontsize=11)
             below.set_xlabel(f"step size, {called}")
-            below.set_ylim(bottom=-2)
         grid[0, 0].set_ylabel("loss gap: PGD-10 less\none step, training images")
+        grid[1, 0].set_ylim(bottom=-2)
         grid[1, 0].set_ylabel("PGD-10 accuracy of models\ntrained so, test images, %")
         plots.legend(figure_, grid)
         return figure_
@@ -93,11 +100,14 @@ def _has_gap(record: Any) -> bool:
     return StepGap.name in record.observed
 
 
-def _gaps(found: Found, method: str) -> dict[str, float]:
-    """The mean gap over seeds, by step."""
+def _gaps(found: Found, method: str) -> dict[str, dict[str, float]]:
+    """The mean gap over seeds, by start and step."""
     seen = [r.observed[StepGap.name] for line, records in found if line.panel == method for r in records if _has_gap(r)]
     steps = seen[0]["steps"] if seen else []
-    return {level(step): mean([one["gap"][place] for one in seen]) for place, step in enumerate(steps)}
+    return {
+        start: {level(step): mean([one["gap"][start][place] for one in seen]) for place, step in enumerate(steps)}
+        for start in (seen[0]["gap"] if seen else ())
+    }
 
 
 def _accuracies(axes: Any, lines: Found, steps: dict[str, float], colour: str, marker: str) -> None:
@@ -118,7 +128,8 @@ STUDY = StepSize(
     "Larger steps: a stronger attack, then a collapse",
     "the larger the step, the smaller the gap between the losses of PGD-10 and of the single step on a trained model; "
     "robust accuracy grows with the step until training collapses. No figures are printed.",
-    "the gap on the training images, for the model trained with the usual step (FGSM-RS: 10/255 from a random start; "
-    "ATTA: 4/255 from what it remembers at the end of its training); accuracy on the test images of a model trained "
-    "with each step; bars are 95% intervals, or the range over seeds.",
+    "the gap on the training images, for the model trained with the usual step (FGSM-RS: 10/255, ATTA: 4/255). Steps "
+    "are from noise, as FGSM-RS and, after a reset, ATTA take them, and for ATTA also from the perturbations that it "
+    "remembers at the end of its training. Accuracy is on the test images, of a model trained with each step; bars are "
+    "95% intervals, or the range over seeds.",
 )

@@ -68,13 +68,14 @@ class Steps(FigureStudy):
                         if not number:
                             plots.beside(axes, seen["epochs"][-1], values[-1], f"D{tenth}", _COLOURS[tenth])
                 every, epochs = settings.method.settings.get("reset_every", 10), settings.training.epochs
-                for reset in range(every, epochs, every):
+                resets = range(every, epochs, every)
+                for reset in resets:
                     axes.axvline(reset, color=plots.GREY, linewidth=0.8, linestyle=":")
                 axes.set_ylabel(f"{name}, {called}" if kind == "step_by_tenth" else name)
                 axes.set_ylim(bottom=0)
                 axes.margins(x=0.08)
             grid[0, column].set_title(line.name, fontsize=11)
-            plots.epochs(grid[1, column], "epoch (dotted: perturbations are reset)")
+            plots.epochs(grid[1, column], "epoch (dotted: perturbations are reset)" if resets else "epoch")
         return figure
 
 

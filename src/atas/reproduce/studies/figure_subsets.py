@@ -88,8 +88,8 @@ class Subsets(FigureStudy):
         for axes, (name, found) in zip(grid.flat, parts, strict=False):
             curves.draw(axes, found, "pgd10", _style, scale=100, share=True)
             axes.set_title(name, fontsize=11)
-            axes.set_ylim(bottom=0)
         for row in grid:
+            row[0].set_ylim(bottom=0)  # shared, so only now: all is drawn
             row[0].set_ylabel("PGD-10 accuracy on all training images, %")
         plots.legend(figure, grid, len(_SUBSETS))
         return figure
@@ -147,7 +147,7 @@ STUDY = Subsets(
     "Examples with large gradient norms make training collapse",
     "for each subset, a larger step makes a collapse more likely; at a fixed step, subsets with small gradient norms "
     "collapse less. ATTA at 12/255 with steps of 15/255 and 18/255 collapses on D_7^10, D_8^10 and D_9^10, not on "
-    "D_1^2, D_1^3 and D_1^4. Classes are balanced in all subsets. Of FGSM-RS's panels it names 8/255 with 10/255 alone.",
+    "D_1^2, D_1^3 and D_1^4. Classes are balanced in all subsets. Of FGSM-RS it names 8/255 with 10/255 alone.",
     "images are ranked by the gradient norm at the start of the attack, averaged over the epochs of a run on all of "
     "them at 8/255 (FGSM-RS with 10/255, ATTA with 4/255). D_i^j has the i-th to the j-th tenth. Each training has as "
     "many iterations as one on all images, to the nearest epoch. PGD-10 accuracy is after every epoch, on a fixed "
