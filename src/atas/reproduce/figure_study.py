@@ -54,6 +54,7 @@ class ObservedStudy(Sweep):
     def __init__(self, name: str, about: str, title: str, paper: str, measured: str) -> None:
         super().__init__(name, about)
         self.title, self._paper, self._measured = title, paper, measured
+        self._last: tuple[Request, list[Line]] | None = None
 
     @abstractmethod
     def lines(self, request: Request) -> list[Line]:
@@ -69,8 +70,15 @@ class ObservedStudy(Sweep):
 
     def trials(self, request: Request) -> list[Trial]:
         """Every line with every seed; a seed at a time."""
-        pairs = itertools.product(request.seeds or (0,), self.lines(request))
-        return [*self.before(request), *(replace(line.trial, seed=seed) for seed, line in pairs)]
+        pairs = itertools.product(request.seeds or (0,), self._lines(request))
+        own = [replace(line.trial, seed=seed) if seed else line.trial for seed, line in pairs]
+        return [*self.before(request), *own]
+
+    def _lines(self, request: Request) -> list[Line]:
+        """Those of the last request are kept: resolving many recipes takes a while, and pages are written often."""
+        if self._last is None or self._last[0] is not request:
+            self._last = request, self.lines(request)
+        return self._last[1]
 
     def trial(
         self,
@@ -95,14 +103,14 @@ class ObservedStudy(Sweep):
                 line,
                 [record for record in known.get(line.trial.row, []) if all(n in record.observed for n in self.needs)],
             )
-            for line in self.lines(request)
+            for line in self._lines(request)
         ]
 
     def page(self, request: Request, store: Store) -> Page:
         """What the paper says, what was measured, and the table; for a figure, its picture before that."""
         table, records = self.table(request, store), [r for _, found in self.found(request, store) for r in found]
         errors = store.errors_by_row()
-        rows = dict.fromkeys(line.trial.row for line in self.lines(request))
+        rows = dict.fromkeys(line.trial.row for line in self._lines(request))
         said = [
             f"The paper: {self._paper}",
             f"Here: {self._measured}",

@@ -16,6 +16,7 @@ from atas.reproduce.trial import level
 
 ATTACK = "autoattack"
 _QUICK_EXAMPLES = 16
+_APART = 0.01  # of a budget, so that intervals do not hide each other
 _QUICK_METHODS = ("fgsm-rs", "atta", "atas")
 
 
@@ -76,11 +77,13 @@ def _paper(line: Line) -> float | None:
 
 
 def _panel(axes: Any, found: Found) -> None:
-    """Ours as lines with their intervals, the paper's as open markers."""
-    for method in dict.fromkeys(line.name for line, _ in found):
+    """Ours as lines with their intervals, the paper's as open markers; methods a little apart."""
+    methods = list(dict.fromkeys(line.name for line, _ in found))
+    for number, method in enumerate(methods):
         colour, style, marker = plots.METHODS[method]
         own = [(line, figure(records, ATTACK)) for line, records in found if line.name == method]
         factor = unit(own[0][0].trial.settings.method.eps)[0]
+        factor *= 1 + _APART * (number - (len(methods) - 1) / 2)
         ours = [(factor * line.trial.settings.method.eps, known) for line, known in own if known is not None]
         if ours:
             x = [place for place, _ in ours]
@@ -90,7 +93,8 @@ def _panel(axes: Any, found: Found) -> None:
         points = [(x, y) for x, y in theirs if y is not None]
         if points:
             places, values = [x for x, _ in points], [y for _, y in points]
-            axes.plot(places, values, " ", marker=marker, color=colour, fillstyle="none", label=f"{method}, paper")
+            axes.plot(places, values, " ", marker=marker, color=colour, fillstyle="none")
+            axes.plot([], [], " ", marker="o", color=plots.GREY, fillstyle="none", label="paper")
 
 
 STUDY = Budgets(

@@ -66,12 +66,9 @@ class Subsets(FigureStudy):
         known = _QUICK if request.quick else _SETTINGS
         budgets = chosen_budgets(request.eps, tuple(dict.fromkeys(setting.eps for setting in known)))
         settings = [s for s in known if s.method in self._methods(request) and s.eps in budgets]
-        subsets = _QUICK_SUBSETS if request.quick else _SUBSETS
-        return [
-            Line(str(setting), str(trial.part), trial)
-            for setting, ends in itertools.product(settings, subsets)
-            for trial in [self._trial(request, setting, *ends)]
-        ]
+        ranks = dict(zip(self._methods(request), self.before(request), strict=True))
+        parts = itertools.product(settings, _QUICK_SUBSETS if request.quick else _SUBSETS)
+        return [self._line(request, setting, Part(ranks[setting.method], *ends)) for setting, ends in parts]
 
     def table(self, request: Request, store: Store) -> Table:
         """Accuracies of each subset, then the share of each class in each tenth."""
@@ -97,16 +94,16 @@ class Subsets(FigureStudy):
     def _methods(self, request: Request) -> list[str]:
         return chosen("method", request.methods, ("fgsm-rs", "atta"))
 
-    def _trial(self, request: Request, setting: Setting, first: int, last: int) -> Trial:
+    def _line(self, request: Request, setting: Setting, part: Part) -> Line:
         """With as many iterations as the whole training set would have, as nearly as whole epochs allow."""
         grid = grid_of(request)
         cell = (grid.networks[0], setting.method, setting.eps)
         values = {"method.step_size": setting.step, **quick_values(request)}
         trial = self.trial(request, grid, cell, (Curves(),), values=values)
-        training, part = trial.settings.training, Part(ranking(self, request, setting.method), first, last)
-        count = _EXAMPLES[grid.data]
+        training, count = trial.settings.training, _EXAMPLES[grid.data]
         epochs = equal_epochs(count, round(part.share * count), training.batch_size, training.epochs)
-        return replace(trial, values={**trial.values, "training.epochs": epochs}, part=part)
+        trial = replace(trial, values={**trial.values, "training.epochs": epochs}, part=part)
+        return Line(str(setting), str(part), trial)
 
     def _shares(self, request: Request, store: Store) -> list[str]:
         notes = []
