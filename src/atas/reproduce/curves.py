@@ -7,7 +7,7 @@ from typing import Any
 
 from atas.reproduce import plots
 from atas.reproduce.figure_study import Found, Line, Table, mean, seeds
-from atas.reproduce.figures import collapses
+from atas.reproduce.figures import collapsed
 from atas.reproduce.record import Record
 
 Style = Callable[[Line], tuple[str, str]]
@@ -17,6 +17,11 @@ Style = Callable[[Line], tuple[str, str]]
 def curve(record: Record, key: str, scale: float = 1.0) -> list[float]:
     """A column of the monitor's, epoch by epoch."""
     return [scale * value for value in record.observed["curves"][key]]
+
+
+def falls(records: Sequence[Record]) -> list[int | None]:
+    """The epoch in which each of these curves shows a collapse, or None."""
+    return [record.observed["curves"]["collapsed_in"] for record in records]
 
 
 def draw(axes: Any, found: Found, key: str, style: Style, *, scale: float = 1.0, share: bool = False) -> None:
@@ -44,13 +49,13 @@ def accuracies(found: Found, extra: Callable[[Line, Sequence[Record]], Sequence[
         values = [curve(record, "pgd10", 100) for record in records]
         best, last = [max(value) for value in values], [value[-1] for value in values]
         cells = [f"{mean(found):.1f}" if found else "-" for found in (best, last)]
-        lines.append([line.panel, line.name, *cells, collapses(records), *extra(line, records), seeds(records)])
+        lines.append([line.panel, line.name, *cells, collapsed(falls(records)), *extra(line, records), seeds(records)])
         rows.append(
             {
                 "panel": line.panel,
                 "line": line.name,
                 "pgd10_percent_by_epoch": values,
-                "collapsed_in_epoch": [record.collapsed_in for record in records],
+                "collapsed_in_epoch": falls(records),
                 "seeds": [record.seed for record in records],
             }
         )

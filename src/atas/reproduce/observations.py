@@ -49,7 +49,8 @@ class Curves(Observation):
     def measure(self, seen: Seen) -> dict[str, Any]:
         """A list for each column; epochs count from 1."""
         rows = [row | {"epoch": row["epoch"] + 1} for row in epochs_of(read_metrics(seen.place.metrics))]
-        return {name: [row[name] for row in rows] for name in _COLUMNS if name in rows[0]}
+        fallen = next((row["epoch"] for row in rows if row["collapsed"]), None)
+        return {name: [row[name] for row in rows] for name in _COLUMNS if name in rows[0]} | {"collapsed_in": fallen}
 
 
 @dataclass(frozen=True)

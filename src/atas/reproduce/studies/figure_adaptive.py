@@ -76,7 +76,7 @@ def _steps(line: Line, records: Sequence[Record]) -> list[str]:
 STUDY = Adaptive(
     "figure-adaptive",
     "FGSM-RS with fixed and with adaptive steps on WRN-28-10: training accuracy under PGD-10 by epoch",
-    "Adaptive steps keep FGSM-RS from collapsing",
+    "FGSM-RS with fixed and with adaptive steps",
     "on WideResNet-28-10, FGSM-RS with a fixed step of 8/255 collapses; with adaptive steps it does not, though their "
     "mean, 10.8/255, is larger. (Its appendix has a step of 10/255 for FGSM-RS, so both are run.)",
     "accuracy under PGD-10 after every epoch, on a fixed slice of the training images; the mean step is over all "

@@ -57,7 +57,7 @@ def _steps(line: Line, records: Sequence[Record]) -> list[str]:
 STUDY = AttaAtas(
     "figure-atta-atas",
     "ATTA at a step of 8/255 against ATAS: training accuracy under PGD-10 by epoch",
-    "ATTA with a large step collapses, ATAS with a larger one does not",
+    "ATTA with a large step beside ATAS",
     "ATTA with a step of 8/255 collapses; ATAS does not, though its mean step, 9.3/255, is larger.",
     "accuracy under PGD-10 after every epoch, on a fixed slice of the training images; the mean step of ATAS is over "
     "all images and the epochs after the warm-up.",

@@ -7,7 +7,7 @@ from typing import Any
 
 from atas.reproduce import curves, paper, plots
 from atas.reproduce.figure_study import FigureStudy, Line, Table, by_panel, mean, seeds
-from atas.reproduce.figures import collapses
+from atas.reproduce.figures import collapsed
 from atas.reproduce.grid import METHODS, QUICK_EPS, cifar, digits
 from atas.reproduce.observations import Curves
 from atas.reproduce.store import Store
@@ -42,7 +42,7 @@ class Convergence(FigureStudy):
         for line, records in self.found(request, store):
             found = {name: [curves.curve(record, name) for record in records] for name in ("pgd10_loss", "loss")}
             cells = [f"{mean([values[-1] for values in some]):.3f}" if some else "-" for some in found.values()]
-            lines.append([line.panel, line.name, *cells, collapses(records), seeds(records)])
+            lines.append([line.panel, line.name, *cells, collapsed(curves.falls(records)), seeds(records)])
             rows.append({"panel": line.panel, "method": line.name, "by_epoch": found})
         return Table(["panel", "method", "loss under PGD-10", "own loss", "collapse", "seeds"], lines, rows)
 

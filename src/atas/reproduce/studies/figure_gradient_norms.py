@@ -108,7 +108,7 @@ def _histogram(axes: Any, line: Line, record: Any) -> None:
 STUDY = GradientNorms(
     "figure-gradient-norms",
     "histogram of gradient norms, and how long-tailed they are for every data set, network and eps",
-    "Gradient norms have a long tail",
+    "Gradient norms and how long their tail is",
     "the histogram of G for ResNet-18 on CIFAR-10 at 8/255, and mean G^2 / (mean G)^2 for all data sets, networks and "
     "budgets. It prints no figures but those that its table of convergence gaps takes from it: 1.4, 1.5 and 1.6 on "
     "CIFAR-10 with ResNet-18.",

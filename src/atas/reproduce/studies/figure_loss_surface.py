@@ -8,7 +8,9 @@ import torch
 
 from atas.analysis.surface import peak
 from atas.reproduce import plots
+from atas.reproduce.curves import falls
 from atas.reproduce.figure_study import FigureStudy, Line, Table
+from atas.reproduce.figures import collapsed
 from atas.reproduce.observations import Curves, Surfaces
 from atas.reproduce.ranking import EPS, grid_of, ranking
 from atas.reproduce.record import Record
@@ -26,7 +28,7 @@ _TENTHS = ("1", "10")
 class LossSurface(FigureStudy):
     """The run that ranks, shared with figure-subsets, and one with a step that is too large."""
 
-    needs = (Surfaces.name,)
+    needs = (Surfaces.name, Curves.name)
 
     def before(self, request: Request) -> list[Trial]:
         """The ranking."""
@@ -57,7 +59,8 @@ class LossSurface(FigureStudy):
                     lines[-1] += [f"{values[3]:.1f} eps", str(record.seed)]
                     rows.append({"step": moment["step"], "tenth": int(tenth), "surface": moment[tenth]})
         header = ["epoch", "subset", "loss at the image", "at eps v1", "largest along v1", "found at", "seed"]
-        notes = [f"{line.name}: collapse found in epoch {r.collapsed_in or 'none'}, seed {r.seed}." for r in records]
+        fallen = [f"{collapsed([epoch])}, seed {r.seed}" for r, epoch in zip(records, falls(records), strict=True)]
+        notes = [f"{line.name}, collapse found by the monitor: {'; '.join(fallen) or 'not run yet'}."]
         counts = sorted({record.observed[Surfaces.name]["n"] for record in records})
         notes += [f"Means over {n:,} images of each subset." for n in counts]
         return Table(header, lines, rows, notes=notes)

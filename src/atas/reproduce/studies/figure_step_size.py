@@ -125,7 +125,7 @@ def _accuracies(axes: Any, lines: Found, steps: dict[str, float], colour: str, m
 STUDY = StepSize(
     "figure-step-size",
     "loss gap to PGD-10, robust accuracy and collapse against the step size, FGSM-RS and ATTA",
-    "Larger steps: a stronger attack, then a collapse",
+    "FGSM-RS and ATTA with other step sizes",
     "the larger the step, the smaller the gap between the losses of PGD-10 and of the single step on a trained model; "
     "robust accuracy grows with the step until training collapses. No figures are printed.",
     "the gap on the training images, for the model trained with the usual step (FGSM-RS: 10/255, ATTA: 4/255). Steps "

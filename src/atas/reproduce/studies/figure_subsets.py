@@ -141,7 +141,7 @@ def _updates(line: Line) -> int:
 STUDY = Subsets(
     "figure-subsets",
     "training on subsets with small or large gradient norms, FGSM-RS and ATTA: which ones collapse",
-    "Examples with large gradient norms make training collapse",
+    "Training on subsets by gradient norm",
     "for each subset, a larger step makes a collapse more likely; at a fixed step, subsets with small gradient norms "
     "collapse less. ATTA at 12/255 with steps of 15/255 and 18/255 collapses on D_7^10, D_8^10 and D_9^10, not on "
     "D_1^2, D_1^3 and D_1^4. Classes are balanced in all subsets. Of FGSM-RS it names 8/255 with 10/255 alone.",
