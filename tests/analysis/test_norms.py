@@ -1,5 +1,7 @@
 """Norms by epoch: what is written is what the attack saw, and a fixed step with remembered norms is the fixed step."""
 
+import signal
+
 import pytest
 import torch
 from safetensors.torch import load_file
@@ -13,14 +15,15 @@ from atas.threat import l2_norm
 from atas.training import Live, recipe
 from atas.training.observe import Moment
 from atas.training.run import build_model
+from atas.training.trainer import Interrupted
 
 QUIET = {"engine.device": "cpu", "training.probe": 20}
 
 
-def run(folder, method, values, observers=()):
+def run(folder, method, values, observers=(), **options):
     settings = recipe.load(f"digits-small-cnn-{method}").with_values({**QUIET, **values})
     with Live(quiet=True) as live:
-        return atas.train(settings, out=folder, live=live, observers=observers)
+        return atas.train(settings, out=folder, live=live, observers=observers, **options)
 
 
 @pytest.mark.parametrize(("method", "twin"), [("fgsm-rs", "fgsm-rs-adaptive"), ("atta", "atas-literal")])
@@ -53,6 +56,27 @@ def test_a_norm_is_that_of_the_gradient_at_the_random_start(tmp_path):
     start = finished.recipe.threat.random_start(x, Draw(0, torch.tensor(0), torch.arange(1297))).requires_grad_(True)
     (gradient,) = torch.autograd.grad(torch.nn.functional.cross_entropy(model(start), y, reduction="sum"), start)
     assert torch.allclose(found, l2_norm(gradient).flatten(), rtol=1e-3, atol=1e-6)
+
+
+class Stop:
+    """Asks the training to stop, as a person does, in the middle of its second epoch."""
+
+    def due(self, moment):
+        return (moment.epoch, moment.batch) == (1, 2)
+
+    def look(self, moment, engine):
+        signal.raise_signal(signal.SIGINT)
+
+
+def test_norms_survive_a_stop(tmp_path):
+    values = {"training.epochs": 3, "training.batch_size": 400}
+    run(tmp_path / "whole", "atas", values, [norms.EpochNorms(tmp_path / "a")])
+    with pytest.raises(Interrupted):
+        run(tmp_path / "stopped", "atas", values, [norms.EpochNorms(tmp_path / "b"), Stop()])
+    assert not norms.has_norms(tmp_path / "b", 2)
+    run(tmp_path / "stopped", "atas", values, [norms.EpochNorms(tmp_path / "b")], resume=True)
+    for one, other in zip(norms.read_norms(tmp_path / "a", 3), norms.read_norms(tmp_path / "b", 3), strict=True):
+        assert torch.equal(one, other)
 
 
 def test_missing_epochs_are_told(tmp_path):
