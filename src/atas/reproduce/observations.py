@@ -20,7 +20,8 @@ from atas.reproduce.trial import Trial
 from atas.training import checkpoint
 from atas.training.logs import read_metrics
 from atas.training.observe import Observer
-from atas.training.run import Folder, epochs_of, load_weights
+from atas.training.run import Folder, epochs_of
+from atas.training.weights import load_weights
 
 _NORMS = "norms"
 _COLUMNS = ("epoch", "updates", "loss", "clean", "fgsm", "pgd10", "pgd10_loss", "step_size")
