@@ -15,7 +15,7 @@ from atas.errors import DataError, UsageError
 from atas.methods import Standard
 from atas.training import Live, Run, checkpoint
 
-KEYS = {"epoch", "updates", "rate", "loss", "train_accuracy", "clean", "fgsm", "pgd10", "collapsed"}
+KEYS = {"epoch", "updates", "rate", "loss", "train_accuracy", "clean", "fgsm", "pgd10", "pgd10_loss", "collapsed"}
 KEYS |= {"seconds", "examples_per_second", "probe_gradient_norms"}
 ADAPTIVE = {"step_size", "gradient_norm", "step_sizes", "gradient_norms"}
 ADAPTIVE |= {"step_size_by_tenth", "gradient_norm_by_tenth"}

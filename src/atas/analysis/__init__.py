@@ -1,1 +1,1 @@
-"""Studies of the method that need no network: `theory` puts the paper's analysis to the test."""
+"""What studies measure: subsets by gradient norm, losses and their surfaces; `theory` needs no network."""

@@ -15,6 +15,8 @@ from atas.evaluation._fingerprint import weights_hash
 from atas.report import summarise
 from atas.reproduce import cost
 from atas.reproduce.holding_out import hold_out
+from atas.reproduce.observation import Seen, observed, unobserved
+from atas.reproduce.observations import usual
 from atas.reproduce.progress import PlanProgress
 from atas.reproduce.record import Record
 from atas.reproduce.released import as_released, padded
@@ -31,16 +33,17 @@ Load = Callable[[Trial], Dataset]
 def is_done(trial: Trial, store: Store) -> bool:
     """Whether there is nothing left to do."""
     record = store.record(trial)
-    return record is not None and not record.missing(trial.attacks)
+    return record is not None and not record.missing(trial.attacks) and not unobserved(record, trial.observe)
 
 
 def work(trial: Trial, store: Store, data: Dataset) -> tuple[float, float]:
     """What is left of a trial: its training and its evaluation."""
-    trained, known = store.training(trial).model.exists(), store.record(trial)
+    trained, known = _place(trial, store).model.exists(), store.record(trial)
     attacks = trial.attacks if known is None else known.missing(trial.attacks)
     test = trial.held_out or len(data.test)
     images = test if trial.examples is None else min(test, trial.examples)
-    training = 0.0 if trained else cost.training_cost(trial, len(data.train) - trial.held_out)
+    learnt = (len(data.train) - trial.held_out) * (1.0 if trial.part is None else trial.part.share)
+    training = 0.0 if trained else cost.training_cost(trial, round(learnt))
     return training, cost.evaluation_cost(trial, attacks, images)
 
 
@@ -48,13 +51,22 @@ def execute(trial: Trial, store: Store, load: Load, progress: PlanProgress) -> R
     """Do what is left to do of a trial. After a stop at any moment, the same call goes on where it was."""
     training, evaluation = work(trial, store, load(trial))
     progress.part(training)
-    place = store.training(trial)
-    model = _trained(trial, place, load, progress)
-    store.tidy(place)
+    place = _place(trial, store)
+    model = _trained(trial, store, place, load, progress)
     progress.part(evaluation)
     record = _evaluated(trial, store, place, model, load, progress)
+    seen = Seen(trial, place, model, load(trial), store)
+    also = [found for found in usual(trial) if found not in trial.observe and found.ready(trial, place)]
+    record = observed(record, unobserved(record, (*trial.observe, *also)), seen)
     store.save(trial, record)
+    store.tidy(place)
     return record
+
+
+def _place(trial: Trial, store: Store) -> Folder:
+    """The folder of the training: one that holds what is still to be observed."""
+    left = unobserved(store.record(trial), trial.observe)
+    return store.training(trial, lambda place: all(found.ready(trial, place) for found in left))
 
 
 def make_room() -> None:
@@ -64,13 +76,24 @@ def make_room() -> None:
         torch.cuda.empty_cache()
 
 
-def _trained(trial: Trial, place: Folder, load: Load, progress: PlanProgress) -> nn.Module:
+def _trained(trial: Trial, store: Store, place: Folder, load: Load, progress: PlanProgress) -> nn.Module:
     settings = trial.settings
+    device = choose_device(settings.engine.device)
     if place.model.exists():
-        return load_weights(place.model)
+        return load_weights(place.model).to(device)
     place.path.parent.mkdir(parents=True, exist_ok=True)
     given = hold_out(load(trial), trial.held_out) if trial.held_out else None
-    return train(settings, out=place.path, resume=place.recipe.exists(), data=given, live=progress.live()).model
+    wanted = {found.name: found for found in (*trial.observe, *usual(trial))}.values()
+    run = train(
+        settings,
+        out=place.path,
+        resume=place.recipe.exists(),
+        data=given,
+        live=progress.live(),
+        observers=[observer for found in wanted for observer in found.observers(place)],
+        rows=None if trial.part is None else trial.part.rows(store),
+    )
+    return run.model.to(device)
 
 
 def _evaluated(
@@ -79,11 +102,12 @@ def _evaluated(
     """The trial's record with all its attacks; those that are known of these weights are not run again."""
     settings = trial.settings
     known = store.record(trial)
+    if known is not None and not known.missing(trial.attacks):
+        return known
     if known is not None and known.weights != weights_hash(model):
         known = None  # of another training
     attacks = trial.attacks if known is None else known.missing(trial.attacks)
     test = _images(trial, load(trial))
-    model = model.to(choose_device(settings.engine.device))
     result = evaluate(
         as_released(model) if trial.padding else model,
         test,

@@ -62,9 +62,16 @@ def duration(seconds: float) -> str:
 
 def collapses(records: Sequence[Record]) -> str:
     """In which epoch training collapsed, or in how many runs."""
-    if not records:
-        return ""
-    found = [record.collapsed_in for record in records if record.collapsed_in is not None]
-    if len(records) > 1:
-        return f"{len(found)} of {len(records)}" if found else "no"
-    return f"epoch {found[0]}" if found else "no"
+    return collapsed([record.collapsed_in for record in records])
+
+
+def collapsed(epochs: Sequence[int | None]) -> str:
+    """The same of the epochs of several runs, None for one that did not.
+
+    >>> collapsed([]), collapsed([None]), collapsed([21]), collapsed([None, 21])
+    ('', 'no', 'epoch 21', '1 of 2')
+    """
+    found = [epoch for epoch in epochs if epoch is not None]
+    if len(epochs) > 1:
+        return f"{len(found)} of {len(epochs)}" if found else "no"
+    return "" if not epochs else f"epoch {found[0]}" if found else "no"

@@ -27,6 +27,7 @@ def table(header: Sequence[str], rows: Iterable[Sequence[str]], left: int = 2) -
 def provenance(records: Sequence[Record]) -> list[str]:
     """Hardware, versions and commits that the figures were made with."""
     trained = [record.training["environment"] for record in records]
+    trained += [seen["environment"] for record in records for seen in record.observed.values()]
     evaluated = [about["environment"] for record in records for about in record.evaluations]
     parts = {
         "trained on": _each(trained, "device"),

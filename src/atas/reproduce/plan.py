@@ -34,7 +34,11 @@ class Plan:
         merged: dict[str, Trial] = {}
         for trial in trials:
             known = merged.setdefault(trial.key, trial)
-            merged[trial.key] = replace(known, attacks=tuple(dict.fromkeys((*known.attacks, *trial.attacks))))
+            merged[trial.key] = replace(
+                known,
+                attacks=tuple(dict.fromkeys((*known.attacks, *trial.attacks))),
+                observe=tuple({found.name: found for found in (*known.observe, *trial.observe)}.values()),
+            )
         self.trials, self.store = list(merged.values()), store
         self._data: dict[tuple[str, str | None, int | None], Dataset] = {}
 

@@ -20,7 +20,8 @@ _FORMAT = 1
 
 @dataclass(frozen=True)
 class Record:
-    """What is known of a trial. `attacks` holds for each attack accuracy, interval, count and seconds."""
+    """What is known of a trial. `attacks` holds for each attack accuracy, interval, count and seconds; `observed` what
+    studies saw of the training, each with the weights that it came to: it may have been done a second time for that."""
 
     key: str
     row: str
@@ -33,6 +34,7 @@ class Record:
     n: int
     attacks: dict[str, dict[str, Any]]
     evaluations: list[dict[str, Any]] = field(default_factory=list)
+    observed: dict[str, dict[str, Any]] = field(default_factory=dict)
 
     @classmethod
     def of(cls, trial: Trial, summary: Summary, environment: dict[str, Any], evaluation: Evaluation) -> Record:
@@ -60,6 +62,7 @@ class Record:
                 "padding": trial.padding,
                 "examples": trial.examples,
                 "held_out": trial.held_out,
+                "part": None if trial.part is None else trial.part.to_json(),
             },
             settings=settings.to_dict()
             | {"data": {k: v for k, v in settings.to_dict()["data"].items() if k != "root"}},
@@ -91,13 +94,18 @@ class Record:
         return tuple(name for name in attacks if name not in self.attacks)
 
     def joined(self, other: Record) -> Record:
-        """With what another record knows of the very same weights; nothing is taken from one of other weights."""
-        if other.key != self.key or other.weights != self.weights:
+        """With what another record of the same trial knows; figures are taken of the very same weights alone."""
+        if other.key != self.key:
             return self
+        found = replace(self, observed=other.observed | self.observed)
         new = {name: figures for name, figures in other.attacks.items() if name not in self.attacks}
-        if not new:
-            return self
-        return replace(self, attacks=self.attacks | new, evaluations=self.evaluations + other.evaluations)
+        if not new or other.weights != self.weights:
+            return found
+        return replace(found, attacks=self.attacks | new, evaluations=self.evaluations + other.evaluations)
+
+    def with_observation(self, name: str, seen: dict[str, Any]) -> Record:
+        """With what was seen of a training."""
+        return replace(self, observed=self.observed | {name: seen})
 
     def with_evaluation(self, evaluation: Evaluation) -> Record:
         """With what another evaluation found."""
@@ -121,6 +129,7 @@ class Record:
                 float(figures["accuracy"]), [float(end) for end in figures["interval"]]
             float(record.training["seconds"]), record.training["collapsed_in_epoch"]
             record.training["environment"].get("device")
+            [seen["environment"] for seen in record.observed.values()]
         except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
             raise DataError(f"the record {path} is damaged ({error}); remove it and run the study again") from error
         return record

@@ -3,6 +3,7 @@
 runs/<recipe>-seed<n>-<key>.json                     a record a trial
 runs/<recipe>-seed<n>-<key>.error.json               why a trial failed
 trainings/<recipe>-seed<n>-<key>/                    the training's own folder, with its weights
+trainings/<recipe>-seed<n>-again-<key>/              a second one, where the first was not observed
 evaluations/<recipe>-seed<n>-<key>-<attacks>.json    the verdict on every example
 <study>.md, <study>.json                             what a study shows
 """
@@ -11,7 +12,7 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import reduce
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,7 @@ from atas.reproduce.trial import Trial
 from atas.training.run import Folder
 
 RUNS, TRAININGS, EVALUATIONS = "runs", "trainings", "evaluations"
+SNAPSHOTS = "snapshots"  # in a training's folder: weights on the way, for observations
 
 
 class Store:
@@ -73,18 +75,20 @@ class Store:
             rows.setdefault(str(error.get("row")), []).append(f"{error.get('trial')}: {error.get('error')}")
         return rows
 
-    def training(self, trial: Trial) -> Folder:
-        """The folder of a trial's training: a finished one, wherever it is; else that to train in."""
+    def training(self, trial: Trial, suits: Callable[[Folder], bool] = lambda _: True) -> Folder:
+        """The folder of a trial's training: a finished one that suits, wherever it is; else that to train in."""
         for place in self._places:
             for path in sorted((place / TRAININGS).glob(f"*-{trial.training_key}")):
-                if Folder(path).model.exists():
+                if Folder(path).model.exists() and suits(Folder(path)):
                     return Folder(path)
-        return Folder(self.folder / TRAININGS / f"{trial.slug}-{trial.training_key}")
+        new = Folder(self.folder / TRAININGS / f"{trial.slug}-{trial.training_key}")
+        return Folder(new.path.with_name(f"{trial.slug}-again-{trial.training_key}")) if new.model.exists() else new
 
     def tidy(self, training: Folder) -> None:
         """Remove the checkpoints of a finished training, the larger part of its folder."""
         if training.path.is_relative_to(self.folder) and training.model.exists():
             shutil.rmtree(training.last.parent, ignore_errors=True)
+            shutil.rmtree(training.path / SNAPSHOTS, ignore_errors=True)
 
     def progress_file(self, trial: Trial) -> Path:
         """Where an evaluation under way keeps what it knows."""

@@ -8,13 +8,17 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from atas import attacks, methods
 from atas.errors import UsageError
 from atas.training import recipe as recipes
+
+if TYPE_CHECKING:
+    from atas.reproduce.observation import Observation
+    from atas.reproduce.part import Part
 
 _DIGITS = 16
 _LARGE = 0.15
@@ -32,6 +36,8 @@ class Trial:
         padding: black pixels around the images that it is evaluated on; 4 is the authors' released evaluation.
         examples: only the first so many images are evaluated on.
         held_out: so many training images are left out of the training, and evaluated on in place of the test set.
+        part: only these training images are learnt from.
+        observe: what else has to be known of it. Like attacks, it is no part of the key.
     """
 
     recipe: str
@@ -41,6 +47,8 @@ class Trial:
     padding: int = 0
     examples: int | None = None
     held_out: int = 0
+    part: Part | None = None
+    observe: tuple[Observation, ...] = ()
 
     def __post_init__(self) -> None:
         for name, least in (("padding", 0), ("examples", 1), ("held_out", 0)):
@@ -79,6 +87,7 @@ class Trial:
         settings = self.settings
         parts = [settings.data.name, settings.model.name, settings.method.name, level(settings.method.eps)]
         parts += [f"{_name(key)} {_short(value)}" for key, value in self.values.items() if _told(key)]
+        parts += [] if self.part is None else [str(self.part)]
         parts += [f"seed {self.seed}"] + ([f"padded by {self.padding}"] if self.padding else [])
         return ", ".join(parts)
 
@@ -88,7 +97,8 @@ class Trial:
         return f"{Path(self.recipe).stem}-seed{self.seed}"
 
     def _training(self) -> dict[str, Any]:
-        return resolved(self.settings) | {"held_out": self.held_out}
+        part = {} if self.part is None else {"part": self.part.to_json()}
+        return resolved(self.settings) | {"held_out": self.held_out} | part
 
     def _measured(self) -> dict[str, Any]:
         return {"padding": self.padding, "examples": self.examples}

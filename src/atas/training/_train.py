@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
 
 from atas import data as data_sets
 from atas import environment
@@ -21,6 +21,7 @@ from atas.training import recipe as recipes
 from atas.training._determinism import determinism
 from atas.training.live import Live
 from atas.training.loggers import Logger
+from atas.training.observe import Observer
 from atas.training.run import Folder, Run, build_model, load_data, load_recipe
 from atas.training.trainer import Trainer
 from atas.training.weights import GIVEN, save_weights
@@ -38,13 +39,16 @@ def train(
     data: data_sets.Dataset | None = None,
     live: Live | None = None,
     loggers: Sequence[Logger] = (),
+    observers: Sequence[Observer] = (),
+    rows: Tensor | None = None,
 ) -> Run:
     """Train a robust classifier.
 
     `recipe` is a recipe's name, its path or a Recipe; `values` overrides keys such as `{"training.epochs": 10}`. The
     run goes into the folder `out`, `runs/<recipe>` by default. With `resume`, a run that was stopped there goes on, and
     the recipe may be left out. `model` and `data` put your own in place of the recipe's; `loggers` get the metrics of
-    every epoch besides the recipe's own.
+    every epoch besides the recipe's own, and `observers` look at the training on its way. `rows` are the training
+    images to learn from, where that is not all of them.
 
     >>> run = train("digits-small-cnn-atas", out="/tmp/run", values={"training.epochs": 1})  # doctest: +SKIP
     """
@@ -68,7 +72,7 @@ def train(
     with live or Live() as shown, determinism(settings.engine.deterministic):
         data = data or load_data(settings)
         model = model or build_model(settings, data)
-        trainer = Trainer(settings, place, data, model, shown, loggers)
+        trainer = Trainer(settings, place, data, model, shown, loggers, observers, rows)
         with _held(place):
             if going_on:
                 _take_up(trainer, settings, place, shown)

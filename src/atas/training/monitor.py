@@ -13,11 +13,12 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from atas import attacks
 from atas.noise import Draw
-from atas.passes import frozen, input_gradient, mode
+from atas.passes import frozen, full, input_gradient, mode
 from atas.threat import Threat, l2_norm
 from atas.training.spread import quantiles
 
@@ -33,12 +34,13 @@ Ask = Callable[..., Tensor]  # a function of tensors, and its arguments
 
 @dataclass(frozen=True)
 class Probe:
-    """Accuracy on the slice: clean, under one step of size eps, and under PGD-10; and the quantiles of the gradient
-    norm at its images."""
+    """Accuracy on the slice: clean, under one step of size eps, and under PGD-10; there also the mean cross-entropy.
+    And the quantiles of the gradient norm at its images."""
 
     clean: float
     fgsm: float
     pgd10: float
+    pgd10_loss: float | None = None
     gradient_norms: Sequence[float] = field(default=(), compare=False)  # rounding may differ from batch to batch
 
 
@@ -70,14 +72,13 @@ class Monitor:
                 x, y = self.images[rows].float() / 255, self.labels[rows].long()
                 index = torch.arange(first, first + len(x), device=x.device)
                 seen.append(function(x, y, index) if ask is None else ask(function, x, y, index))
-        *verdicts, norms = torch.cat(seen, 1)
-        right = torch.stack(verdicts).sum(1, dtype=torch.float64) / len(self.images)
-        clean, fgsm, pgd10 = right.tolist()
-        return Probe(clean, fgsm, pgd10, quantiles(norms))
+        *means, norms = torch.cat(seen, 1)
+        clean, fgsm, pgd10, loss = (torch.stack(means).sum(1, dtype=torch.float64) / len(self.images)).tolist()
+        return Probe(clean, fgsm, pgd10, loss, quantiles(norms))
 
     def _look(self, model: nn.Module, x: Tensor, y: Tensor, index: Tensor) -> Tensor:
         """A column an example: whether the model is right on the image, after one step, and after ten from a random
-        start; and the norm of the gradient at the image."""
+        start; the loss there; and the norm of the gradient at the image."""
 
         def up(point: Tensor, gradient: Tensor, size: float) -> Tensor:
             return self.threat.ascend(point, gradient.nan_to_num(), size, x)
@@ -87,9 +88,10 @@ class Monitor:
         for _ in range(_STEPS):
             point = up(point, input_gradient(model, point, y)[0], self.threat.eps / _STEPS_ACROSS)
         gradient, _ = input_gradient(model, x, y)
-        points = x, up(x, gradient, self.threat.eps), point
-        right = [attacks.correct(model(point), y).float() for point in points]
-        return torch.stack([*right, l2_norm(gradient).nan_to_num().float()])
+        logits = [model(point) for point in (x, up(x, gradient, self.threat.eps), point)]
+        right = [attacks.correct(found, y).float() for found in logits]
+        loss = F.cross_entropy(full(logits[-1]), y, reduction="none")
+        return torch.stack([*right, loss.float(), l2_norm(gradient).nan_to_num().float()])
 
     def judge(self, probe: Probe) -> bool:
         """Whether this probe shows a collapse; remembers the best one."""

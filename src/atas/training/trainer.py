@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import math
 import time
 from collections.abc import Sequence
@@ -9,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from atas import methods
 from atas.data import Dataset
@@ -25,6 +26,7 @@ from atas.training.live import Live
 from atas.training.loggers import Logger, Loggers, create
 from atas.training.logs import Metrics
 from atas.training.monitor import Monitor, Probe
+from atas.training.observe import Moment, Observer
 from atas.training.run import Folder
 from atas.training.spread import by_tenth, quantiles
 
@@ -33,7 +35,7 @@ _MOST_ROLLBACKS = 8
 
 
 class Trainer:
-    """One run in one process."""
+    """One run in one process. It learns from all training images or from those in `rows`; the monitor's are of all."""
 
     def __init__(
         self,
@@ -43,17 +45,21 @@ class Trainer:
         model: nn.Module,
         live: Live,
         loggers: Sequence[Logger] = (),
+        observers: Sequence[Observer] = (),
+        rows: Tensor | None = None,
     ) -> None:
-        self.settings, self.place, self.live = settings, place, live
+        self.settings, self.place, self.live, self._observers = settings, place, live, observers
         named = [create(name, place, settings) for name in settings.training.loggers]
         self._loggers = Loggers([logger for logger in (*named, *loggers) if logger is not None], live.say)
         self.device = choose_device(settings.engine.device)
         training, threat = settings.training, settings.threat
         check_model(model, data)
-        self._data = data.train.sha256()[:16]
+        self._data = _fingerprint(data, rows)
         self._guards = training.on_collapse != "warn"
         probe, rest = split_probe(len(data.train), training.probe, held_out=self._guards)
         images, labels = data.train.images, data.train.labels
+        if rows is not None:
+            rest = rows if rest is None else rows[torch.isin(rows, rest)]
         self.batches = Resident(
             images if rest is None else images[rest],
             labels if rest is None else labels[rest],
@@ -135,6 +141,7 @@ class Trainer:
         while self.batch < len(self.batches):
             engine.step()
             self.batch += 1
+            self._observe()
             if self.live.due():
                 self._show()
             if self._stop.asked or time.monotonic() - self._saved_at >= self.settings.training.checkpoint_every:
@@ -148,6 +155,15 @@ class Trainer:
                 self._clock.start()
         self.seconds += self._clock.stop()
         self._end_epoch(epochs)
+
+    def _observe(self) -> None:
+        moment = Moment(self.epoch, self.batch, len(self.batches), self.monitor.collapsed)
+        due = [observer for observer in self._observers if observer.due(moment)]
+        if due:
+            self.seconds += self._clock.stop()
+            for observer in due:
+                observer.look(moment, self.engine)
+            self._clock.start()
 
     def _end_epoch(self, epochs: int) -> None:
         engine = self.engine
@@ -164,6 +180,7 @@ class Trainer:
             "clean": probe.clean,
             "fgsm": probe.fgsm,
             "pgd10": probe.pgd10,
+            "pgd10_loss": probe.pgd10_loss,
             "collapsed": collapsed,
             "probe_gradient_norms": list(probe.gradient_norms),
             "seconds": self.seconds,
@@ -296,6 +313,12 @@ class Trainer:
         self.epoch, self.batch, self.rollbacks = state["epoch"], state["batch"], state["rollbacks"]
         self.seconds, self._metrics_bytes = state["seconds"], state["metrics_bytes"]
         self.monitor.load_state(state["monitor"])
+
+
+def _fingerprint(data: Dataset, rows: Tensor | None) -> str:
+    """Of the images that a run learns from."""
+    whole = data.train.sha256()
+    return (whole if rows is None else hashlib.sha256(whole.encode() + rows.numpy().tobytes()).hexdigest())[:16]
 
 
 class Interrupted(AtasError):  # noqa: N818  (nothing went wrong)

@@ -1,0 +1,58 @@
+"""Weights at the moments around a collapse, a few an epoch."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from safetensors.torch import load_file, save_file
+from torch import nn
+
+from atas._files import write_atomically
+from atas.training.checkpoint import separate
+from atas.training.engine import Engine
+from atas.training.observe import Moment
+
+_COLLAPSED = "collapsed"
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """A file of weights, taken after so many steps."""
+
+    path: Path
+    step: int
+    collapsed: bool
+
+    def into(self, model: nn.Module) -> nn.Module:
+        """The model with these weights."""
+        model.load_state_dict(load_file(self.path))
+        return model.eval()
+
+
+class Snapshots:
+    """An observer that keeps weights of `an_epoch` moments of each epoch: the last `before` that a collapse was found,
+    or of the training where none was, and the first `after`."""
+
+    def __init__(self, folder: Path, an_epoch: int = 4, before: int = 8, after: int = 2) -> None:
+        self.folder, self._an_epoch, self._before, self._after = folder, an_epoch, before, after
+
+    def due(self, moment: Moment) -> bool:
+        """At equal distances, and at the end of an epoch; not when there are enough."""
+        here = moment.ends_epoch or moment.batch % max(1, -(-moment.batches // self._an_epoch)) == 0
+        return here and sum(shot.collapsed for shot in snapshots(self.folder)) < self._after
+
+    def look(self, moment: Moment, engine: Engine) -> None:
+        """Write the weights; of those before a collapse the oldest go."""
+        self.folder.mkdir(parents=True, exist_ok=True)
+        tensors = separate(engine.best_model.state_dict())
+        name = f"step-{moment.step:07}{f'-{_COLLAPSED}' if moment.collapsed else ''}.safetensors"
+        write_atomically(self.folder / name, lambda path: save_file(tensors, path))
+        for shot in [shot for shot in snapshots(self.folder) if not shot.collapsed][: -self._before]:
+            shot.path.unlink()
+
+
+def snapshots(folder: Path) -> list[Snapshot]:
+    """Those in a folder, by step."""
+    found = sorted(path for path in folder.glob("step-*.safetensors") if not path.name.startswith("."))
+    return [Snapshot(path, int(path.stem.split("-")[1]), path.stem.endswith(_COLLAPSED)) for path in found]

@@ -1,0 +1,84 @@
+"""FGSM-RS with and without adaptive steps on the wide network: which one collapses."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from atas.reproduce import curves, paper, plots
+from atas.reproduce.figure_study import FigureStudy, Line, Table, mean, size
+from atas.reproduce.grid import QUICK_EPS, cifar, digits
+from atas.reproduce.observations import Curves, Norms
+from atas.reproduce.record import Record
+from atas.reproduce.store import Store
+from atas.reproduce.study import Request, chosen
+from atas.reproduce.trial import level
+
+_EPS = 8 / 255
+
+
+class Adaptive(FigureStudy):
+    """Three trainings: a fixed step of eps, as the text says, the usual one of the table, and adaptive ones."""
+
+    options = ("networks", "seeds", "examples", "values", "reuse")
+    needs = (Curves.name,)
+
+    def lines(self, request: Request) -> list[Line]:
+        """On WRN-28-10, unless another network is asked for."""
+        grid, eps = (digits(), QUICK_EPS) if request.quick else (cifar("cifar10", (_EPS,)), _EPS)
+        usual = 2.0 if request.quick else 1.25  # of eps, as in the recipes
+        found = []
+        for net in chosen("network", request.networks or grid.networks[-1:], grid.networks):
+            observe = (Curves(),)
+            fixed = self.trial(request, grid, (net, "fgsm-rs", eps), observe, values={"method.step_size": eps})
+            large = self.trial(request, grid, (net, "fgsm-rs", eps), observe)
+            adaptive = self.trial(request, grid, (net, "fgsm-rs-adaptive", eps), (Curves(), Norms()))
+            found += [
+                Line(net, f"fgsm-rs, step {level(eps)}", fixed),
+                Line(net, f"fgsm-rs, step {level(usual * eps)}", large),
+                Line(net, "fgsm-rs, adaptive steps", adaptive),
+            ]
+        return found
+
+    def table(self, request: Request, store: Store) -> Table:
+        """Accuracies and the mean adaptive step."""
+        return curves.accuracies(self.found(request, store), _steps, ["mean step", "paper's mean step"])
+
+    def picture(self, request: Request, store: Store) -> Any:
+        """PGD-10 accuracy on training images by epoch."""
+        found = self.found(request, store)
+        styles = dict(zip(dict.fromkeys(line.name for line, _ in found), _STYLES, strict=True))
+        names = list(dict.fromkeys(line.panel for line, _ in found))
+        figure, grid = plots.panels(1, len(names), width=6.0, height=3.9)
+        for axes, name in zip(grid.flat, names, strict=True):
+            lines = [pair for pair in found if pair[0].panel == name]
+            curves.draw(axes, lines, "pgd10", lambda line: styles[line.name], scale=100)
+            axes.set_title(name, fontsize=11)
+            axes.set_ylabel("PGD-10 accuracy on training images, %")
+            axes.set_ylim(bottom=0)
+        plots.legend(figure, grid)
+        return figure
+
+
+_STYLES = ((plots.ORANGE, "--"), (plots.RED, ":"), (plots.BLUE, "-"))
+
+
+def _steps(line: Line, records: Sequence[Record]) -> list[str]:
+    method = line.trial.settings.method
+    if method.name == "fgsm-rs":
+        return [size(method.settings.get("step_size", 1.25 * method.eps), method.eps), "-"]
+    theirs = paper.mean_step(method.name) if method.eps < QUICK_EPS else None
+    steps = [record.observed[Norms.name]["average"]["step_size"] for record in records if Norms.name in record.observed]
+    ours = size(mean(steps), method.eps) if steps else "-"
+    return [ours, "-" if theirs is None else size(theirs, method.eps)]
+
+
+STUDY = Adaptive(
+    "figure-adaptive",
+    "FGSM-RS with fixed and with adaptive steps on WRN-28-10: training accuracy under PGD-10 by epoch",
+    "FGSM-RS with fixed and with adaptive steps",
+    "on WideResNet-28-10, FGSM-RS with a fixed step of 8/255 collapses; with adaptive steps it does not, though their "
+    "mean, 10.8/255, is larger. (Its appendix has a step of 10/255 for FGSM-RS, so both are run.)",
+    "accuracy under PGD-10 after every epoch, on a fixed slice of the training images; the mean step is over all "
+    "images and epochs.",
+)

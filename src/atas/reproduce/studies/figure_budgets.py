@@ -1,0 +1,108 @@
+"""Accuracy under AutoAttack against the budget, for every data set and network."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from atas.reproduce import paper, plots
+from atas.reproduce.everywhere import cells
+from atas.reproduce.figure_study import FigureStudy, Found, Line, Table, by_panel, seeds, unit
+from atas.reproduce.figures import difference, figure
+from atas.reproduce.grid import METHODS, Grid
+from atas.reproduce.store import Store
+from atas.reproduce.study import Request, chosen
+from atas.reproduce.trial import level
+
+ATTACK = "autoattack"
+_QUICK_EXAMPLES = 16
+_APART = 0.01  # of a budget, so that intervals do not hide each other
+_QUICK_METHODS = ("fgsm-rs", "atta", "atas")
+
+
+class Budgets(FigureStudy):
+    """The runs of the tables; nothing else is trained."""
+
+    options = ("methods", "networks", "eps", "seeds", "examples", "values", "reuse")
+
+    def lines(self, request: Request) -> list[Line]:
+        """All cells of all tables."""
+        methods = chosen("method", request.methods, _QUICK_METHODS if request.quick else METHODS)
+        return [
+            Line(f"{grid.data}, {network}", method, self.trial(request, grid, (network, method, eps), (), (ATTACK,)))
+            for grid, network, eps in ((_fewer(grid), network, eps) for grid, network, eps in cells(request))
+            for method in methods
+            if grid.cell(network, method, eps) is not None
+        ]
+
+    def table(self, request: Request, store: Store) -> Table:
+        """Ours, the paper's and the difference."""
+        lines, rows = [], []
+        for line, records in self.found(request, store):
+            eps, ours, theirs = line.trial.settings.method.eps, figure(records, ATTACK), _paper(line)
+            printed = "-" if theirs is None else f"{theirs:.2f}"
+            shown = [str(ours or "-"), printed, difference(ours, theirs)]
+            lines.append([line.panel, line.name, level(eps), *shown, seeds(records)])
+            known = None if ours is None else ours.to_json()
+            rows.append({"panel": line.panel, "method": line.name, "eps": level(eps), "ours": known, "paper": theirs})
+        header = ["data, network", "method", "eps", "ours", "paper", "difference", "seeds"]
+        return Table(header, lines, rows)
+
+    def picture(self, request: Request, store: Store) -> Any:
+        """A panel for each data set and network."""
+        parts = list(by_panel(self.found(request, store)))
+        columns = min(2, len(parts))
+        figure_, grid = plots.panels(-(-len(parts) // columns), columns, width=5.0, height=3.8)
+        for axes in grid.flat[len(parts) :]:
+            axes.set_visible(False)
+        for axes, (name, found) in zip(grid.flat, parts, strict=False):
+            _panel(axes, found)
+            axes.set_title(name, fontsize=11)
+            axes.set_xlabel(f"budget eps, {unit(found[0][0].trial.settings.method.eps)[1]}")
+            axes.set_ylabel("AutoAttack accuracy, test images, %")
+            axes.set_ylim(bottom=-1)
+        plots.legend(figure_, grid, 5)
+        return figure_
+
+
+def _fewer(grid: Grid) -> Grid:
+    """In the quick form, which has several budgets, fewer images."""
+    return grid if grid.examples is None else replace(grid, examples=_QUICK_EXAMPLES)
+
+
+def _paper(line: Line) -> float | None:
+    data, _, network = line.panel.partition(", ")
+    theirs = paper.lookup(data, network, line.trial.settings.method.eps, line.name)
+    return None if theirs is None else theirs.accuracy(ATTACK)
+
+
+def _panel(axes: Any, found: Found) -> None:
+    """Ours as lines with their intervals, the paper's as open markers; methods a little apart."""
+    methods = list(dict.fromkeys(line.name for line, _ in found))
+    for number, method in enumerate(methods):
+        colour, style, marker = plots.METHODS[method]
+        own = [(line, figure(records, ATTACK)) for line, records in found if line.name == method]
+        factor = unit(own[0][0].trial.settings.method.eps)[0]
+        factor *= 1 + _APART * (number - (len(methods) - 1) / 2)
+        ours = [(factor * line.trial.settings.method.eps, known) for line, known in own if known is not None]
+        if ours:
+            x = [place for place, _ in ours]
+            axes.plot(x, [known.value for _, known in ours], style, marker=marker, color=colour, label=method)
+            axes.vlines(x, [known.low for _, known in ours], [known.high for _, known in ours], color=colour)
+        theirs = [(factor * line.trial.settings.method.eps, _paper(line)) for line, _ in own]
+        points = [(x, y) for x, y in theirs if y is not None]
+        if points:
+            places, values = [x for x, _ in points], [y for _, y in points]
+            axes.plot(places, values, " ", marker=marker, color=colour, fillstyle="none")
+            axes.plot([], [], " ", marker="o", color=plots.GREY, fillstyle="none", label="paper")
+
+
+STUDY = Budgets(
+    "figure-budgets",
+    "accuracy under AutoAttack against eps for every data set, network and method, ours beside the paper's",
+    "Accuracy under AutoAttack against the budget",
+    "ATAS has the highest accuracy under AutoAttack of all fast methods, at every budget, on every data set and "
+    "network; its figures are those of the tables.",
+    "the runs of the tables, on the images as they are; the paper's are most likely of images padded to 40 x 40. "
+    "ImageNet is run where its networks are asked for (--networks resnet18).",
+)

@@ -1,0 +1,76 @@
+"""The robust training loss of every method through its training."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+from atas.reproduce import curves, paper, plots
+from atas.reproduce.figure_study import FigureStudy, Line, Table, by_panel, mean, seeds
+from atas.reproduce.figures import collapsed
+from atas.reproduce.grid import METHODS, QUICK_EPS, cifar, digits
+from atas.reproduce.observations import Curves
+from atas.reproduce.store import Store
+from atas.reproduce.study import Request, chosen, chosen_budgets
+from atas.reproduce.trial import level
+
+_TOP = 1.1  # the largest loss that is drawn, as a multiple of the first epoch's
+
+
+class Convergence(FigureStudy):
+    """The runs of the table of CIFAR-10; nothing else is trained."""
+
+    options = ("methods", "networks", "eps", "seeds", "examples", "values", "reuse")
+    needs = (Curves.name,)
+
+    def lines(self, request: Request) -> list[Line]:
+        """Every method in a panel for each network and budget."""
+        grid = digits() if request.quick else cifar("cifar10", tuple(paper.budgets("cifar10")))
+        cells = itertools.product(
+            chosen("network", request.networks, grid.networks),
+            chosen_budgets(request.eps, (QUICK_EPS,) if request.quick else grid.budgets),
+            chosen("method", request.methods, METHODS),
+        )
+        return [
+            Line(f"{net}, eps {level(eps)}", method, self.trial(request, grid, (net, method, eps), (Curves(),)))
+            for net, eps, method in cells
+        ]
+
+    def table(self, request: Request, store: Store) -> Table:
+        """The loss of the last epoch, under PGD-10 and as the method itself sees it."""
+        lines, rows = [], []
+        for line, records in self.found(request, store):
+            found = {name: [curves.curve(record, name) for record in records] for name in ("pgd10_loss", "loss")}
+            cells = [f"{mean([values[-1] for values in some]):.3f}" if some else "-" for some in found.values()]
+            lines.append([line.panel, line.name, *cells, collapsed(curves.falls(records)), seeds(records)])
+            rows.append({"panel": line.panel, "method": line.name, "by_epoch": found})
+        return Table(["panel", "method", "loss under PGD-10", "own loss", "collapse", "seeds"], lines, rows)
+
+    def picture(self, request: Request, store: Store) -> Any:
+        """A panel for each network and budget."""
+        parts = list(by_panel(self.found(request, store)))
+        columns = min(3, len(parts))
+        figure, grid = plots.panels(-(-len(parts) // columns), columns)
+        for axes in grid.flat[len(parts) :]:
+            axes.set_visible(False)
+        for axes, (name, found) in zip(grid.flat, parts, strict=False):
+            curves.draw(axes, found, "pgd10_loss", lambda line: plots.METHODS[line.name][:2], share=True)
+            first = [curves.curve(record, "pgd10_loss")[0] for _, records in found for record in records]
+            if first:
+                axes.set_ylim(top=_TOP * max(first))  # a collapsed run's loss is beyond
+            axes.set_title(name, fontsize=11)
+            axes.set_ylabel("training loss under PGD-10")
+        plots.legend(figure, grid, 8)
+        return figure
+
+
+STUDY = Convergence(
+    "figure-convergence",
+    "robust training loss under PGD-10 of all methods, both networks, eps 8, 12 and 16/255",
+    "Robust training loss under PGD-10",
+    "ATAS has the smallest robust training loss of the fast methods at the end of training; curves are smoothed, and "
+    "no figures are printed.",
+    "cross-entropy under PGD-10 after every epoch, on a fixed slice of the training images, not smoothed; that of a "
+    "collapsed run leaves the picture. Methods differ in their numbers of epochs, so the training is counted in "
+    "percent. Own loss: the mean over the last epoch of what the method trained on.",
+)

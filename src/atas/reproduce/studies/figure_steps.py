@@ -1,0 +1,97 @@
+"""Gradient norm and step size of easy, middling and hard examples through the training of ATAS."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from atas.reproduce import paper, plots
+from atas.reproduce.figure_study import FigureStudy, Line, Table, mean, seeds, size, unit
+from atas.reproduce.grid import QUICK_EPS, cifar, digits
+from atas.reproduce.observations import Norms
+from atas.reproduce.store import Store
+from atas.reproduce.study import Request, chosen
+
+TENTHS = (1, 5, 10)
+_COLOURS = {1: plots.BLUE, 5: plots.GREEN, 10: plots.RED}
+_KINDS = {"norm_by_tenth": "gradient norm", "step_by_tenth": "step size"}
+
+
+class Steps(FigureStudy):
+    """The runs of ATAS of the table at the smallest budget; nothing else is trained."""
+
+    options = ("networks", "seeds", "examples", "values", "reuse")
+    needs = (Norms.name,)
+
+    def lines(self, request: Request) -> list[Line]:
+        """A line for each network; its tenths are in its record."""
+        grid = digits() if request.quick else cifar("cifar10", (8 / 255,))
+        eps = QUICK_EPS if request.quick else 8 / 255
+        networks = chosen("network", request.networks, grid.networks)
+        return [Line(net, net, self.trial(request, grid, (net, "atas", eps), (Norms(),))) for net in networks]
+
+    def table(self, request: Request, store: Store) -> Table:
+        """Mean over the epochs after the warm-up, and the range of epochs."""
+        lines, rows, notes = [], [], []
+        for line, records in self.found(request, store):
+            eps = line.trial.settings.method.eps
+            for tenth in TENTHS:
+                cells, row = [], {"network": line.name, "tenth": tenth}
+                for kind, name in _KINDS.items():
+                    values = [step[tenth - 1] for record in records for step in record.observed["norms"][kind]]
+                    row[name.replace(" ", "_")] = values
+                    cells.append(_spread(values, kind, eps) if values else "-")
+                lines.append([line.name, f"D_{tenth}^{tenth}", *cells, seeds(records)])
+                rows.append(row)
+            if records:
+                step = mean([record.observed["norms"]["average"]["step_size"] for record in records])
+                theirs = "" if request.quick else f"; the paper's: {size(paper.mean_step('atas') or 0.0, eps)}"
+                notes.append(f"Mean step after the warm-up, {line.name}: {size(step, eps)}{theirs}.")
+        header = ["network", "subset", "gradient norm: mean (epochs)", "step size: mean (epochs)", "seeds"]
+        return Table(header, lines, rows, notes=notes)
+
+    def picture(self, request: Request, store: Store) -> Any:
+        """Norms above, steps below; a column for each network."""
+        found = self.found(request, store)
+        figure, grid = plots.panels(2, len(found), width=5.0, height=3.0, sharex="col")
+        for column, (line, records) in enumerate(found):
+            settings = line.trial.settings
+            factor, called = unit(settings.method.eps)
+            for row, (kind, name) in enumerate(_KINDS.items()):
+                axes = grid[row, column]
+                plots.waiting(axes, records)
+                for number, record in enumerate(records):
+                    seen = record.observed["norms"]
+                    for tenth in TENTHS:
+                        scale = factor if kind == "step_by_tenth" else 1.0
+                        values = [scale * step[tenth - 1] for step in seen[kind]]
+                        axes.plot(seen["epochs"], values, color=_COLOURS[tenth], linewidth=1.8 if not number else 0.8)
+                        if not number:
+                            plots.beside(axes, seen["epochs"][-1], values[-1], f"D{tenth}", _COLOURS[tenth])
+                every, epochs = settings.method.settings.get("reset_every", 10), settings.training.epochs
+                resets = range(every, epochs, every)
+                for reset in resets:
+                    axes.axvline(reset, color=plots.GREY, linewidth=0.8, linestyle=":")
+                axes.set_ylabel(f"{name}, {called}" if kind == "step_by_tenth" else name)
+                axes.set_ylim(bottom=0)
+                axes.margins(x=0.08)
+            grid[0, column].set_title(line.name, fontsize=11)
+            plots.epochs(grid[1, column], "epoch (dotted: perturbations are reset)" if resets else "epoch")
+        return figure
+
+
+def _spread(values: list[float], kind: str, eps: float) -> str:
+    if kind == "step_by_tenth":
+        return f"{size(mean(values), eps)} ({size(min(values), eps)} to {size(max(values), eps)})"
+    return f"{mean(values):.2f} ({min(values):.2f} to {max(values):.2f})"
+
+
+STUDY = Steps(
+    "figure-steps",
+    "gradient norm and step size of the 1st, 5th and 10th subset through the training of ATAS",
+    "Gradient norm and step size through the training of ATAS",
+    "both are stable for each subset, so a norm is rather a property of the example; jumps are where perturbations are "
+    "reset. It prints no figures but the mean step of ATAS, 9.3/255.",
+    "the training images in ten subsets by their gradient norm averaged over the epochs; of each subset the mean norm "
+    "(root of v) and the mean step after every epoch. The first epochs are warm-up, with a constant step, and are left "
+    "out.",
+)

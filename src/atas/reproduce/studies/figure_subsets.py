@@ -1,0 +1,152 @@
+"""Training on the examples with small or with large gradient norms: which ones make single-step training collapse."""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import dataclass, replace
+from typing import Any
+
+from atas.analysis.subsets import equal_epochs
+from atas.reproduce import curves, markdown, paper, plots
+from atas.reproduce.figure_study import FigureStudy, Line, Table, by_panel
+from atas.reproduce.grid import QUICK_EPS
+from atas.reproduce.observations import Curves
+from atas.reproduce.part import TENTHS, Part
+from atas.reproduce.ranking import grid_of, quick_values, ranking
+from atas.reproduce.store import Store
+from atas.reproduce.study import Request, chosen, chosen_budgets
+from atas.reproduce.trial import Trial, level
+
+_EXAMPLES = {"cifar10": 50_000, "digits": 1_297}
+_SUBSETS = ((1, 2), (1, 3), (1, 4), (7, 10), (8, 10), (9, 10))
+_QUICK_SUBSETS = ((1, 2), (1, 4), (7, 10), (9, 10))
+_STYLES = dict(zip(_SUBSETS, plots.SERIES, strict=True))
+
+
+@dataclass(frozen=True)
+class Setting:
+    """A panel: a method with a budget and a step."""
+
+    method: str
+    eps: float
+    step: float
+
+    def __str__(self) -> str:
+        return f"{self.method}, eps {level(self.eps)}, step {level(self.step)}"
+
+
+_SETTINGS = tuple(
+    Setting(method, eps / 255, step / 255)
+    for method, eps, step in (
+        ("fgsm-rs", 8, 10),
+        ("fgsm-rs", 8, 14),
+        ("fgsm-rs", 12, 12),
+        ("fgsm-rs", 12, 15),
+        ("atta", 12, 15),
+        ("atta", 12, 18),
+    )
+)
+_QUICK = tuple(
+    Setting(method, QUICK_EPS, step * QUICK_EPS) for method, step in (("fgsm-rs", 1), ("fgsm-rs", 2), ("atta", 1))
+)
+
+
+class Subsets(FigureStudy):
+    """Two runs that rank the training images, then one for each subset and setting."""
+
+    options = ("methods", "eps", "seeds", "examples", "values", "reuse")
+    needs = (Curves.name,)
+
+    def before(self, request: Request) -> list[Trial]:
+        """The runs that rank."""
+        return [ranking(self, request, method) for method in self._methods(request)]
+
+    def lines(self, request: Request) -> list[Line]:
+        """A subset in every wanted panel."""
+        known = _QUICK if request.quick else _SETTINGS
+        budgets = chosen_budgets(request.eps, tuple(dict.fromkeys(setting.eps for setting in known)))
+        settings = [s for s in known if s.method in self._methods(request) and s.eps in budgets]
+        ranks = dict(zip(self._methods(request), self.before(request), strict=True))
+        parts = itertools.product(settings, _QUICK_SUBSETS if request.quick else _SUBSETS)
+        return [self._line(request, setting, Part(ranks[setting.method], *ends)) for setting, ends in parts]
+
+    def table(self, request: Request, store: Store) -> Table:
+        """Accuracies of each subset, then the share of each class in each tenth."""
+        table = curves.accuracies(self.found(request, store), lambda line, _: [str(_updates(line))], ["iterations"])
+        return replace(table, notes=self._shares(request, store))
+
+    def picture(self, request: Request, store: Store) -> Any:
+        """A panel for each setting: subsets of small norms are solid, of large ones dashed."""
+        parts = list(by_panel(self.found(request, store)))
+        columns = min(3, len(parts))
+        figure, grid = plots.panels(-(-len(parts) // columns), columns, sharey=True)
+        for axes in grid.flat[len(parts) :]:
+            axes.set_visible(False)
+        for axes, (name, found) in zip(grid.flat, parts, strict=False):
+            curves.draw(axes, found, "pgd10", _style, scale=100, share=True)
+            axes.set_title(name, fontsize=11)
+        for row in grid:
+            row[0].set_ylim(bottom=0)  # shared, so only now: all is drawn
+            row[0].set_ylabel("PGD-10 accuracy on all training images, %")
+        plots.legend(figure, grid, len(_SUBSETS))
+        return figure
+
+    def _methods(self, request: Request) -> list[str]:
+        return chosen("method", request.methods, ("fgsm-rs", "atta"))
+
+    def _line(self, request: Request, setting: Setting, part: Part) -> Line:
+        """With as many iterations as the whole training set would have, as nearly as whole epochs allow."""
+        grid = grid_of(request)
+        cell = (grid.networks[0], setting.method, setting.eps)
+        values = {"method.step_size": setting.step, **quick_values(request)}
+        trial = self.trial(request, grid, cell, (Curves(),), values=values)
+        training, count = trial.settings.training, _EXAMPLES[grid.data]
+        epochs = equal_epochs(count, round(part.share * count), training.batch_size, training.epochs)
+        trial = replace(trial, values={**trial.values, "training.epochs": epochs}, part=part)
+        return Line(str(setting), str(part), trial)
+
+    def _shares(self, request: Request, store: Store) -> list[str]:
+        notes = []
+        for trial in self.before(request):
+            record = store.record(trial)
+            if record is None or TENTHS not in record.observed:
+                continue
+            shares = [[100 * share for share in row] for row in record.observed[TENTHS]["class_shares"]]
+            header = ["subset", *(f"class {number}" for number in range(len(shares[0])))]
+            rows = [[f"D_{n}^{n}", *(f"{share:.1f}" for share in row)] for n, row in enumerate(shares, 1)]
+            least, most = min(map(min, shares)), max(map(max, shares))
+            theirs = "" if request.quick else " (the paper: {:.2f} and {:.2f})".format(*paper.class_share_of_subsets())
+            notes += [
+                f"Shares of the classes, in percent, as {trial.settings.method.name} with a fixed step of "
+                f"{level(trial.settings.method.settings['max_step'])} ranks the images: least {least:.2f}, most "
+                f"{most:.2f}{theirs}.",
+                "\n".join(markdown.table(header, rows, left=1)),
+            ]
+        return notes
+
+
+def _style(line: Line) -> tuple[str, str]:
+    part = line.trial.part
+    assert part is not None
+    return _STYLES[part.first, part.last]
+
+
+def _updates(line: Line) -> int:
+    settings, part = line.trial.settings, line.trial.part
+    assert part is not None
+    images = round(part.share * _EXAMPLES[settings.data.name])
+    return settings.training.epochs * -(-images // settings.training.batch_size)
+
+
+STUDY = Subsets(
+    "figure-subsets",
+    "training on subsets with small or large gradient norms, FGSM-RS and ATTA: which ones collapse",
+    "Training on subsets by gradient norm",
+    "for each subset, a larger step makes a collapse more likely; at a fixed step, subsets with small gradient norms "
+    "collapse less. ATTA at 12/255 with steps of 15/255 and 18/255 collapses on D_7^10, D_8^10 and D_9^10, not on "
+    "D_1^2, D_1^3 and D_1^4. Classes are balanced in all subsets. Of FGSM-RS it names 8/255 with 10/255 alone.",
+    "images are ranked by the gradient norm at the start of the attack, averaged over the epochs of a run on all of "
+    "them at 8/255 (FGSM-RS with 10/255, ATTA with 4/255). D_i^j has the i-th to the j-th tenth. Each training has as "
+    "many iterations as one on all images, to the nearest epoch. PGD-10 accuracy is after every epoch, on a fixed "
+    "slice of all training images.",
+)

@@ -1,0 +1,168 @@
+"""Trials that are observed: what is seen goes into the record, is not seen twice, and leaves figures as they are."""
+
+import json
+from dataclasses import replace
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from atas.analysis import subsets
+from atas.errors import DataError
+from atas.reproduce import Plan, Record, Store, Trial, execute
+from atas.reproduce.observations import Curves, Norms, RobustLoss, StepGap, Surfaces, Tenths
+from atas.reproduce.part import Part, tenths_of
+from atas.training.logs import read_metrics
+
+RANKING = {"method.c": 1e9, "method.beta": 0.0, "method.max_step": 0.25}
+
+
+@pytest.fixture
+def trainings(monkeypatch):
+    """The options of all trainings that are begun."""
+    begun = []
+    train = execute.train
+
+    def counted(settings, **options):
+        begun.append(options)
+        return train(settings, **options)
+
+    monkeypatch.setattr(execute, "train", counted)
+    return begun
+
+
+@pytest.fixture
+def ranks(tiny):
+    """A trial that ranks the images."""
+    return tiny("fgsm-rs-adaptive", RANKING, attacks=(), observe=(Tenths(),))
+
+
+def test_keys_are_those_that_records_were_written_with():
+    """Whatever is added to trials, results that are known stay known."""
+    trial = Trial("cifar10-preact-resnet18-atas")
+    assert (trial.key, trial.training_key) == ("551447a0967c1552", "0b6e5470271550f9")
+    assert replace(trial, observe=(Curves(), Norms())).key == trial.key
+
+
+def test_every_training_is_watched_as_far_as_that_is_free(tiny, store, quiet):
+    trials = [tiny("atas"), tiny("pgd")]
+    Plan(trials, store).run(quiet)
+    adaptive, plain = map(store.record, trials)
+    assert set(adaptive.observed) == {"curves", "norms"}
+    assert set(plain.observed) == {"curves"}
+    (row,) = read_metrics(store.training(trials[1]).metrics)
+    assert plain.observed["curves"]["pgd10_loss"] == [row["pgd10_loss"]]
+    assert plain.observed["curves"]["epoch"] == [1]
+    assert plain.observed["curves"]["weights"] == plain.weights
+    assert plain.observed["curves"]["environment"]["torch"] == torch.__version__
+    assert adaptive.observed["norms"]["examples"] == 1297
+
+
+def test_what_is_known_is_not_observed_again(tiny, store, quiet, trainings):
+    Plan([tiny("atas")], store).run(quiet)
+    plan = Plan([tiny("atas", observe=(Norms(), Curves()))], store)
+    assert plan.left() == []
+    plan = Plan([tiny("atas", observe=(RobustLoss(30),))], store)
+    assert len(plan.left()) == 1
+    plan.run(quiet)
+    assert len(trainings) == 1  # the weights are there
+    assert plan.left() == []
+    assert store.record(tiny("atas")).observed["robust-loss"]["n"] == 30
+
+
+def test_a_training_that_was_not_watched_is_done_again_and_its_figures_stay(tiny, store, quiet, trainings):
+    trial = tiny("fgsm-rs-adaptive", RANKING)
+    Plan([trial], store).run(quiet)
+    place = store.training(trial)
+    for path in (place.path / "norms").iterdir():
+        path.unlink()
+    record = replace(store.record(trial), weights="of older software", observed={})
+    store.save(trial, record)
+
+    Plan([replace(trial, observe=(Tenths(),))], store).run(quiet)
+    after = store.record(trial)
+    assert len(trainings) == 2
+    assert (after.attacks, after.weights) == (record.attacks, "of older software")
+    assert len(after.observed["tenths"]["of_each"]) == 1297
+    assert after.observed["tenths"]["weights"] != after.weights
+    names = sorted(path.name for path in (store.folder / "trainings").iterdir())
+    assert len(names) == 2
+    assert any("-again-" in name for name in names)
+    assert Plan([replace(trial, observe=(Tenths(),))], store).left() == []
+
+
+def test_observations_of_other_folders_count(tiny, tmp_path, quiet, trainings):
+    first = Store(tmp_path / "first")
+    Plan([tiny("atas")], first).run(quiet)
+    second = Store(tmp_path / "second", [first.folder])
+    assert Plan([tiny("atas", observe=(Norms(),))], second).left() == []
+    assert len(trainings) == 1
+
+
+def test_a_record_of_an_earlier_version_is_read(tiny, store, quiet):
+    Plan([tiny()], store).run(quiet)
+    (path,) = (store.folder / "runs").glob("*.json")
+    content = json.loads(path.read_text())
+    del content["observed"]
+    path.write_text(json.dumps(content))
+    assert Record.load(path).observed == {}
+    content["observed"] = {"norms": {}}
+    path.write_text(json.dumps(content))
+    with pytest.raises(DataError, match="is damaged"):
+        Record.load(path)
+
+
+# What is measured
+
+
+def test_tenths_are_of_the_norms_that_were_written(ranks, store, quiet):
+    Plan([ranks], store).run(quiet)
+    found = store.record(ranks).observed["tenths"]
+    (norms,) = (store.training(ranks).path / "norms").iterdir()
+    expected = subsets.tenths(load_file(norms)["gradient_norm"].double())
+    assert torch.equal(tenths_of(ranks, store), expected)
+    assert [sum(row) for row in found["class_shares"]] == pytest.approx([1.0] * 10)
+
+
+def test_a_part_is_trained_on_and_named(ranks, tiny, store, quiet, trainings):
+    part = Part(ranks, 9, 10)
+    trial = tiny("fgsm-rs", attacks=(), part=part)
+    assert trial.training_key != tiny("fgsm-rs").training_key != tiny("fgsm-rs", part=Part(ranks, 1, 2)).training_key
+    assert "D_9^10" in trial.label
+    Plan([ranks, trial], store).run(quiet)
+    rows = trainings[1]["rows"]
+    assert torch.equal(rows, subsets.members(tenths_of(ranks, store), 9, 10))
+    assert len(rows) == pytest.approx(1297 / 5, abs=2)
+    assert store.record(trial).trial["part"] == [ranks.training_key, 9, 10]
+
+
+def test_a_part_without_its_ranking_fails_in_one_sentence(ranks, tiny, store, quiet):
+    (failure,) = Plan([tiny("fgsm-rs", attacks=(), part=Part(ranks, 1, 2))], store).run(quiet)
+    assert failure.sentence.startswith("the run that ranks the images is missing")
+
+
+def test_atta_steps_from_what_it_remembers(tiny, store, quiet):
+    """With a step of nothing, the gap tells how much the remembered perturbations do."""
+    sizes = (1e-9, 0.1)
+    trials = [tiny(name, attacks=(), observe=(StepGap(sizes, 100),)) for name in ("atta", "fgsm-rs")]
+    assert Plan(trials, store).run(quiet) == []
+    atta, noise = (store.record(trial).observed["step-gap"] for trial in trials)
+    assert atta["steps"] == list(sizes)
+    assert atta["n"] == 100
+    assert set(noise["gap"]) == {"noise"}
+    assert set(atta["gap"]) == {"noise", "memory"}
+    assert noise["gap"]["noise"][0] > noise["gap"]["noise"][1]
+    assert atta["gap"]["memory"][0] < atta["gap"]["noise"][0]
+    assert not (store.training(trials[0]).path / "checkpoints").exists()
+
+
+def test_surfaces_are_of_the_first_and_the_last_tenth(ranks, tiny, store, quiet):
+    seen_of = Surfaces(ranks, images=20, points=3)
+    trial = tiny("fgsm-rs", {"training.batch_size": 256}, attacks=(), observe=(seen_of,))
+    assert Plan([ranks, trial], store).run(quiet) == []
+    seen = store.record(trial).observed["surfaces"]
+    assert [moment["step"] for moment in seen["moments"]] == [2, 4, 6]
+    assert seen["steps_an_epoch"] == 6
+    for moment in seen["moments"]:
+        assert len(moment["1"]) == len(moment["10"][0]) == 3
+    assert not (store.training(trial).path / "snapshots").exists()
