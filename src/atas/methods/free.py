@@ -8,7 +8,7 @@ from typing import Unpack
 import torch
 from torch import Tensor, nn
 
-from atas.augment import View
+from atas.boxes import AnyView
 from atas.errors import DataError, UsageError
 from atas.methods._method import Common, Method, Step, Update, positive
 from atas.threat import Threat
@@ -42,7 +42,7 @@ class Free(Method):
         self.step_size = positive("step_size", step_size) if step_size is not None else threat.eps
         self.register_buffer("carried", torch.zeros(batch_size, *shape, device=common.get("device")))
 
-    def learn(self, model: nn.Module, update: Update, x: Tensor, y: Tensor, index: Tensor, view: View) -> Step:
+    def learn(self, model: nn.Module, update: Update, x: Tensor, y: Tensor, index: Tensor, view: AnyView) -> Step:
         """All replays of one batch; what is returned belongs to the last."""
         if len(x) > len(self.carried):
             raise DataError(
