@@ -10,6 +10,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+_TIE = 1e-9  # a place on the border of two cells is in the second, however its last digit was rounded
+
 
 def triangles(places: Tensor, count: int, step: Tensor | None, dtype: torch.dtype) -> Tensor:
     """What each of `count` samples contributes at each place: (batch, places, count); a row adds up to one.
@@ -31,7 +33,7 @@ def triangles(places: Tensor, count: int, step: Tensor | None, dtype: torch.dtyp
 def means(places: Tensor, count: int, dtype: torch.dtype) -> Tensor:
     """The mean over the places in each of `count` cells: (batch, count, places); zeros for a cell without any."""
     cell = torch.arange(count, device=places.device)[:, None]
-    inside = ((places * count).floor()[:, None, :] == cell).to(dtype)
+    inside = ((places * count + _TIE).floor()[:, None, :] == cell).to(dtype)
     return inside / inside.sum(-1, keepdim=True).clamp_min(1)
 
 
