@@ -88,7 +88,7 @@ class Visits:
         if self._going is not None:
             index = self._going.index
             self._going.copy.wait()
-            self._home[index] = self._unloading[: len(index)]
+            self._home.index_copy_(0, index, self._unloading[: len(index)])
             self._away[index] = False
             self._going = None
 

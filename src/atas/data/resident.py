@@ -44,7 +44,7 @@ class Resident:
     ) -> None:
         self.images, self.labels = images.to(device), labels.to(device)
         self.batch_size, self.pad, self.flip, self.seed = batch_size, pad, flip, seed
-        self._views = views or (lambda draw: View.draw(draw, self.pad, self.flip))
+        self.views = views or (lambda draw: View.draw(draw, self.pad, self.flip))
 
     def __len__(self) -> int:
         """Batches in an epoch."""
@@ -61,7 +61,7 @@ class Resident:
 
     def take(self, index: Tensor, epoch: Tensor) -> Batch:
         """These examples as they are shown in this epoch."""
-        view = self._views(Draw(self.seed, epoch, index))
+        view = self.views(Draw(self.seed, epoch, index))
         return Batch(_show(self.images, index, view), self.labels[index], index, view)
 
 

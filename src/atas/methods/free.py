@@ -49,6 +49,11 @@ class Free(Method):
                 f"a batch of {len(x)} is larger than the {len(self.carried)} perturbations that free training carries "
                 f"along; create the method with batch_size={len(x)}"
             )
+        if x.shape[1:] != self.carried.shape[1:]:
+            raise DataError(
+                f"free training carries perturbations of one shape along, {tuple(self.shape)} here; show the images at "
+                f"that size, or create the method with shape={tuple(x.shape[1:])}"
+            )
         perturbation = self.carried[: len(x)].to(x.dtype)
         for _ in range(self.updates_per_step):
             inputs = self.threat.project(x + perturbation, x).requires_grad_(True)
