@@ -1,4 +1,4 @@
-"""What people copy: the Python blocks of README and pages and the minimal example run as they stand."""
+"""What people copy: the Python blocks of README and of pages, and the minimal example, run as they stand."""
 
 from __future__ import annotations
 

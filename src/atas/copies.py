@@ -54,27 +54,25 @@ class PlainCopies:
 
 
 class _StreamCopy:
-    def __init__(self, done: torch.cuda.Event) -> None:
-        self._done = done
+    def __init__(self, done: torch.cuda.Event, device: torch.device) -> None:
+        self._done, self._device = done, device
 
     def wait(self) -> None:
         self._done.synchronize()
 
     def join(self) -> None:
-        torch.cuda.current_stream().wait_event(self._done)
+        torch.cuda.current_stream(self._device).wait_event(self._done)
 
 
 class StreamCopies:
     """On two streams beside the main one, so that rows that come do not queue behind rows that go."""
 
     def __init__(self, device: torch.device) -> None:
-        self._up, self._down = torch.cuda.Stream(device), torch.cuda.Stream(device)
+        self._device, self._up, self._down = device, torch.cuda.Stream(device), torch.cuda.Stream(device)
 
     def mark(self) -> torch.cuda.Event:
         """An event on the main stream."""
-        event = torch.cuda.Event()
-        event.record()
-        return event
+        return torch.cuda.current_stream(self._device).record_event()
 
     def start(self, source: Tensor, target: Tensor, after: torch.cuda.Event) -> Copy:
         """Copy on the stream of this direction."""
@@ -82,4 +80,4 @@ class StreamCopies:
         stream.wait_event(after)
         with torch.cuda.stream(stream):
             target.copy_(source, non_blocking=True)
-            return _StreamCopy(self.mark())
+        return _StreamCopy(stream.record_event(), self._device)
