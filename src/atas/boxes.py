@@ -93,7 +93,7 @@ class BoxView:
         return both_ways(rows, grids, columns)
 
     def update(self, grids: Tensor, window: Tensor) -> Tensor:
-        """The grids after they took up new windows: in each cell, what `read` shows then has the mean of the window.
+        """The grids after they took up new windows: in each cell, `read` then shows the window's mean, very nearly.
 
         A cell takes the mean of what its pixels lack. As a pixel is made of several cells, this takes a few rounds;
         they work on grids, only the means look at the window. A window that is what `read` shows changes nothing. A
@@ -109,10 +109,8 @@ class BoxView:
         return grids
 
     def _reading(self, grids: Tensor) -> tuple[Tensor, Tensor]:
-        rows, columns = self._places()
-        return triangles(rows, grids.shape[-2], None, grids.dtype), triangles(
-            columns, grids.shape[-1], None, grids.dtype
-        )
+        (high, wide), (rows, columns) = grids.shape[-2:], self._places()
+        return triangles(rows, high, None, grids.dtype), triangles(columns, wide, None, grids.dtype)
 
     def _places(self) -> tuple[Tensor, Tensor]:
         """Where the rows and columns that are shown lie, in shares of the stored image."""
@@ -132,7 +130,7 @@ def as_boxes(view: AnyView, frame: tuple[int, int]) -> BoxView:
     if isinstance(view, BoxView):
         return view
     one = torch.ones_like(view.top, dtype=torch.float64)
-    top, left = (view.top - view.pad) / (one * frame[0]), (view.left - view.pad) / (one * frame[1])
+    top, left = (view.top - view.pad).double() / frame[0], (view.left - view.pad).double() / frame[1]
     return BoxView(top, left, one, one, view.flip, frame)
 
 
