@@ -1,4 +1,4 @@
-"""What people copy: the README's Python blocks and the minimal example run as they stand."""
+"""What people copy: the Python blocks of README and of pages, and the minimal example, run as they stand."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parent.parent
-BLOCKS = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(encoding="utf-8"), re.DOTALL)
+PAGES = [(ROOT / page).read_text(encoding="utf-8") for page in ("README.md", "docs/memory.md")]
+BLOCKS = [block for page in PAGES for block in re.findall(r"```python\n(.*?)```", page, re.DOTALL)]
 
 
 def run(*arguments: str, cwd: Path) -> str:
@@ -20,7 +21,7 @@ def run(*arguments: str, cwd: Path) -> str:
 
 
 @pytest.mark.parametrize("block", BLOCKS, ids=[block.splitlines()[-1][:40] for block in BLOCKS])
-def test_a_block_of_the_readme(block, tmp_path):
+def test_a_block_of_a_page(block, tmp_path):
     run("-c", block, cwd=tmp_path)
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 from atas import attacks, data, export, methods, models
 from atas._version import __version__
 from atas.augment import View, random_view
+from atas.boxes import BoxView, random_crop_view, random_resized_view
 from atas.data import indexed
 from atas.errors import AtasError
 from atas.evaluation import Evaluation, evaluate
@@ -21,6 +22,7 @@ __all__ = [
     "ATAS",
     "L2",
     "AtasError",
+    "BoxView",
     "Evaluation",
     "Linf",
     "Recipe",
@@ -36,6 +38,8 @@ __all__ = [
     "load",
     "methods",
     "models",
+    "random_crop_view",
+    "random_resized_view",
     "random_view",
     "train",
 ]

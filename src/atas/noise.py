@@ -32,6 +32,8 @@ class Purpose(enum.IntEnum):
     RADIUS = 5
     RESET = 6
     RESET_RADIUS = 7
+    AREA = 8
+    RATIO = 9
     ORDER = 10
     PROBE = 11
     PROPOSAL = 12

@@ -65,6 +65,10 @@ class Threat(ABC):
         """The point, brought back into the ball around x and into [0, 1]."""
 
     @abstractmethod
+    def limit(self, perturbation: Tensor) -> Tensor:
+        """Perturbations, brought back into the ball."""
+
+    @abstractmethod
     def distance(self, point: Tensor, x: Tensor) -> Tensor:
         """The distance of each example to its image."""
 
@@ -122,6 +126,10 @@ class Linf(Threat):
         """Clip every pixel to eps around the image, then to [0, 1]."""
         return torch.minimum(torch.maximum(point, x - self.eps), x + self.eps).clamp(0, 1)
 
+    def limit(self, perturbation: Tensor) -> Tensor:
+        """Clip every pixel to eps."""
+        return perturbation.clamp(-self.eps, self.eps)
+
     def distance(self, point: Tensor, x: Tensor) -> Tensor:
         """The largest change of a pixel."""
         return (point - x).flatten(1).abs().amax(1)
@@ -161,9 +169,12 @@ class L2(Threat):
 
     def project(self, point: Tensor, x: Tensor) -> Tensor:
         """Shrink the change to eps, then clip to [0, 1], which only shrinks it further."""
-        change = point - x
-        shrink = (self.eps / l2_norm(change).clamp_min(1e-30)).clamp_max(1)
-        return (x + change * per_example(shrink, change)).clamp(0, 1)
+        return (x + self.limit(point - x)).clamp(0, 1)
+
+    def limit(self, perturbation: Tensor) -> Tensor:
+        """Shrink to a norm of eps where it is larger."""
+        shrink = (self.eps / l2_norm(perturbation).clamp_min(1e-30)).clamp_max(1)
+        return perturbation * per_example(shrink, perturbation)
 
     def distance(self, point: Tensor, x: Tensor) -> Tensor:
         """The Euclidean norm of the change."""

@@ -11,6 +11,7 @@ from torch import nn
 import atas
 from atas import augment, memory, noise, passes, threat
 from atas.augment import View
+from atas.boxes import as_boxes
 from atas.data import resident
 from atas.data.resident import Resident
 from atas.fusing import fused
@@ -270,9 +271,19 @@ def test_what_is_not_covered_is_left_to_others():
     kept = memory.Perturbations(atas.L2(1.0), 2, (3, 4, 4), pad=2, dtype=torch.float16, device=DEVICE)
     slanted = remembered(torch.int8, 2, (3, 4, 4))
     slanted.delta = slanted.delta.to(memory_format=torch.channels_last)
+    linf = atas.Linf(EPS)
+    grid = memory.LowResolution(linf, 2, (3, 4, 4), grid=2, dtype=torch.int8, device=DEVICE)
+    away = memory.Perturbations(linf, 2, (3, 4, 4), pad=2, dtype=torch.int8, device=DEVICE, store="host")
+    boxes = as_boxes(view, (4, 4))
     double, learning, y = x.double(), x.clone().requires_grad_(), torch.zeros(2, dtype=torch.long, device=DEVICE)
     for function, *arguments in [
         (resident._show, x, index, view),
+        (resident._show, (255 * x).byte(), index, boxes),
+        (atta._recall, grid, x, index, view),
+        (atta._recall, away, x, index, view),
+        (atta._recall, remembered(torch.int8, 2, (3, 4, 4)), x, index, boxes),
+        (memory._write, away, index, view, x),
+        (method_atas._climb_and_remember, atas.ATAS(linf, 2, (3, 4, 4), grid=2), x, index, view, x, x),
         (atta._recall, kept, x, index, view),
         (atta._recall, slanted, x, index, view),
         (memory._write, kept, index, view, x),

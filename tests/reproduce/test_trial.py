@@ -30,6 +30,7 @@ def test_keys_are_the_same_in_another_process():
         {"method.clip": ["4/255", "14/255"]},
         {"data.root": "/elsewhere", "engine.device": "cpu", "engine.kind": "eager"},
         {"evaluation.attacks": ["fgsm"], "training.checkpoint_every": 5},
+        {"method.grid": "none", "method.store": "host"},
     ],
 )
 def test_what_comes_to_the_same_has_the_same_key(values):

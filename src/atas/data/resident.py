@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from atas.augment import View
+from atas.boxes import AnyView
 from atas.fusing import fusable
 from atas.noise import Draw, Purpose, seed_for
 
@@ -19,13 +21,13 @@ class Batch:
     x: Tensor
     y: Tensor
     index: Tensor
-    view: View
+    view: AnyView
 
 
 class Resident:
     """Batches of a training set that fits the device, in an order and with views that depend on (seed, epoch) alone.
 
-    The short last batch is kept.
+    The short last batch is kept. Views are crops of images padded by `pad` unless `views` draws others.
     """
 
     def __init__(
@@ -38,9 +40,11 @@ class Resident:
         flip: bool,
         seed: int,
         device: torch.device,
+        views: Callable[[Draw], AnyView] | None = None,
     ) -> None:
         self.images, self.labels = images.to(device), labels.to(device)
         self.batch_size, self.pad, self.flip, self.seed = batch_size, pad, flip, seed
+        self.views = views or (lambda draw: View.draw(draw, self.pad, self.flip))
 
     def __len__(self) -> int:
         """Batches in an epoch."""
@@ -57,10 +61,10 @@ class Resident:
 
     def take(self, index: Tensor, epoch: Tensor) -> Batch:
         """These examples as they are shown in this epoch."""
-        view = View.draw(Draw(self.seed, epoch, index), self.pad, self.flip)
+        view = self.views(Draw(self.seed, epoch, index))
         return Batch(_show(self.images, index, view), self.labels[index], index, view)
 
 
 @fusable
-def _show(images: Tensor, index: Tensor, view: View) -> Tensor:
+def _show(images: Tensor, index: Tensor, view: AnyView) -> Tensor:
     return view.apply(images, index).float() / 255

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from atas.augment import View
+from atas.boxes import AnyView, BoxView
 from atas.checks import Guard, check_shapes
 from atas.errors import DataError, UsageError
 from atas.noise import Draw
@@ -130,10 +131,10 @@ class Method(nn.Module, ABC):
         """What a method does when an epoch begins for the first time."""
 
     @abstractmethod
-    def learn(self, model: nn.Module, update: Update, x: Tensor, y: Tensor, index: Tensor, view: View) -> Step:
+    def learn(self, model: nn.Module, update: Update, x: Tensor, y: Tensor, index: Tensor, view: AnyView) -> Step:
         """One whole training step on checked inputs, with the model in train mode."""
 
-    def perturb(self, model: nn.Module, x: Tensor, y: Tensor, index: Tensor, view: View | None = None) -> Tensor:
+    def perturb(self, model: nn.Module, x: Tensor, y: Tensor, index: Tensor, view: AnyView | None = None) -> Tensor:
         """The inputs to train on with cross-entropy, in your own loop."""
         raise UsageError(f"{type(self).__name__} trains on more than perturbed inputs: use method.step instead")
 
@@ -144,12 +145,24 @@ class Method(nn.Module, ABC):
         x: Tensor,
         y: Tensor,
         index: Tensor,
-        view: View | None = None,
+        view: AnyView | None = None,
     ) -> Step:
         """One whole training step, whatever the method needs: attack, loss, backward passes, optimiser."""
         y, index, view = self._checked(x, y, index, view)
+        self.before_step(index)
         with mode(model, training=True):
-            return self.learn(model, OptimizerUpdate(optimizer), x, y, index, view)
+            done = self.learn(model, OptimizerUpdate(optimizer), x, y, index, view)
+        self.after_step(index)
+        return done
+
+    def prefetch(self, index: Tensor) -> None:
+        """For engines: the next step will be on these examples. What lives elsewhere may be on its way by then."""
+
+    def before_step(self, index: Tensor) -> None:
+        """For engines: a step on these examples, on the host or the device, follows."""
+
+    def after_step(self, index: Tensor) -> None:
+        """For engines: the step on these examples has been asked of the device."""
 
     def shrink_steps(self, factor: float) -> None:
         """Multiply every later attack step by this factor."""
@@ -167,15 +180,18 @@ class Method(nn.Module, ABC):
         """The random numbers of these examples in this epoch."""
         return Draw(self.seed, self.epoch, index)
 
-    def _checked(self, x: Tensor, y: Tensor, index: Tensor, view: View | None) -> tuple[Tensor, Tensor, View]:
+    def _checked(self, x: Tensor, y: Tensor, index: Tensor, view: AnyView | None) -> tuple[Tensor, Tensor, AnyView]:
         if not self._begun:
             raise UsageError("call method.start_epoch(epoch, epochs=...) before the first batch of each epoch")
-        check_shapes(x, y, index, self.shape)
+        check_shapes(x, y, index, (self.shape[0], *view.size) if isinstance(view, BoxView) else self.shape)
         for name, tensor in (("labels", y), ("indices", index), ("the method", self.epoch)):
             if tensor.device != x.device:
                 raise DataError(f"{name} lives on {tensor.device}, the images on {x.device}: move it there with .to()")
         if view is None:
             view = View.centre(len(x), self.pad, x.device)
+        elif isinstance(view, BoxView):
+            if len(view) != len(x):
+                raise DataError(f"a view of {len(view)} images does not fit {len(x)} images; draw it from this batch")
         elif view.pad != self.pad or len(view) != len(x):
             raise DataError(
                 f"a view of {len(view)} images with pad={view.pad} does not fit {len(x)} images and a method with "
@@ -189,15 +205,18 @@ class Perturbing(Method):
     """A method that trains with cross-entropy on perturbed inputs; it is defined by its attack."""
 
     @abstractmethod
-    def attack(self, model: nn.Module, x: Tensor, y: Tensor, index: Tensor, view: View) -> Tensor:
+    def attack(self, model: nn.Module, x: Tensor, y: Tensor, index: Tensor, view: AnyView) -> Tensor:
         """The perturbed inputs. The model is in the method's attack mode and its weights take no gradient."""
 
-    def perturb(self, model: nn.Module, x: Tensor, y: Tensor, index: Tensor, view: View | None = None) -> Tensor:
+    def perturb(self, model: nn.Module, x: Tensor, y: Tensor, index: Tensor, view: AnyView | None = None) -> Tensor:
         """The inputs to train on with cross-entropy, in your own loop; costs one attack."""
         y, index, view = self._checked(x, y, index, view)
-        return self._attack(model, x, y, index, view)
+        self.before_step(index)
+        perturbed = self._attack(model, x, y, index, view)
+        self.after_step(index)
+        return perturbed
 
-    def learn(self, model: nn.Module, update: Update, x: Tensor, y: Tensor, index: Tensor, view: View) -> Step:
+    def learn(self, model: nn.Module, update: Update, x: Tensor, y: Tensor, index: Tensor, view: AnyView) -> Step:
         """Perturb, then one update with the mean cross-entropy there."""
         inputs = self._attack(model, x, y, index, view)
         logits = model(inputs)
@@ -205,7 +224,7 @@ class Perturbing(Method):
         update(loss)
         return Step(loss.detach(), inputs, logits.detach())
 
-    def _attack(self, model: nn.Module, x: Tensor, y: Tensor, index: Tensor, view: View) -> Tensor:
+    def _attack(self, model: nn.Module, x: Tensor, y: Tensor, index: Tensor, view: AnyView) -> Tensor:
         with mode(model, training=self.attack_mode == "train"), frozen(model):
             return self.attack(model, x, y, index, view).detach()
 

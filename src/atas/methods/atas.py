@@ -26,10 +26,10 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from atas.augment import View
+from atas.boxes import AnyView
 from atas.errors import UsageError
 from atas.fusing import fusable
-from atas.memory import GradientNorms
+from atas.memory import GradientNorms, Store
 from atas.methods._adaptive import Adaptive, adaptive_step, check_adaptive
 from atas.methods.atta import Remembering
 from atas.passes import input_gradient
@@ -42,7 +42,8 @@ class ATAS(Adaptive, Remembering):
     `max_step` is the paper's gamma/c and `c` its c on the summed loss (the paper's 0.01 is 1.28 here, because it was
     set on the mean over batches of 128). `clip` bounds the step size; `warmup_epochs` take a constant step eps. For an
     L2 ball, `max_step` and `clip` default to 2 eps and (0.5, 1.75) eps and the memory to float16; for Linf to 16/255,
-    (4/255, 14/255) and int8.
+    (4/255, 14/255) and int8. For large images that are shown resampled, `grid=32` keeps perturbations on a grid of
+    32 x 32; `store="host"` keeps them in the host's memory.
 
     >>> from atas import ATAS, Linf
     >>> method = ATAS(Linf(8/255), examples=100, shape=(3, 32, 32))
@@ -63,11 +64,22 @@ class ATAS(Adaptive, Remembering):
         reset_every: int = 10,
         pad: int = 4,
         dtype: torch.dtype | Literal["auto"] = "auto",
+        grid: int | None = None,
+        store: Store = "device",
         device: torch.device | str | None = None,
         seed: int = 0,
     ) -> None:
         super().__init__(
-            threat, examples, shape, reset_every=reset_every, dtype=dtype, pad=pad, device=device, seed=seed
+            threat,
+            examples,
+            shape,
+            reset_every=reset_every,
+            dtype=dtype,
+            grid=grid,
+            store=store,
+            pad=pad,
+            device=device,
+            seed=seed,
         )
         self.c, self.beta, self.warmup_epochs = c, beta, warmup_epochs
         self.max_step = threat.usual(16 / 255, 2.0) if max_step == "auto" else max_step
@@ -79,7 +91,7 @@ class ATAS(Adaptive, Remembering):
             raise UsageError(f"clip must be (smallest, largest) step with 0 < smallest <= largest; got {self.clip}")
         self.norms = GradientNorms(examples, device=device)
 
-    def attack(self, model: nn.Module, x: Tensor, y: Tensor, index: Tensor, view: View) -> Tensor:
+    def attack(self, model: nn.Module, x: Tensor, y: Tensor, index: Tensor, view: AnyView) -> Tensor:
         """One adaptive step from where the last epoch ended; perturbation, average and step size are remembered."""
         start = self.recall(x, index, view)
         gradient, _ = input_gradient(model, start, y, self.summed_loss)
@@ -97,7 +109,9 @@ class ATAS(Adaptive, Remembering):
 
 
 @fusable
-def _climb_and_remember(method: ATAS, x: Tensor, index: Tensor, view: View, start: Tensor, gradient: Tensor) -> Tensor:
+def _climb_and_remember(
+    method: ATAS, x: Tensor, index: Tensor, view: AnyView, start: Tensor, gradient: Tensor
+) -> Tensor:
     point, average, size = method.climb(x, start, gradient, method.norms.average[index])
     method.memory.write(index, view, point - x)
     method.norms.write(index, average, size)
@@ -122,6 +136,8 @@ class ATASLiteral(ATAS):
         reset_every: int = 10,
         pad: int = 4,
         dtype: torch.dtype | Literal["auto"] = "auto",
+        grid: int | None = None,
+        store: Store = "device",
         device: torch.device | str | None = None,
         seed: int = 0,
     ) -> None:
@@ -137,6 +153,8 @@ class ATASLiteral(ATAS):
             reset_every=reset_every,
             pad=pad,
             dtype=dtype,
+            grid=grid,
+            store=store,
             device=device,
             seed=seed,
         )

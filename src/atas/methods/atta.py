@@ -8,10 +8,10 @@ from typing import Literal, Unpack
 import torch
 from torch import Tensor, nn
 
-from atas.augment import View
+from atas.boxes import AnyView
 from atas.errors import UsageError
 from atas.fusing import fusable
-from atas.memory import Perturbations
+from atas.memory import LowResolution, Memory, Perturbations, Store
 from atas.methods._method import Common, Perturbing, positive
 from atas.passes import input_gradient
 from atas.threat import Threat
@@ -21,7 +21,9 @@ class Remembering(Perturbing):
     """A method whose attack starts from the perturbation that an example had in the last epoch.
 
     The memory begins with uniform noise and gets new noise every `reset_every` epochs, as the authors of ATTA and ATAS
-    do: at the start of the 10th, 20th, ... epoch, but never for the last.
+    do: at the start of the 10th, 20th, ... epoch, but never for the last. `grid` keeps perturbations on so many cells a
+    side instead of every pixel, for images that are shown resampled; `store` is where they live, on the device or on
+    the host.
     """
 
     attack_mode = "eval"
@@ -34,6 +36,8 @@ class Remembering(Perturbing):
         *,
         reset_every: int,
         dtype: torch.dtype | Literal["auto"],
+        grid: int | None = None,
+        store: Store = "device",
         **common: Unpack[Common],
     ) -> None:
         super().__init__(threat, examples, shape, **common)
@@ -42,7 +46,12 @@ class Remembering(Perturbing):
         self.reset_every = reset_every
         if dtype == "auto":
             dtype = torch.int8 if threat.int8_is_enough else torch.float16
-        self.memory = Perturbations(threat, examples, shape, pad=self.pad, dtype=dtype, device=common.get("device"))
+        device = common.get("device")
+        self.memory: Memory = (
+            Perturbations(threat, examples, shape, pad=self.pad, dtype=dtype, device=device, store=store)
+            if grid is None
+            else LowResolution(threat, examples, shape, grid=grid, dtype=dtype, device=device, store=store)
+        )
         self.memory.reset(self.seed, epoch=0)
 
     def on_new_epoch(self, epoch: int, epochs: int | None) -> None:
@@ -51,13 +60,25 @@ class Remembering(Perturbing):
         if number % self.reset_every == 0 and epoch > 0 and number != epochs:
             self.memory.reset(self.seed, epoch)
 
-    def recall(self, x: Tensor, index: Tensor, view: View) -> Tensor:
+    def prefetch(self, index: Tensor) -> None:
+        """Begin to bring the perturbations that live on the host."""
+        self.memory.prefetch(index)
+
+    def before_step(self, index: Tensor) -> None:
+        """The perturbations are on the device."""
+        self.memory.before_step(index)
+
+    def after_step(self, index: Tensor) -> None:
+        """The new perturbations go home."""
+        self.memory.after_step(index)
+
+    def recall(self, x: Tensor, index: Tensor, view: AnyView) -> Tensor:
         """Where the attack starts: the image with its remembered perturbation."""
         return _recall(self.memory, x, index, view)
 
 
 @fusable
-def _recall(memory: Perturbations, x: Tensor, index: Tensor, view: View) -> Tensor:
+def _recall(memory: Memory, x: Tensor, index: Tensor, view: AnyView) -> Tensor:
     return memory.threat.project(x + memory.read(index, view, x.dtype), x)
 
 
@@ -78,12 +99,16 @@ class ATTA(Remembering):
         step_size: float | Literal["auto"] = "auto",
         reset_every: int = 10,
         dtype: torch.dtype | Literal["auto"] = "auto",
+        grid: int | None = None,
+        store: Store = "device",
         **common: Unpack[Common],
     ) -> None:
-        super().__init__(threat, examples, shape, reset_every=reset_every, dtype=dtype, **common)
+        super().__init__(
+            threat, examples, shape, reset_every=reset_every, dtype=dtype, grid=grid, store=store, **common
+        )
         self.step_size = positive("step_size", threat.usual(4 / 255, 0.5) if step_size == "auto" else step_size)
 
-    def attack(self, model: nn.Module, x: Tensor, y: Tensor, index: Tensor, view: View) -> Tensor:
+    def attack(self, model: nn.Module, x: Tensor, y: Tensor, index: Tensor, view: AnyView) -> Tensor:
         """One step from where the last epoch ended."""
         start = self.recall(x, index, view)
         gradient, _ = input_gradient(model, start, y, self.summed_loss)

@@ -7,7 +7,7 @@ from typing import Unpack
 
 from torch import Tensor, nn
 
-from atas.augment import View
+from atas.boxes import AnyView
 from atas.methods._method import Common, Perturbing, positive
 from atas.passes import input_gradient
 from atas.threat import Threat
@@ -20,7 +20,7 @@ class FGSM(Perturbing):
     weight gradients.
     """
 
-    def attack(self, model: nn.Module, x: Tensor, y: Tensor, index: Tensor, view: View) -> Tensor:
+    def attack(self, model: nn.Module, x: Tensor, y: Tensor, index: Tensor, view: AnyView) -> Tensor:
         """A full step from the image."""
         gradient, _ = input_gradient(model, x, y, self.summed_loss)
         return self.threat.ascend(x, gradient, self.threat.eps * self.step_scale, x)
@@ -45,7 +45,7 @@ class FGSMRS(Perturbing):
         super().__init__(threat, examples, shape, **common)
         self.step_size = positive("step_size", step_size) if step_size is not None else 1.25 * threat.eps
 
-    def attack(self, model: nn.Module, x: Tensor, y: Tensor, index: Tensor, view: View) -> Tensor:
+    def attack(self, model: nn.Module, x: Tensor, y: Tensor, index: Tensor, view: AnyView) -> Tensor:
         """A step from a random point."""
         start = self.threat.random_start(x, self.draw(index))
         gradient, _ = input_gradient(model, start, y, self.summed_loss)

@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from atas.augment import View
+from atas.boxes import AnyView
 from atas.errors import UsageError
 from atas.methods._method import Common, Method, Step, Update
 from atas.passes import frozen, input_gradient
@@ -50,7 +50,7 @@ class FGSMGA(Method):
             raise UsageError(f"weight must be a number that is not negative; got {weight}")
         self.weight = weight
 
-    def learn(self, model: nn.Module, update: Update, x: Tensor, y: Tensor, index: Tensor, view: View) -> Step:
+    def learn(self, model: nn.Module, update: Update, x: Tensor, y: Tensor, index: Tensor, view: AnyView) -> Step:
         """One update with the loss at the FGSM point and the misalignment of the gradients."""
         with frozen(model):
             gradient, _ = input_gradient(model, x, y, self.summed_loss)

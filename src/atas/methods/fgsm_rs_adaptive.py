@@ -7,7 +7,7 @@ from typing import Literal, Unpack
 
 from torch import Tensor, nn
 
-from atas.augment import View
+from atas.boxes import AnyView
 from atas.memory import GradientNorms
 from atas.methods._adaptive import Adaptive, adaptive_step, check_adaptive
 from atas.methods._method import Common, Perturbing
@@ -39,7 +39,7 @@ class FGSMRSAdaptive(Adaptive, Perturbing):
         check_adaptive(self.c, self.max_step, self.beta)
         self.norms = GradientNorms(examples, device=common.get("device"))
 
-    def attack(self, model: nn.Module, x: Tensor, y: Tensor, index: Tensor, view: View) -> Tensor:
+    def attack(self, model: nn.Module, x: Tensor, y: Tensor, index: Tensor, view: AnyView) -> Tensor:
         """An adaptive step from a random point."""
         start = self.threat.random_start(x, self.draw(index))
         gradient, _ = input_gradient(model, start, y, self.summed_loss)

@@ -8,7 +8,7 @@ from typing import Unpack
 import torch
 from torch import Tensor, nn
 
-from atas.augment import View
+from atas.boxes import AnyView
 from atas.errors import DataError, UsageError
 from atas.methods._method import Common, Method, Step, Update, positive
 from atas.threat import Threat
@@ -42,12 +42,17 @@ class Free(Method):
         self.step_size = positive("step_size", step_size) if step_size is not None else threat.eps
         self.register_buffer("carried", torch.zeros(batch_size, *shape, device=common.get("device")))
 
-    def learn(self, model: nn.Module, update: Update, x: Tensor, y: Tensor, index: Tensor, view: View) -> Step:
+    def learn(self, model: nn.Module, update: Update, x: Tensor, y: Tensor, index: Tensor, view: AnyView) -> Step:
         """All replays of one batch; what is returned belongs to the last."""
         if len(x) > len(self.carried):
             raise DataError(
                 f"a batch of {len(x)} is larger than the {len(self.carried)} perturbations that free training carries "
                 f"along; create the method with batch_size={len(x)}"
+            )
+        if x.shape[1:] != self.carried.shape[1:]:
+            raise DataError(
+                f"free training carries perturbations of one shape along, {tuple(self.shape)} here; show the images at "
+                f"that size, or create the method with shape={tuple(x.shape[1:])}"
             )
         perturbation = self.carried[: len(x)].to(x.dtype)
         for _ in range(self.updates_per_step):

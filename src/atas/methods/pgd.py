@@ -7,7 +7,7 @@ from typing import Unpack
 
 from torch import Tensor, nn
 
-from atas.augment import View
+from atas.boxes import AnyView
 from atas.errors import UsageError
 from atas.methods._method import Common, Perturbing, positive
 from atas.passes import input_gradient
@@ -37,7 +37,7 @@ class PGD(Perturbing):
         self.steps = steps
         self.step_size = positive("step_size", step_size) if step_size is not None else threat.eps / 4
 
-    def attack(self, model: nn.Module, x: Tensor, y: Tensor, index: Tensor, view: View) -> Tensor:
+    def attack(self, model: nn.Module, x: Tensor, y: Tensor, index: Tensor, view: AnyView) -> Tensor:
         """All steps, each projected."""
         point = self.threat.random_start(x, self.draw(index))
         for _ in range(self.steps):

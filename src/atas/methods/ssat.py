@@ -8,7 +8,7 @@ from typing import Unpack
 import torch
 from torch import Tensor, nn
 
-from atas.augment import View
+from atas.boxes import AnyView
 from atas.errors import UsageError
 from atas.methods._method import Common, Perturbing, positive
 from atas.passes import input_gradient
@@ -42,7 +42,7 @@ class SSAT(Perturbing):
         self.checkpoints = checkpoints
         self.step_size = positive("step_size", step_size) if step_size is not None else 1.25 * threat.eps
 
-    def attack(self, model: nn.Module, x: Tensor, y: Tensor, index: Tensor, view: View) -> Tensor:
+    def attack(self, model: nn.Module, x: Tensor, y: Tensor, index: Tensor, view: AnyView) -> Tensor:
         """The shortest of the checked parts of an FGSM-RS perturbation that fools the model."""
         start = self.threat.random_start(x, self.draw(index))
         gradient, logits = input_gradient(model, start, y, self.summed_loss)

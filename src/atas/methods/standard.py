@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from torch import Tensor, nn
 
-from atas.augment import View
+from atas.boxes import AnyView
 from atas.methods._method import Perturbing
 
 
 class Standard(Perturbing):
     """Cross-entropy on the images as they are: min_w l(x, y; w). Cost: one forward and backward pass."""
 
-    def attack(self, model: nn.Module, x: Tensor, y: Tensor, index: Tensor, view: View) -> Tensor:
+    def attack(self, model: nn.Module, x: Tensor, y: Tensor, index: Tensor, view: AnyView) -> Tensor:
         """No attack."""
         return x

@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from atas.augment import View
+from atas.boxes import AnyView
 from atas.errors import UsageError
 from atas.methods._method import Common, Method, Step, Update, positive
 from atas.noise import Purpose
@@ -44,7 +44,7 @@ class TRADES(Method):
         self.beta, self.steps = beta, steps
         self.step_size = positive("step_size", step_size) if step_size is not None else threat.eps / 4
 
-    def learn(self, model: nn.Module, update: Update, x: Tensor, y: Tensor, index: Tensor, view: View) -> Step:
+    def learn(self, model: nn.Module, update: Update, x: Tensor, y: Tensor, index: Tensor, view: AnyView) -> Step:
         """One update with both terms."""
         with mode(model, training=False), frozen(model):
             inputs = self._attack(model, x, index).detach()

@@ -8,7 +8,7 @@ from typing import Literal, Unpack
 import torch
 from torch import Tensor, nn
 
-from atas.augment import View
+from atas.boxes import AnyView
 from atas.errors import UsageError, unknown
 from atas.methods._method import Common, Method, Step, Update, positive
 from atas.threat import Threat
@@ -101,7 +101,7 @@ class YOPO(Method):
         self.outer, self.inner, self.layer = outer, inner, layer
         self.step_size = positive("step_size", threat.usual(2 / 255, 0.25) if step_size == "auto" else step_size)
 
-    def learn(self, model: nn.Module, update: Update, x: Tensor, y: Tensor, index: Tensor, view: View) -> Step:
+    def learn(self, model: nn.Module, update: Update, x: Tensor, y: Tensor, index: Tensor, view: AnyView) -> Step:
         """All passes of one batch and the update; what is returned belongs to the last whole pass."""
         layer = first_layer(model, self.layer)
         point = self.threat.random_start(x, self.draw(index))

@@ -161,7 +161,9 @@ class Captured(Engine):
         compiles = fast and size == self.batches.size(0)  # the short batch is one step in hundreds
         if compiles:
             self._say("compiling the training step ...")
-        changing = [*self.tensors().values(), self._update, self._place]
+        self.method.before_step(torch.arange(size))  # where a step finds its rows does not change from now on
+        changing = [tensor for tensor in self.tensors().values() if tensor.is_cuda]  # a step touches no host memory
+        changing += [self._update, self._place]
         before = [tensor.clone() for tensor in changing]
         try:
             backend = "inductor" if compiles and not self.settings.engine.deterministic else None

@@ -88,6 +88,7 @@ class Engine:
         self._update = torch.zeros((), dtype=torch.int64, device=self.device)
         self._order = torch.zeros(len(batches.labels), dtype=torch.int64, device=self.device)
         self._place = torch.zeros((), dtype=torch.int64, device=self.device)
+        self._plan: tuple[Tensor, ...] = ()  # the epoch's batches, on the host
         self._next = self.updates = 0
 
     @property
@@ -129,15 +130,26 @@ class Engine:
     def begin(self, epoch: int, first: int) -> None:
         """Get ready for an epoch, from the given batch on."""
         self.method.start_epoch(epoch, self.settings.training.epochs)
-        self._order.copy_(self.batches.order(epoch))
+        order = self.batches.order(epoch)
+        self._order.copy_(order)
+        self._plan = order.split(self.batches.batch_size)
         self._place.fill_(first * self.batches.batch_size)
         self._next = first
+        self._announce()
 
     def step(self) -> None:
         """The next training step of the epoch."""
-        self.run(self.batches.size(self._next))
+        index = self._plan[self._next]
+        self.method.before_step(index)
+        self.run(len(index))
+        self.method.after_step(index)
         self._next += 1
+        self._announce()
         self.updates += self.method.updates_per_step
+
+    def _announce(self) -> None:
+        if self._next < len(self._plan):
+            self.method.prefetch(self._plan[self._next])
 
     def run(self, size: int) -> None:
         """Make a step with a batch of this size."""

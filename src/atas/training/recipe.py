@@ -22,7 +22,14 @@ from atas.training.values import convert, to_toml
 S = TypeVar("S")
 
 # What may change between a run and its resume: where things are, and what is done after the training.
-MAY_CHANGE = ("engine", "evaluation", "data.root", "training.checkpoint_every", "training.loggers")
+MAY_CHANGE = (
+    "engine",
+    "evaluation",
+    "data.root",
+    "method.store",
+    "training.checkpoint_every",
+    "training.loggers",
+)
 
 
 @dataclass(frozen=True)

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+from typing import TypeGuard
+
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
 from atas.augment import View
+from atas.boxes import AnyView
 from atas.kernels._launch import launch
 from atas.kernels._small._hash import salt, uniform
 from atas.kernels._small._shared import AS_TORCH, Cut, frame, inverse, places, usual, window
-from atas.memory import Perturbations
+from atas.memory import Memory, Perturbations
 from atas.noise import Purpose
 from atas.threat import Linf, Threat
 
@@ -120,9 +123,10 @@ def _random_start(  # type: ignore[no-untyped-def]
     tl.store(out + example * size + at, project(image + (2 * drawn - 1) * eps, image, eps), valid)
 
 
-def covers(memory: Perturbations) -> bool:
-    """Whether the kernels can read and write such a memory."""
-    return type(memory.threat) is Linf and memory.delta.dtype in _KEPT and memory.delta.is_contiguous()
+def covers(memory: Memory, view: AnyView) -> TypeGuard[Perturbations]:
+    """Whether the kernels can read and write such a memory through such a view: every pixel, on the device."""
+    every_pixel = type(memory) is Perturbations and isinstance(view, View) and memory.visits is None
+    return every_pixel and type(memory.threat) is Linf and memory.delta.dtype in _KEPT and memory.delta.is_contiguous()
 
 
 def per_level(memory: Perturbations) -> float:
@@ -130,9 +134,9 @@ def per_level(memory: Perturbations) -> float:
     return inverse(memory._unit or 1.0) if memory.delta.dtype == torch.int8 else 1.0
 
 
-def recall(memory: Perturbations, x: Tensor, index: Tensor, view: View) -> Tensor:
+def recall(memory: Memory, x: Tensor, index: Tensor, view: View) -> Tensor:
     """As `atta._recall`."""
-    if not covers(memory) or not usual(x):
+    if not covers(memory, view) or not usual(x):
         return NotImplemented
     x = x.contiguous()
     cut, out = Cut.of(x), torch.empty_like(x)
@@ -147,7 +151,7 @@ def recall(memory: Perturbations, x: Tensor, index: Tensor, view: View) -> Tenso
 
 def write(memory: Perturbations, index: Tensor, view: View, perturbation: Tensor) -> None:
     """As `memory._write`."""
-    if not covers(memory) or not usual(perturbation):
+    if not covers(memory, view) or not usual(perturbation):
         return NotImplemented
     cut = Cut.of(perturbation)
     launch(

@@ -62,7 +62,7 @@ def climb_and_remember(method: ATAS, x: Tensor, index: Tensor, view: View, start
 
     norms = method.norms
     own = type(method).climb is ATAS.climb and norms.average.dtype == norms.step_size.dtype == torch.float32
-    if not own or not covers(method.memory) or not usual(x, start, gradient):
+    if not own or not covers(method.memory, view) or not usual(x, start, gradient):
         return NotImplemented
     x = x.contiguous()
     out, size = torch.empty_like(x), x[0].numel()

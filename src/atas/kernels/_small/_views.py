@@ -8,6 +8,7 @@ import triton.language as tl
 from torch import Tensor
 
 from atas.augment import View
+from atas.boxes import AnyView
 from atas.kernels._launch import launch
 from atas.kernels._small._hash import salt, uniform
 from atas.kernels._small._shared import AS_TORCH, Cut, frame, inverse, places, window
@@ -65,9 +66,11 @@ def draw(seed: int, epoch: Tensor, index: Tensor, pad: int, flip: bool) -> tuple
     return top, left, mirrored
 
 
-def show(images: Tensor, index: Tensor, view: View) -> Tensor:
+def show(images: Tensor, index: Tensor, view: AnyView) -> Tensor:
     """As `resident._show`."""
-    if images.dtype != torch.uint8 or images.dim() != 4 or not images.is_contiguous() or not len(index):
+    if not isinstance(view, View) or images.dtype != torch.uint8 or images.dim() != 4:
+        return NotImplemented
+    if not images.is_contiguous() or not len(index):
         return NotImplemented
     out = torch.empty(len(index), *images.shape[1:], dtype=torch.float32, device=images.device)
     cut = Cut.of(out)
