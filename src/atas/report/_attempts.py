@@ -79,7 +79,7 @@ def attempt(subject: Subject) -> Attempts:
     task = _task(subject)
     test, device = task.test, subject.device
     chosen = choose(task.reasons or [None] * len(test), EXAMPLES)
-    x, y = test.images[chosen].to(device).float() / 255, test.labels[chosen].to(device).long()
+    x, y = test.images[torch.tensor(chosen)].to(device).float() / 255, test.labels[chosen].to(device).long()
     labels, clean = y.tolist(), ask(subject, x)
     attempts, left_out = [], []
     for name in task.names:

@@ -26,7 +26,7 @@ def _surfaces(subject: Subject) -> Content:
     test, device = subject.data.test, subject.device
     chosen = _chosen(subject)
     threat = subject.evaluation.threat if subject.evaluation is not None else subject.recipe.threat
-    x, y = test.images[chosen].to(device).float() / 255, test.labels[chosen].to(device).long()
+    x, y = test.images[torch.tensor(chosen)].to(device).float() / 255, test.labels[chosen].to(device).long()
     found = [
         landscape(subject.model, x[row : row + 1], y[row : row + 1], threat, index=place)
         for row, place in enumerate(chosen)
