@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+
+from atas.errors import AtasError
 
 
 def write_atomically(path: Path, write: Callable[[Path], object]) -> None:
@@ -26,6 +30,17 @@ def write_atomically(path: Path, write: Callable[[Path], object]) -> None:
 def write_text(path: Path, text: str) -> None:
     """Replace a text file as a whole."""
     write_atomically(path, lambda temporary: temporary.write_text(text, encoding="utf-8"))
+
+
+@contextmanager
+def held(lock: Path, sentence: str) -> Iterator[None]:
+    """Keep other processes out, which are told the sentence; the lock ends with the process, however that ends."""
+    with lock.open("w") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise AtasError(sentence) from error
+        yield
 
 
 def read_json(path: Path) -> dict[str, Any]:

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
-import fcntl
 import json
 import shutil
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +13,8 @@ from torch import Tensor, nn
 
 from atas import data as data_sets
 from atas import environment
-from atas._files import read_json, write_text
-from atas.errors import AtasError, UsageError
+from atas._files import held, read_json, write_text
+from atas.errors import UsageError
 from atas.training import recipe as recipes
 from atas.training._determinism import determinism
 from atas.training.live import Live
@@ -73,7 +71,8 @@ def train(
         data = data or load_data(settings)
         model = model or build_model(settings, data)
         trainer = Trainer(settings, place, data, model, shown, loggers, observers, rows)
-        with _held(place):
+        place.path.mkdir(parents=True, exist_ok=True)
+        with held(place.lock, f"another process trains in {place.path}; wait for it or choose another --out"):
             if going_on:
                 _take_up(trainer, settings, place, shown)
             else:  # only now, when nothing in the call can be wrong any more, is an earlier run given up
@@ -110,18 +109,6 @@ def _goes_on(place: Folder, settings: recipes.Recipe, *, resume: bool, overwrite
             f"or choose another folder with --out"
         )
     return False
-
-
-@contextmanager
-def _held(place: Folder) -> Iterator[None]:
-    """Keep other processes from training in the same folder; the lock ends with the process, however that ends."""
-    place.path.mkdir(parents=True, exist_ok=True)
-    with place.lock.open("w") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
-            raise AtasError(f"another process trains in {place.path}; wait for it or choose another --out") from error
-        yield
 
 
 def _clear(place: Folder) -> None:
