@@ -127,3 +127,25 @@ def tiny10() -> Tiny:
 @pytest.fixture(params=[CIFAR10, CIFAR100], ids=lambda spec: spec.name)
 def tiny(request: pytest.FixtureRequest) -> Tiny:
     return make(request.param)
+
+
+@pytest.fixture
+def photos(tmp_path) -> Path:
+    """A folder of photos: two classes, JPEG and PNG of many sizes, 21 for training and 6 for testing."""
+    root = tmp_path / "photos"
+    for half, count in (("train", 21), ("val", 6)):
+        for number in range(count):
+            folder = root / half / ("cat", "dog")[number % 2]
+            folder.mkdir(parents=True, exist_ok=True)
+            width, height = 20 + 3 * (number % 5), 17 + 5 * (number % 4)
+            picture = Image.effect_noise((width, height), 60).convert("RGB")
+            picture.save(folder / f"{number:03}.{('png', 'jpg')[number % 3 > 0]}")
+    return root
+
+
+@pytest.fixture
+def small_shards(monkeypatch):
+    """Shards of at most four images."""
+    from atas.data import _shards
+
+    monkeypatch.setattr(_shards, "_FEWEST", 4)

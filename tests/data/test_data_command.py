@@ -48,6 +48,35 @@ def test_errors_pass_through(tmp_path):
     assert isinstance(run("get", "digits").exception, UsageError)
 
 
-@pytest.mark.parametrize("command", ["get", "check"])
-def test_help_has_an_example(command):
-    assert f"Example: atas data {command} cifar10" in run(command, "--help").stdout
+def test_pack_then_verify_then_check(photos, tmp_path):
+    out = tmp_path / "packed"
+    packed = run("pack", photos, out, "--size", 16, "--workers", 1)
+    assert packed.exit_code == 0, packed.exception
+    assert f"packed into {out}: 21 training and 6 test images of 2 classes, 16 pixels (crop)" in packed.stdout
+    assert f"already packed in {out}" in run("pack", photos, out, "--size", 16).stdout
+    assert f"{out}: 2 shards, all as they were written" in run("verify", out).stdout
+    assert json.loads(run("verify", out, "--json").stdout) == {"folder": str(out), "shards": 2, "intact": True}
+    about = json.loads(run("pack", photos, out, "--size", 16, "--json").stdout)
+    assert about["images"] == {"train": 21, "test": 6}
+    assert not about["packed"]
+    check = run("check", "packed", "--root", out)
+    assert "packed: 3 x 16 x 16 pixels, 2 classes" in check.stdout
+    assert "train: 21 images" in check.stdout
+    assert isinstance(run("pack", photos, out, "--size", 8).exception, UsageError)
+    assert isinstance(run("verify", photos).exception, DataError)
+
+
+def test_pack_without_damaged_images(photos, tmp_path):
+    (photos / "train" / "cat" / "bad.png").touch()
+    assert isinstance(run("pack", photos, tmp_path / "packed", "--size", 16).exception, DataError)
+    packed = run("pack", photos, tmp_path / "packed", "--size", 16, "--skip-damaged", "--format", "jpeg")
+    assert isinstance(packed.exception, UsageError)
+    packed = run("pack", photos, tmp_path / "packed", "--size", 16, "--skip-damaged")
+    assert f"left out 1 damaged image; {tmp_path / 'packed'}/manifest.json names it" in packed.stdout
+
+
+@pytest.mark.parametrize(
+    "example", ["get cifar10", "check cifar10", "pack imagenette packed/imagenette", "verify packed/imagenette"]
+)
+def test_help_has_an_example(example):
+    assert f"Example: atas data {example}" in run(example.split()[0], "--help").stdout

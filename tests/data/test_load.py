@@ -14,7 +14,7 @@ DIGITS_SHA256 = "88abb964e51816f0474d55478f2550fc310f5d649c4cd8133dc1ae62826508f
 
 
 def test_names():
-    assert data.names() == ["digits", "cifar10", "cifar100", "imagefolder"]
+    assert data.names() == ["digits", "cifar10", "cifar100", "imagefolder", "packed"]
 
 
 def test_unknown_name_tells_the_nearest():

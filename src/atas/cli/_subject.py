@@ -54,7 +54,7 @@ def of_run(run: Run, options: Options) -> Subject:
             raise UsageError(f"--{name} does not go with the folder of a run, which has its own; leave one of them out")
     wanted, trained_for = run.recipe.evaluation, run.recipe.threat
     ball = threat.create(options.norm or trained_for.name, _eps(options, trained_for))
-    test = _first(load_data(run.recipe, options.root).test, options.examples or wanted.examples)
+    test = load_data(run.recipe, options.root).test.part(slice(options.examples or wanted.examples))
     out = options.out
     if out is None:
         out = Folder(run.folder).evaluation
@@ -71,7 +71,7 @@ def of_model(options: Options) -> Subject:
         raise UsageError(f"{missing} is missing; without a run's folder the command needs a model, data and a budget")
     ball = threat.create(options.norm or "linf", _eps(options, None))
     found = data.load(options.data, options.root, size=options.size)
-    test = _first(found.test, options.examples)
+    test = found.test.part(slice(options.examples))
     name = options.model
     if name is None:
         assert options.weights is not None
@@ -86,10 +86,6 @@ def of_model(options: Options) -> Subject:
         stem = options.weights.stem if options.weights is not None else name.replace(":", ".")
     folder = options.weights.parent if options.weights is not None else Path()
     return Subject(model, test, ball, _ATTACKS, None, options.out or folder / f"{stem}-evaluation.json")
-
-
-def _first(split: data.Split, count: int | None) -> data.Split:
-    return data.Split(split.images[:count], split.labels[:count], split.classes)
 
 
 def _eps(options: Options, trained_for: threat.Threat | None) -> float:

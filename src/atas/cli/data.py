@@ -1,4 +1,4 @@
-"""`atas data`: get data sets and check them."""
+"""`atas data`: get data sets, check them, and pack images of your own."""
 
 from __future__ import annotations
 
@@ -8,9 +8,11 @@ from typing import Annotated
 
 import typer
 
-app = typer.Typer(help="Get data sets and check them.", no_args_is_help=True)
+from atas.cli._bars import Bars
 
-Name = Annotated[str, typer.Argument(help="digits, cifar10, cifar100 or imagefolder.", show_default=False)]
+app = typer.Typer(help="Get data sets, check them, and pack images of your own.", no_args_is_help=True)
+
+Name = Annotated[str, typer.Argument(help="digits, cifar10, cifar100, imagefolder or packed.", show_default=False)]
 Download = Annotated[str, typer.Argument(help="cifar10 or cifar100.", show_default=False)]
 Root = Annotated[
     Path | None,
@@ -18,6 +20,11 @@ Root = Annotated[
 ]
 Size = Annotated[int | None, typer.Option(help="Side of the images in pixels (imagefolder alone).", show_default="224")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of sentences.")]
+Packed = Annotated[Path, typer.Argument(help="Folder of a packed set.", show_default=False)]
+Photos = Annotated[
+    Path, typer.Argument(help="Folder with train/<class>/ and test/<class>/ (or val/<class>/).", show_default=False)
+]
+Workers = Annotated[int | None, typer.Option(help="Processes.", show_default="one a processor")]
 
 
 @app.command()
@@ -27,25 +34,14 @@ def get(name: Download, root: Root = None, as_json: AsJson = False) -> None:
     \b
     Example: atas data get cifar10 --root data
     """
-    from rich.console import Console
-    from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
-
     from atas import data
 
-    columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=Console(stderr=True)) as bars:
-        tasks = {}
-
-        def show(what: str, done: int, total: int | None) -> None:
-            if what not in tasks:
-                tasks[what] = bars.add_task(what, total=None)
-            bars.update(tasks[what], completed=done, total=total)
-
-        folder = data.fetch(name, root, progress=show)
+    with Bars() as bars:
+        folder = data.fetch(name, root, progress=bars)
     if as_json:
-        typer.echo(json.dumps({"data": name, "folder": str(folder), "fetched": bool(tasks)}, indent=2))
+        typer.echo(json.dumps({"data": name, "folder": str(folder), "fetched": bars.shown}, indent=2))
         return
-    typer.echo(f"{name} is in {folder}" if tasks else f"{name} is already in {folder} and intact; nothing to do")
+    typer.echo(f"{name} is in {folder}" if bars.shown else f"{name} is already in {folder} and intact; nothing to do")
 
 
 @app.command()
@@ -59,7 +55,7 @@ def check(name: Name, root: Root = None, size: Size = None, as_json: AsJson = Fa
 
     dataset = data.load(name, root, size=size)
     official, splits = data.official_hashes(name), {"train": dataset.train, "test": dataset.test}
-    hashes = {half: split.sha256() for half, split in splits.items()}
+    hashes = {half: split.fingerprint() for half, split in splits.items()}
     if as_json:
         found = {
             half: {"images": len(split), "sha256": hashes[half], "official": hashes[half] in official}
@@ -74,3 +70,84 @@ def check(name: Name, root: Root = None, size: Size = None, as_json: AsJson = Fa
     for half, split in splits.items():
         state = "the official content" if hashes[half] in official else "no official hash to compare with"
         typer.echo(f"{half}: {len(split)} images, SHA-256 {hashes[half]} ({state})")
+
+
+@app.command()
+def pack(
+    folder: Photos,
+    out: Packed,
+    size: Annotated[int, typer.Option(help="Pixels along the short side.")] = 256,
+    fit: Annotated[
+        str,
+        typer.Option(
+            help="What becomes of the long side: crop (keep the centre), squash (press the whole image into a square), "
+            "or keep (for jpeg alone: store all of it)."
+        ),
+    ] = "crop",
+    format: Annotated[
+        str, typer.Option(help="raw (pixels, fastest to read) or jpeg (about an eighth of the size).")
+    ] = "raw",
+    quality: Annotated[int, typer.Option(help="Of JPEG, 1 to 100.")] = 90,
+    skip_damaged: Annotated[
+        bool, typer.Option("--skip-damaged", help="Leave damaged images out, and note them in the manifest.")
+    ] = False,
+    workers: Workers = None,
+    as_json: AsJson = False,
+) -> None:
+    """Decode and resize a folder of images once, into a few large files, for training at full speed.
+
+    Run again after it was stopped, by whatever, it goes on where it was.
+
+    \b
+    Example: atas data pack imagenette packed/imagenette --size 256
+    """
+    from atas import data
+    from atas.errors import AtasError
+
+    with Bars() as bars:
+        try:
+            made = data.pack(
+                folder,
+                out,
+                size=size,
+                fit=fit,
+                format=format,
+                quality=quality,
+                skip_damaged=skip_damaged,
+                workers=workers,
+                progress=bars,
+            )
+        except KeyboardInterrupt as error:
+            raise AtasError("stopped; the finished shards are kept: run the same command again to go on") from error
+    counts = {half: sum(shard.count for shard in shards) for half, shards in made.splits.items()}
+    size_in_bytes = sum(shard.bytes for shard in made.shards)
+    if as_json:
+        about = {"folder": str(out), "images": counts, "classes": list(made.classes), **made.settings}
+        about |= {"shards": len(made.shards), "bytes": size_in_bytes, "skipped": len(made.skipped)}
+        typer.echo(json.dumps(about | {"packed": bars.shown}, indent=2))
+        return
+    done = "packed into" if bars.shown else "already packed in"
+    typer.echo(
+        f"{done} {out}: {counts['train']:,} training and {counts['test']:,} test images of {len(made.classes)} "
+        f"classes, {size} pixels ({fit}), {size_in_bytes / 1e9:.2f} GB in {len(made.shards)} shards of {format}"
+    )
+    if made.skipped:
+        images, them = ("image", "it") if len(made.skipped) == 1 else ("images", "them")
+        typer.echo(f"left out {len(made.skipped)} damaged {images}; {out}/manifest.json names {them}")
+
+
+@app.command()
+def verify(folder: Packed, workers: Workers = None, as_json: AsJson = False) -> None:
+    """Compare every byte of a packed set with its checksums, and name what is damaged.
+
+    \b
+    Example: atas data verify packed/imagenette
+    """
+    from atas import data
+
+    with Bars() as bars:
+        found = data.verify(folder, workers=workers, progress=bars)
+    if as_json:
+        typer.echo(json.dumps({"folder": str(folder), "shards": len(found.shards), "intact": True}, indent=2))
+        return
+    typer.echo(f"{folder}: {len(found.shards)} shards, all as they were written")

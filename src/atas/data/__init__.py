@@ -1,4 +1,4 @@
-"""Data sets: digits, CIFAR-10, CIFAR-100, folders of images, and arrays of your own."""
+"""Data sets: digits, CIFAR-10, CIFAR-100, folders of images, packed sets, and arrays of your own."""
 
 from __future__ import annotations
 
@@ -12,7 +12,11 @@ from atas.data._digits import read_digits
 from atas.data._fetch import fetch
 from atas.data._folder import read_folder_of_images
 from atas.data._indexed import Indexed, MapDataset, indexed
+from atas.data._pack import pack
+from atas.data._packed import read_packed
 from atas.data._root import resolve_root
+from atas.data._stored import Stored
+from atas.data._verify import verify
 from atas.errors import UsageError, unknown
 
 __all__ = [
@@ -20,12 +24,15 @@ __all__ = [
     "Indexed",
     "MapDataset",
     "Split",
+    "Stored",
     "fetch",
     "from_arrays",
     "indexed",
     "load",
     "names",
     "official_hashes",
+    "pack",
+    "verify",
 ]
 
 DEFAULT_SIZE = 224
@@ -33,7 +40,7 @@ DEFAULT_SIZE = 224
 
 def names() -> list[str]:
     """The data sets that `load` knows."""
-    return ["digits", *SPECS, "imagefolder"]
+    return ["digits", *SPECS, "imagefolder", "packed"]
 
 
 def official_hashes(name: str) -> tuple[str, ...]:
@@ -41,11 +48,15 @@ def official_hashes(name: str) -> tuple[str, ...]:
     return (SPECS[name].train_sha256, SPECS[name].test_sha256) if name in SPECS else ()
 
 
-def load(name: str, root: str | os.PathLike[str] | None = None, *, size: int | None = None) -> Dataset:
-    """Read a data set into memory as uint8 and check it.
+def load(
+    name: str, root: str | os.PathLike[str] | None = None, *, size: int | None = None, lazy: bool | None = None
+) -> Dataset:
+    """Read a data set as uint8 and check it.
 
     `root` is the folder that holds the data: without it the environment variable ATAS_DATA, else ./data (digits need
-    none). `size`, for `imagefolder` alone, is the side in pixels to which images are resized and centre-cropped (224).
+    none). Two settings are for `imagefolder` alone: `size`, the side in pixels to which images are resized and
+    centre-cropped (224); and `lazy`, to leave images in their files until they are asked for, by default where half of
+    the memory would not hold them. The images of a `packed` set always stay on the disk.
 
     >>> digits = load("digits")
     >>> len(digits.train), len(digits.test), digits.shape, digits.num_classes
@@ -55,9 +66,14 @@ def load(name: str, root: str | os.PathLike[str] | None = None, *, size: int | N
         raise unknown("data set", name, names())
     if size is not None and name != "imagefolder":
         raise UsageError(f"size is for imagefolder alone; the images of {name} have their own size, so leave it out.")
+    if lazy is not None and name != "imagefolder":
+        raise UsageError(f"lazy is for imagefolder alone; {name} is always read in one way, so leave it out.")
     if name == "digits":
         return read_digits()
     folder = resolve_root(root)
     if name == "imagefolder":
-        return read_folder_of_images(folder, DEFAULT_SIZE if size is None else size, root_given=root is not None)
+        side = DEFAULT_SIZE if size is None else size
+        return read_folder_of_images(folder, side, root_given=root is not None, lazy=lazy)
+    if name == "packed":
+        return read_packed(folder)
     return read_cifar(SPECS[name], folder)

@@ -10,6 +10,7 @@ import torch
 import torch.utils.data
 from torch import Tensor
 
+from atas.data._stored import Stored
 from atas.errors import DataError
 
 
@@ -25,13 +26,15 @@ def content_sha256(images: np.ndarray, labels: np.ndarray) -> str:
 class Split(torch.utils.data.Dataset[tuple[Tensor, int]]):
     """One half of a data set, and itself a map-style dataset of (image in [0, 1], label).
 
+    `images` is a tensor, or where the images stay on the disk an object that gives tensors when it is indexed.
+
     >>> split = Split(torch.full((2, 1, 4, 4), 255, dtype=torch.uint8), torch.tensor([0, 1]), ("cat", "dog"))
     >>> image, label = split[1]
     >>> len(split), float(image.max()), split.classes[label]
     (2, 1.0, 'dog')
     """
 
-    images: Tensor
+    images: Tensor | Stored
     labels: Tensor
     classes: tuple[str, ...]
 
@@ -55,7 +58,7 @@ class Split(torch.utils.data.Dataset[tuple[Tensor, int]]):
             raise DataError(
                 f"there are {len(images)} images but {len(labels)} labels; give exactly one label an image."
             )
-        if not len(images) or not images[0].numel():
+        if not all(images.shape):
             raise DataError(f"images of the shape {tuple(images.shape)} hold no pixel; give at least one image.")
         low, high = int(labels.min()), int(labels.max())
         if low < 0 or high >= len(self.classes):
@@ -70,6 +73,19 @@ class Split(torch.utils.data.Dataset[tuple[Tensor, int]]):
     def __getitem__(self, index: int) -> tuple[Tensor, int]:
         return self.images[index].float() / 255, int(self.labels[index])
 
+    def part(self, rows: Tensor | slice) -> Split:
+        """Some of the examples; images that are on the disk stay there."""
+        images = self.images.part(rows) if isinstance(self.images, Stored) else self.images[rows]
+        return Split(images, self.labels[rows], self.classes)
+
+    def fingerprint(self) -> str:
+        """A hash that tells this content from other: `sha256`, or for images on the disk one that need not read them
+        all."""
+        if not isinstance(self.images, Stored):
+            return self.sha256()
+        labels = self.labels.numpy().astype("<i8").tobytes()
+        return hashlib.sha256(self.images.fingerprint.encode() + labels).hexdigest()
+
     def sha256(self) -> str:
         """A hash of pixels and labels: the same for the same content, however it was stored.
 
@@ -77,7 +93,8 @@ class Split(torch.utils.data.Dataset[tuple[Tensor, int]]):
         are more than 256 classes.
         """
         labels = self.labels.cpu().numpy().astype("u1" if len(self.classes) <= 256 else "<i8")
-        return content_sha256(self.images.cpu().numpy(), labels)
+        images = self.images.to(torch.device("cpu")) if isinstance(self.images, Stored) else self.images.cpu()
+        return content_sha256(images.numpy(), labels)
 
 
 @dataclass(frozen=True, eq=False)

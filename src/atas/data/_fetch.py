@@ -19,6 +19,7 @@ from atas.errors import DataError, UsageError, unknown
 NO_DOWNLOAD = {
     "digits": "digits come with scikit-learn and need no download; install it with: pip install 'atas[digits]'",
     "imagefolder": "imagefolder reads images of your own; there is nothing to download, so give their folder as root.",
+    "packed": "packed sets are made from images of your own with `atas data pack`; there is nothing to download.",
 }
 
 

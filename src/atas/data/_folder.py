@@ -1,16 +1,21 @@
-"""Folders of image files, one folder a class, decoded once and held in memory."""
+"""Folders of image files, one folder a class: decoded once and held in memory, or left where they are."""
 
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 import torch
-from PIL import Image, ImageOps
+from PIL import Image
 
 from atas.data._dataset import Dataset, Split
+from atas.data._decode import decode, planes, reason
+from atas.data._manifest import MANIFEST
+from atas.data._stored import Files
 from atas.errors import DataError, UsageError
 
 SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".webp", ".gif", ".tif", ".tiff", ".ppm", ".pgm")
@@ -19,10 +24,51 @@ SHOWN = 5
 CHUNK = 64
 
 
-def read_folder_of_images(root: Path, size: int, *, root_given: bool = True) -> Dataset:
-    """Read root/train/<class>/ and root/test/<class>/ (or root/val/) as RGB images of size x size pixels."""
+_SHARE = 0.5  # of the machine's memory that decoded images may take before they are left in their files
+
+
+@dataclass(frozen=True)
+class Half:
+    """The image files of a split by class, both sorted by name."""
+
+    root: Path
+    classes: dict[str, list[Path]]
+
+    @property
+    def files(self) -> list[Path]:
+        """All of them, class by class."""
+        return [path for paths in self.classes.values() for path in paths]
+
+
+def read_folder_of_images(root: Path, size: int, *, root_given: bool = True, lazy: bool | None = None) -> Dataset:
+    """Read root/train/<class>/ and root/test/<class>/ (or root/val/) as RGB images of size x size pixels.
+
+    `lazy` leaves them in their files and decodes them when they are asked for; None does so where
+    memory is short.
+    """
     if size < 1:
         raise UsageError(f"size is {size}, expected a number of pixels from 1 up, such as 224.")
+    train, test = listings(root, root_given=root_given)
+    classes = tuple(train.classes)
+    if lazy is None:
+        memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+        lazy = (len(train.files) + len(test.files)) * 3 * size * size > _SHARE * memory
+    if lazy:
+        return Dataset(
+            "imagefolder",
+            Split(Files(train.files, size, root), labels_of(train), classes),
+            Split(Files(test.files, size, root), labels_of(test), classes),
+        )
+    images, count = _decode_all([*train.files, *test.files], size), len(train.files)
+    return Dataset(
+        "imagefolder",
+        Split(images[:count], labels_of(train), classes),
+        Split(images[count:], labels_of(test), classes),
+    )
+
+
+def listings(root: Path, *, root_given: bool = True) -> tuple[Half, Half]:
+    """The files of both splits, which have the same classes."""
     train_root, test_root = _halves(root, root_given)
     train, test = _listing(train_root), _listing(test_root)
     if train.keys() != test.keys():
@@ -35,21 +81,15 @@ def read_folder_of_images(root: Path, size: int, *, root_given: bool = True) -> 
             f"training and test folders have different classes ({'; '.join(differences)}); "
             "give both the same class folders."
         )
-    files = [path for half in (train, test) for paths in half.values() for path in paths]
-    images = _decode_all(files, size)
-    classes = tuple(train)
-    count = sum(map(len, train.values()))
-    return Dataset(
-        "imagefolder",
-        Split(images[:count], _labels(train), classes),
-        Split(images[count:], _labels(test), classes),
-    )
+    return Half(train_root, train), Half(test_root, test)
 
 
 def _halves(root: Path, root_given: bool) -> tuple[Path, Path]:
     hint = "" if root_given else " (the default, as no root was given)"
     remedy = "give the folder that holds train/<class>/ and test/<class>/ (or val/<class>/) as root"
     train = root / "train"
+    if (root / MANIFEST).is_file():
+        raise DataError(f"{root.absolute()} holds a packed set, not image files; load it by the name packed.")
     if not train.is_dir():
         raise DataError(f"there is no folder train in {root.absolute()}{hint}; {remedy}.")
     for name in ("test", "val"):
@@ -83,22 +123,23 @@ def _listing(half: Path) -> dict[str, list[Path]]:
     return listing
 
 
-def _labels(half: dict[str, list[Path]]) -> torch.Tensor:
-    counts = torch.tensor([len(paths) for paths in half.values()])
+def labels_of(half: Half) -> torch.Tensor:
+    """The class number of every file."""
+    counts = torch.tensor([len(paths) for paths in half.classes.values()])
     return torch.arange(len(counts)).repeat_interleave(counts)
 
 
-def _decode_all(files: list[Path], size: int) -> torch.Tensor:
+def _decode_all(files: Sequence[Path], size: int) -> torch.Tensor:
     images = np.empty((len(files), 3, size, size), np.uint8)
 
     def decode_chunk(start: int) -> list[str]:
         faults = []
         for number in range(start, min(start + CHUNK, len(files))):
             try:
-                images[number] = _decode(files[number], size)
+                images[number] = planes(decode(files[number], size))
             except Exception as error:
                 # Pillow's decoders raise many kinds; whichever it is, the file is of no use and must be named.
-                faults.append(f"{files[number]} ({_reason(error)})")
+                faults.append(f"{files[number]} ({reason(error)})")
         return faults
 
     pool = ThreadPoolExecutor(os.cpu_count())
@@ -115,29 +156,3 @@ def _decode_all(files: list[Path], size: int) -> torch.Tensor:
             "replace or remove them."
         )
     return torch.from_numpy(images)
-
-
-def _reason(error: Exception) -> str:
-    # Pillow repeats the path, which stands right before.
-    return str(error).split(" '")[0] or type(error).__name__
-
-
-def _decode(path: Path, size: int) -> np.ndarray:
-    with Image.open(path) as file:
-        image = _rgb(ImageOps.exif_transpose(file))
-    short = min(image.size)
-    width, height = (max(size, round(side * size / short)) for side in image.size)
-    left, top = (width - size) // 2, (height - size) // 2
-    # Pillow's bilinear filter widens with the reduction, so small sizes do not alias.
-    resized = image.resize((width, height), Image.Resampling.BILINEAR)
-    return np.asarray(resized.crop((left, top, left + size, top + size))).transpose(2, 0, 1)
-
-
-def _rgb(image: Image.Image) -> Image.Image:
-    if image.mode.startswith("I"):
-        # 16-bit grey: a plain conversion would clip everything above 255 to white.
-        return Image.fromarray((np.asarray(image) / 257).round().clip(0, 255).astype(np.uint8)).convert("RGB")
-    if "transparency" in image.info:
-        # A palette with several transparent entries converts to RGB only with a warning.
-        image = image.convert("RGBA")
-    return image.convert("RGB")

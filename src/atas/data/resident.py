@@ -1,15 +1,17 @@
-"""The resident loader: the whole training set on the device as uint8, batches cut out of it by index."""
+"""Batches of a training set, and the resident loader: all images on the device as uint8, batches cut out by index."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 
 from atas.augment import View
 from atas.boxes import AnyView
+from atas.data._stored import Stored
 from atas.fusing import fusable
 from atas.noise import Draw, Purpose, seed_for
 
@@ -24,11 +26,15 @@ class Batch:
     view: AnyView
 
 
-class Resident:
-    """Batches of a training set that fits the device, in an order and with views that depend on (seed, epoch) alone.
+class Batches:
+    """Batches of a training set, in an order and with views that depend on (seed, epoch) alone.
 
-    The short last batch is kept. Views are crops of images padded by `pad` unless `views` draws others.
+    The short last batch is kept. Views are crops of images padded by `pad` unless `views` draws others. `images` are
+    those that are on the device, at addresses that do not change; `begin` and `stage` see to it that those of a step
+    are there before it runs.
     """
+
+    kind: ClassVar[str]
 
     def __init__(
         self,
@@ -39,12 +45,24 @@ class Resident:
         pad: int,
         flip: bool,
         seed: int,
-        device: torch.device,
         views: Callable[[Draw], AnyView] | None = None,
     ) -> None:
-        self.images, self.labels = images.to(device), labels.to(device)
+        self.images, self.labels = images, labels.to(images.device)
         self.batch_size, self.pad, self.flip, self.seed = batch_size, pad, flip, seed
         self.views = views or (lambda draw: View.draw(draw, self.pad, self.flip))
+
+    def begin(self, order: Tensor, first: int) -> None:
+        """An epoch begins, in this order and with this batch; called on the host."""
+
+    def stage(self, batch: int) -> None:
+        """Have the images of this batch in place for what the device does next; called on the host."""
+
+    def rows(self, index: Tensor) -> Tensor:
+        """Where in `images` these examples of the staged batch are."""
+        raise NotImplementedError
+
+    def close(self) -> None:
+        """Give back what is not memory."""
 
     def __len__(self) -> int:
         """Batches in an epoch."""
@@ -62,7 +80,31 @@ class Resident:
     def take(self, index: Tensor, epoch: Tensor) -> Batch:
         """These examples as they are shown in this epoch."""
         view = self.views(Draw(self.seed, epoch, index))
-        return Batch(_show(self.images, index, view), self.labels[index], index, view)
+        return Batch(_show(self.images, self.rows(index), view), self.labels[index], index, view)
+
+
+class Resident(Batches):
+    """All images on the device."""
+
+    kind = "resident"
+
+    def __init__(
+        self,
+        images: Tensor | Stored,
+        labels: Tensor,
+        *,
+        batch_size: int,
+        pad: int,
+        flip: bool,
+        seed: int,
+        device: torch.device,
+        views: Callable[[Draw], AnyView] | None = None,
+    ) -> None:
+        super().__init__(images.to(device), labels, batch_size=batch_size, pad=pad, flip=flip, seed=seed, views=views)
+
+    def rows(self, index: Tensor) -> Tensor:
+        """Every example has its own."""
+        return index
 
 
 @fusable

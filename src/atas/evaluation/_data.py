@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from atas.checks import check_images, check_shapes
-from atas.data import MapDataset
+from atas.data import MapDataset, Stored
 from atas.errors import DataError
 
 
@@ -25,13 +25,13 @@ class Source(Sized, Protocol):
 
 
 class Tensors:
-    """Images and labels that are tensors already; all pixels are checked at once."""
+    """Images and labels that are tensors already, or come as tensors from the disk; all floats are checked at once."""
 
-    def __init__(self, images: Tensor, labels: Tensor) -> None:
+    def __init__(self, images: Tensor | Stored, labels: Tensor) -> None:
         # Only shapes and the labels' type are looked at here, so a stand-in without memory will do.
         check_shapes(torch.empty(images.shape, device="meta"), labels, None, None)
         self._images, self._labels, self.device = images, labels, images.device
-        if images.dtype != torch.uint8:
+        if isinstance(images, Tensor) and images.dtype != torch.uint8:
             check_pixels(images)
 
     def __len__(self) -> int:
@@ -93,14 +93,15 @@ def open_source(images: object, labels: object) -> Source:
 
 
 def _source(images: object, labels: object) -> Source:
-    if isinstance(images, (Tensor, np.ndarray)):
+    if isinstance(images, (Tensor, np.ndarray, Stored)):
         if labels is None:
             raise DataError("labels are missing; give them after the images, or a dataset of (image, label) pairs")
-        return Tensors(as_tensor(images, "images"), as_tensor(labels, "labels"))
+        kept = images if isinstance(images, Stored) else as_tensor(images, "images")
+        return Tensors(kept, as_tensor(labels, "labels"))
     if labels is not None:
         raise DataError(f"images given with labels must be a tensor or an array; got {type(images).__name__}")
     inner = getattr(images, "images", None), getattr(images, "labels", None)
-    if isinstance(inner[0], Tensor) and isinstance(inner[1], Tensor):
+    if isinstance(inner[0], (Tensor, Stored)) and isinstance(inner[1], Tensor):
         return Tensors(inner[0], inner[1])
     if hasattr(images, "__getitem__") and hasattr(images, "__len__"):
         return Pairs(images)

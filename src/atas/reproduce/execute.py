@@ -127,5 +127,4 @@ def _evaluated(
 def _images(trial: Trial, data: Dataset) -> Split:
     """What the model is evaluated on."""
     split = hold_out(data, trial.held_out).test if trial.held_out else data.test
-    first = Split(split.images[: trial.examples], split.labels[: trial.examples], split.classes)
-    return padded(first, trial.padding)
+    return padded(split.part(slice(trial.examples)), trial.padding)

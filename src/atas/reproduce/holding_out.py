@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from atas.data import Dataset, Split
+from atas.data import Dataset
 from atas.errors import UsageError
 from atas.noise import Purpose, seed_for
 
@@ -16,8 +16,4 @@ def hold_out(data: Dataset, count: int) -> Dataset:
     generator = torch.Generator().manual_seed(seed_for(0, 0, Purpose.PROBE))
     order = torch.randperm(len(data.train), generator=generator)
     held, rest = order[:count].sort().values, order[count:].sort().values
-    return Dataset(data.name, _part(data.train, rest), _part(data.train, held))
-
-
-def _part(split: Split, rows: torch.Tensor) -> Split:
-    return Split(split.images[rows], split.labels[rows], split.classes)
+    return Dataset(data.name, data.train.part(rest), data.train.part(held))

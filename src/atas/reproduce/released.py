@@ -41,7 +41,7 @@ def padded(split: Split, padding: int) -> Split:
     """Images with black pixels around them."""
     if not padding:
         return split
-    return Split(F.pad(split.images, (padding,) * 4), split.labels, split.classes)
+    return Split(F.pad(split.images[:], (padding,) * 4), split.labels, split.classes)
 
 
 def as_released(model: nn.Module) -> nn.Module:

@@ -1,0 +1,174 @@
+"""How a folder of image files is cut into shards, and how one shard is written."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import json
+import os
+import sys
+import zlib
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import BinaryIO
+
+from atas._files import write_atomically, write_text
+from atas.data._decode import decode, planes, reason
+from atas.data._manifest import SUFFIXES, Shard
+from atas.data._verify import file_sha256
+from atas.errors import DataError
+
+_MOST_BYTES = 1 << 30  # of raw pixels in a shard
+_FEWEST, _SHARDS = 256, 64  # a set is cut into about so many shards, but for small and very large ones
+
+
+@dataclass(frozen=True)
+class Settings:
+    """How images are stored: `size` pixels along the short side, what happens to the rest, and in which format.
+    `quality` is JPEG's."""
+
+    size: int
+    fit: str
+    format: str
+    quality: int | None
+
+
+@dataclass(frozen=True)
+class Work:
+    """A shard to be made: its files, relative to the root of the set, with their labels, and a hash of what they were
+    when they were listed."""
+
+    name: str
+    root: Path
+    files: tuple[str, ...]
+    labels: tuple[int, ...]
+    source: str
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What became of a shard: its entry in the manifest, or None where it cannot be made; and its damaged files."""
+
+    name: str
+    shard: Shard | None
+    faults: tuple[tuple[str, str], ...]
+
+
+def cut(half: str, root: Path, files: list[Path], labels: list[int], size: int) -> list[Work]:
+    """The shards of one split."""
+    count = max(1, min(_MOST_BYTES // (3 * size * size), max(_FEWEST, -(-len(files) // _SHARDS))))
+    shards = []
+    for number, first in enumerate(range(0, len(files), count)):
+        digest, names = hashlib.sha256(), []
+        for path in files[first : first + count]:
+            about = path.stat()
+            names.append(path.relative_to(root).as_posix())
+            digest.update(os.fsencode(f"{names[-1]}\t{about.st_size}\t{about.st_mtime_ns}\n"))
+        given = tuple(labels[first : first + count])
+        shards.append(Work(f"{half}-{number:05}", root, tuple(names), given, digest.hexdigest()))
+    return shards
+
+
+def make(work: Work, out: Path, settings: Settings, *, skip: bool, count: Callable[[int], None]) -> Outcome:
+    """Write a shard, or keep the one that is there if it is whole; `count` is told how many images are through."""
+    kept = _kept(work, out, settings, skip=skip)
+    if kept is not None:
+        count(len(work.files))
+        return kept
+    path, index = _places(work, out, settings)
+    index.unlink(missing_ok=True)  # as long as there is no index, there is no shard
+    writer = _Writer(work, settings, skip=skip, count=count)
+    try:
+        write_atomically(path, writer.write)
+        if writer.useless:
+            path.unlink()
+            return Outcome(work.name, None, tuple(writer.faults))
+        text = json.dumps({"source": work.source, "sha256": writer.sha256, "skipped": writer.faults, **writer.columns})
+        write_text(index, text)
+    except OSError as error:
+        raise DataError(
+            f"cannot write {path} ({error.strerror}); make room and run the same command again: the shards that are "
+            f"finished are kept"
+        ) from error
+    return Outcome(work.name, _entry(work, path, writer.sha256, text), tuple(writer.faults))
+
+
+def _kept(work: Work, out: Path, settings: Settings, *, skip: bool) -> Outcome | None:
+    """The shard that is there already, if it was made from these files and every byte of it is right."""
+    path, index = _places(work, out, settings)
+    try:
+        text = index.read_text(encoding="utf-8")
+        found = json.loads(text)
+        faults = tuple((name, why) for name, why in found["skipped"])
+        if found["source"] != work.source or (faults and not skip) or file_sha256(path) != found["sha256"]:
+            return None
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+    return Outcome(work.name, _entry(work, path, found["sha256"], text), faults)
+
+
+def _places(work: Work, out: Path, settings: Settings) -> tuple[Path, Path]:
+    return out / f"{work.name}{SUFFIXES[settings.format]}", out / f"{work.name}.json"
+
+
+def _entry(work: Work, path: Path, sha256: str, index: str) -> Shard:
+    count = len(json.loads(index)["labels"])
+    return Shard(work.name, count, path.stat().st_size, sha256, hashlib.sha256(index.encode()).hexdigest())
+
+
+class _Writer:
+    """Writes the images of a shard one after the other, and keeps its index."""
+
+    def __init__(self, work: Work, settings: Settings, *, skip: bool, count: Callable[[int], None]) -> None:
+        self._work, self._settings, self._skip, self._count = work, settings, skip, count
+        self._parent = os.getppid()
+        self._digest = hashlib.sha256()
+        self.faults: list[tuple[str, str]] = []
+        self.columns: dict[str, list[object]] = {
+            name: [] for name in ("files", "labels", "offsets", "lengths", "sizes", "crc32")
+        }
+
+    @property
+    def sha256(self) -> str:
+        """Of what was written."""
+        return self._digest.hexdigest()
+
+    @property
+    def useless(self) -> bool:
+        """Whether what was written is not to be kept."""
+        return not self.columns["files"] or (bool(self.faults) and not self._skip)
+
+    def write(self, path: Path) -> None:
+        """Write all images; once one is damaged that must not be, the others are only looked at."""
+        with path.open("wb") as file:
+            for number, (name, label) in enumerate(zip(self._work.files, self._work.labels, strict=True)):
+                if os.getppid() != self._parent:
+                    sys.exit()  # who asked for this is gone
+                try:
+                    raw, size = _encoded(self._work.root / name, self._settings)
+                except Exception as error:
+                    # Pillow's decoders raise many kinds; whichever it is, the file is of no use and must be named.
+                    self.faults.append((name, reason(error)))
+                else:
+                    if not self.faults or self._skip:
+                        self._add(file, name, label, raw, size)
+                self._count(number + 1)
+
+    def _add(self, file: BinaryIO, name: str, label: int, raw: bytes, size: tuple[int, int]) -> None:
+        row = (name, label, file.tell(), len(raw), size, zlib.crc32(raw))
+        file.write(raw)
+        self._digest.update(raw)
+        for column, value in zip(self.columns.values(), row, strict=True):
+            column.append(value)
+
+
+def _encoded(path: Path, settings: Settings) -> tuple[bytes, tuple[int, int]]:
+    """An image as it is stored, and its height and width."""
+    image = decode(path, settings.size, settings.fit)
+    size = image.height, image.width
+    if settings.format == "raw":
+        return planes(image).tobytes(), size
+    stream = io.BytesIO()
+    image.save(stream, "JPEG", quality=settings.quality)
+    return stream.getvalue(), size

@@ -1,0 +1,133 @@
+"""Images that stay where they are until they are asked for."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from atas.data._decode import decode, planes, reason
+from atas.errors import DataError
+
+_PORTION = 32  # images that a thread reads at a time
+
+
+class Stored(ABC):
+    """Images of one size on the disk, or wherever they are; any part of them is a uint8 tensor (N, C, H, W).
+
+    An index gives a tensor, as with tensors: `images[5]`, `images[:100]`, `images[torch.tensor([3, 1])]`.
+    """
+
+    dtype, ndim, device = torch.uint8, 4, torch.device("cpu")
+
+    def __init__(self, count: int, shape: Sequence[int], place: str) -> None:
+        self.shape, self.place = torch.Size((count, *shape)), place
+
+    @property
+    @abstractmethod
+    def fingerprint(self) -> str:
+        """A hash that tells these images from others without a look at every pixel."""
+
+    @abstractmethod
+    def read(self, rows: np.ndarray, out: np.ndarray) -> None:
+        """Write these images into an array (len(rows), C, H, W). Works in any process and thread."""
+
+    def __len__(self) -> int:
+        return self.shape[0]
+
+    @property
+    def nbytes(self) -> int:
+        """The memory that all of them would take."""
+        return self.shape.numel()
+
+    def __getitem__(self, item: int | slice | Tensor) -> Tensor:
+        rows = np.arange(len(self))[item.cpu().numpy() if isinstance(item, Tensor) else item]
+        images = torch.empty(rows.size, *self.shape[1:], dtype=torch.uint8)
+        self.read(np.atleast_1d(rows), images.numpy())
+        return images.view(*rows.shape, *self.shape[1:])
+
+    def part(self, rows: Tensor | slice) -> Stored:
+        """Some of them, still where they are."""
+        return Part(self, np.arange(len(self))[rows.cpu().numpy() if isinstance(rows, Tensor) else rows])
+
+    def to(self, device: torch.device) -> Tensor:
+        """All of them in the memory of a device, read by several threads."""
+        whole = torch.empty(self.shape, dtype=torch.uint8, device=device)
+        with ThreadPoolExecutor(os.cpu_count()) as pool:
+            step = _PORTION * (os.cpu_count() or 1)
+            for first in range(0, len(self), step):
+                starts = range(first, min(first + step, len(self)), _PORTION)
+                portions = pool.map(lambda start: self[start : start + _PORTION], starts)
+                for start, portion in zip(starts, portions, strict=True):
+                    whole[start : start + _PORTION] = portion
+        return whole
+
+
+class Part(Stored):
+    """Some images of others."""
+
+    def __init__(self, whole: Stored, rows: np.ndarray) -> None:
+        super().__init__(len(rows), whole.shape[1:], whole.place)
+        self._whole, self._rows = whole, rows
+
+    @property
+    def fingerprint(self) -> str:
+        """Of all the others, and of which ones these are."""
+        return hashlib.sha256(self._whole.fingerprint.encode() + self._rows.tobytes()).hexdigest()
+
+    def read(self, rows: np.ndarray, out: np.ndarray) -> None:
+        """Read them as the whole does."""
+        self._whole.read(self._rows[rows], out)
+
+
+class Held(Stored):
+    """Images that are in memory already."""
+
+    def __init__(self, images: Tensor) -> None:
+        super().__init__(len(images), images.shape[1:], "memory")
+        self._images = images.cpu().numpy()
+
+    @property
+    def fingerprint(self) -> str:
+        """Of every pixel."""
+        return hashlib.sha256(np.ascontiguousarray(self._images).reshape(-1).data).hexdigest()
+
+    def read(self, rows: np.ndarray, out: np.ndarray) -> None:
+        """Copy them."""
+        np.take(self._images, rows, axis=0, out=out, mode="clip")  # any other mode makes a copy first
+
+
+class Files(Stored):
+    """Image files, decoded whenever they are read."""
+
+    def __init__(self, files: Sequence[Path], size: int, root: Path) -> None:
+        super().__init__(len(files), (3, size, size), str(root))
+        self._files, self._size, self._root = files, size, root
+
+    @property
+    def fingerprint(self) -> str:
+        """Of the names and lengths of the files."""
+        digest = hashlib.sha256(f"{self._size}\n".encode())
+        for path in self._files:
+            digest.update(os.fsencode(f"{path.relative_to(self._root).as_posix()}\t{path.stat().st_size}\n"))
+        return digest.hexdigest()
+
+    def read(self, rows: np.ndarray, out: np.ndarray) -> None:
+        """Decode them."""
+        for row, target in zip(rows, out, strict=True):
+            path = self._files[row]
+            try:
+                target[...] = planes(decode(path, self._size))
+            except Exception as error:
+                # Pillow's decoders raise many kinds; whichever it is, the file is of no use and must be named.
+                raise DataError(
+                    f"{path} cannot be decoded ({reason(error)}); replace or remove it, or leave such images out with "
+                    f"`atas data pack --skip-damaged`"
+                ) from error

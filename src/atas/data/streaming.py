@@ -1,0 +1,175 @@
+"""The streaming loader: worker processes read or decode images a few batches ahead, and each batch is copied to the
+device just before its step.
+
+A ring of batches in shared memory lies between the workers, who fill it, and this process, which empties it. On CUDA
+the ring is pinned and copies run on a stream of their own while earlier steps compute. A step finds its images always
+at the same addresses, so that a recorded step can be replayed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from itertools import pairwise
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from atas.boxes import AnyView
+from atas.data._stored import Held, Stored
+from atas.data._team import Team, shared_array, team_size
+from atas.data.resident import Batches
+from atas.noise import Draw
+
+AHEAD = 4  # batches in the ring
+
+
+class Streaming(Batches):
+    """Batches whose images stay where they are stored, and are read when their turn comes."""
+
+    kind = "streaming"
+
+    def __init__(
+        self,
+        images: Tensor | Stored,
+        labels: Tensor,
+        *,
+        batch_size: int,
+        pad: int,
+        flip: bool,
+        seed: int,
+        device: torch.device,
+        workers: int | None = None,
+        views: Callable[[Draw], AnyView] | None = None,
+    ) -> None:
+        size = min(batch_size, len(labels))
+        staged = torch.zeros(size, *images.shape[1:], dtype=torch.uint8, device=device)
+        super().__init__(staged, labels, batch_size=batch_size, pad=pad, flip=flip, seed=seed, views=views)
+        self._stored = images if isinstance(images, Stored) else Held(images)
+        self.workers = min(team_size(workers), size)
+        self._order = shared_array((len(labels),), np.int64)
+        self._ring = shared_array((AHEAD, *staged.shape), np.uint8)
+        self._missing = [0] * AHEAD  # parts of each batch in the ring that workers have not answered for
+        self._asked = 0  # the batch that is to be asked for next
+        self._team: Team | None = None
+        self._copier = _OnCuda(self._ring, staged) if device.type == "cuda" else _OnHost(self._ring, staged)
+
+    def begin(self, order: Tensor, first: int) -> None:
+        """Start the workers where there are none, and have them read the first batches."""
+        if self._team is None:
+            self._team = Team(self._fill, self.workers, "reads training images")
+        while any(self._missing):  # what was asked for in an epoch that is given up
+            self._hear()
+        for place in range(AHEAD):
+            self._copier.wait(place)
+        self._order[:] = order.numpy()
+        self._asked = first
+        for _ in range(AHEAD - 1):  # the last place is free while the batch in it is being copied
+            self._ask()
+
+    def stage(self, batch: int) -> None:
+        """Wait for the images of a batch and send them on their way to the device."""
+        while self._missing[batch % AHEAD]:
+            self._hear()
+        self._copier.copy(batch % AHEAD, self.size(batch))
+        self._copier.wait((batch - 1) % AHEAD)
+        self._ask()
+
+    def rows(self, index: Tensor) -> Tensor:
+        """The batch lies in the order of its examples."""
+        return torch.arange(len(index), device=index.device)
+
+    def close(self) -> None:
+        """End the workers."""
+        self._copier.close()
+        if self._team is not None:
+            self._team.close()
+        self._team, self._missing = None, [0] * AHEAD
+
+    def _ask(self) -> None:
+        """Share the next batch among the workers, if there is one."""
+        assert self._team is not None
+        if self._asked < len(self):
+            place, first = self._asked % AHEAD, self._asked * self.batch_size
+            ends = np.linspace(0, self.size(self._asked), len(self._team) + 1).astype(int).tolist()
+            for worker, (start, end) in enumerate(pairwise(ends)):
+                if start < end:
+                    self._team.ask(worker, (place, first, start, end))
+                    self._missing[place] += 1
+            self._asked += 1
+
+    def _hear(self) -> None:
+        assert self._team is not None
+        for _, place in self._team.answers():
+            self._missing[place] -= 1
+
+    def _fill(self, task: tuple[int, int, int, int]) -> int:
+        """A worker's part: read some images of a batch into their place in the ring."""
+        place, first, start, end = task
+        self._stored.read(self._order[first + start : first + end], self._ring[place, start:end])
+        return place
+
+
+class _OnHost:
+    """Copies on the CPU are over when they return."""
+
+    def __init__(self, ring: np.ndarray, staged: Tensor) -> None:
+        self._ring, self._staged = torch.from_numpy(ring), staged
+
+    def copy(self, place: int, size: int) -> None:
+        """Bring a batch of the ring to where steps look for it."""
+        self._staged[:size] = self._ring[place, :size]
+
+    def wait(self, place: int) -> None:
+        """Return when the last copy from this place in the ring is over."""
+
+    def close(self) -> None:
+        """Nothing to give back."""
+
+
+class _OnCuda:
+    """Copies beside the main stream, into two buffers in turn; the step's own place is filled from these in order.
+
+    The host waits for the copy before the last at most, so it is always a step ahead of the device.
+    """
+
+    def __init__(self, ring: np.ndarray, staged: Tensor) -> None:
+        self._ring, self._staged = torch.from_numpy(ring), staged
+        self._pinned = False
+        self._stream = torch.cuda.Stream(staged.device)
+        self._buffers = [torch.empty_like(staged) for _ in range(2)]
+        self._free = [torch.cuda.Event() for _ in self._buffers]
+        self._arrived = [torch.cuda.Event() for _ in ring]
+        self._turn = 0
+
+    def copy(self, place: int, size: int) -> None:
+        """As on the host, but only asked for."""
+        self._pin()
+        turn = self._turn = 1 - self._turn
+        main = torch.cuda.current_stream(self._staged.device)
+        with torch.cuda.stream(self._stream):
+            self._stream.wait_event(self._free[turn])
+            self._buffers[turn][:size].copy_(self._ring[place, :size], non_blocking=True)
+            self._arrived[place].record(self._stream)
+        main.wait_event(self._arrived[place])
+        self._staged[:size].copy_(self._buffers[turn][:size])
+        self._free[turn].record(main)
+
+    def wait(self, place: int) -> None:
+        """As on the host."""
+        self._arrived[place].synchronize()
+
+    def close(self) -> None:
+        """Unpin the ring."""
+        if self._pinned:
+            torch.cuda.synchronize(self._staged.device)
+            torch.cuda.cudart().cudaHostUnregister(self._ring.data_ptr())
+            self._pinned = False
+
+    def _pin(self) -> None:
+        """Pin the ring where it is, once the workers that share it have been forked."""
+        if not self._pinned:
+            with torch.cuda.device(self._staged.device):
+                code = torch.cuda.cudart().cudaHostRegister(self._ring.data_ptr(), self._ring.nbytes, 0)
+            torch.cuda.check_error(code)
+            self._pinned = True

@@ -1,0 +1,418 @@
+"""Packed sets: what is in them, what is refused, and that neither a kill nor a full disk does harm."""
+
+from __future__ import annotations
+
+import json
+import os
+import pickle
+import random
+import resource
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from atas import data
+from atas._files import held
+from atas.data import _shards, _target
+from atas.errors import AtasError, DataError, UsageError
+
+SIZE = 16
+
+
+def content(folder: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in folder.iterdir() if not path.name.startswith(".")}
+
+
+def flip_a_byte(path: Path, place: int) -> None:
+    raw = bytearray(path.read_bytes())
+    raw[place] ^= 255
+    path.write_bytes(raw)
+
+
+@pytest.fixture
+def packed(photos, tmp_path, small_shards):
+    data.pack(photos, tmp_path / "packed", size=SIZE, workers=2)
+    return tmp_path / "packed"
+
+
+# What is in a set
+
+
+def test_raw_is_what_the_image_folder_gives(photos, packed):
+    expected, found = data.load("imagefolder", photos, size=SIZE), data.load("packed", packed)
+    assert found.name == "packed"
+    assert found.shape == (3, SIZE, SIZE)
+    for half in ("train", "test"):
+        one, other = getattr(expected, half), getattr(found, half)
+        assert isinstance(other.images, data.Stored)
+        assert one.classes == other.classes == ("cat", "dog")
+        assert torch.equal(one.labels, other.labels)
+        assert torch.equal(one.images, other.images[:])
+        assert one.sha256() == other.sha256()
+
+
+def test_images_by_every_kind_of_index(packed):
+    images = data.load("packed", packed).train.images
+    whole = images[:]
+    assert images.shape == whole.shape == (21, 3, SIZE, SIZE)
+    assert torch.equal(images[-1], whole[20])
+    assert torch.equal(images[3:9:2], whole[3:9:2])
+    rows = torch.tensor([20, 0, 7, 7])
+    assert torch.equal(images[rows], whole[rows])
+    assert torch.equal(images.part(rows)[1:], whole[rows][1:])
+    assert torch.equal(images.part(rows).part(slice(2, None))[:], whole[[7, 7]])
+    assert torch.equal(images.to(torch.device("cpu")), whole)
+    with pytest.raises(IndexError):
+        images[21]
+    assert torch.equal(pickle.loads(pickle.dumps(images))[:], whole)  # for the workers of other loaders
+
+
+def test_squash_and_jpeg(photos, tmp_path):
+    data.pack(photos, tmp_path / "squash", size=SIZE, fit="squash")
+    squashed = data.load("packed", tmp_path / "squash").train.images
+    first = sorted((photos / "train" / "cat").iterdir())[0]
+    with Image.open(first) as image:
+        expected = np.asarray(image.convert("RGB").resize((SIZE, SIZE), Image.Resampling.BILINEAR))
+    assert np.array_equal(squashed[0].numpy(), expected.transpose(2, 0, 1))
+
+    cropped = data.load("imagefolder", photos, size=SIZE).train.images.float()
+    for fit in ("crop", "keep"):
+        data.pack(photos, tmp_path / fit, size=SIZE, fit=fit, format="jpeg", quality=100)
+        images = data.load("packed", tmp_path / fit).train.images[:].float()
+        assert (images - cropped).abs().mean() < 6, fit
+    heights, widths = zip(*json.loads((tmp_path / "keep" / "train-00000.json").read_text())["sizes"], strict=True)
+    assert min(min(pair) for pair in zip(heights, widths, strict=True)) == SIZE
+    assert max(heights) > SIZE
+    assert max(widths) > SIZE
+
+
+def test_the_manifest_tells_how_it_was_made(photos, packed):
+    manifest = json.loads((packed / "manifest.json").read_text())
+    assert manifest["version"] == 1
+    assert manifest["settings"] == {"size": SIZE, "fit": "crop", "format": "raw", "quality": None}
+    assert manifest["classes"] == ["cat", "dog"]
+    assert manifest["source"]["files"] == 27
+    assert [shard["count"] for shard in manifest["splits"]["train"]] == [4, 4, 4, 4, 4, 1]
+    assert sorted(content(packed)) == sorted(
+        ["manifest.json", "plan.json"]
+        + [
+            f"{half}-{n:05}.{kind}"
+            for half, n in (("train", 6), ("test", 2))
+            for n in range(n)
+            for kind in ("raw", "json")
+        ]
+    )
+    index = json.loads((packed / "test-00001.json").read_text())
+    assert index["files"] == ["val/dog/003.png", "val/dog/005.jpg"]
+    assert index["labels"] == [1, 1]
+    assert index["offsets"] == [0, 3 * SIZE * SIZE]
+
+
+def test_the_number_of_workers_changes_nothing(photos, packed, tmp_path):
+    data.pack(photos, tmp_path / "alone", size=SIZE, workers=1)
+    assert content(tmp_path / "alone") == content(packed)
+
+
+# What is refused
+
+
+def test_damaged_images_are_all_listed_or_left_out(photos, tmp_path, small_shards):
+    whole = data.pack(photos, tmp_path / "whole", size=SIZE)
+    for number in range(6):
+        (photos / "train" / "cat" / f"x{number}.png").write_text("no image")
+    (photos / "val" / "dog" / "empty.jpg").touch()
+    with pytest.raises(DataError) as caught:
+        data.pack(photos, tmp_path / "packed", size=SIZE)
+    said = str(caught.value)
+    assert "7 images of 34 cannot be decoded: train/cat/x0.png (cannot identify image file)" in said
+    assert f"and 2 more, all listed in {tmp_path / 'packed' / 'damaged.txt'}" in said
+    assert "--skip-damaged" in said
+    listed = (tmp_path / "packed" / "damaged.txt").read_text().splitlines()
+    assert len(listed) == 7
+    assert listed[-1] == "val/dog/empty.jpg\tthe file is empty"
+    with pytest.raises(DataError, match=r"holds no packed set .* goes on where an earlier one was stopped"):
+        data.load("packed", tmp_path / "packed")
+
+    manifest = data.pack(photos, tmp_path / "packed", size=SIZE, skip_damaged=True)
+    assert [name for name, _ in manifest.skipped][-1] == "val/dog/empty.jpg"
+    assert len(manifest.skipped) == 7
+    assert not (tmp_path / "packed" / "damaged.txt").exists()
+    assert len(manifest.source) == len(whole.source)
+    assert torch.equal(
+        data.load("packed", tmp_path / "packed").train.images[:],
+        data.load("packed", tmp_path / "whole").train.images[:],
+    )
+
+
+def test_other_settings_and_other_places(photos, packed, tmp_path):
+    with pytest.raises(UsageError, match=r"packed in another way \(size 16 became 8\)"):
+        data.pack(photos, packed, size=8)
+    with pytest.raises(UsageError, match="lies among the images"):
+        data.pack(photos, photos / "train" / "packed")
+    with pytest.raises(UsageError, match="is not empty and holds no packed set"):
+        data.pack(photos, photos)
+    (photos / "train" / "cat" / "000.png").unlink()
+    with pytest.raises(UsageError, match="27 files that have changed since"):
+        data.pack(photos, packed, size=SIZE)
+    with held(packed / ".lock", "..."), pytest.raises(AtasError, match="another process packs into"):
+        data.pack(photos, packed, size=SIZE)
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"fit": "stretch"}, "unknown fit 'stretch'"),
+        ({"format": "jpg"}, "did you mean 'jpeg'"),
+        ({"size": 0}, "size is 0"),
+        ({"quality": 101, "format": "jpeg"}, "quality is 101"),
+        ({"fit": "keep"}, "raw images are all of one size"),
+        ({"workers": 0}, "workers must be at least 1"),
+    ],
+)
+def test_wrong_options(photos, tmp_path, options, words):
+    with pytest.raises(UsageError, match=words):
+        data.pack(photos, tmp_path / "packed", **options)
+
+
+def test_no_workers(packed):
+    with pytest.raises(UsageError, match="workers must be at least 1; got -1"):
+        data.verify(packed, workers=-1)
+
+
+def test_a_packed_folder_is_not_an_image_folder(packed):
+    with pytest.raises(DataError, match="load it by the name packed"):
+        data.load("imagefolder", packed)
+    with pytest.raises(UsageError, match="size is for imagefolder alone"):
+        data.load("packed", packed, size=8)
+
+
+# What is found when a set is opened or verified
+
+
+def test_a_changed_byte_is_found_and_named(photos, packed):
+    assert data.verify(packed).settings["size"] == SIZE
+    before = content(packed)
+    flip_a_byte(packed / "train-00002.raw", 3 * SIZE * SIZE + 5)
+    assert len(data.load("packed", packed).train) == 21
+    names = json.loads((packed / "train-00002.json").read_text())["files"]
+    with pytest.raises(DataError) as caught:
+        data.verify(packed, workers=2)
+    assert f"1 of 8 shards are damaged: {packed / 'train-00002.raw'} (images {names[1]})" in str(caught.value)
+
+    (packed / "manifest.json").unlink()  # as the sentence says
+    data.pack(photos, packed, size=SIZE)
+    assert content(packed) == before
+
+
+def test_files_that_are_cut_missing_or_of_another_set(packed):
+    shard = packed / "test-00000.raw"
+    raw = shard.read_bytes()
+    shard.write_bytes(raw[:-1])
+    with pytest.raises(DataError, match=rf"{shard} has {len(raw) - 1} bytes, expected {len(raw)}"):
+        data.load("packed", packed)
+    with pytest.raises(DataError, match=f"has {len(raw) - 1} bytes"):
+        data.verify(packed)
+    shard.unlink()
+    with pytest.raises(DataError, match=r"test-00000.raw of a packed set cannot be read \(No such file"):
+        data.load("packed", packed)
+    shard.write_bytes(raw)
+    flip_a_byte(packed / "test-00001.json", 40)
+    with pytest.raises(DataError, match=r"test-00001.json is not the index that was written"):
+        data.load("packed", packed)
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("{", "cannot be read"),
+        ("[]", "is not as atas writes it"),
+        ('{"kind": "other"}', "does not describe a packed set"),
+        ('{"kind": "atas-packed", "version": 9}', "is of version 9"),
+        ('{"kind": "atas-packed", "version": 1}', "is not as atas writes it"),
+    ],
+)
+def test_manifests_of_other_kinds(tmp_path, text, words):
+    (tmp_path / "manifest.json").write_text(text)
+    with pytest.raises(DataError, match=words):
+        data.load("packed", tmp_path)
+
+
+def test_a_damaged_jpeg_in_a_shard_is_named_when_it_is_read(photos, tmp_path):
+    data.pack(photos, tmp_path / "packed", size=SIZE, format="jpeg")
+    index = json.loads((tmp_path / "packed" / "train-00000.json").read_text())
+    flip_a_byte(tmp_path / "packed" / "train-00000.jpg", index["offsets"][5] + index["lengths"][5] // 2)
+    images = data.load("packed", tmp_path / "packed").train.images
+    assert images[:5].shape[0] == 5
+    with pytest.raises(DataError, match=r"image 5 in .*train-00000.jpg is damaged \(its checksum is wrong\)"):
+        images[:]
+
+
+# Stopped and gone on with
+
+
+NURSERY = '''
+import json, os, random, shutil, signal, sys, time
+from atas import data
+from atas.data import _shards
+from atas.errors import AtasError
+
+order = json.loads(sys.argv[1])
+chance = random.Random(order["seed"])
+_shards._FEWEST = 2
+
+
+def attempt(out, delay=None, sync=None):
+    """Pack in a process of its own: killed after `delay` seconds, or a worker of it killed at a sync of a file."""
+    child = os.fork()
+    if child == 0:
+        if sync is not None:
+            real, left = os.fsync, [sync]
+
+            def deadly(descriptor):
+                left[0] -= 1
+                if not left[0]:
+                    if os.readlink(f"/proc/self/fd/{descriptor}").endswith(".tmp"):  # and no folder
+                        os.ftruncate(descriptor, os.fstat(descriptor).st_size // 2)
+                    os.kill(os.getpid(), signal.SIGKILL)
+                real(descriptor)
+
+            os.fsync = deadly
+        status = 9
+        try:
+            data.pack(order["photos"], out, size=64, format=order["format"], workers=2)
+            status = 0
+        except AtasError as error:
+            # A worker whose parent was killed may still be in the middle of an image, and holds the folder.
+            waits, died = "another process packs" in str(error), "was ended by SIGKILL" in str(error)
+            status = 7 if waits else 1 if died else 8
+        finally:
+            os._exit(status)
+    end = None if delay is None else time.monotonic() + delay
+    while True:
+        done, status = os.waitpid(child, os.WNOHANG)
+        if done:
+            return os.waitstatus_to_exitcode(status)
+        if end is not None and time.monotonic() >= end:
+            os.kill(child, signal.SIGKILL)
+            end = None
+        time.sleep(0.0005)
+
+
+began = time.monotonic()
+assert attempt(order["whole"]) == 0
+whole = time.monotonic() - began
+kills = []
+for number in range(order["kills"]):
+    where = {"sync": chance.randint(1, 4)} if number % 2 else {"delay": chance.uniform(0.1, 0.6) * whole}
+    code = 7
+    while code == 7:
+        code = attempt(order["killed"], **where)
+    assert code in (0, 1, -9), code
+    if code == 0:
+        kills.append("none")
+        shutil.rmtree(order["killed"])
+    else:
+        kills.append("worker" if code == 1 else "parent")
+while (code := attempt(order["killed"])) == 7:
+    pass
+assert code == 0
+print(json.dumps(kills))
+'''
+
+
+@pytest.mark.parametrize("format", ["raw", "jpeg"])
+def test_killed_at_random_moments(photos, tmp_path, format):
+    """The packer or one of its workers is killed again and again; in the end every byte is as it should be."""
+    (tmp_path / "nursery.py").write_text(NURSERY)
+    order = {
+        "seed": random.SystemRandom().randrange(1000),
+        "photos": str(photos),
+        "whole": str(tmp_path / "whole"),
+        "killed": str(tmp_path / "killed"),
+        "format": format,
+        "kills": 10,
+    }
+    done = subprocess.run(
+        [sys.executable, str(tmp_path / "nursery.py"), json.dumps(order)], capture_output=True, text=True, timeout=60
+    )
+    assert done.returncode == 0, (order, done.stderr)
+    assert {"worker", "parent"} <= set(json.loads(done.stdout)), (order, done.stdout)
+    assert content(tmp_path / "killed") == content(tmp_path / "whole")
+    assert not list((tmp_path / "killed").glob(".*.tmp"))
+
+
+def test_finished_shards_are_kept_and_damaged_ones_made_anew(photos, packed, monkeypatch):
+    before = content(packed)
+    (packed / "manifest.json").unlink()
+    flip_a_byte(packed / "train-00001.raw", 7)
+    (packed / "train-00003.json").unlink()
+    (packed / "train-00009.raw").write_text("of an earlier attempt with more files")
+    stamps = {path.name: path.stat().st_mtime_ns for path in packed.iterdir()}
+    assert len(data.pack(photos, packed, size=SIZE).shards) == 8
+    assert content(packed) == before
+    made = {path.name for path in packed.iterdir() if path.stat().st_mtime_ns != stamps.get(path.name)}
+    assert {name for name in made if name.endswith(".raw")} == {"train-00001.raw", "train-00003.raw"}
+
+
+def test_a_file_that_cannot_grow(photos, tmp_path):
+    """The limit of the system on the size of a file, as a disk that is full in the middle of a shard."""
+    command = [sys.executable, "-m", "atas", "data", "pack", str(photos), str(tmp_path / "packed"), "--size", "64"]
+    limit = (100_000, 100_000)
+    done = subprocess.run(
+        command, capture_output=True, text=True, preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, limit)
+    )
+    assert done.returncode == 1, done.stderr
+    assert done.stderr.count("\n") == 1
+    assert "cannot write" in done.stderr
+    assert "File too large" in done.stderr
+    assert "run the same command again" in done.stderr
+    assert not list((tmp_path / "packed").glob("train*"))
+    assert not list((tmp_path / "packed").glob(".*.tmp"))
+    data.pack(photos, tmp_path / "packed", size=64)
+    data.pack(photos, tmp_path / "other", size=64)
+    assert content(tmp_path / "packed") == content(tmp_path / "other")
+
+
+def test_a_disk_too_small_is_seen_before_the_work(photos, tmp_path, monkeypatch):
+    monkeypatch.setattr(_target.shutil, "disk_usage", lambda path: type("Usage", (), {"free": 10**6}))
+    with pytest.raises(DataError, match=r"needs 5.4 GB more and its disk has 0.0 GB left"):
+        data.pack(photos, tmp_path / "packed", size=8192)
+
+
+def test_progress_and_an_interrupt(photos, tmp_path, small_shards, monkeypatch):
+    seen = []
+    data.pack(photos, tmp_path / "packed", size=SIZE, progress=lambda *told: seen.append(told))
+    assert seen[0] == ("packing", 0, 27)
+    assert seen[-1] == ("packing", 27, 27)
+
+    def stop(what, done, total):
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        data.pack(photos, tmp_path / "stopped", size=SIZE, progress=stop)
+    data.pack(photos, tmp_path / "stopped", size=SIZE)
+    assert content(tmp_path / "stopped") == content(tmp_path / "packed")
+
+
+def test_an_error_of_ours_in_a_worker_is_not_hidden(photos, tmp_path, monkeypatch):
+    monkeypatch.setattr(_shards, "_encoded", lambda path, settings: (None, (1, 1)))
+    with pytest.raises(RuntimeError, match="in a worker process"):
+        data.pack(photos, tmp_path / "packed", size=SIZE)
+
+
+def test_names_that_are_no_text(photos, tmp_path):
+    odd = os.fsencode(photos / "train" / "cat") + b"/\xff\xfe.png"
+    Image.new("RGB", (20, 20), "red").save(os.fsdecode(odd))
+    bad = os.fsencode(photos / "train" / "cat") + b"/\xff\xfd.png"
+    with open(bad, "wb"):
+        pass
+    with pytest.raises(DataError, match="1 image of 29 cannot be decoded"):
+        data.pack(photos, tmp_path / "packed", size=SIZE)
+    data.pack(photos, tmp_path / "packed", size=SIZE, skip_damaged=True)
+    assert len(data.load("packed", tmp_path / "packed").train) == 22
+    assert data.load("imagefolder", photos, size=SIZE, lazy=True).train.fingerprint()
