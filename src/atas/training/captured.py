@@ -16,7 +16,7 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor, nn
 
-from atas.data.resident import Resident
+from atas.data.resident import Batches
 from atas.errors import AtasError
 from atas.fusing import compiled, fused
 from atas.graphs import record, warm_up
@@ -46,7 +46,7 @@ class Captured(Engine):
         settings: recipe.Recipe,
         model: nn.Module,
         method: Method,
-        batches: Resident,
+        batches: Batches,
         say: Callable[[str], None] = print,
     ) -> None:
         super().__init__(settings, channels_last(model), method, batches)

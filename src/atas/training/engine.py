@@ -14,7 +14,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor, nn
 
-from atas.data.resident import Resident
+from atas.data.resident import Batches
 from atas.errors import UsageError
 from atas.fusing import fusable
 from atas.methods import Adaptive, Method
@@ -70,7 +70,7 @@ class Engine:
 
     kind: ClassVar[str] = "eager"
 
-    def __init__(self, settings: recipe.Recipe, model: nn.Module, method: Method, batches: Resident) -> None:
+    def __init__(self, settings: recipe.Recipe, model: nn.Module, method: Method, batches: Batches) -> None:
         self.device = batches.images.device
         self.settings, self.model, self.method, self.batches = settings, model, method, batches
         wanted = settings.engine.precision
@@ -131,6 +131,7 @@ class Engine:
         """Get ready for an epoch, from the given batch on."""
         self.method.start_epoch(epoch, self.settings.training.epochs)
         order = self.batches.order(epoch)
+        self.batches.begin(order, first)
         self._order.copy_(order)
         self._plan = order.split(self.batches.batch_size)
         self._place.fill_(first * self.batches.batch_size)
@@ -140,6 +141,7 @@ class Engine:
     def step(self) -> None:
         """The next training step of the epoch."""
         index = self._plan[self._next]
+        self.batches.stage(self._next)
         self.method.before_step(index)
         self.run(len(index))
         self.method.after_step(index)

@@ -26,6 +26,8 @@ MAY_CHANGE = (
     "engine",
     "evaluation",
     "data.root",
+    "data.loading",
+    "data.workers",
     "method.store",
     "training.checkpoint_every",
     "training.loggers",
@@ -34,13 +36,17 @@ MAY_CHANGE = (
 
 @dataclass(frozen=True)
 class Data:
-    """What is trained on. `size` is for image folders; crops are of images padded by `pad`."""
+    """What is trained on. `size` is for image folders; crops are of images padded by `pad`. `loading` is where the
+    training images are kept: `resident` on the device, `streaming` where they are, from which `workers` processes (by
+    default one a processor) read a few batches ahead, or `auto`, resident where they fit."""
 
     name: str = "cifar10"
     root: str | None = None
     size: int | None = None
     pad: int = 4
     flip: bool = True
+    loading: str = "auto"
+    workers: int | None = None
 
 
 @dataclass(frozen=True)
@@ -325,6 +331,7 @@ def _check(recipe: Recipe) -> None:
     training, schedule, optimizer = recipe.training, recipe.schedule, recipe.optimizer
     methods.get(recipe.method.name)
     threat.create(recipe.method.norm, recipe.method.eps)
+    choice("data.loading", recipe.data.loading, "auto", "resident", "streaming")
     choice("schedule.name", schedule.name, "piecewise", "cyclic")
     choice("training.on_collapse", training.on_collapse, "warn", "stop", "rollback")
     for logger in training.loggers:
@@ -337,6 +344,7 @@ def _check(recipe: Recipe) -> None:
     demand(-(2**63) <= training.seed < 2**63, f"training.seed must fit 64 bits; got {training.seed}")
     demand(training.probe >= 1, f"training.probe must be at least 1 image; got {training.probe}")
     demand(training.checkpoint_every >= 0, "training.checkpoint_every must not be negative")
+    demand(recipe.data.workers is None or recipe.data.workers >= 1, "data.workers must be at least 1, or left out")
     demand(recipe.data.pad >= 0, f"data.pad must not be negative; got {recipe.data.pad}")
     demand(schedule.peak > 0, f"schedule.peak must be above zero; got {schedule.peak}")
     demand(0 < schedule.peak_at < 1, f"schedule.peak_at is a share of the training in (0, 1); got {schedule.peak_at}")

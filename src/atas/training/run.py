@@ -114,7 +114,10 @@ def load_data(settings: recipe.Recipe, root: str | None = None) -> data.Dataset:
             f"the data of this recipe was given in Python ('{name}'); pass it there again, to atas.train(data=...) or "
             f"to atas.evaluate"
         )
-    return data.load(settings.data.name, root or settings.data.root, size=settings.data.size)
+    lazy = None
+    if settings.data.name == "imagefolder":  # other sets are always read in one way
+        lazy = {"resident": False, "streaming": True}.get(settings.data.loading)
+    return data.load(settings.data.name, root or settings.data.root, size=settings.data.size, lazy=lazy)
 
 
 def build_model(settings: recipe.Recipe, images: data.Dataset) -> nn.Module:

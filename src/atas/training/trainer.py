@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from atas import methods
 from atas.data import Dataset
-from atas.data.resident import Resident
+from atas.data.loading import open_batches
 from atas.errors import AtasError, CheckpointError, DataError, UsageError
 from atas.methods import Adaptive, Free, Method
 from atas.training import checkpoint, recipe
@@ -57,17 +57,18 @@ class Trainer:
         self._data = _fingerprint(data, rows)
         self._guards = training.on_collapse != "warn"
         probe, rest = split_probe(len(data.train), training.probe, held_out=self._guards)
-        images, labels = data.train.images, data.train.labels
         if rows is not None:
             rest = rows if rest is None else rows[torch.isin(rows, rest)]
-        self.batches = Resident(
-            images if rest is None else images[rest],
-            labels if rest is None else labels[rest],
+        self.batches = open_batches(
+            data.train if rest is None else data.train.part(rest),
+            settings.data.loading,
             batch_size=training.batch_size,
             pad=settings.data.pad,
             flip=settings.data.flip,
             seed=training.seed,
             device=self.device,
+            workers=settings.data.workers,
+            say=live.say,
         )
         own = dict(settings.method.settings)
         if methods.get(settings.method.name) is Free:
@@ -83,9 +84,8 @@ class Trainer:
             **own,
         )
         self.engine = self._engine(model.to(self.device), method)
-        self.monitor = Monitor(
-            images[probe].to(self.device), labels[probe].to(self.device), threat, batch=self.engine.look_size
-        )
+        watched = data.train.images[probe].to(self.device), data.train.labels[probe].to(self.device)
+        self.monitor = Monitor(*watched, threat, batch=self.engine.look_size)
         self.epoch = self.batch = self.rollbacks = 0
         self.seconds = 0.0  # spent in training steps alone
         self._metrics_bytes = 0
@@ -132,6 +132,7 @@ class Trainer:
                 while self.epoch < epochs:
                     self._run_epoch(epochs)
         finally:
+            self.batches.close()
             self._loggers.close()
 
     def _run_epoch(self, epochs: int) -> None:
@@ -317,7 +318,7 @@ class Trainer:
 
 def _fingerprint(data: Dataset, rows: Tensor | None) -> str:
     """Of the images that a run learns from."""
-    whole = data.train.sha256()
+    whole = data.train.fingerprint()
     return (whole if rows is None else hashlib.sha256(whole.encode() + rows.numpy().tobytes()).hexdigest())[:16]
 
 
