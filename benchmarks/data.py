@@ -1,0 +1,105 @@
+"""How fast training images come: decoded from files, decoded from a packed set, and read from a packed set of pixels.
+
+    python benchmarks/data.py                                    # on photos made of noise, 500 x 375 pixels
+    python benchmarks/data.py --folder imagenette --size 256 --workers 1 2 4 8 --json results.json
+
+Batches go all the way to where a training step would find them. Rounds over all kinds are interleaved, and the median
+counts. Files that were just written are in the system's cache, so this is the speed of the processors and not of a
+disk; decoding is limited by the number of processors, pixels by the memory.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import tempfile
+import time
+from pathlib import Path
+
+import numpy as np
+import torch
+from PIL import Image
+
+from atas import data, environment
+from atas.data.streaming import Streaming
+from atas.training.engine import choose_device
+
+
+def make_photos(root: Path, count: int) -> Path:
+    """Smooth noise, whose JPEG files are about as long as those of real photos."""
+    random = np.random.default_rng(0)
+    for half, number in (("train", count), ("test", 1)):
+        folder = root / half / "noise"
+        folder.mkdir(parents=True)
+        for image in range(number):
+            coarse = Image.fromarray(random.integers(0, 256, (75, 100, 3), np.uint8))
+            coarse.resize((500, 375), Image.Resampling.BICUBIC).save(folder / f"{image:05}.jpg", quality=92)
+    return root
+
+
+def loaders(folder: Path, work: Path, args: argparse.Namespace, device: torch.device) -> dict[str, Streaming]:
+    sets = {"files": data.load("imagefolder", folder, size=args.size, lazy=True)}
+    for kind in ("jpeg", "raw"):
+        data.pack(folder, work / kind, size=args.size, format=kind)
+        sets[f"packed {kind}"] = data.load("packed", work / kind)
+    how = {"batch_size": args.batch, "pad": 4, "flip": True, "seed": 0, "device": device}
+    return {
+        f"{name}, {workers} workers": Streaming(found.train.images, found.train.labels, workers=workers, **how)
+        for name, found in sets.items()
+        for workers in args.workers
+    }
+
+
+def epoch(loader: Streaming, number: int, device: torch.device) -> float:
+    """Images a second over an epoch."""
+    order = loader.order(number)
+    began = time.perf_counter()
+    loader.begin(order, 0)
+    for batch in range(len(loader)):
+        loader.stage(batch)
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+    return len(loader.labels) / (time.perf_counter() - began)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--folder", type=Path, help="a folder with train/<class>/ and test/<class>/")
+    parser.add_argument("--photos", type=int, default=1024, help="how many to make where no folder is given")
+    parser.add_argument("--size", type=int, default=256)
+    parser.add_argument("--batch", type=int, default=128)
+    parser.add_argument("--workers", type=int, nargs="+", default=[1, 2])
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--device", default="auto")
+    parser.add_argument("--json", type=Path)
+    args = parser.parse_args()
+    device = choose_device(args.device)
+    with tempfile.TemporaryDirectory() as work:
+        folder = args.folder or make_photos(Path(work) / "photos", args.photos)
+        made = loaders(folder, Path(work), args, device)
+        for loader in made.values():
+            epoch(loader, 0, device)
+        speeds: dict[str, list[float]] = {name: [] for name in made}
+        for number in range(args.rounds):
+            for name, loader in made.items():
+                speeds[name].append(epoch(loader, number + 1, device))
+        examples = len(next(iter(made.values())).labels)
+        for loader in made.values():
+            loader.close()
+    rows = {}
+    print(f"{'source':28} {'images/s':>10} {'GB/s of pixels':>15}   spread over rounds")
+    for name, found in speeds.items():
+        median = statistics.median(found)
+        rows[name] = {"images_per_second": median, "low": min(found), "high": max(found)}
+        print(
+            f"{name:28} {median:10.0f} {median * 3 * args.size**2 / 1e9:15.2f}   {min(found):.0f} to {max(found):.0f}"
+        )
+    if args.json is not None:
+        settings = {"images": examples, "size": args.size, "batch": args.batch, "rounds": args.rounds}
+        about = settings | {"folder": "generated" if args.folder is None else args.folder.name}
+        args.json.write_text(json.dumps(about | {"rows": rows, "environment": environment.describe(device)}, indent=2))
+
+
+if __name__ == "__main__":
+    main()
