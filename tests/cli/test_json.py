@@ -4,7 +4,9 @@ import json
 
 import pytest
 import typer
+from PIL import Image
 
+from atas import data
 from atas.cli import app
 
 
@@ -23,11 +25,23 @@ NO_NETWORK = {"data get"}  # tested with the data, where an archive is at hand
 
 
 @pytest.fixture
-def example(finished, copy_of, tiny, tmp_path):
+def photos(tmp_path):
+    """A folder of two images."""
+    for half in ("train", "test"):
+        (tmp_path / "photos" / half / "red").mkdir(parents=True)
+        Image.new("RGB", (8, 8), "red").save(tmp_path / "photos" / half / "red" / "0.png")
+    data.pack(tmp_path / "photos", tmp_path / "packed", size=8)
+    return tmp_path / "photos"
+
+
+@pytest.fixture
+def example(finished, copy_of, tiny, photos, tmp_path):
     """For each command, arguments that make it say something in a moment."""
     return {
         "ls": ["methods"],
         "data check": ["digits"],
+        "data pack": [photos, tmp_path / "other", "--size", "8"],
+        "data verify": [tmp_path / "packed"],
         "train": [tiny, "--out", tmp_path / "run", "--evaluate"],
         "evaluate": [copy_of(), "--attacks", "fgsm"],
         "compare": [finished, finished],
