@@ -47,7 +47,7 @@ class Stored(ABC):
         """The memory that all of them would take."""
         return self.shape.numel()
 
-    def __getitem__(self, item: int | slice | Tensor) -> Tensor:
+    def __getitem__(self, item: int | slice | Tensor | list[int]) -> Tensor:
         rows = np.arange(len(self))[item.cpu().numpy() if isinstance(item, Tensor) else item]
         images = torch.empty(rows.size, *self.shape[1:], dtype=torch.uint8)
         self.read(np.atleast_1d(rows), images.numpy())

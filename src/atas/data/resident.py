@@ -100,8 +100,7 @@ class Resident(Batches):
         device: torch.device,
         views: Callable[[Draw], AnyView] | None = None,
     ) -> None:
-        on_device = images.to(device)
-        super().__init__(on_device, labels, batch_size=batch_size, pad=pad, flip=flip, seed=seed, views=views)
+        super().__init__(images.to(device), labels, batch_size=batch_size, pad=pad, flip=flip, seed=seed, views=views)
 
     def rows(self, index: Tensor) -> Tensor:
         """Every example has its own."""

@@ -77,7 +77,7 @@ class Subject:
             raise NotAtHand(f"The run has not been evaluated: run atas evaluate {self.place.path}")
         n, test = self.evaluation.n, self.data.test
         if n <= len(test):
-            first = Split(test.images[:n], test.labels[:n], test.classes)
+            first = test.part(slice(n))
             if Reader(open_source(first.images, first.labels), torch.float32).digest() == self.evaluation.data:
                 return self.evaluation, first
         raise NotAtHand("The test images at hand are not those of the evaluation: give their folder with --data")

@@ -26,9 +26,9 @@ MAY_CHANGE = (
     "engine",
     "evaluation",
     "data.root",
-    "method.store",
     "data.loading",
     "data.workers",
+    "method.store",
     "training.checkpoint_every",
     "training.loggers",
 )
