@@ -8,6 +8,9 @@ import sys
 from pathlib import Path
 
 import pytest
+from PIL import Image
+
+from atas import data
 
 ROOT = Path(__file__).parent.parent
 
@@ -27,3 +30,31 @@ def test_the_memory_of_a_large_set(store, tmp_path):
     assert found["changed_of_others"] == 0
     assert "images_a_second" in done.stdout
     assert found["environment"]["command"].startswith("host_memory.py")
+
+
+@pytest.mark.parametrize("source", ["random", "packed"])
+def test_the_pace_at_several_sizes(source, tmp_path):
+    small = ["--models", "small-cnn", "--sizes", "16", "24", "--batch", "8", "--steps", "2", "--rounds", "2"]
+    small += ["--grid", "4", "--device", "cpu", "--precision", "float32", "--json", str(tmp_path / "found.json")]
+    if source == "random":
+        small += ["--images", "40", "--stored", "32", "--classes", "3", "--view", "resized"]
+    else:
+        photos = tmp_path / "photos"
+        for half, label in (("train", "a"), ("train", "b"), ("test", "a"), ("test", "b")):
+            (photos / half / label).mkdir(parents=True)
+            for number in range(12):
+                Image.new("RGB", (40, 32), (number, 0, 0)).save(photos / half / label / f"{number}.png")
+        data.pack(photos, tmp_path / "packed", size=32)
+        small += ["--packed", str(tmp_path / "packed"), "--loading", "streaming", "--workers", "1"]
+    script = str(ROOT / "benchmarks" / "throughput.py")
+    done = subprocess.run([sys.executable, script, *small], capture_output=True, text=True, check=False, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    found = json.loads((tmp_path / "found.json").read_text(encoding="utf-8"))
+    assert [(row["model"], row["shown"]) for row in found["rows"]] == [("small-cnn", 16), ("small-cnn", 24)]
+    for row in found["rows"]:
+        assert row["loading"] == ("resident" if source == "random" else "streaming")
+        assert row["data_alone"]["median"] > 0
+        hours = 90 * 1_281_167 / row["images_a_second"]["median"] / 3600
+        assert row["hours_for_90_epochs_of_imagenet"] == pytest.approx(hours)
+    assert "data alone" in done.stdout
+    assert list(tmp_path.glob("checkpoints")) == []

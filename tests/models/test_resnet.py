@@ -52,6 +52,12 @@ def test_state_dict_is_torchvisions_and_normalize(name, entries):
     assert set(state) - {k for k, _ in ours} == {"normalize.mean", "normalize.std"}
 
 
+@pytest.mark.parametrize(("name", "count"), [("resnet18", 11_689_512), ("resnet50", 25_557_032)])
+def test_the_number_of_weights_is_the_published_one(name, count):
+    with torch.device("meta"):
+        assert sum(weight.numel() for weight in models.create(name, 1000).parameters()) == count
+
+
 @pytest.mark.parametrize("name", LAYOUTS)
 def test_published_weights_load_strictly(name):
     model = models.create(name, 1000)

@@ -9,11 +9,13 @@ import sys
 
 import pytest
 import torch
+from PIL import Image
 from rich.console import Console
 from safetensors.torch import load_file
 
+import atas
 from atas.errors import AtasError, DataError, UsageError
-from atas.reproduce import Plan, PlanProgress, Store, execute
+from atas.reproduce import Plan, PlanProgress, Store, Trial, execute
 from atas.reproduce import plan as plan_module
 from atas.training.trainer import Interrupted
 
@@ -239,3 +241,19 @@ def test_time_left_follows_the_work():
     assert progress.seconds_left == pytest.approx(8 / 20 * 80, rel=0.05)
     progress.end()  # it failed half way: the rest of it will not be done
     assert progress.seconds_left == pytest.approx(8 / 20 * 60, rel=0.05)
+
+
+def test_crops_of_larger_images_are_evaluated_at_the_centre(tmp_path, store, quiet):
+    for half, label in (("train", "a"), ("train", "b"), ("test", "a"), ("test", "b")):
+        (tmp_path / "photos" / half / label).mkdir(parents=True)
+        for number in range(6):
+            Image.new("RGB", (24, 20), (40 * number, 0, 0)).save(tmp_path / "photos" / half / label / f"{number}.png")
+    atas.data.pack(tmp_path / "photos", tmp_path / "packed", size=20, fit="squash")
+    values = {"data.root": str(tmp_path / "packed"), "data.size": 20, "data.view_size": 16, "method.grid": 4}
+    values |= {"model.name": "small-cnn", "training.epochs": 1, "training.probe": 4, "engine.device": "cpu"}
+    trials = [Trial("imagenet-resnet18-atas", values, attacks=("fgsm",), held_out=held) for held in (0, 3)]
+    assert Plan(trials, store).run(quiet) == []
+    for trial, count in zip(trials, (12, 3), strict=True):
+        record = store.record(trial)
+        assert record.evaluations[0]["protocol"]["image_shape"] == [3, 16, 16]
+        assert record.n == count

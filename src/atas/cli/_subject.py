@@ -13,6 +13,7 @@ from atas.errors import UsageError
 from atas.training import Run
 from atas.training.run import Folder, load_data
 from atas.training.values import convert
+from atas.training.views import as_tested
 from atas.training.weights import load_weights
 
 _ATTACKS = ("pgd10", "pgd50")
@@ -54,7 +55,8 @@ def of_run(run: Run, options: Options) -> Subject:
             raise UsageError(f"--{name} does not go with the folder of a run, which has its own; leave one of them out")
     wanted, trained_for = run.recipe.evaluation, run.recipe.threat
     ball = threat.create(options.norm or trained_for.name, _eps(options, trained_for))
-    test = load_data(run.recipe, options.root).test.part(slice(options.examples or wanted.examples))
+    seen = as_tested(load_data(run.recipe, options.root), run.recipe.data)
+    test = seen.test.part(slice(options.examples or wanted.examples))
     out = options.out
     if out is None:
         out = Folder(run.folder).evaluation

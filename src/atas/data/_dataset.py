@@ -10,7 +10,7 @@ import torch
 import torch.utils.data
 from torch import Tensor
 
-from atas.data._stored import Stored
+from atas.data._stored import Centre, Stored, centre_of
 from atas.errors import DataError
 
 
@@ -77,6 +77,17 @@ class Split(torch.utils.data.Dataset[tuple[Tensor, int]]):
         """Some of the examples; images that are on the disk stay there."""
         images = self.images.part(rows) if isinstance(self.images, Stored) else self.images[rows]
         return Split(images, self.labels[rows], self.classes)
+
+    def centre(self, size: int) -> Split:
+        """The examples with the central `size` x `size` pixels of each image; images that are on the disk stay there.
+
+        >>> split = Split(torch.zeros(1, 3, 256, 256, dtype=torch.uint8), torch.tensor([0]), ("cat",))
+        >>> split.centre(224).images.shape
+        torch.Size([1, 3, 224, 224])
+        """
+        if isinstance(self.images, Stored):
+            return Split(Centre(self.images, size), self.labels, self.classes)
+        return Split(centre_of(self.images, size), self.labels, self.classes)
 
     def fingerprint(self) -> str:
         """A hash that tells this content from other: `sha256`, or for images on the disk one that need not read them

@@ -8,6 +8,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import TypeVar
 
 import numpy as np
 import torch
@@ -85,6 +86,38 @@ class Part(Stored):
     def read(self, rows: np.ndarray, out: np.ndarray) -> None:
         """Read them as the whole does."""
         self._whole.read(self._rows[rows], out)
+
+
+class Centre(Stored):
+    """The centres of others."""
+
+    def __init__(self, whole: Stored, size: int) -> None:
+        super().__init__(len(whole), (whole.shape[1], size, size), whole.place)
+        self._whole, self._size = whole, size
+
+    @property
+    def fingerprint(self) -> str:
+        """Of all that is stored, and of how much of it is seen."""
+        return hashlib.sha256(f"{self._whole.fingerprint} {self._size}".encode()).hexdigest()
+
+    def read(self, rows: np.ndarray, out: np.ndarray) -> None:
+        """Read them whole, and keep the centre."""
+        whole = np.empty((len(rows), *self._whole.shape[1:]), np.uint8)
+        self._whole.read(rows, whole)
+        out[...] = centre_of(whole, self._size)
+
+
+Pixels = TypeVar("Pixels", np.ndarray, Tensor)
+
+
+def centre_of(images: Pixels, size: int) -> Pixels:
+    """The central `size` x `size` pixels of images (..., H, W), without a copy."""
+    top, left = ((side - size) // 2 for side in images.shape[-2:])
+    if min(top, left) < 0:
+        raise DataError(
+            f"images of {images.shape[-2]} x {images.shape[-1]} pixels have no centre of {size} x {size}; ask for less"
+        )
+    return images[..., top : top + size, left : left + size]
 
 
 class Held(Stored):

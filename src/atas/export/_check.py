@@ -11,6 +11,7 @@ from torch import Tensor
 from atas.errors import AtasError
 from atas.export._source import Source, example
 from atas.training.run import load_data
+from atas.training.views import as_tested
 
 _COUNT = 32
 _TOLERANCE = 1e-4  # of the largest logit: float32 sums in another order
@@ -53,7 +54,8 @@ def check(source: Source, other: Callable[[Tensor], Tensor], against: str) -> Ch
 def _images(source: Source) -> tuple[Tensor, str]:
     """Test images of the run's data where they are at hand, else random pixels; and which of them."""
     try:
-        images = load_data(source.run.recipe).test.images[:_COUNT].float() / 255
+        recipe = source.run.recipe
+        images = as_tested(load_data(recipe), recipe.data).test.images[:_COUNT].float() / 255
     except (AtasError, OSError):
         images = None
     if images is None or tuple(images.shape[1:]) != source.shape:

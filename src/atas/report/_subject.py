@@ -22,6 +22,7 @@ from atas.report._compare import Summary
 from atas.training import Run
 from atas.training.engine import choose_device
 from atas.training.run import Folder, load_data
+from atas.training.views import as_tested
 
 _SAMPLE = 16  # images that the pace is measured on
 _FEWEST, _LONGER = 20, 4  # images that say anything, and how much longer than asked for they may take
@@ -43,7 +44,7 @@ class Subject:
     def data(self) -> Dataset:
         """The data that the run was trained on."""
         try:
-            return load_data(self.recipe, self._root)
+            return as_tested(load_data(self.recipe, self._root), self.recipe.data)
         except AtasError as error:
             raise NotAtHand(f"The data is not at hand: {error}") from error
 

@@ -25,6 +25,7 @@ from atas.reproduce.trial import Trial
 from atas.training import train
 from atas.training.engine import choose_device
 from atas.training.run import Folder
+from atas.training.views import as_tested
 from atas.training.weights import load_weights
 
 Load = Callable[[Trial], Dataset]
@@ -126,5 +127,6 @@ def _evaluated(
 
 def _images(trial: Trial, data: Dataset) -> Split:
     """What the model is evaluated on."""
-    split = hold_out(data, trial.held_out).test if trial.held_out else data.test
+    whole = hold_out(data, trial.held_out) if trial.held_out else data
+    split = as_tested(whole, trial.settings.data).test
     return padded(split.part(slice(trial.examples)), trial.padding)

@@ -22,7 +22,6 @@ if TYPE_CHECKING:
 
 _DIGITS = 16
 _LARGE = 0.15
-_ADDED = {"grid": None}  # settings of methods that came later, at the value that is as before: old keys stay
 
 
 @dataclass(frozen=True)
@@ -112,12 +111,8 @@ def resolved(settings: recipes.Recipe) -> dict[str, Any]:
     precision does where it was asked for.
     """
     document = settings.to_dict()
-    del document["name"]
-    method = methods.settings(settings.method.name) | document["method"]
-    document["method"] = {key: value for key, value in method.items() if (key, value) not in _ADDED.items()}
-    for key in recipes.MAY_CHANGE:
-        section, _, name = key.partition(".")
-        document[section] = {k: v for k, v in document[section].items() if name and k != name}
+    document["method"] = methods.settings(settings.method.name) | document["method"]
+    document = recipes.deciding(document)
     if settings.engine.precision != "auto":
         document["engine"] = {"precision": settings.engine.precision}
     plain: dict[str, Any] = json.loads(json.dumps(document, default=_plain))

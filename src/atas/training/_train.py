@@ -22,6 +22,7 @@ from atas.training.loggers import Logger
 from atas.training.observe import Observer
 from atas.training.run import Folder, Run, build_model, load_data, load_recipe
 from atas.training.trainer import Trainer
+from atas.training.views import as_tested
 from atas.training.weights import GIVEN, save_weights
 
 
@@ -151,7 +152,7 @@ def _about(settings: recipes.Recipe, data: data_sets.Dataset) -> dict[str, Any]:
         "channels": data.shape[0],
         "mean": settings.model.mean,
         "std": settings.model.std,
-        "shape": data.shape,
+        "shape": as_tested(data, settings.data).shape,
         "classes": data.train.classes,
         "data": settings.data.name,
         "method": settings.method.name,

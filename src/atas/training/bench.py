@@ -81,7 +81,7 @@ def bench(settings: recipe.Recipe, steps: int = 20, live: Live | None = None) ->
     trainer = _trainer(settings, images, live)
     engine = trainer.engine
     began = time.perf_counter()
-    engine.prepare()
+    engine.prepare(settings.training.epochs - 1)
     start_up = time.perf_counter() - began
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)

@@ -3,7 +3,7 @@
 The step is the same function that the eager engine runs. Its parts (the network, and the small functions around it) run
 as kernels written by hand or, where there are none, are compiled. The step is run a few times to warm up, recorded as a
 graph, and from then on replayed: the host does nothing else. The short last batch of an epoch gets a graph of its own,
-in which nothing is compiled, because it is one step in hundreds.
+in which nothing is compiled, because it is one step in hundreds. So does every size at which images are shown.
 """
 
 from __future__ import annotations
@@ -26,6 +26,8 @@ from atas.methods import Method
 from atas.training import recipe
 from atas.training._fused_sgd import FusedSGD
 from atas.training.engine import Engine
+
+_Shape = tuple[int, int | None]  # images in a batch, and the side at which they are shown
 
 
 def channels_last(model: nn.Module) -> nn.Module:
@@ -54,27 +56,30 @@ class Captured(Engine):
         method.guard.trusts_labels = True
         self._say = say
         self._optimizer = FusedSGD(settings.optimizer, self._of_learning(model), self._inputs)
-        self._graphs: dict[int, torch.cuda.CUDAGraph | None] = {}
+        self._graphs: dict[_Shape, torch.cuda.CUDAGraph | None] = {}
         self._plain = self.working.forward
         self._by_hand = fused_forward(self.working) if method.compilable else None
-        self._passes: dict[int, int] = {}
+        self._passes: dict[_Shape, int] = {}
         self._answer: Recorded | None = None
         self._records = True
         self._uncounted = 0
 
-    def prepare(self) -> None:
-        """Compile and capture the step for whole batches and for the short last one.
+    def prepare(self, epoch: int = 0) -> None:
+        """Compile and capture the step for whole batches and for the short last one, at the size of this epoch.
 
         What cannot be compiled is captured as it is, and what cannot be captured either runs as it comes; that is said
-        once.
+        once a size. Records of another size are given up before, as they hold the memory of a whole step each.
         """
+        super().prepare(epoch)
+        for shape in [shape for shape in self._graphs if shape[1] != self.shown]:
+            del self._graphs[shape]
         whole, last = self.batches.size(0), self.batches.size(len(self.batches) - 1)
-        if whole not in self._graphs:
+        if (whole, self.shown) not in self._graphs:
             compiles = self._by_hand is not None or not self.settings.engine.deterministic
-            self._graphs[whole] = self._try(whole, fast=self.method.compilable and compiles)
-        if last not in self._graphs:
-            captured = self._graphs[whole] is not None
-            self._graphs[last] = self._try(last, fast=self._by_hand is not None) if captured else None
+            self._graphs[whole, self.shown] = self._try(whole, fast=self.method.compilable and compiles)
+        if (last, self.shown) not in self._graphs:
+            captured = self._graphs[whole, self.shown] is not None
+            self._graphs[last, self.shown] = self._try(last, fast=self._by_hand is not None) if captured else None
 
     def _try(self, size: int, *, fast: bool) -> torch.cuda.CUDAGraph | None:
         name = f"the step of method {self.settings.method.name} on this model"
@@ -129,12 +134,12 @@ class Captured(Engine):
 
     def run(self, size: int) -> None:
         """Replay a step with a batch of this size."""
-        graph = self._graphs[size]
+        graph = self._graphs[size, self.shown]
         if graph is None:
             self.learn(size)
             return
         graph.replay()
-        self._uncounted += self._passes[size]
+        self._uncounted += self._passes[size, self.shown]
 
     def differentiate(self, loss: Tensor, tensors: list[Tensor]) -> tuple[Tensor, ...]:
         """The gradients of a loss, with those that were computed on the second stream."""
@@ -160,23 +165,27 @@ class Captured(Engine):
         began = time.perf_counter()
         compiles = fast and size == self.batches.size(0)  # the short batch is one step in hundreds
         if compiles:
-            self._say("compiling the training step ...")
+            at = "" if self.shown is None else f" for images of {self.shown} x {self.shown}"
+            self._say(f"compiling the training step{at} ...")
         self.method.before_step(torch.arange(size))  # where a step finds its rows does not change from now on
         changing = [tensor for tensor in self.tensors().values() if tensor.is_cuda]  # a step touches no host memory
         changing += [self._update, self._place]
         before = [tensor.clone() for tensor in changing]
+        for counter in (self._update, self._place):
+            counter.zero_()  # at the end of an epoch, or of all, there is no next step to rehearse
         try:
             backend = "inductor" if compiles and not self.settings.engine.deterministic else None
             with self._fast_forward(fast), fused(backend, by_hand=small_functions() if fast else None):
                 if fast and self._by_hand:
                     with side_by_side():
-                        images = self.batches.images
-                        self._by_hand.rehearse(torch.empty(size, *images.shape[1:], device=images.device))
+                        channels, *frame = self.batches.images.shape[1:]
+                        sides = frame if self.shown is None else (self.shown, self.shown)
+                        self._by_hand.rehearse(torch.empty(size, channels, *sides, device=self.device))
                 warm_up(functools.partial(self._rehearsal, size))
                 self._optimizer.begin_capture(self.method.updates_per_step)
                 passes = self._by_hand.passes if self._by_hand else 0
                 graph, _ = record(functools.partial(self.learn, size))
-                self._passes[size] = (self._by_hand.passes if self._by_hand else 0) - passes
+                self._passes[size, self.shown] = (self._by_hand.passes if self._by_hand else 0) - passes
                 self._optimizer.finish_capture()
         finally:
             for tensor, value in zip(changing, before, strict=True):

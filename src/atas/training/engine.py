@@ -22,6 +22,7 @@ from atas.training import recipe
 from atas.training.ema import EMA
 from atas.training.schedule import learning_rate
 from atas.training.sgd import SGD
+from atas.training.views import random_views, shown_size
 from atas.twin import working_copy
 
 _LOOK = 500
@@ -90,6 +91,7 @@ class Engine:
         self._place = torch.zeros((), dtype=torch.int64, device=self.device)
         self._plan: tuple[Tensor, ...] = ()  # the epoch's batches, on the host
         self._next = self.updates = 0
+        self.shown: int | None = None  # the side of images in this epoch, where they are not shown as they are stored
 
     @property
     def best_model(self) -> nn.Module:
@@ -124,11 +126,16 @@ class Engine:
         with self.precision():
             return function(*inputs)
 
-    def prepare(self) -> None:
-        """What takes time once, before the first step."""
+    def prepare(self, epoch: int = 0) -> None:
+        """What takes time once, before the first step at the size that images have in this epoch."""
+        data, frame = self.settings.data, self.batches.images.shape[2:]
+        self.shown = shown_size(data, epoch, self.settings.training.epochs)
+        if self.shown is not None:
+            self.batches.views = random_views(data, self.shown, (frame[0], frame[1]))
 
     def begin(self, epoch: int, first: int) -> None:
         """Get ready for an epoch, from the given batch on."""
+        self.prepare(epoch)
         self.method.start_epoch(epoch, self.settings.training.epochs)
         order = self.batches.order(epoch)
         self.batches.begin(order, first)

@@ -18,6 +18,7 @@ from typing import Any, TypeVar, get_type_hints
 from atas import attacks, methods, threat
 from atas.errors import UsageError, unknown
 from atas.training.values import convert, to_toml
+from atas.training.views import check_views
 
 S = TypeVar("S")
 
@@ -33,18 +34,32 @@ MAY_CHANGE = (
     "training.loggers",
 )
 
+# Keys that came later and what they stand for where they are not set. There they do not count in what tells runs from
+# each other, so that checkpoints and results from before are found.
+_CAME_LATER = {"data.view": "pad", "method.grid": None}
+
 
 @dataclass(frozen=True)
 class Data:
-    """What is trained on. `size` is for image folders; crops are of images padded by `pad`. `loading` is where the
-    training images are kept: `resident` on the device, `streaming` where they are, from which `workers` processes (by
-    default one a processor) read a few batches ahead, or `auto`, resident where they fit."""
+    """What is trained on. `size` is the side of stored images, for image folders; a packed set has its own, checked.
+
+    `view` is how images are shown: `pad`, crops of images padded by `pad`; `crop`, crops of `view_size` pixels (224);
+    `resized`, boxes with a share of the image in `view_scale` ((0.08, 1)), resized to `view_size`. With `view_start`
+    and `view_ramp` the size rises from the one to `view_size` over the first so much of the training.
+
+    `loading` is where the training images are kept: `resident` on the device, `streaming` where they are, from which
+    `workers` processes (by default one a processor) read a few batches ahead, or `auto`, resident where they fit."""
 
     name: str = "cifar10"
     root: str | None = None
     size: int | None = None
     pad: int = 4
     flip: bool = True
+    view: str = "pad"
+    view_size: int | None = None
+    view_start: int | None = None
+    view_ramp: float | None = None
+    view_scale: tuple[float, float] | None = None
     loading: str = "auto"
     workers: int | None = None
 
@@ -233,12 +248,20 @@ def differences(one: Recipe, other: Recipe, ignore: Sequence[str] = ()) -> list[
 
 def fingerprint(recipe: Recipe) -> str:
     """What tells a run from others: the same for the same recipe, but for what a resume may change."""
-    document = recipe.to_dict()
-    del document["name"]
+    return hashlib.sha256(repr(deciding(recipe.to_dict())).encode()).hexdigest()[:16]
+
+
+def deciding(document: Mapping[str, Any]) -> dict[str, Any]:
+    """The sections of a recipe with nothing but what decides the weights."""
+    found = {section: dict(entries) for section, entries in document.items() if section != "name"}
     for key in MAY_CHANGE:
         section, _, name = key.partition(".")
-        document[section] = {k: v for k, v in document[section].items() if name and k != name}
-    return hashlib.sha256(repr(document).encode()).hexdigest()[:16]
+        found[section] = {k: v for k, v in found[section].items() if name and k != name}
+    for key, usual in _CAME_LATER.items():
+        section, _, name = key.partition(".")
+        if found[section].get(name) == usual:
+            found[section].pop(name, None)
+    return found
 
 
 def _read(source: str | Path, seen: tuple[str, ...]) -> tuple[dict[str, Any], str]:
@@ -346,6 +369,7 @@ def _check(recipe: Recipe) -> None:
     demand(training.checkpoint_every >= 0, "training.checkpoint_every must not be negative")
     demand(recipe.data.workers is None or recipe.data.workers >= 1, "data.workers must be at least 1, or left out")
     demand(recipe.data.pad >= 0, f"data.pad must not be negative; got {recipe.data.pad}")
+    check_views(recipe)
     demand(schedule.peak > 0, f"schedule.peak must be above zero; got {schedule.peak}")
     demand(0 < schedule.peak_at < 1, f"schedule.peak_at is a share of the training in (0, 1); got {schedule.peak_at}")
     for milestone in schedule.milestones:

@@ -114,10 +114,20 @@ def load_data(settings: recipe.Recipe, root: str | None = None) -> data.Dataset:
             f"the data of this recipe was given in Python ('{name}'); pass it there again, to atas.train(data=...) or "
             f"to atas.evaluate"
         )
-    lazy = None
-    if settings.data.name == "imagefolder":  # other sets are always read in one way
-        lazy = {"resident": False, "streaming": True}.get(settings.data.loading)
-    return data.load(settings.data.name, root or settings.data.root, size=settings.data.size, lazy=lazy)
+    wanted, folder = settings.data, root or settings.data.root
+    if wanted.name == "imagefolder":  # other sets are always read in one way
+        lazy = {"resident": False, "streaming": True}.get(wanted.loading)
+        return data.load(wanted.name, folder, size=wanted.size, lazy=lazy)
+    if wanted.name != "packed":
+        return data.load(wanted.name, folder, size=wanted.size)
+    found = data.load(wanted.name, folder)
+    side = found.shape[1]
+    if wanted.size not in (None, side):
+        raise DataError(
+            f"the packed set in {folder} has images of {side} pixels, and the recipe wants data.size = {wanted.size}; "
+            f"pack it with --size {wanted.size}, or set data.size={side}"
+        )
+    return found
 
 
 def build_model(settings: recipe.Recipe, images: data.Dataset) -> nn.Module:

@@ -29,6 +29,7 @@ from atas.training.monitor import Monitor, Probe
 from atas.training.observe import Moment, Observer
 from atas.training.run import Folder
 from atas.training.spread import by_tenth, quantiles
+from atas.training.views import as_tested
 
 _SHRINK = 0.75  # of the step size, at each rollback
 _MOST_ROLLBACKS = 8
@@ -53,7 +54,8 @@ class Trainer:
         self._loggers = Loggers([logger for logger in (*named, *loggers) if logger is not None], live.say)
         self.device = choose_device(settings.engine.device)
         training, threat = settings.training, settings.threat
-        check_model(model, data)
+        seen = as_tested(data, settings.data)
+        check_model(model, seen)
         self._data = _fingerprint(data, rows)
         self._guards = training.on_collapse != "warn"
         probe, rest = split_probe(len(data.train), training.probe, held_out=self._guards)
@@ -77,14 +79,14 @@ class Trainer:
             settings.method.name,
             threat,
             len(self.batches.labels),
-            data.shape,
+            seen.shape,
             pad=settings.data.pad,
             device=self.device,
             seed=training.seed,
             **own,
         )
         self.engine = self._engine(model.to(self.device), method)
-        watched = data.train.images[probe].to(self.device), data.train.labels[probe].to(self.device)
+        watched = seen.train.images[probe].to(self.device), seen.train.labels[probe].to(self.device)
         self.monitor = Monitor(*watched, threat, batch=self.engine.look_size)
         self.epoch = self.batch = self.rollbacks = 0
         self.seconds = 0.0  # spent in training steps alone
@@ -125,7 +127,7 @@ class Trainer:
         self._saved_at = time.monotonic()
         self._clock = Clock(self.device)
         self._probe: Probe | None = None
-        self.engine.prepare()
+        self.engine.prepare(self.epoch)
         self.live.begin(self.settings.name, epochs * len(self.batches), self._done)
         try:
             with self._stop:
@@ -137,6 +139,7 @@ class Trainer:
 
     def _run_epoch(self, epochs: int) -> None:
         engine = self.engine
+        engine.prepare(self.epoch)  # where images get larger, before the clock starts
         self._clock.start()
         engine.begin(self.epoch, self.batch)
         while self.batch < len(self.batches):
@@ -197,6 +200,8 @@ class Trainer:
                 "step_size_by_tenth": by_tenth(norms, sizes),
                 "gradient_norm_by_tenth": by_tenth(norms, norms),
             }
+        if engine.shown is not None:
+            row["shown"] = engine.shown
         self._metrics.write(row)
         self._log(row)
         self.epoch, self.batch = self.epoch + 1, 0

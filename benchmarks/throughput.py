@@ -1,0 +1,163 @@
+"""How many images a second ATAS trains on at ImageNet's size, and whether the data or the network sets the pace.
+
+    python benchmarks/throughput.py                                         # ResNet-18 and ResNet-50 at 224, batch 256
+    python benchmarks/throughput.py --sizes 128 160 192 224                 # as in progressive resolution
+    python benchmarks/throughput.py --packed data/imagenet --loading streaming --json results/throughput/streaming.json
+
+Images are random and lie on the device, or come from a packed set. Steps are those of the recipe
+imagenet-<model>-atas, past its warm-up, by the engine that a training would use; compiling is not timed. Rounds of
+steps are timed one after the other and the median counts. Beside it stands the pace of the data alone: the same
+batches staged, cut out and resized, with no step. Only where it is well above the pace of training is the network what
+limits.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from atas import data, environment
+from atas._files import write_text
+from atas.training import Live, recipe
+from atas.training.engine import Engine, choose_device
+from atas.training.run import Folder, build_model
+from atas.training.trainer import Trainer
+
+IMAGENET = 1_281_167  # training images
+
+
+def random_images(count: int, side: int, classes: int) -> data.Dataset:
+    generator = torch.Generator().manual_seed(0)
+    pixels = torch.randint(256, (count, 3, side, side), dtype=torch.uint8, generator=generator)
+    labels = torch.arange(count) % classes
+    split = data.Split(pixels, labels, tuple(str(label) for label in range(classes)))
+    return data.Dataset("random", split, split)
+
+
+def settings_for(model: str, shown: int, args: argparse.Namespace) -> recipe.Recipe:
+    values = {
+        "data.view": args.view,
+        "data.view_size": shown,
+        "data.size": "none",  # the set at hand decides
+        "data.loading": args.loading,
+        "data.workers": args.workers or "none",
+        "training.batch_size": args.batch,
+        "training.probe": 1,
+        "method.grid": args.grid,
+        "method.store": args.store,
+        "engine.kind": args.engine,
+        "engine.device": args.device,
+        "engine.precision": args.precision,
+    }
+    return recipe.load("imagenet-resnet18-atas").with_values(values | {"model.name": model})
+
+
+def measure(model: str, shown: int, images: data.Dataset, args: argparse.Namespace) -> dict[str, Any]:
+    settings = settings_for(model, shown, args)
+    network = build_model(settings, images)
+    trainer = Trainer(settings, Folder(Path()), images, network, Live(quiet=True))
+    engine, device, last = trainer.engine, trainer.device, settings.training.epochs - 1
+    if device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats(device)
+    began = time.perf_counter()
+    engine.prepare(last)
+    start_up = time.perf_counter() - began
+    steps = min(args.steps, len(engine.batches) - 1)
+    training = _rounds(lambda: _train(engine, last, steps), steps, args, device)
+    alone = _rounds(lambda: _data_alone(engine, last, steps), steps, args, device)
+    engine.batches.close()
+    return {
+        "model": model,
+        "shown": shown,
+        "engine": engine.kind,
+        "precision": engine.precision_name,
+        "loading": engine.batches.kind,
+        "images_a_second": training,
+        "data_alone": alone,
+        "start_up_seconds": start_up,
+        "peak_gigabytes": torch.cuda.max_memory_allocated(device) / 1e9 if device.type == "cuda" else None,
+        "hours_for_90_epochs_of_imagenet": 90 * IMAGENET / training["median"] / 3600,
+    }
+
+
+def _train(engine: Engine, epoch: int, steps: int) -> None:
+    engine.begin(epoch, 0)
+    for _ in range(steps):
+        engine.step()
+
+
+def _data_alone(engine: Engine, epoch: int, steps: int) -> None:
+    order = engine.batches.order(epoch)
+    engine.batches.begin(order, 0)
+    for batch, index in enumerate(order.split(engine.batches.batch_size)[:steps]):
+        engine.batches.stage(batch)
+        engine.batches.take(index.to(engine.device), engine.method.epoch)
+
+
+def _rounds(work: Callable[[], None], steps: int, args: argparse.Namespace, device: torch.device) -> dict[str, float]:
+    """Images a second over rounds, after one that does not count."""
+    found = []
+    for _ in range(args.rounds + 1):
+        _wait(device)
+        began = time.perf_counter()
+        work()
+        _wait(device)
+        found.append(steps * args.batch / (time.perf_counter() - began))
+    return {"median": statistics.median(found[1:]), "low": min(found[1:]), "high": max(found[1:])}
+
+
+def _wait(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--models", nargs="+", default=["resnet18", "resnet50"])
+    parser.add_argument("--sizes", type=int, nargs="+", default=[224], help="at which images are shown")
+    parser.add_argument("--view", default="crop", choices=["crop", "resized"])
+    parser.add_argument("--packed", type=Path, help="a packed set, in place of random images")
+    parser.add_argument("--images", type=int, default=16_384, help="how many random images")
+    parser.add_argument("--stored", type=int, default=256, help="the side at which random images are stored")
+    parser.add_argument("--classes", type=int, default=1000)
+    parser.add_argument("--loading", default="auto", choices=["auto", "resident", "streaming"])
+    parser.add_argument("--workers", type=int)
+    parser.add_argument("--batch", type=int, default=256)
+    parser.add_argument("--steps", type=int, default=40, help="in each round, fewer than an epoch has")
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--grid", type=int, default=32)
+    parser.add_argument("--store", default="device", choices=["device", "host"])
+    parser.add_argument("--engine", default="auto", choices=["auto", "eager", "captured"])
+    parser.add_argument("--precision", default="auto", help="auto is bf16 on CUDA")
+    parser.add_argument("--device", default="auto")
+    parser.add_argument("--json", type=Path)
+    args = parser.parse_args()
+    images = data.load("packed", args.packed) if args.packed else random_images(args.images, args.stored, args.classes)
+    rows = []
+    print(f"{'model':10} {'shown':>5}  {'images/s':>9} {'low':>8} {'high':>8}  {'data alone':>10}  {'90 epochs':>9}")
+    for model in args.models:
+        for shown in args.sizes:
+            row = measure(model, shown, images, args)
+            pace = row["images_a_second"]
+            print(
+                f"{model:10} {shown:5}  {pace['median']:9.0f} {pace['low']:8.0f} {pace['high']:8.0f}  "
+                f"{row['data_alone']['median']:10.0f}  {row['hours_for_90_epochs_of_imagenet']:7.1f} h"
+            )
+            rows.append(row)
+    if args.json is not None:
+        args.json.parent.mkdir(parents=True, exist_ok=True)
+        chosen = {key: value for key, value in vars(args).items() if key not in ("json", "packed")}
+        chosen["packed"] = args.packed is not None
+        about = environment.describe(choose_device(args.device))
+        write_text(args.json, json.dumps({"environment": about, "settings": chosen, "rows": rows}, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()
