@@ -146,7 +146,7 @@ def test_full_plans_share_their_runs(tmp_path):
 def test_imagenet_is_run_where_its_networks_are_asked_for(tmp_path):
     for name in ("figure-gradient-norms", "figure-budgets"):
         trials = get(name).trials(Request(tmp_path, networks=("resnet18",)))
-        assert {trial.settings.data.name for trial in trials} == {"imagefolder"}
+        assert {trial.settings.data.name for trial in trials} == {"packed"}
 
 
 def test_figures_need_matplotlib_before_they_train(command, tmp_path, monkeypatch):
