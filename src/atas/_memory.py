@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from atas.boxes import AnyView
 from atas.errors import UsageError, unknown
 from atas.noise import Draw
+from atas.parts import Part
 from atas.threat import Threat
 from atas.visits import Visits
 
@@ -48,7 +49,7 @@ class Memory(nn.Module, ABC):
             raise UsageError(f"a memory of perturbations is float32, float16 or int8; got {dtype}")
         if store not in get_args(Store):
             raise unknown("store of the memory", store, get_args(Store))
-        self.threat = threat
+        self.threat, self.part = threat, Part(examples)
         shape = (examples, *row)
         try:
             delta = torch.zeros(shape, dtype=dtype, device=device if store == "device" else "cpu")
@@ -86,7 +87,7 @@ class Memory(nn.Module, ABC):
         device = self.delta.device if self.visits is None else self.visits.device
         for first in range(0, len(self.delta), _CHUNK):
             index = torch.arange(first, min(first + _CHUNK, len(self.delta)), device=device)
-            draw = Draw(seed, torch.tensor(epoch, device=device), index)
+            draw = Draw(seed, torch.tensor(epoch, device=device), self.part.numbers(index))
             noise = self.threat.noise(draw, self.delta.shape[1:], reset=True)
             self.delta[first : first + _CHUNK] = self.encode(noise).to(self.delta.device)
 

@@ -10,12 +10,14 @@ class AtasError(Exception):
     """Something failed that the user can mend; the command exits with status 1."""
 
     exit_status = 1
+    everywhere = False  # whether each of several processes raises it, so that one of them says it for all
 
 
 class UsageError(AtasError, ValueError):
     """The call itself is wrong (an unknown name, a value out of range); the command exits with status 2."""
 
     exit_status = 2
+    everywhere = True
 
 
 class DataError(AtasError, ValueError):

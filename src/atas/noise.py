@@ -46,9 +46,11 @@ def _mix(word: Word) -> Word:
     return word ^ (word >> 16)
 
 
-def seed_for(seed: int, epoch: int, purpose: Purpose) -> int:
-    """One 32-bit seed for a `torch.Generator`, for what belongs to an epoch rather than to an example."""
-    return _mix(_mix((_seed_word(seed) + epoch * _GOLDEN) & _MASK) ^ int(purpose))
+def seed_for(seed: int, epoch: int, purpose: Purpose, shard: int = 0) -> int:
+    """One 32-bit seed for a `torch.Generator`, for what belongs to an epoch, or to a shard in it, rather than to an
+    example."""
+    word = _mix(_mix((_seed_word(seed) + epoch * _GOLDEN) & _MASK) ^ int(purpose))
+    return (word + shard * _GOLDEN) & _MASK
 
 
 def _seed_word(seed: int) -> int:

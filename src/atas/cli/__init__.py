@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import os
 import sys
 
 import typer
@@ -48,16 +49,20 @@ def main() -> None:
     try:
         app()
     except AtasError as error:
-        _fail(str(error), error.exit_status)
+        _fail(str(error), error.exit_status, everywhere=error.everywhere)
     except KeyboardInterrupt:
-        _fail("interrupted", 1)
+        _fail("interrupted", 1, everywhere=True)
     except OSError as error:
         where = f" ({error.filename})" if error.filename else ""
         remedy = "make room on the disk" if error.errno in (errno.ENOSPC, errno.EDQUOT) else "check the path"
-        _fail(f"{error.strerror or error}{where}; {remedy} and try again", 1)
+        everywhere = getattr(error, "everywhere", False)
+        _fail(f"{error.strerror or error}{where}; {remedy} and try again", 1, everywhere=everywhere)
 
 
-def _fail(sentence: str, status: int) -> None:
+def _fail(sentence: str, status: int, *, everywhere: bool) -> None:
+    """End with a sentence; what every process of torchrun would say, the first one says."""
+    if everywhere and int(os.environ.get("RANK", "0")) > 0:
+        sys.exit(status)
     Console(stderr=True, soft_wrap=True, highlight=False).print("[bold red]atas:[/]", end=" ")
     print(sentence, file=sys.stderr)
     sys.exit(status)

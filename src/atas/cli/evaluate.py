@@ -96,7 +96,7 @@ def evaluate_subject(
     """Evaluate with progress on the screen, and write the result."""
     from atas.cli._watch import Watch
     from atas.evaluation import evaluate as run_evaluation
-    from atas.evaluation._shards import launched
+    from atas.processes import launched
     from atas.training.values import convert
 
     path = subject.out

@@ -23,25 +23,30 @@ def train(
     evaluate_after: bool = typer.Option(False, "--evaluate", help="Evaluate on the test set when training has ended."),
     as_json: bool = typer.Option(False, "--json", help="Print JSON at the end; progress goes to standard error."),
 ) -> None:
-    """Train a robust model by a recipe.
+    """Train a robust model by a recipe. Under torchrun, processes train one model together.
 
     \b
     Example: atas train cifar10-preact-resnet18-atas --set training.epochs=10 --out runs/first
+             torchrun --nproc-per-node 8 -m atas train cifar10-preact-resnet18-atas --set data.shards=8
     """
     from rich.console import Console
 
     from atas.cli.evaluate import evaluate_run
+    from atas.processes import launched
     from atas.training import Live
     from atas.training import train as run_training
     from atas.training.recipe import parse_assignment
 
     values = dict(parse_assignment(text) for text in assignments)
-    live = Live(Console(stderr=True)) if as_json else None
-    run = run_training(recipe, out=out, values=values, seed=seed, resume=resume, overwrite=overwrite, live=live)
-    evaluation = evaluate_run(run, quiet=as_json) if evaluate_after else None
+    with launched() as processes:
+        live = Live(Console(stderr=True), quiet=not processes.first) if as_json else None
+        run = run_training(recipe, out=out, values=values, seed=seed, resume=resume, overwrite=overwrite, live=live)
+        evaluation = evaluate_run(run, quiet=as_json) if evaluate_after else None
+    if not processes.first:
+        return
     if as_json:
         measured = None if evaluation is None else evaluation.to_json()
         about = {"folder": str(run.folder), "recipe": run.recipe.name, "epochs": len(run.metrics)}
         typer.echo(json.dumps(about | {"last_epoch": run.metrics[-1], "evaluation": measured}, indent=2))
-    elif evaluation is None:
+    elif not evaluate_after:
         say(f"done: {run.folder}; next: atas evaluate {run.folder}")

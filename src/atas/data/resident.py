@@ -13,7 +13,8 @@ from atas.augment import View
 from atas.boxes import AnyView
 from atas.data._stored import Stored
 from atas.fusing import fusable
-from atas.noise import Draw, Purpose, seed_for
+from atas.noise import Draw
+from atas.parts import Part
 
 
 @dataclass(frozen=True)
@@ -29,7 +30,9 @@ class Batch:
 class Batches:
     """Batches of a training set, in an order and with views that depend on (seed, epoch) alone.
 
-    The short last batch is kept. Views are crops of images padded by `pad` unless `views` draws others. `images` are
+    `own` says which part of a training set images and labels are; without it they are the whole. An index is a row of
+    that part, and `batch_size` its share of a global batch. The short last batch is kept, though a part may have
+    nothing in it. Views are crops of images padded by `pad` unless `views` draws others. `images` are
     those that are on the device, at addresses that do not change; `begin` and `stage` see to it that those of a step
     are there before it runs.
     """
@@ -50,6 +53,11 @@ class Batches:
         self.images, self.labels = images, labels.to(images.device)
         self.batch_size, self.pad, self.flip, self.seed = batch_size, pad, flip, seed
         self.views = views or (lambda draw: View.draw(draw, self.pad, self.flip))
+        self.own(Part(len(labels)))
+
+    def own(self, part: Part) -> None:
+        """Images and labels are this part of the training set."""
+        self.part = part
 
     def begin(self, order: Tensor, first: int) -> None:
         """An epoch begins, in this order and with this batch; called on the host."""
@@ -66,20 +74,28 @@ class Batches:
 
     def __len__(self) -> int:
         """Batches in an epoch."""
-        return -(-len(self.labels) // self.batch_size)
+        return -(-self.part.examples // self._whole_size)
 
     def size(self, batch: int) -> int:
-        """Examples in a batch of an epoch."""
-        return min(self.batch_size, len(self.labels) - batch * self.batch_size)
+        """Examples in this part of a batch of an epoch."""
+        return max(0, min(self.batch_size, len(self.labels) - batch * self.batch_size))
+
+    def share(self, batch: int) -> float:
+        """This part's share of the examples in a batch."""
+        return self.size(batch) / min(self._whole_size, self.part.examples - batch * self._whole_size)
+
+    @property
+    def _whole_size(self) -> int:
+        """Examples in a global batch; every shard gives as many."""
+        return self.batch_size // self.part.held * self.part.shards
 
     def order(self, epoch: int) -> Tensor:
         """The order of the examples in an epoch, on the host."""
-        generator = torch.Generator().manual_seed(seed_for(self.seed, epoch, Purpose.ORDER))
-        return torch.randperm(len(self.labels), generator=generator)
+        return self.part.order(self.seed, epoch)
 
     def take(self, index: Tensor, epoch: Tensor) -> Batch:
         """These examples as they are shown in this epoch."""
-        view = self.views(Draw(self.seed, epoch, index))
+        view = self.views(Draw(self.seed, epoch, self.part.numbers(index)))
         return Batch(_show(self.images, self.rows(index), view), self.labels[index], index, view)
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -57,17 +56,3 @@ def sharing(wanted: bool) -> Iterator[Shard]:
         yield Shard(dist.get_rank(), dist.get_world_size(), group)
     finally:
         dist.destroy_process_group(group)
-
-
-@contextmanager
-def launched() -> Iterator[Shard]:
-    """The processes that torchrun started, for a command; without torchrun there is one."""
-    count = int(os.environ.get("WORLD_SIZE", "1"))
-    if count == 1:
-        yield Shard()
-        return
-    dist.init_process_group("gloo")
-    try:
-        yield Shard(dist.get_rank(), count)
-    finally:
-        dist.destroy_process_group()

@@ -15,6 +15,7 @@ from atas.boxes import AnyView, BoxView
 from atas.checks import Guard, check_shapes
 from atas.errors import DataError, UsageError
 from atas.noise import Draw
+from atas.parts import Part
 from atas.passes import cross_entropy, cross_entropy_sum, frozen, mode
 from atas.threat import Threat
 
@@ -80,7 +81,8 @@ class OptimizerUpdate:
 
 
 class Method(nn.Module, ABC):
-    """A way to train a robust model. It has no parameters; what it remembers of each example is in buffers.
+    """A way to train a robust model. It has no parameters; what it remembers of each example is in buffers. A buffer
+    with rows has one for every example, or for every place in a batch: several processes each have their own.
 
     `epoch` and `step_scale` are tensors so that a captured step follows them; `step_scale` shrinks every attack step
     when a run is rolled back after a collapse.
@@ -111,10 +113,16 @@ class Method(nn.Module, ABC):
                 f"got examples={examples}, shape={tuple(shape)}, pad={pad}"
             )
         self.threat, self.examples, self.shape, self.pad, self.seed = threat, examples, tuple(shape), pad, seed
+        self.part = Part(examples)
         self.guard = Guard(device)
         self._begun = False
         self.register_buffer("epoch", torch.tensor(-1, device=device))
         self.register_buffer("step_scale", torch.tensor(1.0, device=device))
+
+    def own(self, part: Part) -> None:
+        """For engines, before the first step: the examples that this method was made for are a part of the training
+        set; an index is a row of it."""
+        self.part = part
 
     def start_epoch(self, epoch: int, epochs: int | None = None) -> None:
         """Begin an epoch, counted from 0; `epochs` is how many there will be. Once an epoch has begun, calling this
@@ -178,7 +186,7 @@ class Method(nn.Module, ABC):
 
     def draw(self, index: Tensor) -> Draw:
         """The random numbers of these examples in this epoch."""
-        return Draw(self.seed, self.epoch, index)
+        return Draw(self.seed, self.epoch, self.part.numbers(index))
 
     def _checked(self, x: Tensor, y: Tensor, index: Tensor, view: AnyView | None) -> tuple[Tensor, Tensor, AnyView]:
         if not self._begun:

@@ -13,6 +13,7 @@ from atas.errors import UsageError
 from atas.fusing import fusable
 from atas.memory import LowResolution, Memory, Perturbations, Store
 from atas.methods._method import Common, Perturbing, positive
+from atas.parts import Part
 from atas.passes import input_gradient
 from atas.threat import Threat
 
@@ -52,6 +53,12 @@ class Remembering(Perturbing):
             if grid is None
             else LowResolution(threat, examples, shape, grid=grid, dtype=dtype, device=device, store=store)
         )
+        self.memory.reset(self.seed, epoch=0)
+
+    def own(self, part: Part) -> None:
+        """The memory begins with the noise of these examples."""
+        super().own(part)
+        self.memory.part = part
         self.memory.reset(self.seed, epoch=0)
 
     def on_new_epoch(self, epoch: int, epochs: int | None) -> None:

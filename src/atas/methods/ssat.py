@@ -54,7 +54,7 @@ class SSAT(Perturbing):
             shares = torch.arange(1, self.checkpoints, device=x.device).to(x.dtype) / self.checkpoints
             points = x + shares.view(-1, 1, 1, 1, 1) * (end - x)
             with torch.no_grad():
-                fooled = model(points.flatten(0, 1)).argmax(1).view(len(shares), -1) != y
+                fooled = model(points.flatten(0, 1)).argmax(1).view(len(shares), len(x)) != y
             share = torch.where(fooled, shares[:, None], 1.0).amin(0)
         share = torch.where(fooled_at_start, 0.0, share)
         return self.threat.project(x + share.view(-1, 1, 1, 1) * (end - x), x)

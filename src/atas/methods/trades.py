@@ -49,7 +49,7 @@ class TRADES(Method):
         with mode(model, training=False), frozen(model):
             inputs = self._attack(model, x, index).detach()
         clean, logits = model(x), model(inputs)
-        loss = self.mean_loss(clean, y) + self.beta / len(x) * divergence(logits, clean)
+        loss = self.mean_loss(clean, y) + self.beta / max(len(x), 1) * divergence(logits, clean)
         update(loss)
         return Step(loss.detach(), inputs, logits.detach())
 

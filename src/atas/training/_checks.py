@@ -9,22 +9,60 @@ from atas.attacks import checked_logits
 from atas.data import Dataset
 from atas.errors import AtasError, DataError, UsageError
 from atas.noise import Purpose, seed_for
+from atas.parts import Part
 from atas.passes import mode
+from atas.processes import Processes
+from atas.training import recipe
 
 
-def check_model(model: nn.Module, data: Dataset) -> None:
-    """Try the model on two images, before anything is trained or given up."""
+def part_of(settings: recipe.Recipe, examples: int, peers: Processes) -> Part:
+    """The part of a training set that this process takes."""
+    shards = settings.data.shards or 1
+    if shards < peers.count:
+        raise UsageError(
+            f"data.shards = {shards} gives work to {shards} of {peers.count} processes; begin the run with --set "
+            f"data.shards={peers.count}, or a multiple, or start fewer processes"
+        )
+    if examples < shards:
+        raise UsageError(f"{examples} training images do not fill {shards} shards; set a smaller data.shards")
+    return Part.of(examples, shards, peers.rank, peers.count)
+
+
+def check_alike(settings: recipe.Recipe, data: str, peers: Processes) -> None:
+    """Refuse a process that would train something else than the first."""
+    mine = (recipe.fingerprint(settings), data)
+    if peers.by_first(lambda: mine) != mine:
+        raise DataError(
+            f"process {peers.rank} of {peers.count} has another recipe or other training images than the first; give "
+            f"the same command and the same data on every machine"
+        )
+
+
+def any_without_rows(part: Part, batch_size: int, peers: Processes) -> bool:
+    """Whether the short last batch of an epoch has nothing for one of the processes."""
+    last = part.examples % batch_size or batch_size
+    parts = (Part.of(part.examples, part.shards, rank, peers.count) for rank in range(peers.count))
+    return any(not part.share(last) for part in parts)
+
+
+def check_model(model: nn.Module, data: Dataset, images: int = 2) -> None:
+    """Try the model on two images, or on none, before anything is trained or given up."""
     if not any(parameter.requires_grad for parameter in model.parameters()):
         raise UsageError("the model has no weights to train; set requires_grad on some")
     first = next(model.parameters())
-    images = data.train.images[:2].to(first.device).float() / 255
+    x = data.train.images[:2][:images].to(first.device).float() / 255
     try:
         with mode(model, training=False), torch.no_grad():
-            logits = checked_logits(model(images), len(images))
+            logits = checked_logits(model(x), len(x))
     except (RuntimeError, TypeError, ValueError, AttributeError) as error:
         if isinstance(error, AtasError):
             raise
         why = str(error).splitlines()[0] if str(error) else type(error).__name__
+        if not images:
+            raise UsageError(
+                f"the model cannot take a batch without images, as some process gets at the end of an epoch ({why}); "
+                f"use x.flatten(1) rather than x.view(len(x), -1), or other data.shards or training.batch_size"
+            ) from error
         raise UsageError(f"the model cannot take float32 images of shape {tuple(data.shape)}: {why}") from error
     if logits.shape[1] < data.num_classes:
         raise UsageError(f"the model has {logits.shape[1]} outputs for {data.num_classes} classes; give it more")

@@ -8,10 +8,16 @@ from types import TracebackType
 
 
 class StopRequest:
-    """While it is entered, a first signal sets `asked`; a second one does what it always did."""
+    """While it is entered, a first signal sets `asked`; a second one does what it always did.
 
-    def __init__(self) -> None:
+    A `patient` one takes any number of signals, and where an error ends it goes on to do so until the process has said
+    why: torchrun sends its processes what a terminal has sent them already, tells all to end as soon as one does, and
+    ends them after half a minute where they do not by themselves.
+    """
+
+    def __init__(self, patient: bool = False) -> None:
         self.asked = False
+        self._patient = patient
         self._found: dict[int, signal._HANDLER] = {}
 
     def __enter__(self) -> StopRequest:
@@ -23,9 +29,12 @@ class StopRequest:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        if self._patient and error is not None:
+            return
         for number, handler in self._found.items():
             signal.signal(number, handler)
 
     def _ask(self, number: int, _frame: object) -> None:
         self.asked = True
-        signal.signal(number, self._found[number])
+        if not self._patient:
+            signal.signal(number, self._found[number])

@@ -5,7 +5,8 @@ from __future__ import annotations
 import dataclasses
 import json
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +16,10 @@ from atas import data as data_sets
 from atas import environment
 from atas._files import held, read_json, write_text
 from atas.errors import UsageError
+from atas.processes import Processes, launched
 from atas.training import recipe as recipes
 from atas.training._determinism import determinism
+from atas.training.batchnorm import desynchronise
 from atas.training.live import Live
 from atas.training.loggers import Logger
 from atas.training.observe import Observer
@@ -47,45 +50,69 @@ def train(
     run goes into the folder `out`, `runs/<recipe>` by default. With `resume`, a run that was stopped there goes on, and
     the recipe may be left out. `model` and `data` put your own in place of the recipe's; `loggers` get the metrics of
     every epoch besides the recipe's own, and `observers` look at the training on its way. `rows` are the training
-    images to learn from, where that is not all of them.
+    images to learn from, where that is not all of them. Processes that torchrun started, or that are a group of
+    torch.distributed already, train together; the first of them writes the folder.
 
     >>> run = train("digits-small-cnn-atas", out="/tmp/run", values={"training.epochs": 1})  # doctest: +SKIP
     """
-    if recipe is None:
-        if not (resume and out is not None):
-            raise UsageError("give a recipe, or with resume the folder of a run (out); `atas ls recipes` shows recipes")
-        settings = load_recipe(Folder(Path(out)))
-    else:
-        settings = recipes.load(recipe)
-    changes = dict(values or {})
-    if seed is not None:
-        changes["training.seed"] = seed
-    settings = settings.with_values(changes)
-    if model is not None:
-        given = dataclasses.replace(settings.model, name=f"{GIVEN}{type(model).__name__}")
-        settings = dataclasses.replace(settings, model=given)
-    if data is not None:
-        settings = dataclasses.replace(settings, data=dataclasses.replace(settings.data, name=f"{GIVEN}{data.name}"))
-    place = Folder(Path(out) if out is not None else Path("runs") / settings.name)
-    going_on = _goes_on(place, settings, resume=resume, overwrite=overwrite)
-    with live or Live() as shown, determinism(settings.engine.deterministic):
-        data = data or load_data(settings)
-        model = model or build_model(settings, data)
-        trainer = Trainer(settings, place, data, model, shown, loggers, observers, rows)
-        place.path.mkdir(parents=True, exist_ok=True)
-        with held(place.lock, f"another process trains in {place.path}; wait for it or choose another --out"):
-            if going_on:
-                _take_up(trainer, settings, place, shown)
-            else:  # only now, when nothing in the call can be wrong any more, is an earlier run given up
-                if resume:
-                    shown.say(f"there is nothing in {place.path} to go on with; beginning anew")
-                _clear(place)
-                write_text(place.recipe, f"# atas train {place.recipe}\n{settings.to_toml()}")
-                write_text(place.environment, _surroundings(trainer))
-            trainer.fit()
-            finished = trainer.engine.best_model
-            save_weights(place.model, finished, _about(settings, data))
-    return Run.load(place.path, model=finished)
+    with launched() as peers:
+        settings = peers.by_first(lambda: _begun_with(out, resume)) if recipe is None else recipes.load(recipe)
+        changes = dict(values or {})
+        if seed is not None:
+            changes["training.seed"] = seed
+        settings = settings.with_values(changes)
+        if model is not None:
+            given = dataclasses.replace(settings.model, name=f"{GIVEN}{type(model).__name__}")
+            settings = dataclasses.replace(settings, model=given)
+        if data is not None:
+            named = dataclasses.replace(settings.data, name=f"{GIVEN}{data.name}")
+            settings = dataclasses.replace(settings, data=named)
+        place = Folder(Path(out) if out is not None else Path("runs") / settings.name)
+        with peers.reached(f"go on from the last checkpoint with --resume --out {place.path}"):
+            going_on = peers.by_first(lambda: _goes_on(place, settings, resume=resume, overwrite=overwrite))
+            with live or Live(quiet=not peers.first) as shown, determinism(settings.engine.deterministic):
+                data = data or load_data(settings)
+                model = model or build_model(settings, data)
+                trainer = Trainer(settings, place, data, model, shown, loggers, observers, rows, peers)
+                with _kept(place, peers):
+                    if resume and not going_on:
+                        shown.say(f"there is nothing in {place.path} to go on with; beginning anew")
+                    if going_on:
+                        _take_up(trainer, settings, place, shown)
+                    else:  # only now, when nothing in the call can be wrong any more, is an earlier run given up
+                        peers.by_first(lambda: _begin(place, trainer))
+                    trainer.fit()
+                    return _finished(trainer, _about(settings, data))
+
+
+def _begun_with(out: str | Path | None, resume: bool) -> recipes.Recipe:
+    """The recipe of the run that goes on."""
+    if not (resume and out is not None):
+        raise UsageError("give a recipe, or with resume the folder of a run (out); `atas ls recipes` shows recipes")
+    return load_recipe(Folder(Path(out)))
+
+
+@contextmanager
+def _kept(place: Folder, peers: Processes) -> Iterator[None]:
+    """The folder exists, and no other run writes into it."""
+    with ExitStack() as stack:
+
+        def keep() -> None:
+            place.path.mkdir(parents=True, exist_ok=True)
+            sentence = f"another process trains in {place.path}; wait for it or choose another --out"
+            stack.enter_context(held(place.lock, sentence))
+
+        peers.by_first(keep)
+        yield
+
+
+def _finished(trainer: Trainer, about: dict[str, Any]) -> Run:
+    """Write the weights that the training ended with; the run, whose folder the first process alone must see."""
+    model, place, peers = desynchronise(trainer.engine.best_model), trainer.place, trainer.peers
+    peers.by_first(lambda: save_weights(place.model, model, about))
+    if peers.first:
+        return Run.load(place.path, model=model)
+    return Run(place.path, trainer.settings, model.eval(), [])
 
 
 def _goes_on(place: Folder, settings: recipes.Recipe, *, resume: bool, overwrite: bool) -> bool:
@@ -112,37 +139,40 @@ def _goes_on(place: Folder, settings: recipes.Recipe, *, resume: bool, overwrite
     return False
 
 
-def _clear(place: Folder) -> None:
-    """Remove what an earlier run left; its recipe goes last, when the new one replaces it."""
+def _begin(place: Folder, trainer: Trainer) -> None:
+    """Give up what an earlier run left, its recipe last, when the new one replaces it."""
     results = [path for kind in ("json*", "md") for path in place.path.glob(f"{place.evaluation.stem}*.{kind}")]
     for path in (place.metrics, place.model, place.environment, *results):
         path.unlink(missing_ok=True)
     for folder in (place.last.parent, place.board, place.wandb, place.exports):
         shutil.rmtree(folder, ignore_errors=True)
+    write_text(place.recipe, f"# atas train {place.recipe}\n{trainer.settings.to_toml()}")
+    write_text(place.environment, _surroundings(trainer))
 
 
 def _take_up(trainer: Trainer, settings: recipes.Recipe, place: Folder, shown: Live) -> None:
     """Go on from the last checkpoint, and say where."""
-    for stale in place.path.rglob(".*.tmp"):  # a process that was killed in the middle of a write left them
-        stale.unlink()
+    if trainer.peers.first:
+        for stale in place.path.rglob(".*.tmp"):  # a process that was killed in the middle of a write left them
+            stale.unlink()
     if not trainer.resume():
         shown.say(f"there is no checkpoint in {place.path} yet; beginning anew")
     elif trainer.epoch == settings.training.epochs:
         shown.say(f"the run in {place.path} has finished already")
     else:
         shown.say(f"going on in {place.path} at epoch {trainer.epoch + 1}, batch {trainer.batch + 1}")
-    before, now = read_json(place.environment), json.loads(_surroundings(trainer))
-    keys = ("atas", "torch", "device", "cuda", "engine", "precision")
-    changed = {key: now[key] for key in keys if key in before and before[key] != now[key]}
-    if changed:
-        trainer.note({"event": "resume", "epoch": trainer.epoch, **changed})
+    if trainer.peers.first:
+        before, now = read_json(place.environment), json.loads(_surroundings(trainer))
+        keys = ("atas", "torch", "device", "cuda", "engine", "precision", "processes")
+        changed = {key: now[key] for key in keys if key in before and before[key] != now[key]}
+        if changed:
+            trainer.note({"event": "resume", "epoch": trainer.epoch, **changed})
 
 
 def _surroundings(trainer: Trainer) -> str:
-    found = environment.describe(trainer.device)
-    return (
-        json.dumps(found | {"engine": trainer.engine.kind, "precision": trainer.engine.precision_name}, indent=2) + "\n"
-    )
+    engine = trainer.engine
+    found = environment.describe(trainer.device) | {"engine": engine.kind, "precision": engine.precision_name}
+    return json.dumps(found | {"processes": trainer.peers.count}, indent=2) + "\n"
 
 
 def _about(settings: recipes.Recipe, data: data_sets.Dataset) -> dict[str, Any]:

@@ -23,6 +23,7 @@ from atas.graphs import record, warm_up
 from atas.kernels import fused_forward, side_by_side, small_functions
 from atas.kernels import weights as weights_aside
 from atas.methods import Method
+from atas.processes import ALONE, Processes
 from atas.training import recipe
 from atas.training._fused_sgd import FusedSGD
 from atas.training.engine import Engine
@@ -50,8 +51,9 @@ class Captured(Engine):
         method: Method,
         batches: Batches,
         say: Callable[[str], None] = print,
+        peers: Processes = ALONE,
     ) -> None:
-        super().__init__(settings, channels_last(model), method, batches)
+        super().__init__(settings, channels_last(model), method, batches, peers)
         torch.backends.cudnn.benchmark = not settings.engine.deterministic
         method.guard.trusts_labels = True
         self._say = say
@@ -68,17 +70,21 @@ class Captured(Engine):
         """Compile and capture the step for whole batches and for the short last one, at the size of this epoch.
 
         What cannot be compiled is captured as it is, and what cannot be captured either runs as it comes; that is said
-        once a size. Records of another size are given up before, as they hold the memory of a whole step each.
+        once a size. Records of another size are given up before, as they hold the memory of a whole step each. With
+        several processes the averages lie in the record, and all processes must record alike: whole batches alone, and
+        a step that cannot be is an error.
         """
         super().prepare(epoch)
         for shape in [shape for shape in self._graphs if shape[1] != self.shown]:
             del self._graphs[shape]
+        self._share = self.batches.share(0)
         whole, last = self.batches.size(0), self.batches.size(len(self.batches) - 1)
         if (whole, self.shown) not in self._graphs:
-            compiles = self._by_hand is not None or not self.settings.engine.deterministic
+            talks = self.settings.engine.sync_batchnorm and not self.peers.alone  # within a pass, which is not compiled
+            compiles = self._by_hand is not None or not (self.settings.engine.deterministic or talks)
             self._graphs[whole, self.shown] = self._try(whole, fast=self.method.compilable and compiles)
         if (last, self.shown) not in self._graphs:
-            captured = self._graphs[whole, self.shown] is not None
+            captured = self._graphs[whole, self.shown] is not None and self.peers.alone
             self._graphs[last, self.shown] = self._try(last, fast=self._by_hand is not None) if captured else None
 
     def _try(self, size: int, *, fast: bool) -> torch.cuda.CUDAGraph | None:
@@ -89,6 +95,7 @@ class Captured(Engine):
             except AtasError:
                 raise
             except Exception as error:
+                self._must_not_differ(error)
                 self._say(f"{name} cannot be compiled ({_first_line(error)}); capturing it as it is")
         elif not self.method.compilable and not self._graphs:
             self._say(f"{name} cannot be compiled; capturing it as it is")
@@ -97,8 +104,16 @@ class Captured(Engine):
         except AtasError:
             raise
         except Exception as error:
+            self._must_not_differ(error)
             self._say(f"{name} cannot be captured ({_first_line(error)}); running it as it comes, slower")
             return None
+
+    def _must_not_differ(self, error: Exception) -> None:
+        """Several processes must all record the same or nothing."""
+        if not self.peers.alone:
+            raise AtasError(
+                f"the step cannot be recorded ({_first_line(error)}); with several processes set engine.kind=eager"
+            ) from error
 
     @property
     def look_size(self) -> int:
@@ -134,8 +149,8 @@ class Captured(Engine):
 
     def run(self, size: int) -> None:
         """Replay a step with a batch of this size."""
-        graph = self._graphs[size, self.shown]
-        if graph is None:
+        graph = self._graphs.get((size, self.shown))
+        if graph is None or self._share != self.batches.share(0):
             self.learn(size)
             return
         graph.replay()

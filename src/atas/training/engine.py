@@ -18,7 +18,10 @@ from atas.data.resident import Batches
 from atas.errors import UsageError
 from atas.fusing import fusable
 from atas.methods import Adaptive, Method
+from atas.processes import ALONE, Processes
 from atas.training import recipe
+from atas.training.adding import add_up
+from atas.training.batchnorm import running_statistics
 from atas.training.ema import EMA
 from atas.training.schedule import learning_rate
 from atas.training.sgd import SGD
@@ -44,7 +47,8 @@ def choose_device(name: str) -> torch.device:
 
 
 class Totals(nn.Module):
-    """Sums over the steps of an epoch, on the device: loss, right answers, step sizes, examples."""
+    """Sums over the steps of an epoch, on the device: loss, right answers, step sizes, examples. Each of several
+    processes has those of its own examples."""
 
     sums: Tensor
 
@@ -52,9 +56,9 @@ class Totals(nn.Module):
         super().__init__()
         self.register_buffer("sums", torch.zeros(4, dtype=torch.float64, device=device))
 
-    def read(self) -> tuple[float, float, float]:
-        """Mean loss, accuracy and step size so far; waits for the device."""
-        loss, right, step_size, count = self.sums.tolist()
+    def read(self, peers: Processes = ALONE) -> tuple[float, float, float]:
+        """Mean loss, accuracy and step size so far, over these processes; waits for the device."""
+        loss, right, step_size, count = peers.add_up(self.sums.clone()).tolist()
         return (loss / count, right / count, step_size / count) if count else (0.0, 0.0, 0.0)
 
 
@@ -67,12 +71,23 @@ def _tally(sums: Tensor, loss: Tensor, logits: Tensor, y: Tensor, index: Tensor,
 
 
 class Engine:
-    """Method, data, optimiser, schedule and averaged weights, put together. This one runs every step as it comes."""
+    """Method, data, optimiser, schedule and averaged weights, put together. This one runs every step as it comes.
+
+    Of several processes each makes its steps on its own rows; before weights change, gradients and BatchNorm's running
+    statistics are averaged over all rows, so that all have the same model at every moment.
+    """
 
     kind: ClassVar[str] = "eager"
 
-    def __init__(self, settings: recipe.Recipe, model: nn.Module, method: Method, batches: Batches) -> None:
-        self.device = batches.images.device
+    def __init__(
+        self,
+        settings: recipe.Recipe,
+        model: nn.Module,
+        method: Method,
+        batches: Batches,
+        peers: Processes = ALONE,
+    ) -> None:
+        self.device, self.peers = batches.images.device, peers
         self.settings, self.model, self.method, self.batches = settings, model, method, batches
         wanted = settings.engine.precision
         self._mixed = wanted == "bf16" or (wanted == "auto" and self.device.type == "cuda")
@@ -92,6 +107,7 @@ class Engine:
         self._plan: tuple[Tensor, ...] = ()  # the epoch's batches, on the host
         self._next = self.updates = 0
         self.shown: int | None = None  # the side of images in this epoch, where they are not shown as they are stored
+        self._share = 1.0  # of the examples of the step's global batch
 
     @property
     def best_model(self) -> nn.Module:
@@ -140,7 +156,7 @@ class Engine:
         order = self.batches.order(epoch)
         self.batches.begin(order, first)
         self._order.copy_(order)
-        self._plan = order.split(self.batches.batch_size)
+        self._plan = order.split([self.batches.size(batch) for batch in range(len(self.batches))])
         self._place.fill_(first * self.batches.batch_size)
         self._next = first
         self._announce()
@@ -148,6 +164,7 @@ class Engine:
     def step(self) -> None:
         """The next training step of the epoch."""
         index = self._plan[self._next]
+        self._share = self.batches.share(self._next)
         self.batches.stage(self._next)
         self.method.before_step(index)
         self.run(len(index))
@@ -172,18 +189,21 @@ class Engine:
             self.working.train()
         with self.precision():
             step = self.method.learn(self.working, self, batch.x, batch.y, batch.index, batch.view)
-        sizes = self.method.step_sizes if isinstance(self.method, Adaptive) else None
-        _tally(self.totals.sums, step.loss, step.logits, batch.y, index, sizes)
+        if size:
+            sizes = self.method.step_sizes if isinstance(self.method, Adaptive) else None
+            _tally(self.totals.sums, step.loss, step.logits, batch.y, index, sizes)
         self._place += size
 
     def backward(self, loss: Tensor, *inputs: Tensor) -> tuple[Tensor, ...]:
         """Collect weight gradients; part of `Update`."""
+        if not self.peers.alone:  # before the pass, in which a synchronised BatchNorm mixes what processes lose
+            loss = loss * self._share
         found = self.differentiate(loss, [*self._inputs, *inputs])
         count = len(self._inputs)
         for row, gradient in enumerate(found[:count]):
             earlier = self._gradients[row]
             self._gradients[row] = gradient if earlier is None else earlier if gradient is None else earlier + gradient
-        return found[count:]
+        return found[count:] if self.peers.alone else tuple(gradient / self._share for gradient in found[count:])
 
     def differentiate(self, loss: Tensor, tensors: list[Tensor]) -> tuple[Tensor, ...]:
         """The gradients of a loss; None for what it does not depend on."""
@@ -191,11 +211,23 @@ class Engine:
 
     def apply(self) -> None:
         """One step of the optimiser; part of `Update`."""
+        if not self.peers.alone:
+            self._agree()
         self._optimizer.step(self._gradients, self._rates.gather(0, self._update.view(1)).view(()))
         self._gradients = [None] * len(self._inputs)
         self._update += 1
         if self.ema is not None:
             self.ema.follow()
+
+    def _agree(self) -> None:
+        """Gradients and running statistics become those of the global batch."""
+        collected = {row: gradient for row, gradient in enumerate(self._gradients) if gradient is not None}
+        statistics = running_statistics(self.working)
+        found = add_up([*collected.values(), *(self._share * statistic for statistic in statistics)], self.peers)
+        for row, agreed in zip(collected, found, strict=False):
+            self._gradients[row] = agreed
+        for statistic, agreed in zip(statistics, found[len(collected) :], strict=True):
+            statistic.copy_(agreed)
 
     def __call__(self, loss: Tensor, *inputs: Tensor) -> tuple[Tensor, ...]:
         """Collect and apply; part of `Update`."""

@@ -9,10 +9,13 @@ from typing import Any
 
 
 class Metrics:
-    """Lines of JSON, one an epoch or an event. A resume cuts the file back to where the checkpoint was taken."""
+    """Lines of JSON, one an epoch or an event. A resume cuts the file back to where the checkpoint was taken. Without a
+    path nothing is written: of several processes one keeps the file."""
 
-    def __init__(self, path: Path, keep_bytes: int = 0) -> None:
+    def __init__(self, path: Path | None, keep_bytes: int = 0) -> None:
         self.path = path
+        if path is None:
+            return
         path.touch()
         with path.open("rb+") as file:
             file.truncate(min(keep_bytes, path.stat().st_size))
@@ -20,10 +23,12 @@ class Metrics:
     @property
     def size(self) -> int:
         """Bytes written so far."""
-        return self.path.stat().st_size
+        return 0 if self.path is None else self.path.stat().st_size
 
     def write(self, row: dict[str, Any]) -> None:
         """Append one line and see it onto the disk."""
+        if self.path is None:
+            return
         with self.path.open("a", encoding="utf-8") as file:
             file.write(json.dumps(row) + "\n")
             file.flush()

@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from atas import attacks
 from atas.noise import Draw
 from atas.passes import frozen, full, input_gradient, mode
+from atas.processes import ALONE, Processes
 from atas.threat import Threat, l2_norm
 from atas.training.spread import quantiles
 
@@ -26,6 +27,7 @@ _FALL = 0.5  # of the best PGD accuracy so far
 _LEAST_FALL = 0.1
 _MASKED = 0.8  # no honest model is so much better against one step than against ten
 _LEARNT = 0.1  # of what always naming the most frequent class gets wrong
+_SEEN = 5  # figures of each image
 _STEPS, _STEPS_ACROSS = 10, 5  # PGD-10 as evaluations run it: ten steps cross the ball once
 
 
@@ -51,7 +53,7 @@ class Monitor:
     A collapse is a PGD accuracy of at most half of the best so far, by 10 points at least, while FGSM accuracy is no
     lower than it was at that best. A bad epoch lowers both; and a model that has learnt nothing yet has no best, though
     one that always names the same class withstands every attack. Training that was never robust has nothing to fall
-    from: there a gap of 80 points between the two tells.
+    from: there a gap of 80 points between the two tells. Several processes share the images and come to one judgement.
     """
 
     images: Tensor
@@ -61,20 +63,20 @@ class Monitor:
     best: Probe | None = None
     collapsed: bool = False
     said: bool = False  # a run says it once
+    peers: Processes = ALONE
 
     def probe(self, model: nn.Module, ask: Ask | None = None) -> Probe:
         """Attack the slice in eval mode. `ask` calls a function of tensors: an engine may have a fast way to do so."""
-        seen = []
+        seen = torch.zeros(_SEEN, len(self.images), dtype=torch.float64, device=self.images.device)
+        mine = torch.arange(self.peers.rank, len(self.images), self.peers.count, device=seen.device)
         function = functools.partial(self._look, model)
         with torch.inference_mode(False), torch.no_grad(), mode(model, training=False), frozen(model):
-            for first in range(0, len(self.images), self.batch):
-                rows = slice(first, first + self.batch)
-                x, y = self.images[rows].float() / 255, self.labels[rows].long()
-                index = torch.arange(first, first + len(x), device=x.device)
-                seen.append(function(x, y, index) if ask is None else ask(function, x, y, index))
-        *means, norms = torch.cat(seen, 1)
-        clean, fgsm, pgd10, loss = (torch.stack(means).sum(1, dtype=torch.float64) / len(self.images)).tolist()
-        return Probe(clean, fgsm, pgd10, loss, quantiles(norms))
+            for index in mine.split(self.batch) if len(mine) else ():
+                x, y = self.images[index].float() / 255, self.labels[index].long()
+                seen[:, index] = (function(x, y, index) if ask is None else ask(function, x, y, index)).double()
+        *means, norms = self.peers.add_up(seen)
+        clean, fgsm, pgd10, loss = torch.stack(means).mean(1).tolist()
+        return Probe(clean, fgsm, pgd10, loss, quantiles(norms.float()))
 
     def _look(self, model: nn.Module, x: Tensor, y: Tensor, index: Tensor) -> Tensor:
         """A column an example: whether the model is right on the image, after one step, and after ten from a random

@@ -48,7 +48,9 @@ class Data:
     and `view_ramp` the size rises from the one to `view_size` over the first so much of the training.
 
     `loading` is where the training images are kept: `resident` on the device, `streaming` where they are, from which
-    `workers` processes (by default one a processor) read a few batches ahead, or `auto`, resident where they fit."""
+    `workers` processes (by default one a processor) read a few batches ahead, or `auto`, resident where they fit.
+    `shards`, 1 if it is left out, is into how many parts examples are dealt, of which each of several processes takes
+    one or more."""
 
     name: str = "cifar10"
     root: str | None = None
@@ -62,6 +64,7 @@ class Data:
     view_scale: tuple[float, float] | None = None
     loading: str = "auto"
     workers: int | None = None
+    shards: int | None = None
 
 
 @dataclass(frozen=True)
@@ -123,12 +126,14 @@ class Training:
 @dataclass(frozen=True)
 class Engine:
     """How steps are run: `kind` auto (captured on CUDA), eager or captured; `device` auto, cpu or cuda; `precision`
-    auto (bf16 on CUDA), bf16 or float32; `deterministic` makes runs on CUDA repeat to the bit, as on the CPU."""
+    auto (bf16 on CUDA), bf16 or float32; `deterministic` makes runs on CUDA repeat to the bit, as on the CPU;
+    `sync_batchnorm` has BatchNorm normalise by the global batch where several processes train together."""
 
     kind: str = "auto"
     device: str = "auto"
     precision: str = "auto"
     deterministic: bool = False
+    sync_batchnorm: bool = False
 
 
 @dataclass(frozen=True)
@@ -368,6 +373,13 @@ def _check(recipe: Recipe) -> None:
     demand(training.probe >= 1, f"training.probe must be at least 1 image; got {training.probe}")
     demand(training.checkpoint_every >= 0, "training.checkpoint_every must not be negative")
     demand(recipe.data.workers is None or recipe.data.workers >= 1, "data.workers must be at least 1, or left out")
+    shards = recipe.data.shards or 1
+    demand(shards >= 1 and recipe.data.shards != 0, f"data.shards must be at least 1; got {recipe.data.shards}")
+    demand(
+        training.batch_size % shards == 0,
+        f"training.batch_size must be a multiple of data.shards, as every shard gives as many examples to a batch; "
+        f"got {training.batch_size} and {shards}",
+    )
     demand(recipe.data.pad >= 0, f"data.pad must not be negative; got {recipe.data.pad}")
     check_views(recipe)
     demand(schedule.peak > 0, f"schedule.peak must be above zero; got {schedule.peak}")

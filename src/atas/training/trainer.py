@@ -14,14 +14,18 @@ from torch import Tensor, nn
 
 from atas import methods
 from atas.data import Dataset
+from atas.data._team import processors
 from atas.data.loading import open_batches
 from atas.errors import AtasError, CheckpointError, DataError, UsageError
 from atas.methods import Adaptive, Free, Method
+from atas.processes import ALONE, Processes, Wishes
 from atas.training import checkpoint, recipe
-from atas.training._checks import check_model, split_probe
+from atas.training._checks import any_without_rows, check_alike, check_model, part_of, split_probe
 from atas.training._clock import Clock
 from atas.training._signals import StopRequest
+from atas.training.batchnorm import synchronise
 from atas.training.engine import Engine, choose_device
+from atas.training.gathering import gather, of_all, scatter, share_weights
 from atas.training.live import Live
 from atas.training.loggers import Logger, Loggers, create
 from atas.training.logs import Metrics
@@ -36,7 +40,10 @@ _MOST_ROLLBACKS = 8
 
 
 class Trainer:
-    """One run in one process. It learns from all training images or from those in `rows`; the monitor's are of all."""
+    """One run, in one process or as one of several, each with its part of the examples.
+
+    It learns from all training images or from those in `rows`; the monitor's are of all.
+    """
 
     def __init__(
         self,
@@ -48,33 +55,44 @@ class Trainer:
         loggers: Sequence[Logger] = (),
         observers: Sequence[Observer] = (),
         rows: Tensor | None = None,
+        peers: Processes = ALONE,
     ) -> None:
-        self.settings, self.place, self.live, self._observers = settings, place, live, observers
-        named = [create(name, place, settings) for name in settings.training.loggers]
-        self._loggers = Loggers([logger for logger in (*named, *loggers) if logger is not None], live.say)
-        self.device = choose_device(settings.engine.device)
+        self.settings, self.place, self.live, self.peers = settings, place, live, peers
+        if observers and not peers.alone:
+            raise UsageError("what observes a training sees one process; start it without torchrun")
+        self._observers = observers
+        named = [create(name, place, settings) for name in settings.training.loggers] if peers.first else []
+        all_loggers = [logger for logger in (*named, *loggers) if logger is not None] if peers.first else []
+        self._loggers = Loggers(all_loggers, live.say)
+        self.device = peers.device(choose_device(settings.engine.device))
         training, threat = settings.training, settings.threat
         seen = as_tested(data, settings.data)
         check_model(model, seen)
         self._data = _fingerprint(data, rows)
+        check_alike(settings, self._data, peers)
         self._guards = training.on_collapse != "warn"
         probe, rest = split_probe(len(data.train), training.probe, held_out=self._guards)
         if rows is not None:
             rest = rows if rest is None else rows[torch.isin(rows, rest)]
+        examples = data.train if rest is None else data.train.part(rest)
+        self.part = part = part_of(settings, len(examples), peers)
+        if any_without_rows(part, training.batch_size, peers):
+            check_model(model, seen, images=0)
         self.batches = open_batches(
-            data.train if rest is None else data.train.part(rest),
+            examples if part.whole else examples.part(part.numbers(torch.arange(len(part)))),
             settings.data.loading,
-            batch_size=training.batch_size,
+            batch_size=part.share(training.batch_size),
             pad=settings.data.pad,
             flip=settings.data.flip,
             seed=training.seed,
             device=self.device,
-            workers=settings.data.workers,
+            workers=settings.data.workers or max(1, processors() // peers.here),
             say=live.say,
         )
+        self.batches.own(part)
         own = dict(settings.method.settings)
         if methods.get(settings.method.name) is Free:
-            own.setdefault("batch_size", training.batch_size)
+            own["batch_size"] = part.share(own.get("batch_size", training.batch_size))
         method = methods.create(
             settings.method.name,
             threat,
@@ -85,23 +103,29 @@ class Trainer:
             seed=training.seed,
             **own,
         )
+        if not part.whole:
+            method.own(part)
+        if settings.engine.sync_batchnorm and not peers.alone:
+            synchronise(model)
+        share_weights(list(model.state_dict().values()), peers)
         self.engine = self._engine(model.to(self.device), method)
         watched = seen.train.images[probe].to(self.device), seen.train.labels[probe].to(self.device)
-        self.monitor = Monitor(*watched, threat, batch=self.engine.look_size)
+        self.monitor = Monitor(*watched, threat, batch=self.engine.look_size, peers=peers)
         self.epoch = self.batch = self.rollbacks = 0
         self.seconds = 0.0  # spent in training steps alone
         self._metrics_bytes = 0
-        self._stop = StopRequest()
+        self._stop = StopRequest(patient=not peers.alone)
+        self._wishes = Wishes(peers)
 
     def _engine(self, model: nn.Module, method: Method) -> Engine:
         kind, on_gpu = self.settings.engine.kind, self.device.type == "cuda"
         if kind == "captured" and not on_gpu:
             raise UsageError("the captured engine needs a CUDA device; set engine.kind=eager or auto")
-        if kind == "eager" or not on_gpu:
-            return Engine(self.settings, model, method, self.batches)
+        if kind == "eager" or not on_gpu or (kind == "auto" and not self.peers.alone):
+            return Engine(self.settings, model, method, self.batches, self.peers)
         from atas.training.captured import Captured
 
-        return Captured(self.settings, model, method, self.batches, self.live.say)
+        return Captured(self.settings, model, method, self.batches, self.live.say, self.peers)
 
     @property
     def _done(self) -> int:
@@ -109,9 +133,9 @@ class Trainer:
 
     def resume(self) -> bool:
         """Take up the last checkpoint; False where there is none yet."""
-        if not self.place.last.exists():
+        if not self.peers.by_first(self.place.last.exists):
             return False
-        self._restore(*checkpoint.load(self.place.last))
+        self._restore(self.place.last)
         return True
 
     def note(self, row: dict[str, Any]) -> None:
@@ -122,7 +146,7 @@ class Trainer:
     def fit(self) -> None:
         """Train to the end. What was reached is saved when a signal asks to stop."""
         epochs = self.settings.training.epochs
-        self._metrics = Metrics(self.place.metrics, self._metrics_bytes)
+        self._metrics = Metrics(self.place.metrics if self.peers.first else None, self._metrics_bytes)
         self._loggers.start(self.epoch)
         self._saved_at = time.monotonic()
         self._clock = Clock(self.device)
@@ -148,10 +172,12 @@ class Trainer:
             self._observe()
             if self.live.due():
                 self._show()
-            if self._stop.asked or time.monotonic() - self._saved_at >= self.settings.training.checkpoint_every:
+            due = time.monotonic() - self._saved_at >= self.settings.training.checkpoint_every
+            stop, save = self._wishes(self._stop.asked, due and self.peers.first)
+            if stop or save:
                 self.seconds += self._clock.stop()
                 self._save()
-                if self._stop.asked:
+                if stop:
                     raise Interrupted(
                         f"stopped after batch {self.batch} of epoch {self.epoch + 1}; all is saved, go on with: "
                         f"atas train --resume --out {self.place.path}"
@@ -190,8 +216,10 @@ class Trainer:
             "seconds": self.seconds,
             "examples_per_second": self._examples_per_second(),
         }
+        histograms: dict[str, Tensor] = {}
         if isinstance(engine.method, Adaptive):
-            sizes, norms = engine.method.step_sizes, engine.method.gradient_norms
+            remembered = engine.method.step_sizes, engine.method.gradient_norms
+            sizes, norms = (of_all(rows, self.part, self.peers) for rows in remembered)
             row |= {
                 "step_size": step_size,
                 "gradient_norm": float(norms.mean()),
@@ -200,32 +228,26 @@ class Trainer:
                 "step_size_by_tenth": by_tenth(norms, sizes),
                 "gradient_norm_by_tenth": by_tenth(norms, norms),
             }
+            histograms = {"step_sizes": sizes, "gradient_norms": norms}
         if engine.shown is not None:
             row["shown"] = engine.shown
         self._metrics.write(row)
-        self._log(row)
+        if self._loggers:
+            self._loggers.log(row, {name: values.cpu() for name, values in histograms.items()})
         self.epoch, self.batch = self.epoch + 1, 0
         self.live.epoch(self._done, row, epochs)
         engine.totals.sums.zero_()
         if collapsed and not self.monitor.said:
             self._say_collapse(row)
-        if collapsed and self._guards and self.place.healthy.exists():
+        if collapsed and self._guards and self.peers.by_first(self.place.healthy.exists):
             self._return_to_health(epochs)
         elif self._guards and not collapsed:
             self._write(self.place.healthy)
         if self.epoch == epochs:
             self._save()
 
-    def _log(self, row: dict[str, Any]) -> None:
-        if not self._loggers:
-            return
-        method, histograms = self.engine.method, {}
-        if isinstance(method, Adaptive):
-            histograms = {"step_sizes": method.step_sizes.cpu(), "gradient_norms": method.gradient_norms.cpu()}
-        self._loggers.log(row, histograms)
-
     def _check_loss(self) -> tuple[float, float, float]:
-        loss, right, step_size = self.engine.totals.read()
+        loss, right, step_size = self.engine.totals.read(self.peers)
         if not math.isfinite(loss):
             raise DataError(
                 f"the loss is {loss} in epoch {self.epoch + 1}: training has diverged; begin anew with --overwrite and "
@@ -249,7 +271,7 @@ class Trainer:
         scale = self.engine.method.step_scale.clone()
         found_in, written = self.epoch, self._metrics.size
         rollbacks, seconds = self.rollbacks + 1, self.seconds
-        self._restore(*checkpoint.load(self.place.healthy))
+        self._restore(self.place.healthy)
         self._metrics_bytes, self.rollbacks, self.seconds = written, rollbacks, seconds
         if self.settings.training.on_collapse == "stop" or rollbacks > _MOST_ROLLBACKS:
             self._metrics.write({"event": "stop", "epoch": found_in - 1, "to_epoch": self.epoch})
@@ -275,10 +297,8 @@ class Trainer:
         self.live.update(self._done, self.epoch, self.settings.training.epochs, **status)
 
     def _examples_per_second(self, running: float = 0.0) -> float:
-        examples = self.epoch * len(self.batches.labels) + self.batch * self.batches.batch_size
-        if self.batch == len(self.batches):
-            examples = (self.epoch + 1) * len(self.batches.labels)
-        return examples / max(self.seconds + running, 1e-9)
+        examples = min(self.batch * self.settings.training.batch_size, self.part.examples)
+        return (self.epoch * self.part.examples + examples) / max(self.seconds + running, 1e-9)
 
     def _save(self) -> None:
         """The checkpoint to resume from; never of a training that has diverged."""
@@ -298,9 +318,18 @@ class Trainer:
             "metrics_bytes": self._metrics.size,
             "monitor": self.monitor.state(),
         }
-        checkpoint.save(path, self.engine.tensors(), state)
+        tensors = gather(self.engine.tensors(), self.part, self.peers)
+        self.peers.by_first(lambda: checkpoint.save(path, tensors, state))
 
-    def _restore(self, tensors: dict[str, torch.Tensor], state: dict[str, Any]) -> None:
+    def _restore(self, path: Path) -> None:
+        tensors: dict[str, torch.Tensor] = {}
+
+        def read() -> dict[str, Any]:
+            found, state = checkpoint.load(path)
+            tensors.update(found)
+            return state
+
+        state = self.peers.by_first(read)
         if state["data"] != self._data:
             raise CheckpointError(
                 f"the checkpoint in {self.place.path} was made with other training images; resume with the same data"
@@ -309,8 +338,9 @@ class Trainer:
             raise CheckpointError(
                 f"the checkpoint in {self.place.path} belongs to another run or model; put back what this run wrote"
             )
+        mine = scatter(tensors, self.part, self.peers)
         try:
-            self.engine.load_tensors(tensors, state["updates"])
+            self.engine.load_tensors(mine, state["updates"])
         except (RuntimeError, KeyError) as error:
             raise CheckpointError(
                 f"the checkpoint in {self.place.path} belongs to another run or model "
@@ -329,3 +359,5 @@ def _fingerprint(data: Dataset, rows: Tensor | None) -> str:
 
 class Interrupted(AtasError):  # noqa: N818  (nothing went wrong)
     """A signal ended the run; everything is saved."""
+
+    everywhere = True

@@ -1,0 +1,287 @@
+"""Several processes train what one trains alone, go on where another number stopped, and end together."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+
+from atas.errors import AtasError, UsageError
+from atas.processes import launched
+from atas.training import checkpoint
+
+METHODS = ("atas", "atta", "fgsm-rs", "free", "yopo", "trades")
+OTHERS = ("standard", "fgsm", "fgsm-rs-adaptive", "fgsm-ga", "ssat", "atas-literal", "pgd")
+OWN = {
+    "atas": {"method.warmup_epochs": 1, "method.reset_every": 2, "method.max_step": 0.2, "method.clip": (0.02, 0.15)},
+    "atta": {"method.reset_every": 2, "method.step_size": 0.05},
+    "free": {"method.replays": 2},
+    "yopo": {"method.outer": 2, "method.inner": 2, "method.step_size": 0.03},
+    "trades": {"method.steps": 2},
+    "pgd": {"method.steps": 2},
+}
+
+
+@pytest.fixture(scope="module")
+def ranks():
+    """Train in processes that are forked from one: `ranks(2, out, settings)`; the answer of ranks.py."""
+    program = Path(__file__).with_name("ranks.py")
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+    nursery = subprocess.Popen(
+        [sys.executable, str(program)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment
+    )
+
+    def run(processes, out, settings, net="plain", **job):
+        file = out.with_name(f"{out.name}.toml")
+        file.write_text(settings.to_toml())
+        job |= {"processes": processes, "out": str(out), "recipe": str(file), "net": net}
+        nursery.stdin.write(json.dumps(job) + "\n")
+        nursery.stdin.flush()
+        return json.loads(nursery.stdout.readline())
+
+    yield run
+    nursery.stdin.close()
+    nursery.wait()
+    nursery.stdout.close()
+
+
+@pytest.fixture(scope="module")
+def train(ranks):
+    """As `ranks`, for a training that must end well."""
+
+    def run(processes, out, settings, net="plain", **job):
+        answer = ranks(processes, out, settings, net, **job)
+        assert answer["codes"] == [0] * processes, answer["said"]
+        return answer
+
+    return run
+
+
+@pytest.fixture(scope="module")
+def settings_of(toy_recipe):
+    """A recipe of ten steps in four shards of unequal size; the last batch of an epoch has one example."""
+
+    def make(method="atas", **values):
+        usual = {"training.batch_size": 8, "training.epochs": 2, "data.shards": 4, "engine.sync_batchnorm": True}
+        exact = {"method.dtype": "float32"} if method in ("atas", "atta", "atas-literal") else {}
+        return toy_recipe(method, usual | exact | OWN.get(method, {}) | values)
+
+    return make
+
+
+def assert_same_training(folder, other, rows_of):
+    """Two runs come to the same in float64, whatever the number of their processes."""
+    (tensors, state), (tensors_2, state_2) = (
+        checkpoint.load(place / "checkpoints" / "last.safetensors") for place in (folder, other)
+    )
+    assert list(tensors) == list(tensors_2)
+    for name, tensor in tensors.items():
+        exact = tensor.dtype == torch.float64  # what is remembered of examples is rounded to float32
+        torch.testing.assert_close(tensors_2[name], tensor, rtol=0, atol=1e-9 if exact else 1e-5, msg=name)
+    for key in ("epoch", "batch", "updates", "rollbacks", "monitor", "data", "recipe"):
+        assert state[key] == state_2[key], key
+    mine, others = ([row for row in rows_of(place) if row.get("event") != "resume"] for place in (folder, other))
+    assert len(mine) == len(others)
+    for row, row_2 in zip(mine, others, strict=True):
+        assert row.keys() == row_2.keys()
+        for key, value in row.items():
+            assert row_2[key] == (pytest.approx(value, rel=1e-6) if isinstance(value, float) else value), key
+
+
+def assert_all_have_the_same_model(folder, processes):
+    models = [torch.load(folder / f"rank{rank}.pt") for rank in range(processes)]
+    for model in models[1:]:
+        for name, tensor in models[0].items():
+            assert torch.equal(tensor, model[name]), name
+
+
+@pytest.mark.parametrize("net", ["plain", "norm"])
+@pytest.mark.parametrize("method", METHODS)
+def test_two_and_four_processes_are_one(method, net, train, settings_of, tmp_path, rows_of):
+    several = (2, 4) if net == "plain" else (2, 3, 4)  # of three, one process has two shards
+    for processes in (1, *several):
+        train(processes, tmp_path / str(processes), settings_of(method), net)
+    for processes in several:
+        assert_same_training(tmp_path / "1", tmp_path / str(processes), rows_of)
+        assert_all_have_the_same_model(tmp_path / str(processes), processes)
+
+
+@pytest.mark.parametrize("method", OTHERS)
+def test_every_method_knows_processes(method, train, settings_of, tmp_path, rows_of):
+    for processes in (1, 3):  # of four shards, one process has two
+        train(processes, tmp_path / str(processes), settings_of(method), "norm")
+    assert_same_training(tmp_path / "1", tmp_path / "3", rows_of)
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        {"data.loading": "streaming", "data.workers": 1},
+        {"method.store": "host"},
+        {"training.ema": 0.9, "training.on_collapse": "stop", "training.probe": 3},
+    ],
+    ids=["streaming", "host", "ema"],
+)
+def test_wherever_images_and_memory_live(values, train, settings_of, tmp_path, rows_of):
+    train(1, tmp_path / "1", settings_of(**{key: values[key] for key in values if key.startswith("training")}))
+    train(2, tmp_path / "2", settings_of(**values))
+    assert_same_training(tmp_path / "1", tmp_path / "2", rows_of)
+
+
+def test_one_shard_is_the_order_of_before(train, toy_recipe, settings_of, tmp_path, assert_same_run):
+    train(1, tmp_path / "none", toy_recipe("atas", {"training.epochs": 2}))
+    train(1, tmp_path / "one", toy_recipe("atas", {"training.epochs": 2, "data.shards": 1}))
+    assert_same_run(tmp_path / "none", tmp_path / "one")
+
+
+def test_running_statistics_are_averaged(train, settings_of, tmp_path):
+    """Without synchronised BatchNorm: after one step the first layer's mean is that of the whole batch."""
+    settings = settings_of(
+        "standard", **{"training.batch_size": 36, "training.epochs": 1, "engine.sync_batchnorm": False}
+    )
+    for processes in (1, 3):
+        train(processes, tmp_path / str(processes), settings, "norm")
+    alone, together = (torch.load(tmp_path / name / "rank0.pt") for name in ("1", "3"))
+    torch.testing.assert_close(together["norm1.running_mean"], alone["norm1.running_mean"], rtol=0, atol=1e-12)
+    assert not torch.allclose(together["norm1.running_var"], alone["norm1.running_var"], rtol=0, atol=1e-9)
+    assert_all_have_the_same_model(tmp_path / "3", 3)
+
+
+def test_without_synchronised_batchnorm_all_attack_the_same_model(train, settings_of, tmp_path):
+    train(4, tmp_path / "run", settings_of("fgsm-rs", **{"engine.sync_batchnorm": False}), "norm")
+    assert_all_have_the_same_model(tmp_path / "run", 4)
+
+
+def test_a_collapse_is_everyones(train, settings_of, tmp_path, rows_of):
+    settings = settings_of(**{"training.on_collapse": "rollback", "training.probe": 3, "training.epochs": 3})
+    for processes in (1, 2):
+        train(processes, tmp_path / str(processes), settings, collapse_in=1)
+    assert [row["event"] for row in rows_of(tmp_path / "2") if "event" in row] == ["collapse", "rollback"]
+    assert_same_training(tmp_path / "1", tmp_path / "2", rows_of)
+
+
+@pytest.mark.parametrize(("before", "after"), [(2, 1), (2, 3), (1, 2)])
+@pytest.mark.parametrize("method", ["atas", "free"])
+def test_another_number_of_processes_goes_on(before, after, method, ranks, train, settings_of, tmp_path, rows_of):
+    """One process is asked to stop in the second epoch, and all of them do."""
+    settings = settings_of(method, **{"data.shards": 6, "training.batch_size": 12, "training.epochs": 3})
+    train(1, tmp_path / "whole", settings, "norm")
+    stopped = ranks(before, tmp_path / "run", settings, "norm", acts={str(before - 1): ["int", 4]})
+    assert stopped["codes"] == [1] * before, stopped["said"]
+    assert stopped["said"].count("all is saved") == 1
+    train(after, tmp_path / "run", settings, "norm", resume=True)
+    assert_same_training(tmp_path / "whole", tmp_path / "run", rows_of)
+    (event,) = [row for row in rows_of(tmp_path / "run") if "event" in row]
+    assert event["processes"] == after
+
+
+@pytest.mark.parametrize(("victim", "processes", "loading"), [(0, 2, "resident"), (1, 4, "streaming")])
+def test_a_killed_process_ends_the_run(victim, processes, loading, ranks, train, settings_of, tmp_path, rows_of):
+    """Its workers, who have inherited its connections, end with it."""
+    values = {"data.loading": loading, "data.workers": 1}
+    settings = settings_of(**{"training.checkpoint_every": 0.0, "training.epochs": 3} | values)
+    train(1, tmp_path / "whole", settings)
+    killed = ranks(processes, tmp_path / "run", settings, acts={str(victim): ["kill", 8]})
+    assert killed["codes"] == [-signal.SIGKILL if rank == victim else 1 for rank in range(processes)]
+    assert killed["seconds"] < 60
+    for rank in set(range(processes)) - {victim}:
+        assert f"process {rank} of {processes} cannot reach another, which has ended or hangs" in killed["said"]
+    assert f"--resume --out {tmp_path / 'run'}" in killed["said"]
+    assert "Traceback" not in killed["said"]
+    train(2, tmp_path / "run", settings, resume=True)
+    assert_same_training(tmp_path / "whole", tmp_path / "run", rows_of)
+
+
+def test_wrong_use_is_said_once(ranks, settings_of, tmp_path):
+    few = ranks(3, tmp_path / "few", settings_of(**{"data.shards": 2}))
+    assert few["codes"] == [2, 2, 2]
+    assert few["said"].count("data.shards = 2 gives work to 2 of 3 processes") == 1
+    rigid = ranks(2, tmp_path / "rigid", settings_of(**{"data.shards": 2}), "rigid")
+    assert rigid["codes"] == [2, 2]
+    assert rigid["said"].count("the model cannot take a batch without images") == 1
+    assert not (tmp_path / "rigid").exists()
+
+
+def test_other_data_elsewhere_is_refused(ranks, settings_of, tmp_path):
+    answer = ranks(2, tmp_path / "run", settings_of(), other_data={"1": 1})
+    assert answer["codes"] == [1, 1]
+    assert "process 1 of 2 has another recipe or other training images than the first" in answer["said"]
+    assert "Traceback" not in answer["said"]
+
+
+def test_processes_that_do_not_find_each_other(monkeypatch):
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    monkeypatch.setenv("RANK", "0")
+    monkeypatch.delenv("MASTER_ADDR", raising=False)
+    with pytest.raises(AtasError, match="start them with torchrun"), launched():
+        pass
+
+
+def test_a_batch_takes_as_much_of_every_shard(settings_of):
+    with pytest.raises(UsageError, match="must be a multiple of data"):
+        settings_of(**{"data.shards": 3})
+
+
+@pytest.mark.slow
+def test_under_torchrun(tmp_path):
+    """The command itself: Ctrl-C saves once, a killed process ends the other, and two more end and evaluate the run."""
+    folder = tmp_path / "run"
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m", "atas"]
+    recipe = [
+        "digits-small-cnn-atas",
+        "--set",
+        "data.shards=4",
+        "--set",
+        "training.epochs=1",
+        "--set",
+        "training.probe=50",
+    ]
+    recipe += ["--set", "evaluation.attacks=fgsm", "--set", "evaluation.examples=50"]
+    often = ("--set", "training.checkpoint_every=0")
+    environment = os.environ | {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
+
+    def start(*arguments):
+        return subprocess.Popen(
+            [*torchrun, "train", *recipe, "--out", str(folder), *arguments],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            env=environment,
+            start_new_session=True,  # a group for Ctrl-C
+        )
+
+    def wait_for_checkpoint(job, after=None):
+        file, end = folder / "checkpoints" / "last.safetensors", time.monotonic() + 120
+        while not file.exists() or file.stat().st_mtime == after:
+            assert time.monotonic() < end
+            assert job.poll() is None, job.stdout.read()
+            time.sleep(0.05)
+
+    job = start(*often)
+    wait_for_checkpoint(job)
+    os.killpg(job.pid, signal.SIGINT)
+    said, _ = job.communicate(timeout=60)
+    assert job.returncode != 0
+    assert said.count("all is saved, go on with") == 1
+
+    job = start("--resume", *often)
+    wait_for_checkpoint(job, (folder / "checkpoints" / "last.safetensors").stat().st_mtime)
+    children = Path(f"/proc/{job.pid}/task/{job.pid}/children").read_text().split()
+    os.kill(int(children[-1]), signal.SIGKILL)
+    began = time.monotonic()
+    said, _ = job.communicate(timeout=60)
+    assert job.returncode != 0
+    assert time.monotonic() - began < 60
+    assert "cannot reach another, which has ended or hangs; go on from the last checkpoint with --resume" in said
+
+    job = start("--resume", "--evaluate")
+    said, _ = job.communicate(timeout=120)
+    assert job.returncode == 0, said
+    assert said.count("written: ") == 2
+    assert json.loads((folder / "evaluation.json").read_text())["protocol"]["processes"] == 2
+    assert len((folder / "metrics.jsonl").read_text().splitlines()) == 1
