@@ -1,9 +1,10 @@
 """What people copy: the code in README and in all pages, run as it stands.
 
-Blocks of a page are run in their order, in one folder and one namespace. A comment before a block says what is different
-about it: `<!-- skip: why -->` is not run, `<!-- needs: package -->` is run by itself where the package is installed, and
-`<!-- shortened: OPTIONS -->` is run with these options added to its first command. Commands are looked at in any case:
-sub-command, options, recipe and keys must exist.
+Blocks of a page are run in their order, in one folder and one namespace. A comment before a block says what is
+different about it: `<!-- skip: why -->` is not run, `<!-- needs: package -->` is run by itself where the package is
+installed, `<!-- shortened: OPTIONS -->` is run with these options added to its first command, and
+`<!-- file: NAME -->` is what a file holds. Commands are looked at in any case: sub-command, options, recipe and keys
+must exist.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import shutil
 import sys
 import tomllib
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -27,7 +29,9 @@ from atas.training import recipe
 
 ROOT = Path(__file__).parent.parent.parent
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
-BLOCK = re.compile(r"(?:^<!-- (skip|needs|shortened): (.*?) -->\n)?^```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+BLOCK = re.compile(
+    r"(?:^<!-- (skip|needs|shortened|file): (.*?) -->\n)?^```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL
+)
 LANGUAGES = {"python", "sh", "toml", "text"}
 RUNS = ("mine", "atas", "atta", "fgsm-rs")  # what pages call the folders of finished runs
 
@@ -94,7 +98,9 @@ def test_the_code_of_a_page_runs(page, stock, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     namespace = {"__name__": "page"}
     for block in blocks(page):
-        if block.language == "python" and not block.mark:
+        if block.mark == "file":
+            Path(block.argument).write_text(block.code, encoding="utf-8")
+        elif block.language == "python" and not block.mark:
             run_python(block, namespace)
         elif block.language == "sh" and block.mark != "skip":
             extra = shlex.split(block.argument) if block.mark == "shortened" else []
@@ -118,6 +124,15 @@ def test_a_command_that_is_shown_exists(block):
         resolve(words)
 
 
+@pytest.mark.parametrize("block", [b for b in BLOCKS if b.language == "toml"], ids=str)
+def test_a_part_of_a_recipe_has_keys_that_exist(block):
+    document = tomllib.loads(block.code)
+    settings = recipe.load(document.pop("extends", "cifar10-preact-resnet18-atas"))
+    settings.with_values(
+        {f"{section}.{key}": value for section in document for key, value in document[section].items()}
+    )
+
+
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_every_block_says_what_it_is(page):
     text = page.read_text(encoding="utf-8")
@@ -127,7 +142,7 @@ def test_every_block_says_what_it_is(page):
     assert not re.findall(r"^    (?:atas|pip|make|python) .*", outside, re.MULTILINE), (
         "commands belong into ```sh blocks"
     )
-    assert len(re.findall(r"^<!-- (?:skip|needs|shortened):", text, re.MULTILINE)) == sum(
+    assert len(re.findall(r"^<!-- (?:skip|needs|shortened|file):", text, re.MULTILINE)) == sum(
         bool(b.mark) for b in blocks(page)
     )
 
@@ -156,15 +171,19 @@ def run_python(block: Block, namespace: dict[str, object]) -> None:
 def command(name: str, *words: str) -> None:
     """Run `atas ...` in this process; it must end well."""
     assert name == "atas", f"{name} cannot be run here; mark the block with <!-- skip: why -->"
-    out, argv = io.StringIO(), sys.argv
-    sys.argv = [name, *words]
-    try:
-        with contextlib.redirect_stdout(out), contextlib.redirect_stderr(out):
+    status, printed = call(*words)
+    assert status == 0, f"atas {shlex.join(words)}: {printed}"
+
+
+def call(*words: str) -> tuple[int, str]:
+    """The exit status of `atas ...`, and what it printed."""
+    out = io.StringIO()
+    with pytest.MonkeyPatch.context() as patch, contextlib.redirect_stdout(out), contextlib.redirect_stderr(out):
+        patch.setattr(sys, "argv", ["atas", *words])
+        patch.setenv("COLUMNS", "200")
+        with pytest.raises(SystemExit) as end:
             cli.main()
-    except SystemExit as end:
-        assert not end.code, f"{shlex.join(sys.argv)}: {out.getvalue()}"
-    finally:
-        sys.argv = argv
+    return int(end.value.code or 0), out.getvalue()
 
 
 def assigned(values: dict[str, object]) -> list[str]:
@@ -195,24 +214,15 @@ def resolve(words: list[str]) -> None:
 def resolve_atas(words: list[str]) -> None:
     """The sub-command has the options, and recipes, keys, attacks and methods have these names."""
     path = words[: 2 if words[0] == "data" else 1]
-    printed = io.StringIO()
-    with (
-        pytest.MonkeyPatch.context() as patch,
-        contextlib.redirect_stdout(printed),
-        contextlib.redirect_stderr(printed),
-    ):
-        patch.setattr(sys, "argv", ["atas", *path, *([] if path[0].startswith("-") else ["--help"])])
-        patch.setenv("COLUMNS", "200")
-        with pytest.raises(SystemExit) as end:
-            cli.main()
-    assert not end.value.code, printed.getvalue()
-    options = set(re.findall(r"--[a-z][a-z-]*", printed.getvalue())) | {"--help"}
+    status, printed = call(*path, "--help")
+    assert status == 0, printed
+    options = set(re.findall(r"--[a-z][a-z-]*", printed))
     used = {word.partition("=")[0] for word in words if word.startswith("--")}
     assert used <= options, f"atas {' '.join(path)} has no {used - options}"
-    given = dict(zip(words, words[1:], strict=False))
+    given = dict(pairwise(words))
     if path[0] in ("train", "bench") and len(words) > 1 and not words[1].startswith("-") and words[1] != "mine.toml":
         settings = recipe.load(words[1])
-        keys = [value for option, value in zip(words, words[1:], strict=False) if option == "--set"]
+        keys = [value for option, value in pairwise(words) if option == "--set"]
         settings.with_values(dict(map(recipe.parse_assignment, keys)))
     for attack in given.get("--attacks", "clean").split(","):
         attacks.create(attack)

@@ -112,6 +112,15 @@ def test_the_pages_of_the_reference_name_what_is_there():
             assert found.__doc__, name
 
 
+def test_links_between_files_lead_somewhere():
+    """Those to pages that are made when the site is built are checked there."""
+    made = {ROOT / "docs" / name for name in ("reference/recipes.md", "reference/command.md", "results.md")}
+    for page in [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), *(ROOT / "results").rglob("*.md")]:
+        for target in re.findall(r"\]\(([^)#\s]+)", page.read_text(encoding="utf-8")):
+            place = (page.parent / target).resolve()
+            assert target.startswith("http") or place.exists() or place in made, f"{page.relative_to(ROOT)}: {target}"
+
+
 def test_everything_public_is_in_the_reference():
     import atas
 
