@@ -127,7 +127,7 @@ def test_a_command_that_is_shown_exists(block):
 @pytest.mark.parametrize("block", [b for b in BLOCKS if b.language == "toml"], ids=str)
 def test_a_part_of_a_recipe_has_keys_that_exist(block):
     document = tomllib.loads(block.code)
-    settings = recipe.load(document.pop("extends", "cifar10-preact-resnet18-atas"))
+    settings = recipe.load(document.pop("extends", "imagenet-resnet18-atas"))
     settings.with_values(
         {f"{section}.{key}": value for section in document for key, value in document[section].items()}
     )
