@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 DEMO := runs/demo
 
-.PHONY: demo test check format clean
+.PHONY: demo test check format docs clean
 
 $(INSTALLED): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
@@ -36,5 +36,14 @@ format: $(INSTALLED)
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
+# The site, in site/: opens from disk, fetches nothing. Its packages are no part of what tests need.
+DOCS := $(VENV)/.docs
+$(DOCS): $(INSTALLED)
+	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[docs]'
+	@touch $@
+
+docs: $(DOCS)
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
+
 clean:
-	rm -rf $(VENV) runs build dist src/*.egg-info .mypy_cache .ruff_cache .pytest_cache
+	rm -rf $(VENV) runs site build dist src/*.egg-info .mypy_cache .ruff_cache .pytest_cache

@@ -1,17 +1,14 @@
-"""What people copy: the Python blocks of README and of pages, and the minimal example, run as they stand."""
+"""The example programs run as they stand; those for other packages where these are installed."""
 
 from __future__ import annotations
 
-import re
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parent.parent
-PAGES = [(ROOT / page).read_text(encoding="utf-8") for page in ("README.md", "docs/memory.md")]
-BLOCKS = [block for page in PAGES for block in re.findall(r"```python\n(.*?)```", page, re.DOTALL)]
+EXAMPLES = Path(__file__).parent.parent / "examples"
 
 
 def run(*arguments: str, cwd: Path) -> str:
@@ -20,14 +17,22 @@ def run(*arguments: str, cwd: Path) -> str:
     return found.stdout
 
 
-@pytest.mark.parametrize("block", BLOCKS, ids=[block.splitlines()[-1][:40] for block in BLOCKS])
-def test_a_block_of_a_page(block, tmp_path):
-    run("-c", block, cwd=tmp_path)
-
-
 def test_the_minimal_example(tmp_path):
-    example = ROOT / "examples" / "minimal.py"
+    example = EXAMPLES / "minimal.py"
     assert len(example.read_text(encoding="utf-8").splitlines()) < 100
     shown = run(str(example), "--epochs", "1", cwd=tmp_path)
     assert "epoch  1" in shown
     assert "pgd50" in shown
+
+
+def test_the_example_for_lightning(tmp_path):
+    pytest.importorskip("lightning")
+    assert "pgd50" in run(str(EXAMPLES / "lightning_atas.py"), "--epochs", "1", cwd=tmp_path)
+
+
+def test_the_example_for_accelerate(tmp_path):
+    pytest.importorskip("accelerate")
+    shown = run(str(EXAMPLES / "accelerate_atas.py"), "--epochs", "1", "--save", "state", cwd=tmp_path)
+    assert "epoch  1" in shown
+    assert "pgd50" in shown
+    assert list((tmp_path / "state").glob("custom_checkpoint_0*"))  # the method's perturbations

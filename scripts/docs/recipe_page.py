@@ -1,0 +1,138 @@
+"""The page of all keys of a recipe: types and defaults from the code, meanings from `keys.toml`."""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+import re
+import tomllib
+import types
+from pathlib import Path
+from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
+
+import torch
+
+from atas import methods
+from atas.threat import in_255
+from atas.training.recipe import Recipe
+
+_INTRODUCTION = """\
+# Recipes
+
+A recipe is a TOML file that says everything that decides how a run goes. `atas ls recipes` names those that come with
+the package; [your own](../own.md) begins from one of them and states what differs:
+
+```toml
+extends = "cifar10-preact-resnet18-atas"   # or the path of a file
+
+[method]
+eps = "4/255"                              # numbers may be fractions
+
+[training]
+epochs = 15
+```
+
+```sh
+atas train digits-small-cnn-atas --set training.epochs=10 --set method.eps=0.2
+```
+
+`--set section.key=value` overrides a key on the command line, `values={"section.key": value}` in Python. An unknown key
+is an error that names the nearest known one. The resolved recipe is saved with the run as `recipe.toml`, complete and
+without `extends`: running that file again gives the same run. Where `extends` is followed by another method, the
+settings of the first method are left out; its norm and budget stay.
+
+A value of `"none"` stands for a key that is not set.
+"""
+
+
+def page() -> str:
+    """The whole page as Markdown."""
+    lines = [_INTRODUCTION]
+    meanings = meanings_of_keys()
+    for section, kind in sections().items():
+        lines += [f"## [{section}]", "", _first_sentence(kind), ""]
+        lines += _HEAD
+        for key, hint, default in keys(kind):
+            lines.append(_row(f"{section}.{key}", hint, default, meanings[section][key]))
+        lines.append("")
+    lines += ["## Settings of the methods", "", "They are further keys of `[method]`; each method has its own.", ""]
+    for name in methods.names():
+        settings, hints = methods.settings(name), methods.setting_types(name)
+        if settings:
+            lines += [f"### {name}", "", *_HEAD]
+            for key, default in settings.items():
+                lines.append(_row(f"method.{key}", hints[key], default, of_method(meanings["settings"][key], name)))
+            lines.append("")
+    none = ", ".join(f"`{name}`" for name in methods.names() if not methods.settings(name))
+    return "\n".join([*lines, f"Without settings of their own: {none}.", ""])
+
+
+_HEAD = ["| Key | Type | Default | Meaning |", "|---|---|---|---|"]
+
+
+def _first_sentence(kind: type) -> str:
+    return " ".join((inspect.getdoc(kind) or "").split()).partition(". ")[0].removesuffix(".") + "."
+
+
+def meanings_of_keys() -> dict[str, dict[str, Any]]:
+    """The sentences of `keys.toml`."""
+    return tomllib.loads(Path(__file__).with_name("keys.toml").read_text(encoding="utf-8"))
+
+
+def sections() -> dict[str, type]:
+    """The sections of a recipe and their dataclasses."""
+    return {name: kind for name, kind in get_type_hints(Recipe).items() if dataclasses.is_dataclass(kind)}
+
+
+def keys(kind: type) -> list[tuple[str, Any, Any]]:
+    """The keys of a section with type and default; a method's settings are told elsewhere."""
+    hints = get_type_hints(kind)
+    return [
+        (field.name, hints[field.name], field.default) for field in dataclasses.fields(kind) if field.name != "settings"
+    ]
+
+
+def of_method(meaning: str | dict[str, str], method: str) -> str:
+    """What a setting means for one method."""
+    return meaning if isinstance(meaning, str) else meaning[method]
+
+
+def _row(key: str, hint: Any, default: Any, meaning: str) -> str:
+    short = key.partition(".")[2]
+    return f"| `{short}` | {type_name(hint)} | {default_name(key, default)} | {meaning} |"
+
+
+def type_name(hint: Any) -> str:
+    """A type as a reader of TOML calls it."""
+    options = get_args(hint) if get_origin(hint) in (Union, types.UnionType) else (hint,)
+    names = [_one(option) for option in options if option is not type(None)]
+    return " or ".join(dict.fromkeys(names))
+
+
+def _one(hint: Any) -> str:
+    if get_origin(hint) is Literal:
+        return " or ".join(f'`"{value}"`' for value in get_args(hint))
+    if get_origin(hint) is tuple:
+        inner = get_args(hint)
+        kind = {float: "numbers", str: "texts"}[inner[0]]
+        return f"list of {kind}" if inner[-1] is Ellipsis else f"{len(inner)} {kind}"
+    return {str: "text", int: "whole number", float: "number", bool: "true or false", torch.dtype: "text"}[hint]
+
+
+def default_name(key: str, default: Any) -> str:
+    """A default as it would be written in the file."""
+    if default is None:
+        return "not set"
+    if isinstance(default, bool):
+        return f"`{str(default).lower()}`"
+    if isinstance(default, tuple):
+        return "`[" + ", ".join(f'"{value}"' if isinstance(value, str) else _share(value) for value in default) + "]`"
+    if isinstance(default, float):
+        return f'`"{in_255(default)}"`' if key == "method.eps" else f"`{default:g}`"
+    return f'`"{default}"`' if isinstance(default, str) else f"`{default}`"
+
+
+def _share(value: float) -> str:
+    """Milestones are thirtieths, the paper's epochs."""
+    thirtieths = round(value * 30)
+    return f'"{thirtieths}/30"' if re.fullmatch(r"\d+\.0*", f"{value * 30:.9f}") else f"{value:g}"

@@ -1,0 +1,230 @@
+"""What people copy: the code in README and in all pages, run as it stands.
+
+Blocks of a page are run in their order, in one folder and one namespace. A comment before a block says what is
+different about it: `<!-- skip: why -->` is not run, `<!-- needs: package -->` is run by itself where the package is
+installed, `<!-- shortened: OPTIONS -->` is run with these options added to its first command, and
+`<!-- file: NAME -->` is what a file holds. Commands are looked at in any case: sub-command, options, recipe and keys
+must exist.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import re
+import shlex
+import shutil
+import sys
+import tomllib
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+import torch
+
+from atas import attacks, cli, methods
+from atas.errors import AtasError
+from atas.training import recipe
+
+ROOT = Path(__file__).parent.parent.parent
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
+BLOCK = re.compile(
+    r"(?:^<!-- (skip|needs|shortened|file): (.*?) -->\n)?^```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL
+)
+LANGUAGES = {"python", "sh", "toml", "text"}
+RUNS = ("mine", "atas", "atta", "fgsm-rs")  # what pages call the folders of finished runs
+
+
+@dataclass(frozen=True)
+class Block:
+    """A block of code: where it stands, its language, and the mark before it."""
+
+    page: Path
+    line: int
+    language: str
+    code: str
+    mark: str
+    argument: str
+
+    def __str__(self) -> str:
+        return f"{self.page.relative_to(ROOT)}:{self.line}"
+
+    @property
+    def commands(self) -> list[list[str]]:
+        lines = self.code.replace("\\\n", " ").splitlines()
+        return [words for words in (shlex.split(line, comments=True) for line in lines) if words]
+
+
+def blocks(page: Path) -> list[Block]:
+    text = page.read_text(encoding="utf-8")
+    return [
+        Block(page, text[: match.start(3)].count("\n") + 1, match[3], match[4], match[1] or "", match[2] or "")
+        for match in BLOCK.finditer(text)
+    ]
+
+
+BLOCKS = [block for page in PAGES for block in blocks(page)]
+RUN = [
+    page for page in PAGES if any(b.language in ("python", "sh") and b.mark in ("", "shortened") for b in blocks(page))
+]
+MARKED = [block for block in BLOCKS if block.mark in ("skip", "needs")]
+
+
+@pytest.fixture(scope="module")
+def stock(tmp_path_factory):
+    """A folder with what pages take for granted: finished runs and a few photos."""
+    from PIL import Image
+
+    folder = tmp_path_factory.mktemp("stock")
+    values = {"training.epochs": 2, "training.batch_size": 256, "method.eps": 0.2, "method.max_step": 0.4}
+    with contextlib.chdir(folder), contextlib.redirect_stdout(io.StringIO()):
+        command("atas", "train", "digits-small-cnn-atas", "--out", "runs/mine", *assigned(values))
+        command("atas", "evaluate", "runs/mine", "--attacks", "pgd10", "--examples", "50")
+    for name in RUNS[1:]:
+        shutil.copytree(folder / "runs" / "mine", folder / "runs" / name)
+    for number, place in enumerate(("train/cat", "train/dog", "test/cat", "test/dog") * 3):
+        path = folder / "photos" / place / f"{number}.jpg"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        Image.effect_noise((48, 40 + number), 60).convert("RGB").save(path)
+    return folder
+
+
+@pytest.mark.parametrize("page", RUN, ids=[str(page.relative_to(ROOT)) for page in RUN])
+def test_the_code_of_a_page_runs(page, stock, tmp_path, monkeypatch):
+    shutil.copytree(stock, tmp_path, dirs_exist_ok=True)
+    if page.name in ("own.md", "tutorial.md"):
+        shutil.rmtree(tmp_path / "runs")  # these pages make their own
+    monkeypatch.chdir(tmp_path)
+    namespace = {"__name__": "page"}
+    for block in blocks(page):
+        if block.mark == "file":
+            Path(block.argument).write_text(block.code, encoding="utf-8")
+        elif block.language == "python" and not block.mark:
+            run_python(block, namespace)
+        elif block.language == "sh" and block.mark != "skip":
+            extra = shlex.split(block.argument) if block.mark == "shortened" else []
+            for words in block.commands:
+                command(*words, *extra)
+                extra = []
+
+
+@pytest.mark.parametrize("block", MARKED, ids=map(str, MARKED))
+def test_a_block_that_is_not_run_everywhere(block, stock, tmp_path, monkeypatch):
+    if block.mark == "skip":
+        pytest.skip(block.argument)
+    pytest.importorskip(block.argument)
+    monkeypatch.chdir(tmp_path)
+    run_python(block, {"__name__": "page"})
+
+
+@pytest.mark.parametrize("block", [b for b in BLOCKS if b.language == "sh"], ids=str)
+def test_a_command_that_is_shown_exists(block):
+    for words in block.commands:
+        resolve(words)
+
+
+@pytest.mark.parametrize("block", [b for b in BLOCKS if b.language == "toml"], ids=str)
+def test_a_part_of_a_recipe_has_keys_that_exist(block):
+    document = tomllib.loads(block.code)
+    settings = recipe.load(document.pop("extends", "imagenet-resnet18-atas"))
+    settings.with_values(
+        {f"{section}.{key}": value for section in document for key, value in document[section].items()}
+    )
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_every_block_says_what_it_is(page):
+    text = page.read_text(encoding="utf-8")
+    assert {block.language for block in blocks(page)} <= LANGUAGES
+    assert text.count("\n```") + text.startswith("```") == 2 * len(blocks(page))
+    outside = BLOCK.sub("", text)
+    assert not re.findall(r"^    (?:atas|pip|make|python) .*", outside, re.MULTILINE), (
+        "commands belong into ```sh blocks"
+    )
+    assert len(re.findall(r"^<!-- (?:skip|needs|shortened|file):", text, re.MULTILINE)) == sum(
+        bool(b.mark) for b in blocks(page)
+    )
+
+
+@pytest.mark.parametrize("words", ["atas trian x", "atas train --sett a=b", "atas train nothing", "make nothing"])
+def test_a_command_that_does_not_exist_is_seen(words):
+    with pytest.raises((AssertionError, AtasError)):
+        resolve(words.split())
+
+
+def test_a_wrong_block_is_seen():
+    block = Block(PAGES[0], 7, "python", "x = 1\nassert x == 2\n", "", "")
+    with pytest.raises(AssertionError) as failure:
+        run_python(block, {})
+    assert failure.traceback[-1].lineno + 1 == 9  # a line of the page
+
+
+def run_python(block: Block, namespace: dict[str, object]) -> None:
+    """Run a block; a traceback shows the page's own lines."""
+    torch.manual_seed(0)
+    code = "\n" * block.line + block.code
+    with contextlib.redirect_stdout(io.StringIO()):
+        exec(compile(code, str(block.page), "exec"), namespace)
+
+
+def command(name: str, *words: str) -> None:
+    """Run `atas ...` in this process; it must end well."""
+    assert name == "atas", f"{name} cannot be run here; mark the block with <!-- skip: why -->"
+    status, printed = call(*words)
+    assert status == 0, f"atas {shlex.join(words)}: {printed}"
+
+
+def call(*words: str) -> tuple[int, str]:
+    """The exit status of `atas ...`, and what it printed."""
+    out = io.StringIO()
+    with pytest.MonkeyPatch.context() as patch, contextlib.redirect_stdout(out), contextlib.redirect_stderr(out):
+        patch.setattr(sys, "argv", ["atas", *words])
+        patch.setenv("COLUMNS", "200")
+        with pytest.raises(SystemExit) as end:
+            cli.main()
+    return int(end.value.code or 0), out.getvalue()
+
+
+def assigned(values: dict[str, object]) -> list[str]:
+    return [word for key, value in values.items() for word in ("--set", f"{key}={value}")]
+
+
+def resolve(words: list[str]) -> None:
+    """See that what a line of shell names is there."""
+    if words[0] == "torchrun":
+        words = words[words.index("-m") :]
+    if words[:2] in (["python", "-m"], ["-m", "atas"]):
+        words = words[words.index("-m") + 1 :]
+    name, *rest = words
+    if name == "atas":
+        resolve_atas(rest)
+    elif name == "make":
+        assert all(re.search(rf"^{target}:", (ROOT / "Makefile").read_text(), re.MULTILINE) for target in rest), words
+    elif name == "pip":
+        known = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+        for extras in re.findall(r"\[(.*?)\]", " ".join(rest)):
+            assert set(extras.split(",")) <= set(known), words
+    elif name == "python":
+        assert (ROOT / rest[0]).exists(), words
+    else:
+        assert name in ("tensorboard",), f"unknown command {words}"
+
+
+def resolve_atas(words: list[str]) -> None:
+    """The sub-command has the options, and recipes, keys, attacks and methods have these names."""
+    path = words[: 2 if words[0] == "data" else 1]
+    status, printed = call(*path, "--help")
+    assert status == 0, printed
+    options = set(re.findall(r"--[a-z][a-z-]*", printed))
+    used = {word.partition("=")[0] for word in words if word.startswith("--")}
+    assert used <= options, f"atas {' '.join(path)} has no {used - options}"
+    given = dict(pairwise(words))
+    if path[0] in ("train", "bench") and len(words) > 1 and not words[1].startswith("-") and words[1] != "mine.toml":
+        settings = recipe.load(words[1])
+        keys = [value for option, value in pairwise(words) if option == "--set"]
+        settings.with_values(dict(map(recipe.parse_assignment, keys)))
+    for attack in given.get("--attacks", "clean").split(","):
+        attacks.create(attack)
+    for method in given.get("--methods", "atas").split(","):
+        methods.get(method)

@@ -1,0 +1,132 @@
+"""What pages say of the code by hand, and the parts that generated pages are made of."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import re
+import sys
+from pathlib import Path
+
+import pytest
+
+from atas import methods
+
+ROOT = Path(__file__).parent.parent.parent
+
+
+@pytest.fixture
+def made(monkeypatch):
+    """Import a module of `scripts/docs`."""
+    monkeypatch.syspath_prepend(str(ROOT / "scripts" / "docs"))
+    yield importlib.import_module
+    for name in ("command_page", "recipe_page", "results_page"):
+        sys.modules.pop(name, None)
+
+
+def test_every_key_has_a_sentence_and_no_sentence_is_left_over(made):
+    page = made("recipe_page")
+    meanings = page.meanings_of_keys()
+    known = {section: {key for key, *_ in page.keys(kind)} for section, kind in page.sections().items()}
+    users = {key: {name for name in methods.names() if key in methods.settings(name)} for key in meanings["settings"]}
+    known["settings"] = {key for name in methods.names() for key in methods.settings(name)}
+    assert {section: set(keys) for section, keys in meanings.items()} == known, "write it into scripts/docs/keys.toml"
+    for key, meaning in meanings["settings"].items():
+        assert isinstance(meaning, str) or set(meaning) == users[key], key
+
+
+def test_the_page_of_recipes(made):
+    page = made("recipe_page").page()
+    assert '| `eps` | number | `"8/255"` |' in page
+    assert '| `milestones` | list of numbers | `["24/30", "28/30"]` |' in page
+    assert '| `clip` | 2 numbers or `"auto"` | `"auto"` |' in page
+    for name in methods.names():
+        assert (f"### {name}\n" in page) == bool(methods.settings(name))
+
+
+def test_the_page_of_the_command_has_every_option(made):
+    page = made("command_page")
+    text = page.page()
+    for path in ([name] for name in ("ls", "train", "evaluate", "compare", "report", "export", "reproduce", "bench")):
+        printed = page.help_of(*path)
+        assert f"## atas {path[0]}\n" in text
+        for option in set(re.findall(r"--[a-z][a-z-]*", printed.partition("Options:")[2])) - {"--help"}:
+            assert f"`{option}" in text or option in text, option
+        for example in page.read(printed).examples:
+            assert example in text
+
+
+def test_help_is_taken_apart(made):
+    text = """Usage: atas x [OPTIONS]
+
+  Do this.
+
+  Example: atas x --a
+           atas x --b
+
+Options:
+  --a <int>  First
+             line.  [default: 1]
+  --a-very-long-option <one|two>
+             Second.
+  --help     Show this message and exit.
+"""
+    found = made("command_page").read(text)
+    assert (found.usage, found.about, found.examples) == ("atas x [OPTIONS]", "Do this.", ["atas x --a", "atas x --b"])
+    rows = [("--a <int>", "First line.  [default: 1]"), ("--a-very-long-option <one|two>", "Second.")]
+    assert found.tables["Options:"][:2] == rows
+
+
+def test_the_table_of_methods():
+    """Names, BatchNorm modes and costs are those of the code and of the measurement."""
+    text = (ROOT / "docs" / "methods.md").read_text(encoding="utf-8")
+    rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in text.splitlines() if line.startswith("| `")]
+    assert [row[0].strip("`") for row in rows] == methods.names()
+    measured = json.loads((ROOT / "results" / "step-cost-cpu.json").read_text())["rows"]
+    for name, _, mode, _, cost, _ in ((row[0].strip("`"), *row[1:]) for row in rows):
+        assert mode == ("-" if name == "standard" else methods.get(name).attack_mode), name
+        assert cost == f"{measured[name]['relative']:.1f}", name
+
+
+def test_the_wilson_intervals_of_the_page_on_reading():
+    from atas.evaluation import wilson
+
+    text = (ROOT / "docs" / "reading.md").read_text(encoding="utf-8")
+    for images in (500, 1000, 10000):
+        low, high = wilson(images * 45 // 100, images)
+        assert f"| {images:,} | {100 * low:.1f} to {100 * high:.1f} |" in text
+
+
+def test_the_pages_of_the_reference_name_what_is_there():
+    for page in (ROOT / "docs" / "reference").glob("*.md"):
+        for name in re.findall(r"^::: (\S+)", page.read_text(encoding="utf-8"), re.MULTILINE):
+            parts = name.split(".")
+            for length in range(len(parts) - 1, 0, -1):
+                try:
+                    found = importlib.import_module(".".join(parts[:length]))
+                except ImportError:
+                    continue
+                break
+            for part in parts[length:]:
+                found = getattr(found, part)
+            assert found.__doc__, name
+
+
+def test_links_between_files_lead_somewhere():
+    """Those to pages that are made when the site is built are checked there."""
+    made = {ROOT / "docs" / name for name in ("reference/recipes.md", "reference/command.md", "results.md")}
+    for page in [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), *(ROOT / "results").rglob("*.md")]:
+        for target in re.findall(r"\]\(([^)#\s]+)", page.read_text(encoding="utf-8")):
+            place = (page.parent / target).resolve()
+            assert target.startswith("http") or place.exists() or place in made, f"{page.relative_to(ROOT)}: {target}"
+
+
+def test_everything_public_is_in_the_reference():
+    import atas
+
+    text = "".join(page.read_text(encoding="utf-8") for page in (ROOT / "docs" / "reference").glob("*.md"))
+    modules = {"attacks", "data", "export", "methods", "models", "__version__"}
+    missing = [
+        name for name in set(atas.__all__) - modules if not re.search(rf"^::: atas\.(\w+\.)*{name}$", text, re.M)
+    ]
+    assert not missing
