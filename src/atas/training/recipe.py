@@ -15,10 +15,11 @@ from importlib import resources
 from pathlib import Path
 from typing import Any, TypeVar, get_type_hints
 
-from atas import attacks, methods, threat
+from atas import methods, threat
 from atas.errors import UsageError, unknown
+from atas.training._recipe_checks import check
+from atas.training.sections import Data, Engine, Evaluation, Method, Model, Optimizer, Schedule, Training
 from atas.training.values import convert, to_toml
-from atas.training.views import check_views
 
 S = TypeVar("S")
 
@@ -40,112 +41,6 @@ _CAME_LATER = {"data.view": "pad", "method.grid": None}
 
 
 @dataclass(frozen=True)
-class Data:
-    """What is trained on. `size` is the side of stored images, for image folders; a packed set has its own, checked.
-
-    `view` is how images are shown: `pad`, crops of images padded by `pad`; `crop`, crops of `view_size` pixels (224);
-    `resized`, boxes with a share of the image in `view_scale` ((0.08, 1)), resized to `view_size`. With `view_start`
-    and `view_ramp` the size rises from the one to `view_size` over the first so much of the training.
-
-    `loading` is where the training images are kept: `resident` on the device, `streaming` where they are, from which
-    `workers` processes (by default one a processor) read a few batches ahead, or `auto`, resident where they fit.
-    `shards`, 1 if it is left out, is into how many parts examples are dealt, of which each of several processes takes
-    one or more."""
-
-    name: str = "cifar10"
-    root: str | None = None
-    size: int | None = None
-    pad: int = 4
-    flip: bool = True
-    view: str = "pad"
-    view_size: int | None = None
-    view_start: int | None = None
-    view_ramp: float | None = None
-    view_scale: tuple[float, float] | None = None
-    loading: str = "auto"
-    workers: int | None = None
-    shards: int | None = None
-
-
-@dataclass(frozen=True)
-class Model:
-    """The network: a name of `atas ls models` or a factory `package.module:function`."""
-
-    name: str = "preact-resnet18"
-    mean: tuple[float, ...] | None = None
-    std: tuple[float, ...] | None = None
-
-
-@dataclass(frozen=True)
-class Method:
-    """The training method, its threat model, and its own settings (any further keys)."""
-
-    name: str = "atas"
-    norm: str = "linf"
-    eps: float = 8 / 255
-    settings: Mapping[str, Any] = field(default_factory=dict)
-
-
-@dataclass(frozen=True)
-class Optimizer:
-    """Stochastic gradient descent."""
-
-    momentum: float = 0.9
-    weight_decay: float = 5e-4
-    nesterov: bool = False
-
-
-@dataclass(frozen=True)
-class Schedule:
-    """The learning rate by update: `piecewise` (drops by `factor` at `milestones`) or `cyclic` (up from 0 to `peak`,
-    reached at `peak_at`, and down to 0). Milestones and peak_at are shares of the whole training."""
-
-    name: str = "piecewise"
-    peak: float = 0.1
-    milestones: tuple[float, ...] = (24 / 30, 28 / 30)
-    factor: float = 0.1
-    peak_at: float = 0.5
-
-
-@dataclass(frozen=True)
-class Training:
-    """How long, in which order, and what is watched. `ema` is the decay of averaged weights, 0 for none; `probe` the
-    number of training images that the monitor attacks after every epoch, always with the weights themselves, not their
-    average; `checkpoint_every` is in seconds; `loggers` are tensorboard (where it is installed) and wandb."""
-
-    epochs: int = 30
-    batch_size: int = 128
-    seed: int = 0
-    ema: float = 0.0
-    on_collapse: str = "warn"
-    probe: int = 1000
-    checkpoint_every: float = 60.0
-    loggers: tuple[str, ...] = ("tensorboard",)
-
-
-@dataclass(frozen=True)
-class Engine:
-    """How steps are run: `kind` auto (captured on CUDA), eager or captured; `device` auto, cpu or cuda; `precision`
-    auto (bf16 on CUDA), bf16 or float32; `deterministic` makes runs on CUDA repeat to the bit, as on the CPU;
-    `sync_batchnorm` has BatchNorm normalise by the global batch where several processes train together."""
-
-    kind: str = "auto"
-    device: str = "auto"
-    precision: str = "auto"
-    deterministic: bool = False
-    sync_batchnorm: bool = False
-
-
-@dataclass(frozen=True)
-class Evaluation:
-    """What `atas evaluate` runs on the test set; `examples` limits it to the first so many."""
-
-    attacks: tuple[str, ...] = ("pgd10", "pgd50")
-    examples: int | None = None
-    batch_size: int | None = None
-
-
-@dataclass(frozen=True)
 class Recipe:
     """A whole recipe; see the sections."""
 
@@ -160,7 +55,7 @@ class Recipe:
     evaluation: Evaluation = field(default_factory=Evaluation)
 
     def __post_init__(self) -> None:
-        _check(self)
+        check(self)
 
     @property
     def threat(self) -> threat.Threat:
@@ -345,51 +240,3 @@ def _assign(document: dict[str, Any], key: str, value: Any) -> None:
     if name == "name":
         document[section] = _kept(section, document[section], value)
     document[section][name] = value
-
-
-def _check(recipe: Recipe) -> None:
-    def demand(holds: bool, sentence: str) -> None:
-        if not holds:
-            raise UsageError(sentence)
-
-    def choice(key: str, value: str, *allowed: str) -> None:
-        if value not in allowed:
-            raise unknown(f"value of {key}", value, allowed)
-
-    training, schedule, optimizer = recipe.training, recipe.schedule, recipe.optimizer
-    methods.get(recipe.method.name)
-    threat.create(recipe.method.norm, recipe.method.eps)
-    choice("data.loading", recipe.data.loading, "auto", "resident", "streaming")
-    choice("schedule.name", schedule.name, "piecewise", "cyclic")
-    choice("training.on_collapse", training.on_collapse, "warn", "stop", "rollback")
-    for logger in training.loggers:
-        choice("training.loggers", logger, "tensorboard", "wandb")
-    choice("engine.kind", recipe.engine.kind, "auto", "eager", "captured")
-    choice("engine.precision", recipe.engine.precision, "auto", "bf16", "float32")
-    demand(training.epochs >= 1, f"training.epochs must be at least 1; got {training.epochs}")
-    demand(training.batch_size >= 1, f"training.batch_size must be at least 1; got {training.batch_size}")
-    demand(0 <= training.ema < 1, f"training.ema must be in [0, 1), such as 0.999; got {training.ema}")
-    demand(-(2**63) <= training.seed < 2**63, f"training.seed must fit 64 bits; got {training.seed}")
-    demand(training.probe >= 1, f"training.probe must be at least 1 image; got {training.probe}")
-    demand(training.checkpoint_every >= 0, "training.checkpoint_every must not be negative")
-    demand(recipe.data.workers is None or recipe.data.workers >= 1, "data.workers must be at least 1, or left out")
-    shards = recipe.data.shards or 1
-    demand(shards >= 1 and recipe.data.shards != 0, f"data.shards must be at least 1; got {recipe.data.shards}")
-    demand(
-        training.batch_size % shards == 0,
-        f"training.batch_size must be a multiple of data.shards, as every shard gives as many examples to a batch; "
-        f"got {training.batch_size} and {shards}",
-    )
-    demand(recipe.data.pad >= 0, f"data.pad must not be negative; got {recipe.data.pad}")
-    check_views(recipe)
-    demand(schedule.peak > 0, f"schedule.peak must be above zero; got {schedule.peak}")
-    demand(0 < schedule.peak_at < 1, f"schedule.peak_at is a share of the training in (0, 1); got {schedule.peak_at}")
-    for milestone in schedule.milestones:
-        demand(0 < milestone <= 1, f"schedule.milestones are shares of the training such as 24/30; got {milestone}")
-    demand(0 < schedule.factor <= 1, f"schedule.factor must be in (0, 1]; got {schedule.factor}")
-    for key, number in (("examples", recipe.evaluation.examples), ("batch_size", recipe.evaluation.batch_size)):
-        demand(number is None or number >= 1, f"evaluation.{key} must be at least 1; got {number}")
-    for attack in recipe.evaluation.attacks:
-        attacks.create(attack)
-    demand(0 <= optimizer.momentum < 1, f"optimizer.momentum must be in [0, 1); got {optimizer.momentum}")
-    demand(optimizer.weight_decay >= 0, f"optimizer.weight_decay must not be negative; got {optimizer.weight_decay}")

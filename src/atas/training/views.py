@@ -17,7 +17,8 @@ from atas.errors import UsageError, unknown
 from atas.noise import Draw
 
 if TYPE_CHECKING:
-    from atas.training.recipe import Data, Recipe
+    from atas.training.recipe import Recipe
+    from atas.training.sections import Data
 
 KINDS = ("pad", "crop", "resized")
 _SIZE = 224

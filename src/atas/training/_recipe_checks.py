@@ -1,0 +1,62 @@
+"""What is refused in a recipe before anything is loaded."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from atas import attacks, methods, threat
+from atas.errors import UsageError, unknown
+from atas.training.views import check_views
+
+if TYPE_CHECKING:
+    from atas.training.recipe import Recipe
+
+
+def check(recipe: Recipe) -> None:
+    """An error, in one sentence, for values that cannot be meant."""
+
+    def demand(holds: bool, sentence: str) -> None:
+        if not holds:
+            raise UsageError(sentence)
+
+    def choice(key: str, value: str, *allowed: str) -> None:
+        if value not in allowed:
+            raise unknown(f"value of {key}", value, allowed)
+
+    training, schedule, optimizer = recipe.training, recipe.schedule, recipe.optimizer
+    methods.get(recipe.method.name)
+    threat.create(recipe.method.norm, recipe.method.eps)
+    choice("data.loading", recipe.data.loading, "auto", "resident", "streaming")
+    choice("schedule.name", schedule.name, "piecewise", "cyclic")
+    choice("training.on_collapse", training.on_collapse, "warn", "stop", "rollback")
+    for logger in training.loggers:
+        choice("training.loggers", logger, "tensorboard", "wandb")
+    choice("engine.kind", recipe.engine.kind, "auto", "eager", "captured")
+    choice("engine.precision", recipe.engine.precision, "auto", "bf16", "float32")
+    demand(training.epochs >= 1, f"training.epochs must be at least 1; got {training.epochs}")
+    demand(training.batch_size >= 1, f"training.batch_size must be at least 1; got {training.batch_size}")
+    demand(0 <= training.ema < 1, f"training.ema must be in [0, 1), such as 0.999; got {training.ema}")
+    demand(-(2**63) <= training.seed < 2**63, f"training.seed must fit 64 bits; got {training.seed}")
+    demand(training.probe >= 1, f"training.probe must be at least 1 image; got {training.probe}")
+    demand(training.checkpoint_every >= 0, "training.checkpoint_every must not be negative")
+    demand(recipe.data.workers is None or recipe.data.workers >= 1, "data.workers must be at least 1, or left out")
+    shards = recipe.data.shards or 1
+    demand(shards >= 1 and recipe.data.shards != 0, f"data.shards must be at least 1; got {recipe.data.shards}")
+    demand(
+        training.batch_size % shards == 0,
+        f"training.batch_size must be a multiple of data.shards, as every shard gives as many examples to a batch; "
+        f"got {training.batch_size} and {shards}",
+    )
+    demand(recipe.data.pad >= 0, f"data.pad must not be negative; got {recipe.data.pad}")
+    check_views(recipe)
+    demand(schedule.peak > 0, f"schedule.peak must be above zero; got {schedule.peak}")
+    demand(0 < schedule.peak_at < 1, f"schedule.peak_at is a share of the training in (0, 1); got {schedule.peak_at}")
+    for milestone in schedule.milestones:
+        demand(0 < milestone <= 1, f"schedule.milestones are shares of the training such as 24/30; got {milestone}")
+    demand(0 < schedule.factor <= 1, f"schedule.factor must be in (0, 1]; got {schedule.factor}")
+    for key, number in (("examples", recipe.evaluation.examples), ("batch_size", recipe.evaluation.batch_size)):
+        demand(number is None or number >= 1, f"evaluation.{key} must be at least 1; got {number}")
+    for attack in recipe.evaluation.attacks:
+        attacks.create(attack)
+    demand(0 <= optimizer.momentum < 1, f"optimizer.momentum must be in [0, 1); got {optimizer.momentum}")
+    demand(optimizer.weight_decay >= 0, f"optimizer.weight_decay must not be negative; got {optimizer.weight_decay}")
