@@ -32,7 +32,7 @@ class Tiling:
 
 
 _PROGRAMS = 120  # fewer leave multiprocessors of an H100 or H200 idle
-_IN_CACHE = 2**18  # rows of 64 channels; more do not stay in the second-level cache
+_IN_CACHE = 2**18  # rows of 64 channels, 34 MB; tiles beyond were chosen at twice as many
 _NARROW, _NARROW_AND_LONG = Tiling(256, 64, warps=8, stages=3), Tiling(128, 64, warps=4, stages=3)
 _UNEVENLY = (160,)  # channels: a block of 128 and a rest
 _UNEVEN = Tiling(256, 128, depth=32, warps=8, rest=64)
@@ -41,7 +41,7 @@ _TILINGS = (Tiling(256, 128, stages=3), Tiling(256, 64, warps=4, stages=5), Tili
 
 
 def tiling(rows: int, columns: int) -> Tiling:
-    """The largest tiles that give every multiprocessor one; of those tried on an H200 the fastest."""
+    """The largest tiles that give every multiprocessor one, of those that were fast on an H200 (docs/performance.md)."""
     if columns == 64:
         return _NARROW if rows <= _IN_CACHE else _NARROW_AND_LONG
     if columns % 64:
