@@ -41,7 +41,7 @@ _TILINGS = (Tiling(256, 128, stages=3), Tiling(256, 64, warps=4, stages=5), Tili
 
 
 def tiling(rows: int, columns: int) -> Tiling:
-    """The largest tiles that give every multiprocessor one, of those that were fast on an H200 (docs/performance.md)."""
+    """The largest tiles that give every multiprocessor one, of those that were fast on an H200 (performance.md)."""
     if columns == 64:
         return _NARROW if rows <= _IN_CACHE else _NARROW_AND_LONG
     if columns % 64:
