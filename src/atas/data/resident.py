@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import ClassVar
@@ -28,7 +27,7 @@ class Batch:
     view: AnyView
 
 
-class Batches(ABC):
+class Batches:
     """Batches of a training set, in an order and with views that depend on (seed, epoch) alone.
 
     `own` says which part of a training set images and labels are; without it they are the whole. An index is a row of
@@ -66,9 +65,9 @@ class Batches(ABC):
     def stage(self, batch: int) -> None:
         """Have the images of this batch in place for what the device does next; called on the host."""
 
-    @abstractmethod
     def rows(self, index: Tensor) -> Tensor:
         """Where in `images` these examples of the staged batch are."""
+        raise NotImplementedError
 
     def close(self) -> None:
         """Give back what is not memory."""
