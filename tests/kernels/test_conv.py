@@ -68,7 +68,6 @@ def saved_of(total, bn):
 def case(request, monkeypatch):
     if request.param in CUT_AS_LARGE:  # by the tiles of batches that fill a GPU
         monkeypatch.setattr(tiles, "_PROGRAMS", 1)
-        monkeypatch.setattr(tiles, "_IN_CACHE", 0)
     return Case(*request.param)
 
 
@@ -90,6 +89,26 @@ def test_forward(case, adds, training):
     close(active, expected)
     close(bn.running_mean, statistics[0], 1e-3)
     close(bn.running_var, statistics[1], 1e-3)
+
+
+@pytest.mark.parametrize("channels", [(64, 128, 8), (160, 320, 8), (256, 512, 4), (320, 640, 8)], ids=str)
+@pytest.mark.parametrize("training", [False, True])
+@pytest.mark.parametrize("large", [False, True])
+def test_forward_with_the_shortcut_of_a_block_that_halves(channels, training, large, monkeypatch):
+    if large:
+        monkeypatch.setattr(tiles, "_PROGRAMS", 1)
+    before, outer, side = channels
+    case, shortcut = Case(3, outer, outer, side, 1, 3), Case(3, before, outer, 2 * side, 2, 1)
+    assert tiles.fits(shortcut.conv, shortcut.x)
+    bn = case.bn(outer, training)
+    total = F.conv2d(case.x.float(), case.conv.weight.float(), None, 1, 1)
+    total = total + F.conv2d(shortcut.x.float(), shortcut.conv.weight.float(), None, 2)
+    statistics = bn.running_mean.clone(), bn.running_var.clone()
+    expected = F.relu(F.batch_norm(total, *statistics, bn.weight, bn.bias, training=training, momentum=0.1))
+    forward = conv_kernels.forward_train if training else conv_kernels.forward_eval
+    found, active, *_ = forward(case.x, case.conv, conv_kernels.Projection(shortcut.x, shortcut.conv), bn)
+    close(found, total)
+    close(active, expected)
 
 
 @pytest.mark.parametrize("adds", [False, True])

@@ -3,10 +3,14 @@
 A convolution is a matrix product that is never written down: for each of its taps the copy engine fetches the pixels of
 a tile, shifted by the tap, and what lies outside of the image reads as zero. While the products are still in registers,
 the pass that would follow is done on them: in eval mode all of BatchNorm and ReLU, in train mode the column sums that
-BatchNorm needs. `_tiles.fits` says which convolutions are taken.
+BatchNorm needs. What is added may be the 1x1 convolution of a shortcut: then its products are part of the same sums.
+`_tiles.fits` says which convolutions are taken.
 """
 
 from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
 
 import torch
 import triton
@@ -19,6 +23,14 @@ from atas.kernels._sums import all_groups, counter, leave, space
 from atas.kernels._tiles import Cut
 
 _LEAST = tl.constexpr(64)  # channels of the smallest block: counters are told apart by it
+
+
+@dataclass(frozen=True)
+class Projection:
+    """What a shortcut adds where it halves the image: its 1x1 convolution of stride 2, not computed yet."""
+
+    source: Tensor
+    conv: nn.Conv2d
 
 
 @triton.jit
@@ -52,6 +64,20 @@ def _products(  # type: ignore[no-untyped-def]
             result = tl.dot(w.load([first, tap * channels + at]), tile.T, result)
             if rest:
                 more = tl.dot(v.load([first + block, tap * channels + at]), tile.T, more)
+    return result, more
+
+
+@triton.jit
+def _projected(  # type: ignore[no-untyped-def]
+    result, more, source, w, v, image, top, first, channels: tl.constexpr, images: tl.constexpr, high: tl.constexpr,
+    wide: tl.constexpr, block: tl.constexpr, rest: tl.constexpr, depth: tl.constexpr,
+):  # fmt: skip
+    """A tile of a convolution with that of the shortcut's added."""
+    for turn in range((channels + depth - 1) // depth):
+        tile = source.load([image, top, 0, 0, turn * depth]).reshape(images * high * wide, depth)
+        result = tl.dot(w.load([first, turn * depth]), tile.T, result)
+        if rest:
+            more = tl.dot(v.load([first + block, turn * depth]), tile.T, more)
     return result, more
 
 
@@ -168,39 +194,48 @@ def _behind_relu(  # type: ignore[no-untyped-def]
 
 @triton.jit
 def _forward_eval(  # type: ignore[no-untyped-def]
-    x, w, v, other, total, active, weight, bias, running_mean, running_var, rows, height, eps, adds: tl.constexpr,
-    columns: tl.constexpr, blocks: tl.constexpr, channels: tl.constexpr, taps: tl.constexpr, stride: tl.constexpr,
-    images: tl.constexpr, high: tl.constexpr, wide: tl.constexpr, block: tl.constexpr, rest: tl.constexpr,
-    depth: tl.constexpr,
+    x, w, v, source, p, q, other, total, active, weight, bias, running_mean, running_var, rows, height, eps,
+    adds: tl.constexpr, columns: tl.constexpr, blocks: tl.constexpr, channels: tl.constexpr, taps: tl.constexpr,
+    stride: tl.constexpr, images: tl.constexpr, high: tl.constexpr, wide: tl.constexpr, block: tl.constexpr,
+    rest: tl.constexpr, depth: tl.constexpr, before: tl.constexpr, fetched: tl.constexpr,
 ):  # fmt: skip
-    """relu(bn(total)) for total = conv(x) (+ other); the total is kept where something was added."""
+    """relu(bn(total)) for total = conv(x) (+ other, or a shortcut's convolution of so many channels `before`); the
+    total is kept where something was added."""
     part, image, top, first = _place(height, images, high, block + rest, blocks)
     found, more = _products(
         x, w, v, image, top, first, channels, columns, taps, stride, False, images, high, wide, block, rest, depth
     )  # fmt: skip
+    if before:
+        found, more = _projected(
+            found, more, source, p, q, image, top, first, before, images, high, wide, block, rest, fetched
+        )  # fmt: skip
     _finish_eval(
-        found, part, first, other, total, active, weight, bias, running_mean, running_var, rows, eps, adds, adds,
-        columns, images * high * wide, block,
+        found, part, first, other, total, active, weight, bias, running_mean, running_var, rows, eps, adds,
+        adds or before > 0, columns, images * high * wide, block,
     )  # fmt: skip
     if rest:
         _finish_eval(
             more, part, first + block, other, total, active, weight, bias, running_mean, running_var, rows, eps, adds,
-            adds, columns, images * high * wide, rest,
+            adds or before > 0, columns, images * high * wide, rest,
         )  # fmt: skip
 
 
 @triton.jit
 def _forward_train(  # type: ignore[no-untyped-def]
-    x, w, v, other, total, parts, counters, saved, weight, bias, running_mean, running_var, rows, height, eps, momentum,
-    adds: tl.constexpr, columns: tl.constexpr, blocks: tl.constexpr, channels: tl.constexpr, taps: tl.constexpr,
-    stride: tl.constexpr, images: tl.constexpr, high: tl.constexpr, wide: tl.constexpr, block: tl.constexpr,
-    rest: tl.constexpr, depth: tl.constexpr,
+    x, w, v, source, p, q, other, total, parts, counters, saved, weight, bias, running_mean, running_var, rows, height,
+    eps, momentum, adds: tl.constexpr, columns: tl.constexpr, blocks: tl.constexpr, channels: tl.constexpr,
+    taps: tl.constexpr, stride: tl.constexpr, images: tl.constexpr, high: tl.constexpr, wide: tl.constexpr,
+    block: tl.constexpr, rest: tl.constexpr, depth: tl.constexpr, before: tl.constexpr, fetched: tl.constexpr,
 ):  # fmt: skip
-    """total = conv(x) (+ other), and its statistics."""
+    """total = conv(x) (+ other, or a shortcut's convolution of so many channels `before`), and its statistics."""
     part, image, top, first = _place(height, images, high, block + rest, blocks)
     found, more = _products(
         x, w, v, image, top, first, channels, columns, taps, stride, False, images, high, wide, block, rest, depth
     )  # fmt: skip
+    if before:
+        found, more = _projected(
+            found, more, source, p, q, image, top, first, before, images, high, wide, block, rest, fetched
+        )  # fmt: skip
     _finish_train(
         found, part, first, tl.num_programs(0) // blocks, other, total, parts, counters, saved, weight, bias,
         running_mean, running_var, rows, eps, momentum, adds, columns, images * high * wide, block,
@@ -263,39 +298,54 @@ def _empty(x: Tensor, conv: nn.Conv2d) -> Tensor:
     return torch.empty(shape, dtype=x.dtype, device=x.device, memory_format=torch.channels_last)
 
 
-def forward_eval(x: Tensor, conv: nn.Conv2d, other: Tensor | None, bn: nn.BatchNorm2d) -> tuple[Tensor | None, Tensor]:
+def forward_eval(
+    x: Tensor, conv: nn.Conv2d, other: Tensor | Projection | None, bn: nn.BatchNorm2d
+) -> tuple[Tensor | None, Tensor]:
     """(total, relu(bn(total))) for total = conv(x) + other; without other the total is not kept."""
     active = _empty(x, conv)
     total = None if other is None else torch.empty_like(active)
     cut = Cut(active, conv.in_channels)
+    shortcut, added, told = _beside(cut, x, conv, other, active)
     launch(
         _forward_eval, cut.grid,
-        cut.pixels_of(x, conv.stride[0]), *cut.weights_of(conv.weight, False), active if other is None else other,
+        cut.pixels_of(x, conv.stride[0]), *cut.weights_of(conv.weight, False), *shortcut, added,
         active if total is None else total, active, bn.weight, bn.bias, bn.running_mean, bn.running_var, cut.rows,
-        cut.height, bn.eps, adds=other is not None, stride=conv.stride[0],
-        **cut.constants(conv.kernel_size[0] ** 2),
+        cut.height, bn.eps, stride=conv.stride[0], **told, **cut.constants(conv.kernel_size[0] ** 2),
     )  # fmt: skip
     return total, active
 
 
 def forward_train(
-    x: Tensor, conv: nn.Conv2d, other: Tensor | None, bn: nn.BatchNorm2d
+    x: Tensor, conv: nn.Conv2d, other: Tensor | Projection | None, bn: nn.BatchNorm2d
 ) -> tuple[Tensor, Tensor, Tensor]:
     """(total, relu(bn(total)), what the backward pass needs) for total = conv(x) + other; statistics are updated."""
     total = _empty(x, conv)
     cut = Cut(total, conv.in_channels)
     saved = torch.empty(4, cut.columns, dtype=torch.float32, device=x.device)
     parts = space(cut.parts, cut.columns, x.device)
+    shortcut, added, told = _beside(cut, x, conv, other, total)
     launch(
         _forward_train, cut.grid,
-        cut.pixels_of(x, conv.stride[0]), *cut.weights_of(conv.weight, False), total if other is None else other, total,
-        parts, counter(x.device), saved, bn.weight, bn.bias, bn.running_mean, bn.running_var, cut.rows, cut.height,
-        bn.eps, bn.momentum, adds=other is not None, stride=conv.stride[0],
-        **cut.constants(conv.kernel_size[0] ** 2),
+        cut.pixels_of(x, conv.stride[0]), *cut.weights_of(conv.weight, False), *shortcut, added, total, parts,
+        counter(x.device), saved, bn.weight, bn.bias, bn.running_mean, bn.running_var, cut.rows, cut.height, bn.eps,
+        bn.momentum, stride=conv.stride[0], **told, **cut.constants(conv.kernel_size[0] ** 2),
     )  # fmt: skip
     active, plan = torch.empty_like(total), Plan(total)
     launch(_scale_and_clip, plan.grid, total, active, saved, plan.rows, **plan.tiles())
     return total, active, saved
+
+
+def _beside(
+    cut: Cut, x: Tensor, conv: nn.Conv2d, other: Tensor | Projection | None, out: Tensor
+) -> tuple[tuple[Any, Any, Any], Tensor, dict[str, Any]]:
+    """What a kernel is told of what is added: the shortcut's input and weights, or else a tensor; something stands in
+    for what there is none of."""
+    if isinstance(other, Projection):
+        through = Cut(out, other.conv.in_channels, cut.how)
+        tiles = through.pixels_of(other.source, 2), *through.weights_of(other.conv.weight, False)
+        return tiles, out, {"adds": False, "before": through.channels, "fetched": through.depth}
+    tiles = cut.pixels_of(x, conv.stride[0]), *cut.weights_of(conv.weight, False)
+    return tiles, out if other is None else other, {"adds": other is not None, "before": 0, "fetched": 0}
 
 
 def backward_eval(gradient: Tensor, conv: nn.Conv2d, active: Tensor, past: Tensor | None, bn: nn.BatchNorm2d) -> Tensor:

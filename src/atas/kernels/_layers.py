@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from atas.kernels import _conv, _norm, _stem, _strided, _tiles
+from atas.kernels._conv import Projection
 from atas.models import Normalize
 
 
@@ -26,14 +27,18 @@ class Trace:
     patches: Tensor | None = None
 
 
-def forward(x: Tensor, conv: nn.Conv2d, other: Tensor | None, bn: nn.BatchNorm2d) -> Trace:
+def forward(x: Tensor, conv: nn.Conv2d, other: Tensor | Projection | None, bn: nn.BatchNorm2d) -> Trace:
     """total = conv(x) + other, active = relu(bn(total)), in the mode that BatchNorm is in."""
-    if _tiles.fits(conv, x):
+    fits = _tiles.fits(conv, x)
+    if isinstance(other, Projection) and not (fits and _tiles.fits(other.conv, other.source)):
+        other = convolve(other.source, other.conv)
+    if fits:
         if bn.training:
             return Trace(x, *_conv.forward_train(x, conv, other, bn))
         return Trace(x, *_conv.forward_eval(x, conv, other, bn))
     assert bn.running_mean is not None
     assert bn.running_var is not None
+    assert not isinstance(other, Projection)
     out = convolve(x, conv)
     statistics = bn.weight, bn.bias, bn.running_mean, bn.running_var
     if bn.training:

@@ -10,9 +10,10 @@ from torch import Tensor, nn
 
 from atas.kernels import _head
 from atas.kernels import _layers as layers
+from atas.kernels._conv import Projection
 from atas.kernels._launch import rehearsal
 from atas.kernels._layers import Trace
-from atas.kernels._overlap import shortcuts, weights
+from atas.kernels._overlap import weights
 from atas.models import Normalize, PreActResNet, WideResNet
 from atas.passes import mode
 
@@ -45,17 +46,17 @@ class FusedForward:
         trace = layers.stem_forward(x, self.model.normalize, self.model.conv1, blocks[0].bn1)
         traces = [trace]
         for block, bn in zip(blocks, self.following, strict=True):
-            other = trace.total
-            if isinstance(block.shortcut, nn.Conv2d):
-                source = trace.active if self.activated_shortcut else trace.total
-                assert source is not None
-                with shortcuts.aside(source):
-                    other = layers.convolve(source, block.shortcut)
             inner = layers.forward(trace.active, block.conv1, None, block.bn2)
-            shortcuts.join()
-            trace = layers.forward(inner.active, block.conv2, other, bn)
+            trace = layers.forward(inner.active, block.conv2, self._beside(block, trace), bn)
             traces += [inner, trace]
         return traces
+
+    def _beside(self, block: Any, before: Trace) -> Tensor | Projection:
+        """What a block's shortcut adds."""
+        projects = isinstance(block.shortcut, nn.Conv2d)
+        source = before.active if projects and self.activated_shortcut else before.total
+        assert source is not None
+        return Projection(source, block.shortcut) if projects else source
 
     def rehearse(self, x: Tensor, modes: tuple[bool, ...] = (False, True)) -> None:
         """Have the kernels compiled, side by side within `side_by_side`: those of eval mode and those of train mode.

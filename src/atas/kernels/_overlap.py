@@ -17,12 +17,9 @@ class Overlap:
         self._kept: list[Tensor] = []
 
     @contextmanager
-    def aside(self, *inputs: Tensor, when: bool = True) -> Iterator[None]:
+    def aside(self, *inputs: Tensor) -> Iterator[None]:
         """Run what is inside on the second stream, after all that was asked for so far. The inputs are kept alive
         until the streams join, so that nothing is written over them meanwhile."""
-        if not when:
-            yield
-            return
         if self._stream is None:
             self._stream = torch.cuda.Stream()
         self._stream.wait_stream(torch.cuda.current_stream())
@@ -39,4 +36,3 @@ class Overlap:
 
 
 weights = Overlap()  # weight gradients: joined when a backward pass is over
-shortcuts = Overlap()  # convolutions of shortcuts: joined where they meet the main path

@@ -32,8 +32,7 @@ class Tiling:
 
 
 _PROGRAMS = 120  # fewer leave multiprocessors of an H100 or H200 idle
-_IN_CACHE = 2**18  # rows of 64 channels, 34 MB; tiles beyond were chosen at twice as many
-_NARROW, _NARROW_AND_LONG = Tiling(256, 64, warps=8, stages=3), Tiling(128, 64, warps=4, stages=3)
+_NARROW = Tiling(128, 64, warps=4, stages=3)  # of 64 channels
 _UNEVENLY = (160,)  # channels: a block of 128 and a rest
 _UNEVEN = Tiling(256, 128, depth=32, warps=8, rest=64)
 _BY_320 = Tiling(128, 256, warps=8, stages=3, rest=64)
@@ -43,7 +42,7 @@ _TILINGS = (Tiling(256, 128, stages=3), Tiling(256, 64, warps=4, stages=5), Tili
 def tiling(rows: int, columns: int) -> Tiling:
     """The largest tiles that give every multiprocessor one, of those that were fast on an H200 (performance.md)."""
     if columns == 64:
-        return _NARROW if rows <= _IN_CACHE else _NARROW_AND_LONG
+        return _NARROW
     if columns % 64:
         return _UNEVEN
     for how in (_BY_320, *_TILINGS):
