@@ -53,6 +53,33 @@ def test_lanes_and_looks_do_not_matter(problem, ball, lanes, every):
     torch.testing.assert_close(found[1], expected[1], rtol=0, atol=1e-9)
 
 
+def test_a_longer_search_goes_on_from_a_shorter_one(problem, ball):
+    model, x, y = problem
+    examples = Examples.of(model, x, y, torch.arange(20), batch=8, device=x.device)
+    holds = torch.zeros(20, dtype=torch.bool)
+    short, long = Start(4), Start(9)
+    assert long.goes_on_from(short)
+    assert not short.goes_on_from(long)
+    assert not long.goes_on_from(Start(4, restart=1))
+    assert not long.goes_on_from(Start(4, step_size=0.01))
+    first = Ledger.open(short, examples, holds, trail=True)
+    run(short, model, model, examples, ball, first, seed=4, lanes=7, every=3)
+    passes = []
+
+    def counted(point):
+        passes.append(len(point))
+        return model(point)
+
+    at_once, after = Ledger.open(long, examples, holds), Ledger.open(long, examples, holds)
+    run(long, model, model, examples, ball, at_once, seed=4, lanes=7, every=3)
+    run(long, counted, model, examples, ball, after, seed=4, lanes=7, every=2, after=first.trail)
+    assert torch.equal(after.broken, at_once.broken)
+    assert after.broken.any()
+    assert torch.equal(after.point, at_once.point)
+    assert torch.equal(after.evaluations, at_once.evaluations)
+    assert sum(passes) == 5 * 7 * 3  # steps x lanes x rounds
+
+
 def test_a_point_on_the_way_does_not_count():
     """A band that PGD goes through: the model is wrong there, and right where the steps end."""
 

@@ -71,6 +71,22 @@ def test_verdicts_do_not_depend_on_other_attacks(problem, ball, result):
     assert {k: turned.correct[k].tolist() for k in result.correct} == verdicts(result)
 
 
+def test_a_longer_pgd_goes_on_where_a_shorter_one_ended(problem, ball):
+    model, passes = problem[0], []
+    hook = model.register_forward_pre_hook(lambda _, arguments: passes.append(len(arguments[0])))
+    try:
+        apart = [evaluate(*problem, ball, attacks=[name], seed=2) for name in ("pgd4", "pgd10", "pgd30x2")]
+        cost, _ = sum(passes), passes.clear()
+        both = evaluate(*problem, ball, attacks=["pgd4", "pgd10", "pgd30x2"], seed=2)
+    finally:
+        hook.remove()
+    for alone in apart:
+        name = list(alone.correct)[1]
+        assert torch.equal(both.correct[name], alone.correct[name])
+        assert both.queries[name] == alone.queries[name]
+    assert sum(passes) <= cost - 30 * (4 + 10)
+
+
 def test_restarts_are_the_worst_over_single_restarts(problem, ball):
     model, x, y = problem
     several = {n: evaluate(model, x, y, ball, attacks=[f"pgd2x{n}"]).correct[f"pgd2x{n}"] for n in (1, 2, 3, 4)}

@@ -31,7 +31,7 @@ def at_every_look(monkeypatch):
 
 @pytest.fixture(scope="module")
 def options(tiny):
-    return {"attacks": ["fgsm", "pgd10x2", tiny], "batch_size": 16, "seed": 3}
+    return {"attacks": ["fgsm", "pgd4", "pgd10x2", tiny], "batch_size": 16, "seed": 3}
 
 
 @pytest.fixture(scope="module")
@@ -61,6 +61,8 @@ def stopping(attack, doing, after):
     ("attack", "doing", "after"),
     [
         ("fgsm", "fgsm", 2),
+        ("pgd4", "pgd4", 2),
+        ("pgd10x2", "restart 1 of 2", 2),
         ("pgd10x2", "restart 2 of 2", 3),
         ("tiny", "apgd-ce", 1),
         ("tiny", "apgd-t", 9),
@@ -83,7 +85,7 @@ def test_a_stop_in_any_stage(robust_digits, never_stopped, options, tmp_path, at
     assert f"going on from {file}" in notes
     assert list(tmp_path.iterdir()) == [], "a finished evaluation needs no progress"
     if attack == "tiny":
-        done = 40 * (1 + 10) + 10 * int(never_stopped.correct["pgd10x2"].sum())
+        done = 40 * (1 + 4 + 10) + 10 * int(never_stopped.correct["pgd10x2"].sum())
         assert sum(passes) < sum(never_stopped.queries.values()) - done, "what was done is not done again"
 
 

@@ -86,17 +86,26 @@ class Lanes:
         return self.active & ~self.broken & ~self.done
 
     def fill(
-        self, lanes: Tensor, *, x: Tensor, y: Tensor, target: Tensor, example: Tensor, rank: Tensor | int = 0
+        self,
+        lanes: Tensor,
+        *,
+        x: Tensor,
+        y: Tensor,
+        target: Tensor,
+        example: Tensor,
+        rank: Tensor | int = 0,
+        point: Tensor | None = None,
+        clock: int = 0,
     ) -> None:
-        """Give new jobs to the lanes of these numbers."""
+        """Give new jobs to the lanes of these numbers; with a point and a clock, jobs that have come so far."""
         self.x[lanes] = x
         self.y[lanes] = y
         self.target[lanes] = target
         self.example[lanes] = example
         self.rank[lanes] = rank
-        self.clock[lanes] = 0
+        self.clock[lanes] = clock
         self.active[lanes] = True
-        self.point[lanes] = x
+        self.point[lanes] = x if point is None else point
         self.broken[lanes] = False
         self.done[lanes] = False
 

@@ -95,7 +95,7 @@ class PGD:
     counts_clean: ClassVar[bool] = False
 
     @property
-    def stages(self) -> tuple[Search, ...]:
+    def stages(self) -> tuple[Start, ...]:
         """One start after the other, each for the examples that held before: the worst over the restarts."""
         return tuple(Start(self.steps, restart, self.step_size) for restart in range(self.restarts))
 
@@ -146,6 +146,11 @@ class Start:
     def settings(self, threat: Threat) -> dict[str, Any]:
         """Those of a single start, and its number."""
         return PGD(self.iterations, 1, self.step_size).settings(threat) | {"restart": self.restart}
+
+    def goes_on_from(self, other: Search) -> bool:
+        """Whether the first steps of this are all the steps of the other."""
+        same = isinstance(other, Start) and (other.restart, other.step_size) == (self.restart, self.step_size)
+        return same and other.steps < self.steps
 
     def begin(self, lanes: Lanes, threat: Threat, classes: int, seed: int) -> Ascent:
         """Allocate what the lanes need."""

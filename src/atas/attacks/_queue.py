@@ -37,6 +37,18 @@ def one_by_one(step: Step) -> Callable[[int], None]:
 
 
 @dataclass(frozen=True)
+class Trail:
+    """Where the jobs of a search were when all of them were over: one that begins in the same way goes on from there.
+
+    Only a search whose jobs keep all they know in their lane's point can.
+    """
+
+    search: Search
+    points: Tensor
+    """One an example (N, C, H, W), beside the images."""
+
+
+@dataclass(frozen=True)
 class Examples:
     """Images to attack and what the model makes of them; the tensors live together, the lanes may live elsewhere."""
 
@@ -93,12 +105,14 @@ class Ledger:
     finished: Tensor
     """Which jobs came to their end (N, jobs), on the CPU."""
     evaluations: Tensor
-    """How often the model was evaluated (N,), on the CPU; by jobs that are over."""
+    """How often the model was evaluated (N,), on the CPU; by jobs that are over, with what a trail saved them."""
     point: Tensor
     """The adversarial input where this search found one, else the image (N, C, H, W), beside the images."""
+    trail: Trail | None = None
+    """If wanted, where the jobs ended, whatever was found there."""
 
     @staticmethod
-    def open(search: Search, examples: Examples, broken: Tensor) -> Ledger:
+    def open(search: Search, examples: Examples, broken: Tensor, *, trail: bool = False) -> Ledger:
         """An empty one, but for the examples that are broken already."""
         jobs = max(search.targets(examples.classes), 1)
         return Ledger(
@@ -106,6 +120,7 @@ class Ledger:
             finished=torch.zeros(len(examples.x), jobs, dtype=torch.bool),
             evaluations=torch.zeros(len(examples.x), dtype=torch.int64),
             point=examples.x.clone(),
+            trail=Trail(search, examples.x.clone()) if trail else None,
         )
 
     def jobs(self) -> Tensor:
@@ -127,6 +142,7 @@ def run(
     device: torch.device | None = None,
     repeat: Repeat = one_by_one,
     on_look: Callable[[int], None] | None = None,
+    after: Trail | None = None,
 ) -> None:
     """Do every job that the ledger leaves to do, and enter there what comes of it.
 
@@ -148,6 +164,7 @@ def run(
         repeat: how steps are made, see `one_by_one`.
         on_look: called after each look with the number of evaluations that are left at most: to save the ledger, to
             show progress, or to stop by raising.
+        after: what a shorter search has done of the same jobs; they go on from there.
     """
     with torch.inference_mode(False), torch.no_grad():
         jobs = ledger.jobs()
@@ -157,7 +174,7 @@ def run(
         places = Lanes.empty(lanes_for(len(jobs), lanes), examples.x[:1].to(home))
         state = search.begin(places, threat, examples.classes, seed)
         steps = repeat(lambda: state.step(logits))
-        desk = _Desk(search, judge, examples, threat, ledger, places)
+        desk = _Desk(search, judge, examples, threat, ledger, places, after)
         while desk.fill():
             steps(min(every, desk.longest()))
             desk.look()
@@ -178,10 +195,18 @@ class _Desk:
     """The host's side: which job is in which lane."""
 
     def __init__(
-        self, search: Search, judge: Logits, examples: Examples, threat: Threat, ledger: Ledger, lanes: Lanes
+        self,
+        search: Search,
+        judge: Logits,
+        examples: Examples,
+        threat: Threat,
+        ledger: Ledger,
+        lanes: Lanes,
+        after: Trail | None,
     ) -> None:
         self._search, self._judge, self._examples = search, judge, examples
         self._threat, self._ledger, self._lanes = threat, ledger, lanes
+        self._after, self._begins_at = after, 0 if after is None else after.search.steps
         self._targets = examples.targets(search)
         self._waiting = ledger.jobs()
         self._busy = torch.zeros(len(lanes), dtype=torch.bool)
@@ -193,7 +218,8 @@ class _Desk:
         taken, self._waiting = self._waiting[: len(idle)], self._waiting[len(idle) :]
         if len(taken):
             lanes, (ranks, rows) = idle[: len(taken)], taken.T
-            self._rank[lanes], self._row[lanes], self._clock[lanes], self._busy[lanes] = ranks, rows, 0, True
+            self._rank[lanes], self._row[lanes] = ranks, rows
+            self._clock[lanes], self._busy[lanes] = self._begins_at, True
             self._hand_over(lanes, ranks, rows)
         return bool(self._busy.any())
 
@@ -207,6 +233,8 @@ class _Desk:
             target=self._targets[there, ranks.to(examples.x.device)].to(home),
             example=examples.index[there].to(home),
             rank=ranks.to(home),
+            point=None if self._after is None else self._after.points[there].to(home),
+            clock=self._begins_at,
         )
 
     def longest(self) -> int:
@@ -216,7 +244,8 @@ class _Desk:
     def left(self) -> int:
         """Evaluations that are left at most."""
         under_way = int((self._search.steps - self._clock[self._busy]).sum())
-        return (len(self._waiting) * self._search.steps + under_way) * self._search.evaluations
+        to_come = len(self._waiting) * (self._search.steps - self._begins_at)
+        return (to_come + under_way) * self._search.evaluations
 
     def look(self) -> None:
         """Judge what is due, enter it, and empty the lanes whose job is over."""
@@ -242,6 +271,9 @@ class _Desk:
         points = self._threat.project(lanes.point[here], lanes.x[here])
         fooled = ~correct(self._judge(points), lanes.y[here]).cpu()
         rows = self._row[due]
+        if ledger.trail is not None:
+            ends = ledger.trail.points
+            ends[rows.to(ends.device)] = lanes.point[here].to(ends.device)
         # Two lanes may hold two targets of one example: one of them is enough.
         if winners := {int(rows[place]): place for place in fooled.nonzero().flatten().tolist()}:
             found, places = torch.tensor(list(winners.items())).T

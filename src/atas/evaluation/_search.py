@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from atas.attacks import checked_logits
 from atas.attacks._lanes import Logits, Search
-from atas.attacks._queue import Examples, Ledger, Repeat, lanes_for, one_by_one, run
+from atas.attacks._queue import Examples, Ledger, Repeat, Trail, lanes_for, one_by_one, run
 from atas.errors import unknown
 from atas.evaluation._model import dtype_of
 from atas.evaluation._precision import full_precision
@@ -60,6 +60,7 @@ class Runner:
         *,
         seed: int,
         on_look: Callable[[int], None] | None = None,
+        after: Trail | None = None,
     ) -> None:
         """Do what the ledger leaves to do."""
         run(
@@ -75,6 +76,7 @@ class Runner:
             device=self.device,
             repeat=self.repeat,
             on_look=on_look,
+            after=after,
         )
 
     def passes_a_look(self, search: Search, jobs: int) -> int:

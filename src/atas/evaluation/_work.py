@@ -10,9 +10,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from atas.attacks import Attack, Clean, Staged, correct
+from atas.attacks import PGD, Attack, Clean, Staged, correct
 from atas.attacks._lanes import Search
-from atas.attacks._queue import Examples, Ledger
+from atas.attacks._pgd import Start
+from atas.attacks._queue import Examples, Ledger, Trail
 from atas.evaluation._journal import Journal
 from atas.evaluation._records import Record
 from atas.evaluation._search import Runner
@@ -51,6 +52,7 @@ class Work:
         self._model, self._runner, self._attacks = model, runner, attacks
         self._threat, self._seed = threat, seed
         self._journal, self._meter = journal, meter
+        self._firsts = [attack.stages[0] for attack in attacks.values() if isinstance(attack, PGD)]
         self.records: dict[Key, Record] = journal.read()
 
     def plan(self, sizes: list[int], classes: int) -> None:
@@ -75,6 +77,7 @@ class Work:
             began = time.perf_counter()
             examples = self._runner.examples(x, y, index)
             seconds = time.perf_counter() - began
+            self._trails: list[Trail] = []
             for name, attack in self._attacks.items():
                 if isinstance(attack, Clean):
                     wrong = examples.misclassified().cpu()
@@ -101,7 +104,9 @@ class Work:
             self._end(ahead.key, ahead.doing, record)
 
     def _search(self, search: Search, examples: Examples, broken: Tensor, record: Record, ahead: _Ahead) -> None:
-        ledger = Ledger.open(search, examples, broken)
+        wanted = any(other.goes_on_from(search) for other in self._firsts)
+        whole = record.finished is None and not broken.any()
+        ledger = Ledger.open(search, examples, broken, trail=wanted and whole)
         if record.finished is not None and record.evaluations is not None:
             ledger.broken.copy_(record.broken)
             ledger.finished.copy_(record.finished)
@@ -125,10 +130,17 @@ class Work:
             self._journal.save(self.records)
 
         tell(jobs * search.steps * search.evaluations)
-        self._runner.run(search, examples, self._threat, ledger, seed=self._seed, on_look=look)
+        after = self._furthest(search)
+        self._runner.run(search, examples, self._threat, ledger, seed=self._seed, on_look=look, after=after)
+        self._trails += [] if ledger.trail is None else [ledger.trail]
         record.seconds, record.queries = time.perf_counter() - began, int(ledger.evaluations.sum())
         record.finished = record.evaluations = None
         record.complete = True
+
+    def _furthest(self, search: Search) -> Trail | None:
+        """What an earlier attack did of this search on this portion: PGD-50 begins with the steps of PGD-10."""
+        fitting = [trail for trail in self._trails if isinstance(search, Start) and search.goes_on_from(trail.search)]
+        return max(fitting, key=lambda trail: trail.search.steps, default=None)
 
     def _whole(self, portion: int, name: str, attack: Attack, examples: Examples) -> None:
         """An attack that takes a batch and gives it back."""
