@@ -32,6 +32,11 @@ CASES: dict[str, tuple[str, str, dict[str, Any]]] = {
         f"{PREACT}-atas",
         {"training.batch_size": 512, "schedule.peak": 0.2},
     ),
+    "atas-384": (
+        "the same, batch 384, rate x 2",
+        f"{PREACT}-atas",
+        {"training.batch_size": 384, "schedule.peak": 0.2},
+    ),
     "atas-deterministic": ("the same, deterministic", f"{PREACT}-atas", {"engine.deterministic": True}),
     "standard": ("PreActResNet-18, standard training", f"{PREACT}-standard", {}),
     "wrn-atas": ("WRN-28-10, ATAS, batch 128, bf16", f"{WIDE}-atas", {}),
