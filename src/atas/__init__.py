@@ -2,21 +2,29 @@
 
 Everything that is meant for use from outside is here or one module down: `atas.methods`, `atas.models`, `atas.data`,
 `atas.attacks`, `atas.export`.
+
+Names are looked up on first use, so that `import atas`, and with it the help and the completion of the command, do not
+wait for torch.
 """
 
 from __future__ import annotations
 
-from atas import attacks, data, export, methods, models
+import importlib
+from typing import TYPE_CHECKING
+
 from atas._version import __version__
-from atas.augment import View, random_view
-from atas.boxes import BoxView, random_crop_view, random_resized_view
-from atas.data import indexed
-from atas.errors import AtasError
-from atas.evaluation import Evaluation, evaluate
-from atas.export import load
-from atas.methods import ATAS
-from atas.threat import L2, Linf, Threat
-from atas.training import Recipe, Run, train
+
+if TYPE_CHECKING:
+    from atas import attacks, data, export, methods, models
+    from atas.augment import View, random_view
+    from atas.boxes import BoxView, random_crop_view, random_resized_view
+    from atas.data import indexed
+    from atas.errors import AtasError
+    from atas.evaluation import Evaluation, evaluate
+    from atas.export import load
+    from atas.methods import ATAS
+    from atas.threat import L2, Linf, Threat
+    from atas.training import Recipe, Run, train
 
 __all__ = [
     "ATAS",
@@ -43,3 +51,68 @@ __all__ = [
     "random_view",
     "train",
 ]
+
+# Where each name is found on first use; the imports above tell type checkers the same.
+_HOMES = {
+    "ATAS": "atas.methods",
+    "L2": "atas.threat",
+    "AtasError": "atas.errors",
+    "BoxView": "atas.boxes",
+    "Evaluation": "atas.evaluation",
+    "Linf": "atas.threat",
+    "Recipe": "atas.training",
+    "Run": "atas.training",
+    "Threat": "atas.threat",
+    "View": "atas.augment",
+    "evaluate": "atas.evaluation",
+    "indexed": "atas.data",
+    "load": "atas.export",
+    "random_crop_view": "atas.boxes",
+    "random_resized_view": "atas.boxes",
+    "random_view": "atas.augment",
+    "train": "atas.training",
+}
+# Modules that need no import of their own. Not among them: the command, and kernels, which need Triton.
+_MODULES = (
+    "analysis",
+    "attacks",
+    "augment",
+    "boxes",
+    "checks",
+    "copies",
+    "data",
+    "environment",
+    "errors",
+    "evaluation",
+    "export",
+    "fusing",
+    "graphs",
+    "memory",
+    "methods",
+    "models",
+    "noise",
+    "parts",
+    "passes",
+    "processes",
+    "recipes",
+    "report",
+    "reproduce",
+    "resampling",
+    "threat",
+    "training",
+    "twin",
+    "visits",
+)
+
+if not TYPE_CHECKING:  # to a type checker, a name that is not imported above is an error
+
+    def __getattr__(name):
+        if name in _HOMES:
+            return getattr(importlib.import_module(_HOMES[name]), name)
+        if name in _MODULES:
+            return importlib.import_module(f"atas.{name}")
+        raise AttributeError(f"module 'atas' has no attribute '{name}'")
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__, *_MODULES})

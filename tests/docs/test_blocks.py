@@ -24,6 +24,7 @@ import pytest
 import torch
 
 from atas import attacks, cli, methods
+from atas.cli import _assignments
 from atas.errors import AtasError
 from atas.training import recipe
 
@@ -223,7 +224,7 @@ def resolve_atas(words: list[str]) -> None:
     if path[0] in ("train", "bench") and len(words) > 1 and not words[1].startswith("-") and words[1] != "mine.toml":
         settings = recipe.load(words[1])
         keys = [value for option, value in pairwise(words) if option == "--set"]
-        settings.with_values(dict(map(recipe.parse_assignment, keys)))
+        settings.with_values(_assignments.parse(keys))
     for attack in given.get("--attacks", "clean").split(","):
         attacks.create(attack)
     for method in given.get("--methods", "atas").split(","):

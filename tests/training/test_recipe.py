@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from atas import methods
 from atas.errors import UsageError
 from atas.training import recipe
-from atas.training.recipe import Recipe, from_dict, load, parse_assignment
+from atas.training.recipe import Recipe, from_dict, load
 from atas.training.values import fraction, to_toml
 
 numbers = st.floats(allow_nan=False, allow_infinity=False)
@@ -228,32 +228,6 @@ def test_a_model_of_the_users_own_takes_the_place_of_the_recipes():
     """Its normalisation is its own, so that of the recipe's model must not be in its way."""
     changed = load("cifar10-preact-resnet18-atas").with_values({"model.name": "package.module:function"})
     assert changed.model == recipe.Model(name="package.module:function")
-
-
-@pytest.mark.parametrize(
-    ("text", "key", "value"),
-    [
-        ("training.epochs=10", "training.epochs", 10),
-        (" training.epochs = 10 ", "training.epochs", 10),
-        ("method.eps=8/255", "method.eps", "8/255"),
-        ("method.eps=0.3", "method.eps", 0.3),
-        ("data.flip=false", "data.flip", False),
-        ("data.root=/some/where", "data.root", "/some/where"),
-        ('data.root="8"', "data.root", "8"),
-        ("model.name=small-cnn", "model.name", "small-cnn"),
-        ("data.root=a=b", "data.root", "a=b"),
-        ('evaluation.attacks=["fgsm", "pgd10"]', "evaluation.attacks", ["fgsm", "pgd10"]),
-        ('schedule.milestones=["24/30", 0.9]', "schedule.milestones", ["24/30", 0.9]),
-    ],
-)
-def test_assignments(text, key, value):
-    assert parse_assignment(text) == (key, value)
-    load("cifar10-preact-resnet18-atas").with_values({key: value})
-
-
-@pytest.mark.parametrize("text", ["", "epochs", "epochs=3", "training.epochs", "=3"])
-def test_what_is_no_assignment(text):
-    one_of_us(lambda: parse_assignment(text), "is not an assignment", "write section.key=value")
 
 
 def test_a_layer_may_be_named_by_a_number():

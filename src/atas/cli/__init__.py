@@ -7,7 +7,6 @@ import os
 import sys
 
 import typer
-from rich.console import Console
 
 from atas._version import __version__
 from atas.cli import bench, compare, data, evaluate, export, ls, report, reproduce, train
@@ -63,6 +62,8 @@ def _fail(sentence: str, status: int, *, everywhere: bool) -> None:
     """End with a sentence; what every process of torchrun would say, the first one says."""
     if everywhere and int(os.environ.get("RANK", "0")) > 0:
         sys.exit(status)
+    from rich.console import Console
+
     Console(stderr=True, soft_wrap=True, highlight=False).print("[bold red]atas:[/]", end=" ")
     print(sentence, file=sys.stderr)
     sys.exit(status)

@@ -1,17 +1,15 @@
-"""What the shell completes besides commands and options: names that the library knows."""
+"""What the shell completes besides commands and options: names that can be told without torch."""
 
 from __future__ import annotations
+
+from atas import _catalogue
 
 
 def recipes(incomplete: str) -> list[str]:
     """Recipes that come with the package."""
-    from atas.training import recipe
-
-    return [name for name in recipe.names() if name.startswith(incomplete)]
+    return [name for name in _catalogue.recipes() if name.startswith(incomplete)]
 
 
 def studies(incomplete: str) -> list[str]:
     """Studies of `atas reproduce`."""
-    from atas import reproduce
-
-    return [name for name in reproduce.names() if name.startswith(incomplete)]
+    return [name for name in _catalogue.studies() if name.startswith(incomplete)]

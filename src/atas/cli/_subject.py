@@ -9,6 +9,7 @@ from torch import nn
 
 from atas import data, models, threat
 from atas._files import read_json
+from atas.cli._options import Options
 from atas.errors import UsageError
 from atas.training import Run
 from atas.training.run import Folder, load_data
@@ -17,23 +18,6 @@ from atas.training.views import as_tested
 from atas.training.weights import load_weights
 
 _ATTACKS = ("pgd10", "pgd50")
-
-
-@dataclass(frozen=True)
-class Options:
-    """What the command was given, as it was given."""
-
-    weights: Path | None = None
-    model: str | None = None
-    data: str | None = None
-    root: str | None = None
-    size: int | None = None
-    norm: str | None = None
-    eps: str | None = None
-    mean: str | None = None
-    std: str | None = None
-    examples: int | None = None
-    out: Path | None = None
 
 
 @dataclass(frozen=True)
@@ -50,9 +34,6 @@ class Subject:
 
 def of_run(run: Run, options: Options) -> Subject:
     """The model of a run on the run's test set, against the threat that it was trained for or another."""
-    for name in ("weights", "model", "data", "mean", "std", "size"):
-        if getattr(options, name) is not None:
-            raise UsageError(f"--{name} does not go with the folder of a run, which has its own; leave one of them out")
     wanted, trained_for = run.recipe.evaluation, run.recipe.threat
     ball = threat.create(options.norm or trained_for.name, _eps(options, trained_for))
     seen = as_tested(load_data(run.recipe, options.root), run.recipe.data)
@@ -68,9 +49,7 @@ def of_run(run: Run, options: Options) -> Subject:
 
 def of_model(options: Options) -> Subject:
     """A file of weights, or what a function of the user's returns."""
-    if options.data is None or options.eps is None:
-        missing = "--data (cifar10, ...)" if options.data is None else "--eps (8/255, ...)"
-        raise UsageError(f"{missing} is missing; without a run's folder the command needs a model, data and a budget")
+    assert options.data is not None
     ball = threat.create(options.norm or "linf", _eps(options, None))
     found = data.load(options.data, options.root, size=options.size)
     test = found.test.part(slice(options.examples))
@@ -79,8 +58,6 @@ def of_model(options: Options) -> Subject:
         assert options.weights is not None
         model, stem = load_weights(options.weights), options.weights.stem
     else:
-        if options.weights is None and ":" not in name:
-            raise UsageError(f"a fresh '{name}' knows nothing: give its weights with --weights FILE.safetensors")
         mean, std = (_numbers(getattr(options, key), f"--{key}") for key in ("mean", "std"))
         model = models.create(name, found.num_classes, found.shape[0], mean, std).eval()
         if options.weights is not None:

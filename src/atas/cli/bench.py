@@ -7,6 +7,8 @@ from pathlib import Path
 
 import typer
 
+from atas import _catalogue
+from atas.cli import _assignments
 from atas.cli._complete import recipes
 
 
@@ -22,6 +24,9 @@ def bench(
     \b
     Example: atas bench cifar10-preact-resnet18-atas --steps 100
     """
+    values = _assignments.parse(assignments)
+    _catalogue.find_recipe(recipe)  # a wrong name shows before torch is loaded
+
     from rich.console import Console
 
     from atas._files import write_text
@@ -29,7 +34,6 @@ def bench(
     from atas.training import recipe as known
     from atas.training.bench import bench as run_bench
 
-    values = dict(known.parse_assignment(text) for text in assignments)
     settings = known.load(recipe).with_values(values)
     result = run_bench(settings, steps, Live(Console(stderr=True)))
     text = json.dumps(result.to_json(), indent=1)

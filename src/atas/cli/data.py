@@ -8,8 +8,6 @@ from typing import Annotated
 
 import typer
 
-from atas.cli._bars import Bars
-
 app = typer.Typer(help="Get data sets, check them, and pack images of your own.", no_args_is_help=True)
 
 Name = Annotated[str, typer.Argument(help="digits, cifar10, cifar100, imagefolder or packed.", show_default=False)]
@@ -35,6 +33,7 @@ def get(name: Download, root: Root = None, as_json: AsJson = False) -> None:
     Example: atas data get cifar10 --root data
     """
     from atas import data
+    from atas.cli._bars import Bars
 
     with Bars() as bars:
         folder = data.fetch(name, root, progress=bars)
@@ -102,6 +101,7 @@ def pack(
     Example: atas data pack imagenette packed/imagenette --size 256
     """
     from atas import data
+    from atas.cli._bars import Bars
     from atas.errors import AtasError
 
     with Bars() as bars:
@@ -144,6 +144,7 @@ def verify(folder: Packed, workers: Workers = None, as_json: AsJson = False) -> 
     Example: atas data verify packed/imagenette
     """
     from atas import data
+    from atas.cli._bars import Bars
 
     with Bars() as bars:
         found = data.verify(folder, workers=workers, progress=bars)

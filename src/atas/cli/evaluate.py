@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Literal
 
 import typer
 
+from atas.cli._options import Options
 from atas.cli._say import say
 from atas.cli._say import show as show_table
 
@@ -56,13 +57,12 @@ def evaluate(
              atas evaluate --model my_package.networks:trained --data cifar10 --eps 0.5 --norm l2
              torchrun --nproc-per-node 8 -m atas evaluate runs/mine --attacks autoattack
     """
-    from atas.cli._subject import Options, of_model, of_run
-    from atas.errors import UsageError
+    options = Options(weights, model, data, root, size, norm, eps, mean, std, examples, out)
+    options.check(run)
+
+    from atas.cli._subject import of_model, of_run
     from atas.training import Run
 
-    options = Options(weights, model, data, root, size, norm, eps, mean, std, examples, out)
-    if run is None and weights is None and model is None:
-        raise UsageError("give the folder of a run, or --weights FILE or --model package.module:function, with --data")
     evaluate_subject(
         of_model(options) if run is None else of_run(Run.load(run), options),
         attacks=None if attacks is None else [name.strip() for name in attacks.split(",")],
@@ -77,7 +77,7 @@ def evaluate(
 
 def evaluate_run(run: Run, *, quiet: bool = False) -> Evaluation:
     """Evaluate a run as its recipe says; with `quiet`, without a word on standard output."""
-    from atas.cli._subject import Options, of_run
+    from atas.cli._subject import of_run
 
     return evaluate_subject(of_run(run, Options()), show="nothing" if quiet else "table")
 

@@ -6,9 +6,6 @@ import enum
 import json
 
 import typer
-from rich import box
-from rich.markup import escape
-from rich.table import Table
 
 from atas.cli._say import show
 
@@ -32,6 +29,10 @@ def ls(
     \b
     Example: atas ls methods
     """
+    from rich import box
+    from rich.markup import escape
+    from rich.table import Table
+
     rows = _rows(what)
     if as_json:
         typer.echo(json.dumps(rows, indent=2))

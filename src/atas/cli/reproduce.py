@@ -9,8 +9,11 @@ from typing import TypeVar
 
 import typer
 
+from atas import _catalogue
+from atas.cli import _assignments
 from atas.cli._complete import studies
 from atas.cli._say import say, show
+from atas.errors import UsageError
 
 T = TypeVar("T")
 
@@ -43,18 +46,18 @@ def reproduce(
              atas reproduce table-cifar10 --networks preact-resnet18 --eps 8/255 --seeds 0,1,2 --out results/cifar10
              atas reproduce table-cifar10 --methods atas --padding 0,4
     """
-    from atas.errors import UsageError
-    from atas.reproduce import PlanProgress, Request, Sweep, get
-    from atas.training.recipe import parse_assignment
-    from atas.training.values import convert
-
     if list_all:
         _list(as_json=as_json)
         return
     if study is None:
         raise UsageError("name a study, such as table-cifar10; `atas reproduce --list` shows them")
+    values = _assignments.parse(assignments) | ({} if root is None else {"data.root": root})
+    _catalogue.find_study(study)  # a wrong name shows before torch is loaded
+
+    from atas.reproduce import PlanProgress, Request, Sweep, get
+    from atas.training.values import convert
+
     chosen = get(study)
-    values = dict(parse_assignment(text) for text in assignments) | ({} if root is None else {"data.root": root})
     request = Request(
         out=out,
         quick=quick,
@@ -87,8 +90,6 @@ def reproduce(
 
 def _each(option: str, text: str | None, kind: Callable[[str], T]) -> tuple[T, ...] | None:
     """The parts of a comma-separated option."""
-    from atas.errors import UsageError
-
     if text is None:
         return None
     parts = [part.strip() for part in text.split(",") if part.strip()]
@@ -98,8 +99,6 @@ def _each(option: str, text: str | None, kind: Callable[[str], T]) -> tuple[T, .
 
 
 def _whole(option: str) -> Callable[[str], int]:
-    from atas.errors import UsageError
-
     def number(text: str) -> int:
         try:
             return int(text)

@@ -7,8 +7,11 @@ from pathlib import Path
 
 import typer
 
+from atas import _catalogue
+from atas.cli import _assignments
 from atas.cli._complete import recipes
 from atas.cli._say import say
+from atas.errors import UsageError
 
 
 def train(
@@ -29,15 +32,19 @@ def train(
     Example: atas train cifar10-preact-resnet18-atas --set training.epochs=10 --out runs/first
              torchrun --nproc-per-node 8 -m atas train cifar10-preact-resnet18-atas --set data.shards=8
     """
+    values = _assignments.parse(assignments)
+    if recipe is not None:
+        _catalogue.find_recipe(recipe)  # a wrong name shows before torch is loaded
+    elif not (resume and out is not None):
+        raise UsageError("give a recipe, or --resume and the folder of a run (--out); `atas ls recipes` shows recipes")
+
     from rich.console import Console
 
     from atas.cli.evaluate import evaluate_run
     from atas.processes import launched
     from atas.training import Live
     from atas.training import train as run_training
-    from atas.training.recipe import parse_assignment
 
-    values = dict(parse_assignment(text) for text in assignments)
     with launched() as processes:
         live = Live(Console(stderr=True), quiet=not processes.first) if as_json else None
         run = run_training(recipe, out=out, values=values, seed=seed, resume=resume, overwrite=overwrite, live=live)

@@ -11,11 +11,10 @@ import hashlib
 import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from importlib import resources
 from pathlib import Path
 from typing import Any, TypeVar, get_type_hints
 
-from atas import methods, threat
+from atas import _catalogue, methods, threat
 from atas.errors import UsageError, unknown
 from atas.training._recipe_checks import check
 from atas.training.sections import Data, Engine, Evaluation, Method, Model, Optimizer, Schedule, Training
@@ -90,8 +89,7 @@ class Recipe:
 
 def names() -> list[str]:
     """The recipes that come with the package."""
-    files = resources.files("atas.recipes").iterdir()
-    return sorted(file.name.removesuffix(".toml") for file in files if file.name.endswith(".toml"))
+    return _catalogue.recipes()
 
 
 def load(source: str | Path | Recipe) -> Recipe:
@@ -119,17 +117,6 @@ def from_dict(document: Mapping[str, Any], name: str) -> Recipe:
             raise UsageError(f"'{section}' in a recipe is a section: write [{section}] and its keys below")
         values[section] = _section(known[section], section, entries)
     return Recipe(**values)
-
-
-def parse_assignment(text: str) -> tuple[str, Any]:
-    """A `section.key=value` of the command line; the value is read as TOML, or as it stands where it is not TOML."""
-    key, equals, value = text.partition("=")
-    if not equals or "." not in key:
-        raise UsageError(f"'{text}' is not an assignment; write section.key=value, such as training.epochs=10")
-    try:
-        return key.strip(), tomllib.loads(f"value = {value}")["value"]
-    except tomllib.TOMLDecodeError:
-        return key.strip(), value.strip()
 
 
 def differences(one: Recipe, other: Recipe, ignore: Sequence[str] = ()) -> list[str]:
@@ -165,16 +152,7 @@ def deciding(document: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _read(source: str | Path, seen: tuple[str, ...]) -> tuple[dict[str, Any], str]:
-    path = Path(source)
-    if path.suffix == ".toml" or path.is_file():
-        if not path.is_file():
-            raise UsageError(f"there is no recipe file {path}; `atas ls recipes` shows those that come with atas")
-        content, name, identity = path.read_bytes(), path.stem, str(path.resolve())
-    else:
-        name = identity = str(source)
-        if name not in names():
-            raise unknown("recipe", name, names(), see="`atas ls recipes` shows them")
-        content = resources.files("atas.recipes").joinpath(f"{name}.toml").read_bytes()
+    name, identity, content = _catalogue.find_recipe(source)
     if identity in seen:
         circle = " -> ".join(Path(place).stem for place in (*seen, identity))
         raise UsageError(f"recipe '{name}' extends itself: {circle}")
@@ -187,7 +165,7 @@ def _read(source: str | Path, seen: tuple[str, ...]) -> tuple[dict[str, Any], st
         return document, name
     if not isinstance(base, str):
         raise UsageError(f"'extends' in recipe {source} must be the name of one recipe; got {base!r}")
-    merged, _ = _read(path.parent / base if base.endswith(".toml") else base, (*seen, identity))
+    merged, _ = _read(Path(source).parent / base if base.endswith(".toml") else base, (*seen, identity))
     merged.pop("name", None)
     for section, entries in document.items():
         if isinstance(entries, dict) and isinstance(merged.get(section), dict):

@@ -6,15 +6,14 @@ A new study is a new file here; nothing else needs to know of it.
 from __future__ import annotations
 
 import importlib
-import pkgutil
 
-from atas.errors import unknown
+from atas import _catalogue
 from atas.reproduce.study import Study
 
 
 def names() -> list[str]:
     """All studies by name."""
-    return sorted(module.name.replace("_", "-") for module in pkgutil.iter_modules(__path__) if module.name[0] != "_")
+    return _catalogue.studies()
 
 
 def get(name: str) -> Study:
@@ -23,7 +22,5 @@ def get(name: str) -> Study:
     >>> get("table-cifar10").name
     'table-cifar10'
     """
-    if name not in names():
-        raise unknown("study", name, names())
-    study: Study = importlib.import_module(f"{__name__}.{name.replace('-', '_')}").STUDY
+    study: Study = importlib.import_module(f"{__name__}.{_catalogue.find_study(name)}").STUDY
     return study
