@@ -148,6 +148,7 @@ def compare(folder: Path) -> None:
             seconds = "-" if "note" in row else f"{row['seconds']:.0f}"  # a note says that other jobs ran beside it
             cells = [name(row), *robust, seconds, row["environment"]["device"]]
             lines.append(f"| {' | '.join(cells)} |")
+        lines += ratios(group)
         if len(group) > 1:
             lines += ["", "Examples on which two verdicts differ:", "", f"| | {' | '.join(STAGES)} |"]
             lines.append("|---|" + "---|" * len(STAGES))
@@ -155,6 +156,16 @@ def compare(folder: Path) -> None:
                 lines.append(f"| {name(a)}, {name(b)} | {' | '.join(map(str, differences(a, b)))} |")
         lines.append("")
     (folder / "README.md").write_text("\n".join(lines))
+
+
+def ratios(group: list[dict[str, Any]]) -> list[str]:
+    """How much longer others took than ours, where both had the device for themselves and ran the same commit."""
+    alone = [row for row in group if "note" not in row]
+    found = []
+    for mine, other in ((a, b) for a in alone for b in alone if a["who"] == "atas" != b["who"]):
+        if all(mine["environment"][key] == other["environment"][key] for key in ("device", "commit")):
+            found += ["", f"{name(other)}, took {other['seconds'] / mine['seconds']:.1f} times as long as {name(mine)}."]
+    return found
 
 
 def about(row: dict[str, Any]) -> tuple[str, int, int]:
