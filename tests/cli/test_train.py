@@ -16,7 +16,11 @@ def test_a_run_from_a_recipe_file(command, tiny, tmp_path):
     result = command("train", tiny, "--out", tmp_path / "run", "--set", "method.eps=8/255", "--seed", 3)
     assert result.status == 0, result.err
     assert result.err == ""
-    assert "epoch 1/1" in result.out
+    first, epoch, *_ = result.out.splitlines()
+    assert first.startswith(f"{tiny.stem}: ")
+    assert "Linf(8/255), 1,297 images x 1; cpu" in first
+    assert first.endswith(f"eager in float32; into {tmp_path / 'run'}")
+    assert epoch.startswith("epoch 1/1")
     run = Run.load(tmp_path / "run")
     assert (run.recipe.method.eps, run.recipe.training.seed) == (8 / 255, 3)
     assert len(run.metrics) == 1
@@ -247,6 +251,7 @@ def test_ctrl_c_saves_and_says_how_to_go_on(tiny, tmp_path):
         text=True,
     )
     try:
+        assert running.stdout.readline().startswith("tiny: atas, ")
         assert running.stdout.readline().startswith("epoch ")
         running.send_signal(signal.SIGINT)
         _, err = running.communicate(timeout=60)

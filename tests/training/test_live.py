@@ -1,14 +1,19 @@
 """What a person sees: a moving line in a terminal, plain lines elsewhere."""
 
 import pytest
+import torch
 
+from atas import environment
 from atas.training import live as live_module
+
+DEVICE = environment.describe(torch.device("cpu"))["device"]
 
 
 def test_plain_lines_without_a_terminal(tmp_path, train_toy, observer):
     live = observer(force_terminal=False)
     train_toy(tmp_path / "run", live=live)
-    lines = live.out.getvalue().splitlines()
+    first, *lines = live.out.getvalue().splitlines()
+    assert first == f"toy: atas, Linf(0.1), 60 images x 3; {DEVICE}, eager in float32; into {tmp_path / 'run'}"
     assert [line.split("  ")[0] for line in lines] == ["epoch 1/3", "epoch 2/3", "epoch 3/3"]
     for line in lines:
         for part in ("loss ", "clean ", "FGSM ", "PGD-10 ", "step ", "/255", "examples/s"):
@@ -34,7 +39,7 @@ def test_plain_lines_inside_of_long_epochs(tmp_path, train_toy, observer, monkey
 def test_long_lines_are_not_broken(tmp_path, train_toy, observer):
     live = observer(force_terminal=False, width=40)
     train_toy(tmp_path / "run", live=live)
-    assert len(live.out.getvalue().splitlines()) == 3
+    assert len(live.out.getvalue().splitlines()) == 4
 
 
 def test_a_progress_bar_in_a_terminal(tmp_path, train_toy, observer, monkeypatch):

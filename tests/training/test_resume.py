@@ -102,8 +102,8 @@ def test_resume_says_where_it_goes_on(tmp_path, train_toy, interrupt_after, obse
         train_toy(tmp_path / "run", live=interrupt_after(6))
     live = observer()
     train_toy(tmp_path / "run", resume=True, live=live)
-    assert live.said[0].startswith("going on in ")
-    assert live.said[0].endswith("at epoch 2, batch 3")
+    assert live.said[1].startswith("going on in ")
+    assert live.said[1].endswith("at epoch 2, batch 3")
     assert live.batches == 2 + 4
 
 

@@ -144,6 +144,9 @@ class _Training(Live):
         super().__init__(plan.console)
         self._plan = plan
 
+    def open(self, undertaking: str) -> None:
+        """The trial's title has said it."""
+
     def begin(self, title: str, total: int, done: int) -> None:
         """Start where a stop left it."""
         self._total = total

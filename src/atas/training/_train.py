@@ -75,6 +75,7 @@ def train(
                 model = model or build_model(settings, data)
                 trainer = Trainer(settings, place, data, model, shown, loggers, observers, rows, peers)
                 with _kept(place, peers):
+                    shown.open(_undertaking(trainer))
                     if resume and not going_on:
                         shown.say(f"there is nothing in {place.path} to go on with; beginning anew")
                     if going_on:
@@ -83,6 +84,16 @@ def train(
                         peers.by_first(lambda: _begin(place, trainer))
                     trainer.fit()
                     return _finished(trainer, _about(settings, data))
+
+
+def _undertaking(trainer: Trainer) -> str:
+    """What is about to be done, in a line."""
+    settings, engine, images = trainer.settings, trainer.engine, trainer.engine.batches.part.examples
+    device = environment.describe(trainer.device)["device"]
+    where = device if trainer.peers.alone else f"{trainer.peers.count} x {device}"
+    how_long = f"{images:,} images x {settings.training.epochs}"
+    how = f"{where}, {engine.kind} in {engine.precision_name}"
+    return f"{settings.name}: {settings.method.name}, {settings.threat!r}, {how_long}; {how}; into {trainer.place.path}"
 
 
 def _begun_with(out: str | Path | None, resume: bool) -> recipes.Recipe:

@@ -23,6 +23,10 @@ class Live:
         self._progress: Progress | None = None
         self._last = time.monotonic()
 
+    def open(self, undertaking: str) -> None:
+        """The first line: what is about to be done."""
+        self.say(undertaking)
+
     def begin(self, title: str, total: int, done: int) -> None:
         """Start the line; `done` of `total` steps were made before a resume."""
         self._total, self._done_before, self._done = total, done, done
