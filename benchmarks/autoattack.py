@@ -164,7 +164,10 @@ def ratios(group: list[dict[str, Any]]) -> list[str]:
     found = []
     for mine, other in ((a, b) for a in alone for b in alone if a["who"] == "atas" != b["who"]):
         if all(mine["environment"][key] == other["environment"][key] for key in ("device", "commit")):
-            found += ["", f"{name(other)}, took {other['seconds'] / mine['seconds']:.1f} times as long as {name(mine)}."]
+            found += [
+                "",
+                f"{name(other)}, took {other['seconds'] / mine['seconds']:.1f} times as long as {name(mine)}.",
+            ]
     return found
 
 
