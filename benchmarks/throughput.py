@@ -26,9 +26,9 @@ import torch
 from atas import data, environment
 from atas._files import write_text
 from atas.training import Live, recipe
+from atas.training.assembly import assemble
 from atas.training.engine import Engine, choose_device
-from atas.training.run import Folder, build_model
-from atas.training.trainer import Trainer
+from atas.training.run import build_model
 
 IMAGENET = 1_281_167  # training images
 
@@ -62,8 +62,8 @@ def settings_for(model: str, shown: int, args: argparse.Namespace) -> recipe.Rec
 def measure(model: str, shown: int, images: data.Dataset, args: argparse.Namespace) -> dict[str, Any]:
     settings = settings_for(model, shown, args)
     network = build_model(settings, images)
-    trainer = Trainer(settings, Folder(Path()), images, network, Live(quiet=True))
-    engine, device, last = trainer.engine, trainer.device, settings.training.epochs - 1
+    engine = assemble(settings, images, network, Live(quiet=True).say).engine
+    device, last = engine.device, settings.training.epochs - 1
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)
     began = time.perf_counter()

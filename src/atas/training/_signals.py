@@ -6,6 +6,14 @@ import signal
 import threading
 from types import TracebackType
 
+from atas.errors import AtasError
+
+
+class Interrupted(AtasError):  # noqa: N818  (nothing went wrong)
+    """A signal ended the run; everything is saved."""
+
+    everywhere = True
+
 
 class StopRequest:
     """While it is entered, a first signal sets `asked`; a second one does what it always did.

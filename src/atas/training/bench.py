@@ -13,7 +13,6 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -23,10 +22,10 @@ from torch.utils.flop_counter import flop_registry
 from atas import data, environment
 from atas.methods import Perturbing
 from atas.training import recipe
+from atas.training.assembly import assemble
 from atas.training.engine import Engine, choose_device
 from atas.training.live import Live
-from atas.training.run import Folder, build_model, load_data
-from atas.training.trainer import Trainer
+from atas.training.run import build_model, load_data
 
 _WARM_UP = 3
 _LEAST_EPOCHS = 30  # a schedule that lasts for all rounds, however few steps an epoch has
@@ -78,8 +77,7 @@ def bench(settings: recipe.Recipe, steps: int = 20, live: Live | None = None) ->
     live = live or Live(quiet=True)
     device = choose_device(settings.engine.device)
     images = _images(settings)
-    trainer = _trainer(settings, images, live)
-    engine = trainer.engine
+    engine = _engine(settings, images, live)
     began = time.perf_counter()
     engine.prepare(settings.training.epochs - 1)
     start_up = time.perf_counter() - began
@@ -89,7 +87,7 @@ def bench(settings: recipe.Recipe, steps: int = 20, live: Live | None = None) ->
     peak = torch.cuda.max_memory_allocated(device) if device.type == "cuda" else _resident_bytes()
     live.say("timing the plain eager loop ...")
     plain = settings.with_values({"engine.kind": "eager"})
-    reference = _trainer(plain, images, live).engine
+    reference = _engine(plain, images, live)
     eager = step if engine.kind == reference.kind else _time(reference, max(3, steps // 10), device)
     stages = _stages(reference, device)
     flop = _flop(reference)
@@ -128,10 +126,9 @@ def _images(settings: recipe.Recipe) -> data.Dataset:
     return data.Dataset(settings.data.name, split, split)
 
 
-def _trainer(settings: recipe.Recipe, images: data.Dataset, live: Live) -> Trainer:
-    epochs = max(settings.training.epochs, _LEAST_EPOCHS)
-    settings = settings.with_values({"training.epochs": epochs, "training.loggers": ()})
-    return Trainer(settings, Folder(Path()), images, build_model(settings, images), live)
+def _engine(settings: recipe.Recipe, images: data.Dataset, live: Live) -> Engine:
+    settings = settings.with_values({"training.epochs": max(settings.training.epochs, _LEAST_EPOCHS)})
+    return assemble(settings, images, build_model(settings, images), live.say).engine
 
 
 def _time(engine: Engine, steps: int, device: torch.device) -> Timing:

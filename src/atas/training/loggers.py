@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from torch import Tensor
 
+from atas.processes import Processes
 from atas.training.recipe import Recipe
 
 if TYPE_CHECKING:
@@ -74,3 +75,13 @@ class Loggers:
                     f"the logger {type(logger).__name__} failed and is left out from here on "
                     f"({why[0] if why else type(error).__name__}); training goes on, and metrics.jsonl has every row"
                 )
+
+
+def open_loggers(
+    settings: Recipe, place: Folder, more: Sequence[Logger], say: Callable[[str], None], peers: Processes
+) -> Loggers:
+    """The loggers that a recipe names, and more; of several processes the first alone has any."""
+    if not peers.first:
+        return Loggers((), say)
+    named = (create(name, place, settings) for name in settings.training.loggers)
+    return Loggers([logger for logger in (*named, *more) if logger is not None], say)

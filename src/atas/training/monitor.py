@@ -106,6 +106,16 @@ class Monitor:
             self.collapsed |= probe.fgsm >= best.fgsm
         return self.collapsed
 
+    def sentence(self, epoch: int, probe: Probe) -> str:
+        """What to tell a person of the collapse that this probe shows."""
+        best, now = self.best, f"{100 * probe.pgd10:.1f}%"
+        fell = "is" if best is None or best.pgd10 <= probe.pgd10 else f"fell from {100 * best.pgd10:.1f}% to"
+        return (
+            f"Catastrophic overfitting in epoch {epoch + 1}: PGD-10 accuracy {fell} {now} while FGSM accuracy is "
+            f"{100 * probe.fgsm:.1f}%. The model withstands the attack that it is trained with and no other; a smaller "
+            f"step, or method atas, avoids this."
+        )
+
     @functools.cached_property
     def _constant(self) -> float:
         """The accuracy of always naming the most frequent class."""

@@ -1,0 +1,117 @@
+"""What a training is put together from: a recipe, data and a model become an engine and a monitor."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from atas import methods
+from atas.data import Dataset
+from atas.data._team import processors
+from atas.data.loading import open_batches
+from atas.data.resident import Batches
+from atas.errors import UsageError
+from atas.methods import Free, Method
+from atas.parts import Part
+from atas.processes import ALONE, Processes
+from atas.training import recipe
+from atas.training._checks import any_without_rows, check_alike, check_model, part_of, split_probe
+from atas.training.batchnorm import synchronise
+from atas.training.engine import Engine, choose_device
+from atas.training.gathering import share_weights
+from atas.training.monitor import Monitor
+from atas.training.views import as_tested
+
+Say = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class Assembly:
+    """All that a training works with, in one process or in one of several, each with its part of the examples."""
+
+    engine: Engine
+    monitor: Monitor
+    images: str  # the fingerprint of the images that it learns from
+
+
+def assemble(
+    settings: recipe.Recipe,
+    data: Dataset,
+    model: nn.Module,
+    say: Say = print,
+    rows: Tensor | None = None,
+    peers: Processes = ALONE,
+) -> Assembly:
+    """Put a training together, with everything checked that can be before its first step.
+
+    It learns from all training images or from those in `rows`; the monitor's are of all.
+    """
+    device = peers.device(choose_device(settings.engine.device))
+    training = settings.training
+    seen = as_tested(data, settings.data)
+    check_model(model, seen)
+    images = _fingerprint(data, rows)
+    check_alike(settings, images, peers)
+    probe, rest = split_probe(len(data.train), training.probe, held_out=training.on_collapse != "warn")
+    if rows is not None:
+        rest = rows if rest is None else rows[torch.isin(rows, rest)]
+    examples = data.train if rest is None else data.train.part(rest)
+    part = part_of(settings, len(examples), peers)
+    if any_without_rows(part, training.batch_size, peers):
+        check_model(model, seen, images=0)
+    batches = open_batches(
+        examples if part.whole else examples.part(part.numbers(torch.arange(len(part)))),
+        settings.data.loading,
+        batch_size=part.share(training.batch_size),
+        pad=settings.data.pad,
+        flip=settings.data.flip,
+        seed=training.seed,
+        device=device,
+        workers=settings.data.workers or max(1, processors() // peers.here),
+        say=say,
+    )
+    batches.own(part)
+    method = _method(settings, part, seen.shape, device)
+    if settings.engine.sync_batchnorm and not peers.alone:
+        synchronise(model)
+    share_weights(list(model.state_dict().values()), peers)
+    engine = _engine(settings, model.to(device), method, batches, say, peers)
+    watched = seen.train.images[probe].to(device), seen.train.labels[probe].to(device)
+    monitor = Monitor(*watched, settings.threat, batch=engine.look_size, peers=peers)
+    return Assembly(engine, monitor, images)
+
+
+def _method(settings: recipe.Recipe, part: Part, shape: Sequence[int], device: torch.device) -> Method:
+    """The recipe's method, with a memory for the examples of this part."""
+    name, own = settings.method.name, dict(settings.method.settings)
+    if methods.get(name) is Free:
+        own["batch_size"] = part.share(own.get("batch_size", settings.training.batch_size))
+    pad, seed = settings.data.pad, settings.training.seed
+    method = methods.create(name, settings.threat, len(part), shape, pad=pad, device=device, seed=seed, **own)
+    if not part.whole:
+        method.own(part)
+    return method
+
+
+def _engine(
+    settings: recipe.Recipe, model: nn.Module, method: Method, batches: Batches, say: Say, peers: Processes
+) -> Engine:
+    """The recipe's engine; for `auto` the captured one where a single process has a GPU."""
+    kind, on_gpu = settings.engine.kind, batches.images.device.type == "cuda"
+    if kind == "captured" and not on_gpu:
+        raise UsageError("the captured engine needs a CUDA device; set engine.kind=eager or auto")
+    if kind == "eager" or not on_gpu or (kind == "auto" and not peers.alone):
+        return Engine(settings, model, method, batches, peers)
+    from atas.training.captured import Captured
+
+    return Captured(settings, model, method, batches, say, peers)
+
+
+def _fingerprint(data: Dataset, rows: Tensor | None) -> str:
+    """Of the images that a run learns from."""
+    whole = data.train.fingerprint()
+    return (whole if rows is None else hashlib.sha256(whole.encode() + rows.numpy().tobytes()).hexdigest())[:16]
