@@ -1,4 +1,15 @@
-"""What all tests share: one thread, fixed seeds, small networks, and a visible skip where there is no GPU."""
+"""What all tests share: one thread, fixed seeds, small networks, the command, work that is killed, and a visible skip
+where there is no GPU."""
+
+import io
+import json
+import os
+import random
+import subprocess
+import sys
+from contextlib import redirect_stderr, redirect_stdout
+from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 import torch
@@ -107,3 +118,84 @@ def make_images():
         return (images * 4 / 3 - 1 / 6).clamp(0, 1).to(dtype)
 
     return make
+
+
+class Result(NamedTuple):
+    """How a command ended."""
+
+    status: int
+    out: str
+    err: str
+
+    def sentence(self, *parts, status=None):
+        """The one sentence on standard error, which holds these parts."""
+        assert self.status == status, self
+        assert "Traceback" not in self.err + self.out
+        lines = self.err.splitlines()
+        assert len(lines) == 1, self.err
+        assert lines[0].startswith("atas: ")
+        assert len(lines[0]) < 1200, f"{len(lines[0])} characters are no sentence"
+        for part in parts:
+            assert part in lines[0], lines[0]
+        return lines[0]
+
+
+@pytest.fixture
+def command(monkeypatch):
+    """Run the command in this process: `status, out, err = command("ls", "methods")`."""
+    from atas import cli
+
+    def run(*arguments):
+        out, err = io.StringIO(), io.StringIO()
+        monkeypatch.setattr(sys, "argv", ["atas", *map(str, arguments)])
+        status = 0
+        with redirect_stdout(out), redirect_stderr(err):
+            try:
+                cli.main()
+            except SystemExit as end:
+                status = end.code or 0
+        return Result(status, out.getvalue(), err.getvalue())
+
+    return run
+
+
+@pytest.fixture(scope="session")
+def process():
+    """Run the command in a process of its own: `process("--version")`."""
+
+    def run(*arguments, **options):
+        environment = os.environ | {"OMP_NUM_THREADS": "1"} | options.pop("env", {})
+        done = subprocess.run(
+            [sys.executable, "-m", "atas", *map(str, arguments)],
+            capture_output=True,
+            text=True,
+            timeout=120,
+            env=environment,
+            **options,
+        )
+        return Result(done.returncode, done.stdout, done.stderr)
+
+    return run
+
+
+@pytest.fixture
+def nursery(tmp_path):
+    """Run a script that kills its work, with what is in nursery.py; it gets an order and gives an answer in JSON."""
+
+    def run(script, **order):
+        (tmp_path / "script.py").write_text(script)
+        places = {name: str(tmp_path / name) for name in ("whole", "killed")}
+        order = {"seed": random.SystemRandom().randrange(1000), **places, **order}
+        print("order:", order)  # seen where the test fails
+        path = os.pathsep.join(filter(None, (str(Path(__file__).parent), os.environ.get("PYTHONPATH"))))
+        done = subprocess.run(
+            [sys.executable, str(tmp_path / "script.py"), json.dumps(order)],
+            env=os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": path},
+            capture_output=True,
+            text=True,
+            timeout=120,
+        )
+        assert done.returncode == 0, done.stderr
+        return json.loads(done.stdout)
+
+    return run

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+
+FEW = 5
 
 
 class AtasError(Exception):
@@ -26,6 +28,16 @@ class DataError(AtasError, ValueError):
 
 class CheckpointError(AtasError, RuntimeError):
     """A checkpoint cannot be written, cannot be read, or belongs to another run."""
+
+
+def few(names: Sequence[object], between: str = ", ") -> str:
+    """The first five of what may be many, and how many more there are.
+
+    >>> few("abc"), few("abcdefgh", "; ")
+    ('a, b, c', 'a; b; c; d; e and 3 more')
+    """
+    more = f" and {len(names) - FEW} more" if len(names) > FEW else ""
+    return f"{between.join(map(str, names[:FEW]))}{more}"
 
 
 def unknown(kind: str, name: str, known: Iterable[str], see: str | None = None) -> UsageError:

@@ -1,16 +1,10 @@
-"""The command, called in this process for what it says and in one of its own for its exit status."""
+"""Recipes and runs for the command to work with."""
 
 import io
 import json
-import os
-import subprocess
-import sys
-from contextlib import redirect_stderr, redirect_stdout
-from dataclasses import dataclass
+from contextlib import redirect_stdout
 
 import pytest
-
-from atas import cli
 
 TINY = """\
 [data]
@@ -37,64 +31,6 @@ device = "cpu"
 attacks = ["fgsm"]
 examples = 40
 """
-
-
-@dataclass(frozen=True)
-class Result:
-    """How a command ended."""
-
-    status: int
-    out: str
-    err: str
-
-    def sentence(self, *parts, status=None):
-        """The one sentence on standard error, which holds these parts."""
-        assert self.status == status, self
-        assert "Traceback" not in self.err + self.out
-        lines = self.err.splitlines()
-        assert len(lines) == 1, self.err
-        assert lines[0].startswith("atas: ")
-        assert len(lines[0]) < 1200, f"{len(lines[0])} characters are no sentence"
-        for part in parts:
-            assert part in lines[0], lines[0]
-        return lines[0]
-
-
-@pytest.fixture
-def command(monkeypatch):
-    """Run the command in this process: `command("ls", "methods")`."""
-
-    def run(*arguments):
-        out, err = io.StringIO(), io.StringIO()
-        monkeypatch.setattr(sys, "argv", ["atas", *map(str, arguments)])
-        status = 0
-        with redirect_stdout(out), redirect_stderr(err):
-            try:
-                cli.main()
-            except SystemExit as end:
-                status = end.code or 0
-        return Result(status, out.getvalue(), err.getvalue())
-
-    return run
-
-
-@pytest.fixture(scope="session")
-def process():
-    """Run the command in a process of its own: `process("--version")`."""
-
-    def run(*arguments, **options):
-        environment = os.environ | {"OMP_NUM_THREADS": "1"} | options.pop("env", {})
-        done = subprocess.run(
-            [sys.executable, "-m", "atas", *map(str, arguments)],
-            capture_output=True,
-            text=True,
-            timeout=120,
-            env=environment,
-            **options,
-        )
-        return Result(done.returncode, done.stdout, done.stderr)
-
-    return run
 
 
 @pytest.fixture

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import pickle
-import random
 import resource
 import subprocess
 import sys
@@ -255,93 +254,59 @@ def test_a_damaged_jpeg_in_a_shard_is_named_when_it_is_read(photos, tmp_path):
 # Stopped and gone on with
 
 
-NURSERY = '''
-import json, os, random, shutil, signal, sys, time
+SCRIPT = """
+import json, random, shutil, sys, time
 from atas import data
 from atas.data import _shards
 from atas.errors import AtasError
+from nursery import after, attempt, die_in_write
 
 order = json.loads(sys.argv[1])
 chance = random.Random(order["seed"])
 _shards._FEWEST = 2
+WAITS, WORKER_DIED = 7, 8
 
 
-def attempt(out, delay=None, sync=None):
-    """Pack in a process of its own: killed after `delay` seconds, or a worker of it killed at a sync of a file."""
-    child = os.fork()
-    if child == 0:
-        if sync is not None:
-            real, left = os.fsync, [sync]
-
-            def deadly(descriptor):
-                left[0] -= 1
-                if not left[0]:
-                    if os.readlink(f"/proc/self/fd/{descriptor}").endswith(".tmp"):  # and no folder
-                        os.ftruncate(descriptor, os.fstat(descriptor).st_size // 2)
-                    os.kill(os.getpid(), signal.SIGKILL)
-                real(descriptor)
-
-            os.fsync = deadly
-        status = 9
-        try:
-            data.pack(order["photos"], out, size=64, format=order["format"], workers=2)
-            status = 0
-        except AtasError as error:
-            # A worker whose parent was killed may still be in the middle of an image, and holds the folder.
-            waits, died = "another process packs" in str(error), "was ended by SIGKILL" in str(error)
-            status = 7 if waits else 1 if died else 8
-        finally:
-            os._exit(status)
-    end = None if delay is None else time.monotonic() + delay
-    while True:
-        done, status = os.waitpid(child, os.WNOHANG)
-        if done:
-            return os.waitstatus_to_exitcode(status)
-        if end is not None and time.monotonic() >= end:
-            os.kill(child, signal.SIGKILL)
-            end = None
-        time.sleep(0.0005)
+def pack(out, sync=None):
+    if sync is not None:
+        die_in_write(sync)  # it is its workers that write, and they inherit this
+    try:
+        data.pack(order["photos"], out, size=64, format=order["format"], workers=2)
+    except AtasError as error:
+        if "another process packs" in str(error):  # a worker of one that was killed may still be busy with an image
+            return WAITS
+        if "was ended by SIGKILL" in str(error):
+            return WORKER_DIED
+        raise
 
 
 began = time.monotonic()
-assert attempt(order["whole"]) == 0
+assert attempt(lambda: pack(order["whole"])) == 0
 whole = time.monotonic() - began
-kills = []
+kills, syncs = [], chance.sample(range(1, 5), 4)  # the first two may still be the parent's
 for number in range(order["kills"]):
-    where = {"sync": chance.randint(1, 4)} if number % 2 else {"delay": chance.uniform(0.1, 0.6) * whole}
-    code = 7
-    while code == 7:
-        code = attempt(order["killed"], **where)
-    assert code in (0, 1, -9), code
+    share, sync = chance.uniform(0.1, 0.6), syncs[number // 2 % 4]
+    code = WAITS
+    while code == WAITS:
+        if number % 2:
+            code = attempt(lambda: pack(order["killed"], sync))
+        else:
+            code = attempt(lambda: pack(order["killed"]), after(share * whole))
+    kills.append({0: "none", WORKER_DIED: "worker", -9: "parent"}[code])
     if code == 0:
-        kills.append("none")
         shutil.rmtree(order["killed"])
-    else:
-        kills.append("worker" if code == 1 else "parent")
-while (code := attempt(order["killed"])) == 7:
+while (code := attempt(lambda: pack(order["killed"]))) == WAITS:
     pass
 assert code == 0
 print(json.dumps(kills))
-'''
+"""
 
 
 @pytest.mark.parametrize("format", ["raw", "jpeg"])
-def test_killed_at_random_moments(photos, tmp_path, format):
+def test_killed_at_random_moments(photos, tmp_path, format, nursery):
     """The packer or one of its workers is killed again and again; in the end every byte is as it should be."""
-    (tmp_path / "nursery.py").write_text(NURSERY)
-    order = {
-        "seed": random.SystemRandom().randrange(1000),
-        "photos": str(photos),
-        "whole": str(tmp_path / "whole"),
-        "killed": str(tmp_path / "killed"),
-        "format": format,
-        "kills": 10,
-    }
-    done = subprocess.run(
-        [sys.executable, str(tmp_path / "nursery.py"), json.dumps(order)], capture_output=True, text=True, timeout=60
-    )
-    assert done.returncode == 0, (order, done.stderr)
-    assert {"worker", "parent"} <= set(json.loads(done.stdout)), (order, done.stdout)
+    kills = nursery(SCRIPT, photos=str(photos), format=format, kills=10)
+    assert {"worker", "parent"} <= set(kills), kills
     assert content(tmp_path / "killed") == content(tmp_path / "whole")
     assert not list((tmp_path / "killed").glob(".*.tmp"))
 

@@ -2,9 +2,6 @@
 
 import copy
 import json
-import random
-import subprocess
-import sys
 
 import pytest
 import torch
@@ -192,8 +189,8 @@ def test_a_full_disk_does_not_stop_an_evaluation(robust_digits, tmp_path, monkey
     assert any("No space left on device" in note for note in notes if note)
 
 
-NURSERY = """
-import json, os, random, signal, sys, time
+SCRIPT = """
+import json, os, random, sys, time
 import torch
 
 torch.set_num_threads(1)
@@ -203,6 +200,7 @@ from atas.attacks._apgd import APGD
 from atas.attacks._fab import FAB
 from atas.attacks._square import Square
 from atas.evaluation import _journal
+from nursery import after, attempt
 
 _journal.SECONDS = 0.0
 order = json.loads(sys.argv[1])
@@ -224,53 +222,26 @@ def work(folder):
     result.save(os.path.join(folder, "result.json"))
 
 
-def attempt(folder, delay=None):
-    child = os.fork()
-    if child == 0:
-        status = 1
-        try:
-            work(folder)
-            status = 0
-        finally:
-            os._exit(status)
-    end = None if delay is None else time.monotonic() + delay
-    while True:
-        done, status = os.waitpid(child, os.WNOHANG)
-        if done:
-            code = os.waitstatus_to_exitcode(status)
-            assert code in (0, -signal.SIGKILL), code
-            return -code
-        if end is not None and time.monotonic() >= end:
-            os.kill(child, signal.SIGKILL)
-            end = None
-        time.sleep(0.0005)
-
-
 began = time.monotonic()
-assert attempt(order["whole"]) == 0
+assert attempt(lambda: work(order["whole"])) == 0
 whole = time.monotonic() - began
 kills = 0
-while kills < 6 and attempt(order["killed"], chance.uniform(0.1, 0.5) * whole):
+while kills < 6 and (code := attempt(lambda: work(order["killed"]), after(chance.uniform(0.1, 0.5) * whole))):
+    assert code == -9, code
     kills += 1
-assert attempt(order["killed"]) == 0
+assert attempt(lambda: work(order["killed"])) == 0
 print(json.dumps({"kills": kills, "whole": whole, "left": sorted(os.listdir(order["killed"]))}))
 """
 
 
-def test_killed_at_random_moments(robust_digits, tmp_path):
+def test_killed_at_random_moments(robust_digits, tmp_path, nursery):
     """SIGKILL, again and again, in the middle of writes too: what is known is kept, and the verdicts are the same."""
-    (tmp_path / "nursery.py").write_text(NURSERY)
     torch.save(robust_digits[0].state_dict(), tmp_path / "weights.pt")
     for name in ("whole", "killed"):
         (tmp_path / name).mkdir()
-    order = {"seed": random.SystemRandom().randrange(1000), "weights": str(tmp_path / "weights.pt")}
-    order |= {name: str(tmp_path / name) for name in ("whole", "killed")}
-    command = [sys.executable, str(tmp_path / "nursery.py"), json.dumps(order)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
-    assert done.returncode == 0, (order, done.stderr)
-    told = json.loads(done.stdout)
-    assert told["kills"] >= 2, (order, told)
-    assert told["left"] == ["result.json"], order
+    told = nursery(SCRIPT, weights=str(tmp_path / "weights.pt"))
+    assert told["kills"] >= 2, told
+    assert told["left"] == ["result.json"]
     whole, killed = (json.loads((tmp_path / name / "result.json").read_text()) for name in ("whole", "killed"))
-    assert figures(whole) == figures(killed), order
+    assert figures(whole) == figures(killed)
     assert 0.2 < whole["accuracy"]["auto"] < whole["accuracy"]["pgd10"] < 1

@@ -1,13 +1,10 @@
 """Results that were never trained for, and tiny trials that are."""
 
 import io
-import sys
-from contextlib import redirect_stderr, redirect_stdout
 
 import pytest
 from rich.console import Console
 
-from atas import cli
 from atas.evaluation import wilson
 from atas.reproduce import PlanProgress, Record, Store, Trial
 
@@ -70,21 +67,3 @@ def tiny():
 def quiet():
     """Progress that is kept: `quiet.console.file.getvalue()`."""
     return PlanProgress(Console(file=io.StringIO(), width=200))
-
-
-@pytest.fixture
-def command(monkeypatch):
-    """Run the command in this process; its status, standard output and standard error."""
-
-    def run(*arguments):
-        out, err = io.StringIO(), io.StringIO()
-        monkeypatch.setattr(sys, "argv", ["atas", *map(str, arguments)])
-        status = 0
-        with redirect_stdout(out), redirect_stderr(err):
-            try:
-                cli.main()
-            except SystemExit as end:
-                status = end.code or 0
-        return status, out.getvalue(), err.getvalue()
-
-    return run

@@ -2,10 +2,7 @@
 
 import io
 import json
-import os
 import signal
-import subprocess
-import sys
 
 import pytest
 import torch
@@ -166,8 +163,8 @@ def test_a_stop_is_no_failure(tiny, store, quiet, monkeypatch, error):
     assert files(store.folder) == []
 
 
-KILLED = """
-import json, os, signal, sys, time
+SCRIPT = """
+import json, os, sys
 import torch
 
 torch.set_num_threads(1)
@@ -175,49 +172,37 @@ import torch.utils.tensorboard  # the import is slow; let it be done before the 
 from pathlib import Path
 from rich.console import Console
 from atas.reproduce import Plan, PlanProgress, Store, Trial
+from nursery import attempt
 
 values = {"training.epochs": 2, "training.batch_size": 64, "training.probe": 50, "engine.device": "cpu",
           "training.checkpoint_every": 0.05}
 trials = [Trial(f"digits-small-cnn-{method}", values, attacks=("pgd5",), examples=60) for method in ("atas", "atta")]
 
 
-def attempt(folder, done=None):
-    \"\"\"Run the plan in a process of its own, killed in the training after so many finished runs.\"\"\"
-    child = os.fork()
-    if child == 0:
-        status = 1
-        try:
-            Plan(trials, Store(folder)).run(PlanProgress(Console(file=open(os.devnull, "w"))))
-            status = 0
-        finally:
-            os._exit(status)
-    while True:
-        ended, status = os.waitpid(child, os.WNOHANG)
-        if ended:
-            return os.waitstatus_to_exitcode(status)
-        begun = len(list(folder.glob("trainings/*/checkpoints/last.safetensors")))
-        if done is not None and begun and len(list(folder.glob("runs/*.json"))) == done:
-            os.kill(child, signal.SIGKILL)
-            done = None
-        time.sleep(0.002)
+def carry_out(folder, done=None):
+    \"\"\"Run the plan, killed in the training after so many finished runs.\"\"\"
+
+    def due():
+        if done is None or len(list(folder.glob("runs/*.json"))) != done:
+            return False
+        return any(folder.glob("trainings/*/checkpoints/last.safetensors"))
+
+    def work():
+        Plan(trials, Store(folder)).run(PlanProgress(Console(file=open(os.devnull, "w"))))
+
+    return attempt(work, due)
 
 
-killed, whole = (Path(name) for name in sys.argv[1:])
-print(json.dumps([attempt(killed, 0), attempt(killed, 1), attempt(killed), attempt(whole)]))
+order = json.loads(sys.argv[1])
+killed, whole = (Path(order[name]) for name in ("killed", "whole"))
+print(json.dumps([carry_out(killed, 0), carry_out(killed, 1), carry_out(killed), carry_out(whole)]))
 """
 
 
-def test_kill_and_go_on(tmp_path):
+def test_kill_and_go_on(tmp_path, nursery):
     """SIGKILL in the middle of the first and of the second training: the same weights and figures in the end."""
+    assert nursery(SCRIPT) == [-signal.SIGKILL, -signal.SIGKILL, 0, 0]
     folder, whole = tmp_path / "killed", tmp_path / "whole"
-    done = subprocess.run(
-        [sys.executable, "-c", KILLED, str(folder), str(whole)],
-        env=os.environ | {"OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-        timeout=120,
-    )
-    assert json.loads(done.stdout) == [-signal.SIGKILL, -signal.SIGKILL, 0, 0], done.stderr
     records = [sorted(place.glob("runs/*.json")) for place in (folder, whole)]
     assert [path.name for path in records[0]] == [path.name for path in records[1]]
     assert len(records[0]) == 2

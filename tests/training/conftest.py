@@ -32,6 +32,19 @@ class TinyNet(nn.Module):
         return self.fc(x.mean((2, 3)))
 
 
+class Tied(nn.Module):
+    """Two layers with the same weights."""
+
+    def __init__(self):
+        super().__init__()
+        self.inward, self.outward = nn.Linear(64, 64), nn.Linear(64, 64)
+        self.outward.weight = self.inward.weight
+        self.last = nn.Linear(64, 3)
+
+    def forward(self, x):
+        return self.last(torch.tanh(self.outward(torch.tanh(self.inward(x.flatten(1))))))
+
+
 class Observer(Live):
     """A live view that writes into memory and calls the test after every batch, epoch and sentence."""
 
@@ -84,6 +97,18 @@ def tiny_net():
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
             return TinyNet(**options)
+
+    return make
+
+
+@pytest.fixture(scope="session")
+def tied_net():
+    """Make the network with tied weights, always the same."""
+
+    def make():
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(0)
+            return Tied()
 
     return make
 

@@ -2,7 +2,6 @@
 
 import pytest
 import torch
-from torch import nn
 
 import atas
 from atas.training import Run, checkpoint
@@ -19,17 +18,6 @@ def follow(snapshots, decay):
             else:
                 average[name] = value.double()
     return average
-
-
-class Tied(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.inward, self.outward = nn.Linear(64, 64), nn.Linear(64, 64)
-        self.outward.weight = self.inward.weight
-        self.last = nn.Linear(64, 3)
-
-    def forward(self, x):
-        return self.last(torch.tanh(self.outward(torch.tanh(self.inward(x.flatten(1))))))
 
 
 def train_watched(out, train_toy, observer, net, decay):
@@ -56,9 +44,8 @@ def test_the_average_equals_a_slow_reference(decay, tmp_path, train_toy, observe
     assert found["bn1.num_batches_tracked"].dtype == torch.int64
 
 
-def test_tied_weights_are_averaged_once(tmp_path, train_toy, observer):
-    torch.manual_seed(0)
-    run, snapshots = train_watched(tmp_path / "run", train_toy, observer, Tied(), 0.9)
+def test_tied_weights_are_averaged_once(tmp_path, train_toy, observer, tied_net):
+    run, snapshots = train_watched(tmp_path / "run", train_toy, observer, tied_net(), 0.9)
     expected = follow(snapshots, 0.9)
     for name, value in expected.items():
         torch.testing.assert_close(run.model.state_dict()[name].double(), value, rtol=1e-5, atol=1e-6)

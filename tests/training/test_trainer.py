@@ -286,28 +286,14 @@ def test_own_factory_by_name(tmp_path, monkeypatch, toy_data, toy_recipe):
     sys.modules.pop("my_factory_module")
 
 
-def test_a_model_with_tied_weights(tmp_path, train_toy, interrupt_after, assert_same_run):
+def test_a_model_with_tied_weights(tmp_path, train_toy, interrupt_after, assert_same_run, tied_net):
     from atas.training.trainer import Interrupted
 
-    class Tied(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.inward, self.outward = nn.Linear(64, 64), nn.Linear(64, 64)
-            self.outward.weight = self.inward.weight
-            self.last = nn.Linear(64, 3)
-
-        def forward(self, x):
-            return self.last(torch.tanh(self.outward(torch.tanh(self.inward(x.flatten(1))))))
-
-    def make():
-        torch.manual_seed(0)
-        return Tied()
-
-    run = train_toy(tmp_path / "whole", model=make())
+    run = train_toy(tmp_path / "whole", model=tied_net())
     assert torch.equal(run.model.inward.weight, run.model.outward.weight)
     with pytest.raises(Interrupted):
-        train_toy(tmp_path / "parts", model=make(), live=interrupt_after(6))
-    train_toy(tmp_path / "parts", model=make(), resume=True)
+        train_toy(tmp_path / "parts", model=tied_net(), live=interrupt_after(6))
+    train_toy(tmp_path / "parts", model=tied_net(), resume=True)
     assert_same_run(tmp_path / "whole", tmp_path / "parts")
 
 

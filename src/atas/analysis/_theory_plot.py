@@ -7,27 +7,17 @@ from typing import Any
 
 import numpy as np
 
-from atas._files import write_atomically
+from atas._plots import BLUE, GREEN, GREY, ORANGE, RED, new_figure, plain, save_figure
 from atas.analysis import _bounds as bounds
 from atas.analysis._measurement import ASGDBCA, MENDED, SGDBCA, SHARP, TOLD, Measurement, Result
-from atas.errors import UsageError
 
-# Okabe and Ito's colours: told apart by colour-blind readers; markers and line styles differ too.
-_BLUE, _ORANGE, _GREEN, _RED, _GREY = "#0072B2", "#E69F00", "#009E73", "#D55E00", "#777777"
 _LEGEND: dict[str, Any] = {"fontsize": 9, "frameon": False}
 
 
 def plot(result: Result, path: Path) -> None:
     """Draw the study. PNG, SVG or PDF by the name."""
-    try:
-        from matplotlib.backends.backend_agg import FigureCanvasAgg
-        from matplotlib.figure import Figure
-    except ImportError as error:
-        raise UsageError("plots need matplotlib; install it with: pip install 'atas[plots]'") from error
-
-    figure = Figure(figsize=(14.5, 9))
+    figure = new_figure(14.5, 9)
     figure.set_layout_engine("constrained", hspace=0.06, wspace=0.04)
-    FigureCanvasAgg(figure)
     grid = figure.subplots(2, 3)
     _horizons(grid[0, 0], result, ASGDBCA)
     _horizons(grid[0, 1], result, SGDBCA)
@@ -36,27 +26,22 @@ def plot(result: Result, path: Path) -> None:
     _printed(grid[1, 1], result)
     _cycle(grid[1, 2], result)
     for axes in grid.flat:
-        axes.grid(alpha=0.25)
-        axes.spines[["top", "right"]].set_visible(False)
+        plain(axes)
     # The two algorithms are compared by eye, and the legends have room above the curves.
     low = min(axes.get_ylim()[0] for axes in grid[0, :2])
     for axes in grid[0, :2]:
         axes.set_ylim(low, 200)
-    kind = path.suffix.removeprefix(".").lower() or "png"
-    if kind not in figure.canvas.get_supported_filetypes():
-        raise UsageError(f"a plot cannot be written as '{path.suffix}'; use .png, .svg or .pdf")
-    path.parent.mkdir(parents=True, exist_ok=True)
-    write_atomically(path, lambda temporary: figure.savefig(temporary, format=kind, dpi=150))
+    save_figure(figure, path)
 
 
 def _horizons(axes: Any, result: Result, algorithm: str) -> None:
     rows = [row for row in result.horizons if row.algorithm == algorithm and row.rates == MENDED]
     steps = [row.steps for row in rows]
-    axes.plot(steps, [row.bound.gap / row.steps for row in rows], "--", color=_GREY, label="bound of the gap, mended")
+    axes.plot(steps, [row.bound.gap / row.steps for row in rows], "--", color=GREY, label="bound of the gap, mended")
     for label, colour, marker, values in (
-        ("R(T)/T as the paper defines it", _RED, "s", [row.regret_defined / row.steps for row in rows]),
-        ("regret/T, best comparators in hindsight", _BLUE, "o", [row.regret_after / row.steps for row in rows]),
-        ("gap of the averaged weights", _GREEN, "^", [row.gap for row in rows]),
+        ("R(T)/T as the paper defines it", RED, "s", [row.regret_defined / row.steps for row in rows]),
+        ("regret/T, best comparators in hindsight", BLUE, "o", [row.regret_after / row.steps for row in rows]),
+        ("gap of the averaged weights", GREEN, "^", [row.gap for row in rows]),
     ):
         axes.plot(steps, values, marker=marker, color=colour, label=label, linewidth=1.8, markersize=5)
     axes.set(xscale="log", yscale="log", xlabel="steps T", ylabel="loss")
@@ -68,14 +53,14 @@ def _ratio(axes: Any, result: Result) -> None:
     beta = result.beta
     last = max(row.tail for row in result.tails)
     tails = np.linspace(1, last, 100)
-    axes.plot(tails, [bounds.printed_ratio(at, beta) for at in tails], "--", color=_RED, label="bounds, as printed")
-    axes.plot(tails, [bounds.ratio(at, beta) for at in tails], "-", color=_GREY, label="bounds, mended", linewidth=1.8)
+    axes.plot(tails, [bounds.printed_ratio(at, beta) for at in tails], "--", color=RED, label="bounds, as printed")
+    axes.plot(tails, [bounds.ratio(at, beta) for at in tails], "-", color=GREY, label="bounds, mended", linewidth=1.8)
     axes.plot(tails, [bounds.sharp_ratio(at) for at in tails], ":", color="black", label="bounds, mended and sharper")
     for label, marker, colour, found in (
-        ("linear problem", "o", _BLUE, result.measured_ratios("linear")),
-        ("linear, steps of the sharper bound", "x", _BLUE, result.measured_ratios("linear", adaptive=SHARP)),
-        ("saddle problem", "^", _GREEN, result.measured_ratios("saddle")),
-        ("saddle, SGDBCA told the norms", "v", _ORANGE, result.measured_ratios("saddle", TOLD)),
+        ("linear problem", "o", BLUE, result.measured_ratios("linear")),
+        ("linear, steps of the sharper bound", "x", BLUE, result.measured_ratios("linear", adaptive=SHARP)),
+        ("saddle problem", "^", GREEN, result.measured_ratios("saddle")),
+        ("saddle, SGDBCA told the norms", "v", ORANGE, result.measured_ratios("saddle", TOLD)),
     ):
         axes.plot(*zip(*found, strict=True), marker, color=colour, label=label)
     axes.axhline(1, color="black", linewidth=0.8)
@@ -89,9 +74,9 @@ def _ratio(axes: Any, result: Result) -> None:
 def _weighted(axes: Any, result: Result) -> None:
     rows, beta = _examples(result, ASGDBCA), result.beta
     n = [row.n for row in rows]
-    axes.plot(n, [bounds.weighted_limit(row.n, beta) for row in rows], "--", color=_GREY, label="limit: n/(1 - β)")
-    axes.plot(n, [row.weighted for row in rows], "o-", color=_BLUE, label="measured, mean over the steps")
-    axes.axhline(bounds.printed_weighted_limit(beta), color=_RED, linestyle="--", label="limit as printed: 1/(1 - β)")
+    axes.plot(n, [bounds.weighted_limit(row.n, beta) for row in rows], "--", color=GREY, label="limit: n/(1 - β)")
+    axes.plot(n, [row.weighted for row in rows], "o-", color=BLUE, label="measured, mean over the steps")
+    axes.axhline(bounds.printed_weighted_limit(beta), color=RED, linestyle="--", label="limit as printed: 1/(1 - β)")
     _by_examples(axes, n)
     axes.set_ylabel("Σ |g|² / v̂")
     axes.set_title("(b) squared gradients over v̂, linear problem\nthe sum has n terms", fontsize=11)
@@ -99,13 +84,13 @@ def _weighted(axes: Any, result: Result) -> None:
 
 
 def _printed(axes: Any, result: Result) -> None:
-    for algorithm, colour, style, size in ((SGDBCA, _ORANGE, "s-", 8), (ASGDBCA, _BLUE, "o--", 4)):
+    for algorithm, colour, style, size in ((SGDBCA, ORANGE, "s-", 8), (ASGDBCA, BLUE, "o--", 4)):
         rows = _examples(result, algorithm)
         shares = [row.regret / row.printed.regret for row in rows]
         axes.plot([row.n for row in rows], shares, style, color=colour, markersize=size, label=f"regret of {algorithm}")
     n = [row.n for row in rows]
-    axes.plot(n, [row.bound.regret / row.printed.regret for row in rows], "--", color=_GREY, label="bound, mended")
-    axes.axhline(1, color=_RED, linestyle="--", label="bound, as printed")
+    axes.plot(n, [row.bound.regret / row.printed.regret for row in rows], "--", color=GREY, label="bound, mended")
+    axes.axhline(1, color=RED, linestyle="--", label="bound, as printed")
     _by_examples(axes, n)
     axes.set_ylabel("in units of the printed bound")
     axes.set_title(
@@ -117,9 +102,9 @@ def _printed(axes: Any, result: Result) -> None:
 def _cycle(axes: Any, result: Result) -> None:
     rows = result.cycle
     steps = [row.steps for row in rows]
-    axes.plot(steps, [row.regret_defined for row in rows], "s-", color=_RED, label="R(T) as the paper defines it")
-    axes.plot(steps, [row.printed.regret for row in rows], "--", color=_GREY, label="bound, as printed and mended")
-    axes.plot(steps, [row.regret for row in rows], "o-", color=_BLUE, label="regret against one comparator")
+    axes.plot(steps, [row.regret_defined for row in rows], "s-", color=RED, label="R(T) as the paper defines it")
+    axes.plot(steps, [row.printed.regret for row in rows], "--", color=GREY, label="bound, as printed and mended")
+    axes.plot(steps, [row.regret for row in rows], "o-", color=BLUE, label="regret against one comparator")
     axes.set(xscale="log", yscale="log", xlabel="steps T", ylabel="sum over the steps")
     axes.set_title("(e) one example, θ times x\nR(T) grows like T, its bound like √T", fontsize=11)
     axes.legend(loc="upper left", **_LEGEND)

@@ -16,11 +16,10 @@ from atas.data._dataset import Dataset, Split
 from atas.data._decode import decode, planes, reason
 from atas.data._manifest import MANIFEST
 from atas.data._stored import Files
-from atas.errors import DataError, UsageError
+from atas.errors import DataError, UsageError, few
 
 SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".webp", ".gif", ".tif", ".tiff", ".ppm", ".pgm")
 _UNREAD = {".heic", ".heif", ".avif"}  # images that Pillow may not know by name
-SHOWN = 5
 CHUNK = 64
 
 
@@ -112,9 +111,8 @@ def _listing(half: Path) -> dict[str, list[Path]]:
     images = set(Image.registered_extensions()) | _UNREAD
     others = [path for path in others if path.suffix.lower() in images]
     if others:
-        more = f" and {len(others) - SHOWN} more" if len(others) > SHOWN else ""
         raise DataError(
-            f"{len(others)} images are of a kind that is not read: {', '.join(map(str, others[:SHOWN]))}{more}; "
+            f"{len(others)} images are of a kind that is not read: {few(others)}; "
             f"convert them to one of {', '.join(SUFFIXES)} or remove them."
         )
     empty = [str(half / name) for name, paths in listing.items() if not paths]
@@ -149,10 +147,8 @@ def _decode_all(files: Sequence[Path], size: int) -> torch.Tensor:
     finally:
         pool.shutdown(cancel_futures=True)
     if faults:
-        more = f" and {len(faults) - SHOWN} more" if len(faults) > SHOWN else ""
         noun = "image" if len(faults) == 1 else "images"
         raise DataError(
-            f"{len(faults)} {noun} of {len(files)} cannot be decoded: {', '.join(faults[:SHOWN])}{more}; "
-            "replace or remove them."
+            f"{len(faults)} {noun} of {len(files)} cannot be decoded: {few(faults)}; replace or remove them."
         )
     return torch.from_numpy(images)

@@ -20,10 +20,9 @@ from atas.data._shards import Outcome, Settings, Work, cut, make
 from atas.data._sources import Progress
 from atas.data._target import begin, check_room, finished, make_folder, settings_of, sweep, write
 from atas.data._team import shared_array, spread, team_size
-from atas.errors import DataError, UsageError
+from atas.errors import FEW, DataError, UsageError, few
 
 DAMAGED = "damaged.txt"
-SHOWN = 5
 _TICK = 0.2  # seconds between looks at how far the workers are
 
 
@@ -108,11 +107,11 @@ def _name_damaged(target: Path, files: int, outcomes: list[Outcome], *, skip: bo
         return
     lines = "".join(f"{name}\t{why}\n" for name, why in faults)
     write(report, lines.encode(errors="replace").decode())  # a name need not be text
-    shown = ", ".join(f"{name} ({why})" for name, why in faults[:SHOWN])
-    more = f" and {len(faults) - SHOWN} more, all listed in {report}" if len(faults) > SHOWN else ""
+    shown = few([f"{name} ({why})" for name, why in faults])
+    listed = f", all listed in {report}" if len(faults) > FEW else ""
     noun = "image" if len(faults) == 1 else "images"
     raise DataError(
-        f"{len(faults)} {noun} of {files} cannot be decoded: {shown}{more}; mend or remove them, or leave them out "
+        f"{len(faults)} {noun} of {files} cannot be decoded: {shown}{listed}; mend or remove them, or leave them out "
         f"with --skip-damaged, and run the command again: the other shards are kept"
     )
 

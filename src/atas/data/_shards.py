@@ -87,10 +87,7 @@ def make(work: Work, out: Path, settings: Settings, *, skip: bool, count: Callab
         text = json.dumps({"source": work.source, "sha256": writer.sha256, "skipped": writer.faults, **writer.columns})
         write_text(index, text)
     except OSError as error:
-        raise DataError(
-            f"cannot write {path} ({error.strerror}); make room and run the same command again: the shards that are "
-            f"finished are kept"
-        ) from error
+        raise cannot_write(path, error) from error
     return Outcome(work.name, _entry(work, path, writer.sha256, text), tuple(writer.faults))
 
 
@@ -172,3 +169,11 @@ def _encoded(path: Path, settings: Settings) -> tuple[bytes, tuple[int, int]]:
     stream = io.BytesIO()
     image.save(stream, "JPEG", quality=settings.quality)
     return stream.getvalue(), size
+
+
+def cannot_write(path: Path, error: OSError) -> DataError:
+    """The error for a file of a set that finds no room."""
+    return DataError(
+        f"cannot write {path} ({error.strerror}); make room and run the same command again: the shards that are "
+        f"finished are kept"
+    )

@@ -11,7 +11,7 @@ from typing import Any
 from atas._files import read_json, write_text
 from atas.data._decode import FITS
 from atas.data._manifest import MANIFEST, SUFFIXES, Manifest, read_manifest
-from atas.data._shards import Settings, Work
+from atas.data._shards import Settings, Work, cannot_write
 from atas.errors import DataError, UsageError, unknown
 
 PLAN = "plan.json"  # the settings, written first
@@ -68,10 +68,7 @@ def write(path: Path, text: str) -> None:
     try:
         write_text(path, text)
     except OSError as error:
-        raise DataError(
-            f"cannot write {path} ({error.strerror}); make room and run the same command again: the shards that are "
-            f"finished are kept"
-        ) from error
+        raise cannot_write(path, error) from error
 
 
 def sweep(target: Path) -> None:

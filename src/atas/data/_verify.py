@@ -10,9 +10,7 @@ from pathlib import Path
 from atas.data._manifest import MANIFEST, Manifest, Shard, read_index, read_manifest
 from atas.data._sources import Progress
 from atas.data._team import spread, team_size
-from atas.errors import DataError
-
-SHOWN = 5
+from atas.errors import DataError, few
 
 
 def file_sha256(path: Path) -> str:
@@ -42,9 +40,8 @@ def verify(folder: str | os.PathLike[str], *, workers: int | None = None, progre
         if found is not None:
             faults.append(found)
     if faults:
-        more = f" and {len(faults) - SHOWN} more" if len(faults) > SHOWN else ""
         raise DataError(
-            f"{len(faults)} of {len(shards)} shards are damaged: {'; '.join(sorted(faults)[:SHOWN])}{more}; copy them "
+            f"{len(faults)} of {len(shards)} shards are damaged: {few(sorted(faults), '; ')}; copy them "
             f"again from where they are whole, or remove {manifest.folder / MANIFEST} and run `atas data pack` as "
             f"before, which makes these alone anew"
         )
@@ -67,5 +64,4 @@ def fault(manifest: Manifest, shard: Shard) -> str | None:
         return str(error).partition(";")[0]
     except OSError as error:
         return f"{manifest.data_file(shard)} cannot be read ({error.strerror})"
-    more = f" and {len(damaged) - SHOWN} more" if len(damaged) > SHOWN else ""
-    return f"{path} (images {', '.join(damaged[:SHOWN])}{more})"
+    return f"{path} (images {few(damaged)})"

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from typing import Unpack
 
 import torch
 
 from atas.data._dataset import Split
 from atas.data._stored import Stored
-from atas.data.resident import Batches, Resident
+from atas.data.resident import Batches, Resident, Sampling
 from atas.data.streaming import Streaming
 
 SHARE = 0.4  # of a device's memory that images may take; the perturbations of a method can take as much again
@@ -19,13 +20,10 @@ def open_batches(
     split: Split,
     loading: str,
     *,
-    batch_size: int,
-    pad: int,
-    flip: bool,
-    seed: int,
     device: torch.device,
     workers: int | None = None,
     say: Callable[[str], object] = print,
+    **how: Unpack[Sampling],
 ) -> Batches:
     """The batches of a training set: `resident`, `streaming`, or for `auto` resident where the images fit the device.
 
@@ -37,15 +35,13 @@ def open_batches(
     resident = loading == "resident" or (loading == "auto" and size <= SHARE * memory)
     about = f"{len(labels):,} training images, {size / 1e9:.2f} GB as pixels,"
     if not resident:
-        batches = Streaming(
-            images, labels, batch_size=batch_size, pad=pad, flip=flip, seed=seed, device=device, workers=workers
-        )
+        batches = Streaming(images, labels, device=device, workers=workers, **how)
         why = "" if loading == "streaming" else f", as {device.type} has {memory / 1e9:.0f} GB (data.loading = auto)"
         say(f"{about} are streamed from {place} by {batches.workers} processes{why}")
         return batches
     if isinstance(images, Stored):
         say(f"{about} are read from {place} into the memory of {device.type}")
-    return Resident(images, labels, batch_size=batch_size, pad=pad, flip=flip, seed=seed, device=device)
+    return Resident(images, labels, device=device, **how)
 
 
 def _memory(device: torch.device) -> int:

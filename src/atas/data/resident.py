@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, NotRequired, TypedDict, Unpack
 
 import torch
 from torch import Tensor
@@ -25,6 +25,16 @@ class Batch:
     y: Tensor
     index: Tensor
     view: AnyView
+
+
+class Sampling(TypedDict):
+    """What all batches take besides images and labels."""
+
+    batch_size: int
+    pad: int
+    flip: bool
+    seed: int
+    views: NotRequired[Callable[[Draw], AnyView] | None]
 
 
 class Batches:
@@ -105,18 +115,9 @@ class Resident(Batches):
     kind = "resident"
 
     def __init__(
-        self,
-        images: Tensor | Stored,
-        labels: Tensor,
-        *,
-        batch_size: int,
-        pad: int,
-        flip: bool,
-        seed: int,
-        device: torch.device,
-        views: Callable[[Draw], AnyView] | None = None,
+        self, images: Tensor | Stored, labels: Tensor, *, device: torch.device, **how: Unpack[Sampling]
     ) -> None:
-        super().__init__(images.to(device), labels, batch_size=batch_size, pad=pad, flip=flip, seed=seed, views=views)
+        super().__init__(images.to(device), labels, **how)
 
     def rows(self, index: Tensor) -> Tensor:
         """Every example has its own."""

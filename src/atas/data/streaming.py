@@ -8,18 +8,16 @@ at the same addresses, so that a recorded step can be replayed.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from itertools import pairwise
+from typing import Unpack
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from atas.boxes import AnyView
 from atas.data._stored import Held, Stored
 from atas.data._team import Team, shared_array, team_size
-from atas.data.resident import Batches
-from atas.noise import Draw
+from atas.data.resident import Batches, Sampling
 
 AHEAD = 4  # batches in the ring
 
@@ -34,17 +32,13 @@ class Streaming(Batches):
         images: Tensor | Stored,
         labels: Tensor,
         *,
-        batch_size: int,
-        pad: int,
-        flip: bool,
-        seed: int,
         device: torch.device,
         workers: int | None = None,
-        views: Callable[[Draw], AnyView] | None = None,
+        **how: Unpack[Sampling],
     ) -> None:
-        size = min(batch_size, len(labels))
+        size = min(how["batch_size"], len(labels))
         staged = torch.zeros(size, *images.shape[1:], dtype=torch.uint8, device=device)
-        super().__init__(staged, labels, batch_size=batch_size, pad=pad, flip=flip, seed=seed, views=views)
+        super().__init__(staged, labels, **how)
         self._stored = images if isinstance(images, Stored) else Held(images)
         self.workers = min(team_size(workers), size)
         self._order = shared_array((len(labels),), np.int64)

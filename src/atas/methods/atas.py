@@ -21,7 +21,7 @@ of which the paper mentions. `ATASLiteral` is Algorithm 1 as printed, with the s
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Literal
+from typing import Literal, Unpack
 
 import torch
 from torch import Tensor, nn
@@ -31,6 +31,7 @@ from atas.errors import UsageError
 from atas.fusing import fusable
 from atas.memory import GradientNorms, Store
 from atas.methods._adaptive import Adaptive, adaptive_step, check_adaptive
+from atas.methods._method import Common
 from atas.methods.atta import Remembering
 from atas.passes import input_gradient
 from atas.threat import Threat
@@ -134,12 +135,10 @@ class ATASLiteral(ATAS):
         max_step: float | Literal["auto"] = "auto",
         beta: float = 0.5,
         reset_every: int = 10,
-        pad: int = 4,
         dtype: torch.dtype | Literal["auto"] = "auto",
         grid: int | None = None,
         store: Store = "device",
-        device: torch.device | str | None = None,
-        seed: int = 0,
+        **common: Unpack[Common],
     ) -> None:
         super().__init__(
             threat,
@@ -151,10 +150,8 @@ class ATASLiteral(ATAS):
             clip=None,
             warmup_epochs=0,
             reset_every=reset_every,
-            pad=pad,
             dtype=dtype,
             grid=grid,
             store=store,
-            device=device,
-            seed=seed,
+            **common,
         )

@@ -10,8 +10,9 @@ from typing import Any
 
 from atas.errors import UsageError
 from atas.evaluation._names import written
+from atas.report._words import duration
 from atas.reproduce import markdown, paper
-from atas.reproduce.figures import Figure, collapses, difference, duration, figure
+from atas.reproduce.figures import Figure, collapses, difference, figure
 from atas.reproduce.grid import Grid
 from atas.reproduce.record import Record
 from atas.reproduce.released import PADDING

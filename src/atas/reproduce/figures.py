@@ -49,17 +49,6 @@ def difference(ours: Figure | None, paper: float | None) -> str:
     return "" if ours is None or paper is None else f"{ours.value - paper:+.2f}"
 
 
-def duration(seconds: float) -> str:
-    """A training time.
-
-    >>> duration(29.84), duration(95), duration(5000)
-    ('29.8 s', '1.6 min', '1.39 h')
-    """
-    if seconds < 60:
-        return f"{seconds:.1f} s"
-    return f"{seconds / 60:.1f} min" if seconds < 3600 else f"{seconds / 3600:.2f} h"
-
-
 def collapses(records: Sequence[Record]) -> str:
     """In which epoch training collapsed, or in how many runs."""
     return collapsed([record.collapsed_in for record in records])

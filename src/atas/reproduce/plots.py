@@ -8,19 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from atas._files import write_atomically
+from atas._plots import BLACK, BLUE, GREEN, GREY, ORANGE, PURPLE, RED, SKY, new_figure, plain
 from atas.errors import UsageError
 
-# Okabe and Ito's colours; line styles and markers differ too.
-BLUE, ORANGE, GREEN, RED, PURPLE, SKY, BLACK, GREY = (
-    "#0072B2",
-    "#E69F00",
-    "#009E73",
-    "#D55E00",
-    "#CC79A7",
-    "#56B4E9",
-    "#000000",
-    "#777777",
-)
 METHODS = {
     "atas": (BLUE, "-", "o"),
     "atta": (ORANGE, "-", "s"),
@@ -47,15 +37,10 @@ def check() -> None:
 
 def panels(rows: int, columns: int, width: float = _WIDTH, height: float = _HEIGHT, **options: Any) -> tuple[Any, Any]:
     """A figure and its grid of axes."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(max(width * columns, 5.0), height * rows + 0.4), layout="constrained")
-    FigureCanvasAgg(figure)
+    figure = new_figure(max(width * columns, 5.0), height * rows + 0.4)
     grid = figure.subplots(rows, columns, squeeze=False, **options)
     for axes in grid.flat:
-        axes.grid(alpha=0.25)
-        axes.spines[["top", "right"]].set_visible(False)
+        plain(axes)
     return figure, grid
 
 

@@ -6,12 +6,11 @@ All of it goes to standard error, so that standard output holds the result alone
 from __future__ import annotations
 
 import time
-from types import TracebackType
 from typing import Any
 
 from rich.console import Console
 
-from atas._screen import bar, clock
+from atas._screen import Screen, bar, clock
 from atas.evaluation import Status
 from atas.training import Live
 
@@ -20,17 +19,17 @@ _REFRESH = 0.5
 _STEPS = 1000
 
 
-class PlanProgress:
+class PlanProgress(Screen):
     """Work done and work left, over all trials of a plan."""
 
     def __init__(self, console: Console | None = None) -> None:
-        self.console = console or Console(stderr=True)
+        console = console or Console(stderr=True)
+        super().__init__(console, bar(console))
         self._total = self._ahead = self._made = 0.0
         self._work = self._over = self._part = self._from = self._share = 0.0  # of the trial under way, and of its part
         self._began: float | None = None
         self._last = time.monotonic()
         self._title = ""
-        self._progress = bar(self.console)
         if self._progress is not None:
             self._task = self._progress.add_task("", total=_STEPS, text="")
 
@@ -112,10 +111,6 @@ class PlanProgress:
         what = status.attack if status.doing == status.attack else f"{status.attack}: {status.doing}"
         self.reach(status.done, f"{what}, {status.right:,} of {status.examples:,} hold")
 
-    def say(self, text: str, style: str | None = None) -> None:
-        """One line that stays."""
-        self.console.print(text, style=style, highlight=False, soft_wrap=True, markup=False)
-
     def _show(self, text: str) -> None:
         self._last = time.monotonic()
         shown = ", ".join(part for part in (self.left(), text) if part)
@@ -124,17 +119,6 @@ class PlanProgress:
             self._progress.update(self._task, description=self._title, completed=_STEPS * done, text=shown)
         elif shown:
             self.say(f"  {shown}")
-
-    def __enter__(self) -> PlanProgress:
-        if self._progress is not None:
-            self._progress.start()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        if self._progress is not None:
-            self._progress.stop()
 
 
 class _Training(Live):

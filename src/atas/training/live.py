@@ -3,25 +3,26 @@
 from __future__ import annotations
 
 import time
-from types import TracebackType
-from typing import Any
+from typing import Any, Self
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
 
-from atas._screen import clock
+from atas._screen import Screen, clock
 
 _PLAIN_EVERY = 30.0  # seconds between lines inside of an epoch, without a terminal
 _REFRESH = 0.5  # seconds between looks at the device
 
 
-class Live:
+class Live(Screen):
     """Progress of a training run over all its steps."""
 
     def __init__(self, console: Console | None = None, quiet: bool = False) -> None:
-        self.console = console or Console(quiet=quiet)
-        self._progress: Progress | None = None
+        super().__init__(console or Console(quiet=quiet))
         self._last = time.monotonic()
+
+    def __enter__(self) -> Self:  # the bar comes with `begin`, and one of an earlier run stays ended
+        return self
 
     def open(self, undertaking: str) -> None:
         """The first line: what is about to be done."""
@@ -68,24 +69,11 @@ class Live:
         left = "" if done >= self._total else f"  {self._time_left()} left"
         self.say(f"epoch {number}  {_status(row)}{left}")
 
-    def say(self, text: str, style: str | None = None) -> None:
-        """One sentence above the line."""
-        self.console.print(text, style=style, highlight=False, soft_wrap=True, markup=False)
-
     def _time_left(self) -> str:
         made = self._done - self._done_before
         if not made:
             return "?"
         return clock((time.monotonic() - self._started) / made * (self._total - self._done))
-
-    def __enter__(self) -> Live:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        if self._progress is not None:
-            self._progress.stop()
 
 
 def _status(values: dict[str, Any]) -> str:

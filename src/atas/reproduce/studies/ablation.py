@@ -14,8 +14,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from atas.evaluation._names import written
+from atas.report._words import duration
 from atas.reproduce import markdown, paper
-from atas.reproduce.figures import difference, duration, figure
+from atas.reproduce.figures import difference, figure
 from atas.reproduce.grid import QUICK_EPS, QUICK_EXAMPLES
 from atas.reproduce.record import Record
 from atas.reproduce.released import NOTE, PADDING

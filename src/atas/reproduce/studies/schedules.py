@@ -9,8 +9,9 @@ from __future__ import annotations
 import itertools
 from typing import Any
 
+from atas.report._words import duration
 from atas.reproduce import markdown
-from atas.reproduce.figures import Figure, duration, figure
+from atas.reproduce.figures import Figure, figure
 from atas.reproduce.grid import METHODS, MORE, Grid, cifar, digits
 from atas.reproduce.record import Record
 from atas.reproduce.store import Store
