@@ -1,12 +1,14 @@
 """What terminals and shells expect: NO_COLOR, and completion."""
 
 import io
+import json
 import re
 from contextlib import redirect_stdout
 
 import pytest
 
 from atas.cli import app
+from atas.training import recipe
 
 COLOUR = re.compile(r"\x1b\[[0-9;]*\b(3[0-8]|4[0-8]|9[0-7]|10[0-7])[0-9;]*m")
 FAILS = ["train", "digits-small-cnn-atass"]
@@ -38,6 +40,41 @@ def test_no_color_in_the_progress_of_a_training(tiny, tmp_path, command, in_colo
     result = command("train", tiny, "--out", tmp_path / "run", "--evaluate")
     assert result.status == 0
     assert not COLOUR.search(result.out + result.err)
+
+
+@pytest.fixture(params=[60, 80])
+def narrow(request, in_colour, monkeypatch):
+    """As in a terminal of so many columns; what it shows is given back without styles."""
+    monkeypatch.setenv("NO_COLOR", "1")
+    monkeypatch.setenv("COLUMNS", str(request.param))
+    return lambda text: re.sub(r"\x1b\[[0-9;]*m", "", text)
+
+
+def test_a_narrow_terminal_shows_whole_names_of_recipes(narrow, command):
+    lines = [line.split()[0] for line in narrow(command("ls", "recipes").out).splitlines() if line.strip()]
+    assert lines[2:] == recipe.names()
+
+
+@pytest.mark.parametrize("listed", [["ls", "methods"], ["reproduce", "--list"], ["ls", "attacks"]], ids=" ".join)
+def test_a_list_fits_the_usual_terminal_and_nothing_is_cut(listed, narrow, command):
+    shown = narrow(command(*listed).out)
+    assert "…" not in shown
+    for row in json.loads(command(*listed, "--json").out):
+        assert next(iter(row.values())) in shown
+    assert max(map(len, shown.splitlines())) <= 80
+
+
+def test_no_figure_is_cut_in_a_narrow_terminal(narrow, copy_of, command):
+    folder = copy_of("a-name-that-is-not-short")
+    shown = narrow(command("evaluate", folder, "--examples", "40").out)
+    evaluation = json.loads((folder / "evaluation.json").read_text())
+    for low, high in evaluation["interval"].values():
+        assert f"{100 * low:.2f}%" in shown
+        assert f"{100 * high:.2f}%" in shown
+    compared = narrow(command("compare", folder).out)
+    assert "…" not in shown + compared
+    for part in ("a-name-that-is-not-short", f"{100 * evaluation['accuracy']['fgsm']:.1f}", "collapse"):
+        assert part in compared
 
 
 @pytest.fixture

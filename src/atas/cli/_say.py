@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from rich.console import Console
     from rich.table import Table
 
 _PIPE_WIDTH = 320  # nothing is cut where another program reads
@@ -18,8 +19,23 @@ def say(text: str) -> None:
 
 
 def show(table: Table) -> None:
-    """A table, as wide as the terminal; in a pipe as wide as it needs."""
+    """A table, as wide as the terminal; in a pipe, and where a terminal is too narrow for its words, as wide as it
+    needs. Names and figures are never cut."""
     from rich.console import Console
 
     console = Console()
-    (console if console.is_terminal else Console(width=_PIPE_WIDTH)).print(table)
+    wide = Console(width=_PIPE_WIDTH)
+    if console.is_terminal:
+        _fit(table, console.width, wide)
+    wide.print(table)
+
+
+def _fit(table: Table, width: int, wide: Console) -> None:
+    """Give every column room for its longest word, and what is left to those that would like more."""
+    spans = [[wide.measure(cell) for cell in (column.header, *column.cells)] for column in table.columns]
+    least = [max(span.minimum for span in of_column) for of_column in spans]
+    most = [max(span.maximum for span in of_column) for of_column in spans]
+    around = wide.measure(table).maximum - sum(most)
+    spare, wish = width - around - sum(least), sum(most) - sum(least)
+    for column, low, high in zip(table.columns, least, most, strict=True):
+        column.width = low + (high - low) * max(0, min(spare, wish)) // max(1, wish)

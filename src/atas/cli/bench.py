@@ -10,6 +10,7 @@ import typer
 from atas import _catalogue
 from atas.cli import _assignments
 from atas.cli._complete import recipes
+from atas.cli._say import show
 
 
 def bench(
@@ -47,7 +48,6 @@ def bench(
 
 def _show(result) -> None:  # type: ignore[no-untyped-def]
     from rich import box
-    from rich.console import Console
     from rich.table import Table
 
     step, eager = result.step, result.eager
@@ -66,4 +66,4 @@ def _show(result) -> None:  # type: ignore[no-untyped-def]
     table = Table(box=box.SIMPLE, show_header=False)
     for name, value in rows.items():
         table.add_row(name, value)
-    Console().print(table)
+    show(table)

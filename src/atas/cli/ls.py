@@ -20,6 +20,10 @@ class What(enum.StrEnum):
     RECIPES = "recipes"
 
 
+# The rest is in a recipe's name, and would make the table wider than most terminals; JSON has it.
+_SHOWN = {What.RECIPES: ["recipe", "threat", "epochs"]}
+
+
 def ls(
     what: What = typer.Argument(help="What to list."),
     as_json: bool = typer.Option(False, "--json", help="Print JSON instead of a table."),
@@ -37,9 +41,10 @@ def ls(
     if as_json:
         typer.echo(json.dumps(rows, indent=2))
         return
-    table = Table(*rows[0], box=box.SIMPLE)
+    shown = _SHOWN.get(what, list(rows[0]))
+    table = Table(*shown, box=box.SIMPLE, padding=(0, 1, 0, 0))
     for row in rows:
-        table.add_row(*map(escape, row.values()))
+        table.add_row(*(escape(row[key]) for key in shown))
     show(table)
 
 

@@ -123,7 +123,7 @@ def _list(*, as_json: bool) -> None:
     if as_json:
         typer.echo(json.dumps(rows, indent=2))
         return
-    table = Table("study", "what", box=box.SIMPLE)
+    table = Table("study", "what", box=box.SIMPLE, padding=(0, 1, 0, 0))
     for row in rows:
         table.add_row(*row.values())
     show(table)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from rich import box
 from rich.table import Table
 
 if TYPE_CHECKING:
@@ -41,9 +42,9 @@ def _row(
 
 def rich_table(result: Evaluation) -> Table:
     """For a terminal, by rich."""
-    table = Table(title=caption(result))
+    table = Table(title=caption(result), box=box.SIMPLE, padding=(0, 1, 0, 0))
     for heading in HEADER:
-        table.add_column(heading, justify="left" if heading == HEADER[0] else "right", no_wrap=True)
+        table.add_column(heading, justify="left" if heading == HEADER[0] else "right")
     for row in rows(result):
         table.add_row(*row)
     return table

@@ -86,7 +86,7 @@ def table(runs: Sequence[Summary]) -> Table:
     attacks = list(dict.fromkeys(key for run in runs if run.evaluation for key in run.evaluation.accuracy))
     attacks = [name for name in attacks if name != "worst"]
     columns = ["run", "method", "threat", "n", *(f"{name} %" for name in attacks), "time", "collapse"]
-    shown = Table(*columns, box=box.SIMPLE)
+    shown = Table(*columns, box=box.SIMPLE, padding=(0, 1, 0, 0))
     for run in runs:
         cells = [_accuracy(run.evaluation, name) for name in attacks]
         shown.add_row(
