@@ -44,6 +44,13 @@ def test_a_linf_budget_in_grey_levels_is_told_how_to_be_written(eps, words):
         Linf(eps)
 
 
+def test_an_l2_budget_that_reaches_every_image_is_refused():
+    L2(8).check_images((1, 8, 8))
+    Linf(1).check_images((1, 8, 8))
+    with pytest.raises(UsageError, match=r"\(3, 32, 32\) into any other.*write 128/255"):
+        L2(128).check_images((3, 32, 32))
+
+
 def test_budgets_at_the_ends():
     assert Linf(0).eps == 0
     assert Linf(1).eps == 1

@@ -47,6 +47,15 @@ class Threat(ABC):
         if not math.isfinite(self.eps) or self.eps < 0:
             raise UsageError(f"eps must be a number that is not negative, in pixel units such as 8/255; got {self.eps}")
 
+    def size(self, name: str, value: float) -> float:
+        """The size of a step, if it can be meant as one; `name` is what the user calls it."""
+        if not isinstance(value, int | float) or not 0 < value < math.inf:
+            raise UsageError(f"{name} must be a number above zero, in pixel units such as 2/255; got {value!r}")
+        return float(value)
+
+    def check_images(self, shape: Sequence[int]) -> None:
+        """Refuse a ball that no image of this shape lies outside of."""
+
     @abstractmethod
     def usual(self, pixels: float, share: float) -> float:
         """A default size: for Linf so many pixel units at every budget, as the paper sets them; for L2 a share of
@@ -104,8 +113,11 @@ class Linf(Threat):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.eps > 1:
-            raise UsageError(f"eps is in pixel units of [0, 1]: write {self.eps:g}/255 rather than {self.eps:g}")
+        _in_pixel_units("eps", self.eps)
+
+    def size(self, name: str, value: float) -> float:
+        """Not more than the whole range of a pixel."""
+        return _in_pixel_units(name, super().size(name, value))
 
     def __repr__(self) -> str:
         return f"Linf({in_255(self.eps)})"
@@ -149,6 +161,14 @@ class L2(Threat):
     def __repr__(self) -> str:
         return f"L2({self.eps:g})"
 
+    def check_images(self, shape: Sequence[int]) -> None:
+        """Two images differ by at most the root of their number of pixels."""
+        if self.eps > math.sqrt(math.prod(shape)):
+            raise UsageError(
+                f"an L2 budget of {self.eps:g} turns any image of shape {tuple(shape)} into any other; pixels are in "
+                f"[0, 1], so write {self.eps:g}/255 if that was meant for 0..255"
+            )
+
     def usual(self, pixels: float, share: float) -> float:
         """In proportion to the budget."""
         return share * self.eps
@@ -179,6 +199,12 @@ class L2(Threat):
     def distance(self, point: Tensor, x: Tensor) -> Tensor:
         """The Euclidean norm of the change."""
         return l2_norm(point - x)
+
+
+def _in_pixel_units(name: str, value: float) -> float:
+    if value > 1:
+        raise UsageError(f"{name} is in pixel units of [0, 1]: write {value:g}/255 rather than {value:g}")
+    return value
 
 
 def create(name: str, eps: float) -> Threat:

@@ -44,7 +44,7 @@ def test_examples_in_docstrings_run(module):
 @given(
     st.sampled_from(["linf", "l2"]),
     st.floats(0, 1),
-    st.floats(1e-3, 2),
+    st.floats(1e-3, 1),
     st.integers(1, 4),
     st.integers(1, 3),
     st.integers(0, 2**40),
@@ -249,6 +249,11 @@ def test_wrong_settings_are_refused(problem, ball, setting, message):
     if "step_size" in setting:
         with pytest.raises(UsageError, match=message):
             attacks.create("pgd10", **setting).settings(ball)
+
+
+def test_a_step_in_grey_levels_is_told_how_to_be_written(problem):
+    with pytest.raises(UsageError, match=r"step_size is in pixel units of \[0, 1\]: write 2/255 rather than 2"):
+        attacks.pgd(*problem, threat.Linf(8 / 255), step_size=2)
 
 
 def test_wrong_indices_are_refused(problem, ball):

@@ -576,6 +576,9 @@ def test_a_memory_type_by_name(text, dtype):
     assert method.memory.delta.dtype == dtype
 
 
+WITH_A_STEP = ("fgsm-rs", "ssat", "free", "yopo", "atta", "pgd", "trades")
+
+
 @pytest.mark.parametrize(
     ("name", "threat", "hyper", "words"),
     [
@@ -585,15 +588,22 @@ def test_a_memory_type_by_name(text, dtype):
         ("atas", "linf", {"dtype": "int9"}, "did you mean 'int8'"),
         ("atas", "linf", {"dtype": torch.int32}, "float32, float16 or int8"),
         ("atas", "linf", {"c": 0.0}, "c > 0"),
-        ("atas", "linf", {"max_step": -1.0}, "max_step > 0"),
+        ("atas", "linf", {"max_step": -1.0}, "max_step must be a number above zero"),
         ("atas", "linf", {"beta": 1.0}, "beta < 1"),
         ("fgsm-rs-adaptive", "linf", {"beta": -0.1}, "0 <= beta"),
         ("atas", "linf", {"clip": (0.1, 0.01)}, "smallest <= largest"),
+        ("atas", "linf", {"clip": (0.0, 0.01)}, "clip must be a number above zero"),
+        ("atas", "linf", {"max_step": 16}, "max_step is in pixel units of [0, 1]: write 16/255 rather than 16"),
+        ("atas", "linf", {"max_step": "16/255"}, "max_step must be a number"),
+        ("atas-literal", "linf", {"max_step": 16}, "write 16/255"),
+        ("fgsm-rs-adaptive", "linf", {"max_step": 16}, "write 16/255"),
+        ("atas", "linf", {"clip": (4, 14)}, "clip is in pixel units of [0, 1]: write 4/255"),
         ("atas", "linf", {"reset_every": 0}, "reset_every must be at least 1"),
-        ("atta", "linf", {"step_size": 0.0}, "step_size must be above zero"),
-        ("fgsm-rs", "linf", {"step_size": -1.0}, "step_size must be above zero"),
+        ("atta", "linf", {"step_size": 0.0}, "step_size must be a number above zero"),
+        ("fgsm-rs", "linf", {"step_size": -1.0}, "step_size must be a number above zero"),
+        *((name, "linf", {"step_size": 10}, "write 10/255 rather than 10") for name in WITH_A_STEP),
         ("pgd", "linf", {"steps": 0}, "steps must be at least 1"),
-        ("pgd", "linf", {"step_size": float("nan")}, "step_size must be above zero"),
+        ("pgd", "linf", {"step_size": float("nan")}, "step_size must be a number above zero"),
         ("trades", "linf", {"steps": 0}, "steps >= 1"),
         ("trades", "linf", {"beta": -1.0}, "beta >= 0"),
         ("ssat", "linf", {"checkpoints": 0}, "checkpoints must be at least 1"),
@@ -612,7 +622,7 @@ def test_wrong_settings_are_named(name, threat, hyper, words):
     assert "\n" not in str(caught.value)
 
 
-@pytest.mark.parametrize(("examples", "shape"), [(0, SHAPE), (2, (8, 8)), (2, (3, 0, 8))])
+@pytest.mark.parametrize(("examples", "shape"), [(0, SHAPE), (2, (8, 8)), (2, 8), (2, (3, 0, 8))])
 def test_wrong_sizes_are_named(examples, shape):
     with pytest.raises(UsageError, match=r"examples >= 1, a shape \(C, H, W\)"):
         atas.methods.create("fgsm", THREATS["linf"], examples, shape)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -183,11 +182,7 @@ def _move(threat: Threat, lanes: Lanes, current: Tensor, gradient: Tensor, size:
 
 
 def _size(step_size: float | None, threat: Threat) -> float:
-    if step_size is None:
-        return threat.eps / _STEPS_ACROSS
-    if not (math.isfinite(step_size) and step_size > 0):
-        raise UsageError(f"step_size must be a number above zero, in pixel units such as 2/255; got {step_size}")
-    return float(step_size)
+    return threat.eps / _STEPS_ACROSS if step_size is None else threat.size("step_size", step_size)
 
 
 def _at_least_one(name: str, value: int) -> None:

@@ -101,6 +101,7 @@ def evaluate(
     meter = Meter(progress)
     with torch.inference_mode(False), sharing(shard) as part:
         reader = Reader(source, dtype)
+        threat.check_images(reader.shape)
         weights, data = weights_hash(model), part.from_first(reader.digest() if part.rank == 0 else "")
         few, _ = reader.first(SAMPLE)
         with ready(model, place, precision=precision, lanes=lanes, images=few) as runner:

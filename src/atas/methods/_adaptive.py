@@ -8,7 +8,7 @@ from torch import Tensor
 
 from atas.errors import UsageError
 from atas.memory import GradientNorms
-from atas.threat import l2_norm
+from atas.threat import Threat, l2_norm
 
 
 def adaptive_step(
@@ -41,7 +41,8 @@ class Adaptive:
         return self.norms.average.sqrt()
 
 
-def check_adaptive(c: float, max_step: float, beta: float) -> None:
+def check_adaptive(threat: Threat, c: float, max_step: float, beta: float) -> None:
     """Refuse settings that make no step size."""
-    if not (0 < c < math.inf and 0 < max_step < math.inf and 0 <= beta < 1):
-        raise UsageError(f"adaptive steps need c > 0, max_step > 0, 0 <= beta < 1; got {c=}, {max_step=}, {beta=}")
+    threat.size("max_step", max_step)
+    if not (0 < c < math.inf and 0 <= beta < 1):
+        raise UsageError(f"adaptive steps need c > 0 and 0 <= beta < 1; got {c=}, {beta=}")

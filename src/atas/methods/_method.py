@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from typing import ClassVar, Literal, NamedTuple, Protocol, TypedDict
@@ -107,11 +106,12 @@ class Method(nn.Module, ABC):
         super().__init__()
         if not isinstance(threat, Threat):
             raise UsageError(f"the first argument is the threat model, such as atas.Linf(8/255); got {threat!r}")
-        if examples < 1 or len(shape) != 3 or min(shape) < 1 or pad < 0:
+        if not isinstance(shape, Sequence) or len(shape) != 3 or examples < 1 or min(shape) < 1 or pad < 0:
             raise UsageError(
                 f"a method needs examples >= 1, a shape (C, H, W) and pad >= 0; "
-                f"got examples={examples}, shape={tuple(shape)}, pad={pad}"
+                f"got examples={examples}, shape={shape}, pad={pad}"
             )
+        threat.check_images(shape)
         self.threat, self.examples, self.shape, self.pad, self.seed = threat, examples, tuple(shape), pad, seed
         self.part = Part(examples)
         self.guard = Guard(device)
@@ -235,10 +235,3 @@ class Perturbing(Method):
     def _attack(self, model: nn.Module, x: Tensor, y: Tensor, index: Tensor, view: AnyView) -> Tensor:
         with mode(model, training=self.attack_mode == "train"), frozen(model):
             return self.attack(model, x, y, index, view).detach()
-
-
-def positive(name: str, value: float) -> float:
-    """The value, if it is a number above zero."""
-    if not 0 < value < math.inf:
-        raise UsageError(f"{name} must be above zero and finite; got {value}")
-    return float(value)

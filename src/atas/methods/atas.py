@@ -85,11 +85,13 @@ class ATAS(Adaptive, Remembering):
         self.c, self.beta, self.warmup_epochs = c, beta, warmup_epochs
         self.max_step = threat.usual(16 / 255, 2.0) if max_step == "auto" else max_step
         self.clip = (threat.usual(4 / 255, 0.5), threat.usual(14 / 255, 1.75)) if clip == "auto" else clip
-        check_adaptive(self.c, self.max_step, self.beta)
+        check_adaptive(threat, self.c, self.max_step, self.beta)
         if warmup_epochs < 0:
             raise UsageError(f"warmup_epochs must not be negative; got {warmup_epochs}")
-        if self.clip is not None and not 0 < self.clip[0] <= self.clip[1]:
-            raise UsageError(f"clip must be (smallest, largest) step with 0 < smallest <= largest; got {self.clip}")
+        if self.clip is not None:
+            low, high = (threat.size("clip", end) for end in self.clip)
+            if low > high:
+                raise UsageError(f"clip must be (smallest, largest) step with smallest <= largest; got {self.clip}")
         self.norms = GradientNorms(examples, device=device)
 
     def attack(self, model: nn.Module, x: Tensor, y: Tensor, index: Tensor, view: AnyView) -> Tensor:

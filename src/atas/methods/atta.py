@@ -12,7 +12,7 @@ from atas.boxes import AnyView
 from atas.errors import UsageError
 from atas.fusing import fusable
 from atas.memory import LowResolution, Memory, Perturbations, Store
-from atas.methods._method import Common, Perturbing, positive
+from atas.methods._method import Common, Perturbing
 from atas.parts import Part
 from atas.passes import input_gradient
 from atas.threat import Threat
@@ -113,7 +113,7 @@ class ATTA(Remembering):
         super().__init__(
             threat, examples, shape, reset_every=reset_every, dtype=dtype, grid=grid, store=store, **common
         )
-        self.step_size = positive("step_size", threat.usual(4 / 255, 0.5) if step_size == "auto" else step_size)
+        self.step_size = threat.size("step_size", threat.usual(4 / 255, 0.5) if step_size == "auto" else step_size)
 
     def attack(self, model: nn.Module, x: Tensor, y: Tensor, index: Tensor, view: AnyView) -> Tensor:
         """One step from where the last epoch ended."""

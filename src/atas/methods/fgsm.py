@@ -8,7 +8,7 @@ from typing import Unpack
 from torch import Tensor, nn
 
 from atas.boxes import AnyView
-from atas.methods._method import Common, Perturbing, positive
+from atas.methods._method import Common, Perturbing
 from atas.passes import input_gradient
 from atas.threat import Threat
 
@@ -43,7 +43,7 @@ class FGSMRS(Perturbing):
         **common: Unpack[Common],
     ) -> None:
         super().__init__(threat, examples, shape, **common)
-        self.step_size = positive("step_size", step_size) if step_size is not None else 1.25 * threat.eps
+        self.step_size = threat.size("step_size", step_size) if step_size is not None else 1.25 * threat.eps
 
     def attack(self, model: nn.Module, x: Tensor, y: Tensor, index: Tensor, view: AnyView) -> Tensor:
         """A step from a random point."""

@@ -36,7 +36,7 @@ class FGSMRSAdaptive(Adaptive, Perturbing):
         super().__init__(threat, examples, shape, **common)
         self.c, self.beta = c, beta
         self.max_step = threat.usual(16 / 255, 2.0) if max_step == "auto" else max_step
-        check_adaptive(self.c, self.max_step, self.beta)
+        check_adaptive(threat, self.c, self.max_step, self.beta)
         self.norms = GradientNorms(examples, device=common.get("device"))
 
     def attack(self, model: nn.Module, x: Tensor, y: Tensor, index: Tensor, view: AnyView) -> Tensor:

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from atas.boxes import AnyView
 from atas.errors import DataError, UsageError
-from atas.methods._method import Common, Method, Step, Update, positive
+from atas.methods._method import Common, Method, Step, Update
 from atas.threat import Threat
 
 
@@ -39,7 +39,7 @@ class Free(Method):
         if replays < 1 or batch_size < 1:
             raise UsageError(f"replays and batch_size must be at least 1; got {replays} and {batch_size}")
         self.updates_per_step = replays
-        self.step_size = positive("step_size", step_size) if step_size is not None else threat.eps
+        self.step_size = threat.size("step_size", step_size) if step_size is not None else threat.eps
         self.register_buffer("carried", torch.zeros(batch_size, *shape, device=common.get("device")))
 
     def learn(self, model: nn.Module, update: Update, x: Tensor, y: Tensor, index: Tensor, view: AnyView) -> Step:

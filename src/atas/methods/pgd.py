@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from atas.boxes import AnyView
 from atas.errors import UsageError
-from atas.methods._method import Common, Perturbing, positive
+from atas.methods._method import Common, Perturbing
 from atas.passes import input_gradient
 from atas.threat import Threat
 
@@ -35,7 +35,7 @@ class PGD(Perturbing):
         if steps < 1:
             raise UsageError(f"steps must be at least 1; got {steps}")
         self.steps = steps
-        self.step_size = positive("step_size", step_size) if step_size is not None else threat.eps / 4
+        self.step_size = threat.size("step_size", step_size) if step_size is not None else threat.eps / 4
 
     def attack(self, model: nn.Module, x: Tensor, y: Tensor, index: Tensor, view: AnyView) -> Tensor:
         """All steps, each projected."""

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from atas.boxes import AnyView
 from atas.errors import UsageError
-from atas.methods._method import Common, Perturbing, positive
+from atas.methods._method import Common, Perturbing
 from atas.passes import input_gradient
 from atas.threat import Threat
 
@@ -40,7 +40,7 @@ class SSAT(Perturbing):
         if checkpoints < 1:
             raise UsageError(f"checkpoints must be at least 1; got {checkpoints}")
         self.checkpoints = checkpoints
-        self.step_size = positive("step_size", step_size) if step_size is not None else 1.25 * threat.eps
+        self.step_size = threat.size("step_size", step_size) if step_size is not None else 1.25 * threat.eps
 
     def attack(self, model: nn.Module, x: Tensor, y: Tensor, index: Tensor, view: AnyView) -> Tensor:
         """The shortest of the checked parts of an FGSM-RS perturbation that fools the model."""

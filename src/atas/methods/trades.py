@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from atas.boxes import AnyView
 from atas.errors import UsageError
-from atas.methods._method import Common, Method, Step, Update, positive
+from atas.methods._method import Common, Method, Step, Update
 from atas.noise import Purpose
 from atas.passes import frozen, full, input_gradient, mode
 from atas.threat import Threat
@@ -42,7 +42,7 @@ class TRADES(Method):
         if steps < 1 or beta < 0:
             raise UsageError(f"TRADES needs steps >= 1 and beta >= 0; got steps={steps}, beta={beta}")
         self.beta, self.steps = beta, steps
-        self.step_size = positive("step_size", step_size) if step_size is not None else threat.eps / 4
+        self.step_size = threat.size("step_size", step_size) if step_size is not None else threat.eps / 4
 
     def learn(self, model: nn.Module, update: Update, x: Tensor, y: Tensor, index: Tensor, view: AnyView) -> Step:
         """One update with both terms."""

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from atas.boxes import AnyView
 from atas.errors import UsageError, unknown
-from atas.methods._method import Common, Method, Step, Update, positive
+from atas.methods._method import Common, Method, Step, Update
 from atas.threat import Threat
 
 
@@ -99,7 +99,7 @@ class YOPO(Method):
         if outer < 1 or inner < 1:
             raise UsageError(f"YOPO needs outer >= 1 and inner >= 1; got {outer} and {inner}")
         self.outer, self.inner, self.layer = outer, inner, layer
-        self.step_size = positive("step_size", threat.usual(2 / 255, 0.25) if step_size == "auto" else step_size)
+        self.step_size = threat.size("step_size", threat.usual(2 / 255, 0.25) if step_size == "auto" else step_size)
 
     def learn(self, model: nn.Module, update: Update, x: Tensor, y: Tensor, index: Tensor, view: AnyView) -> Step:
         """All passes of one batch and the update; what is returned belongs to the last whole pass."""
