@@ -6,7 +6,7 @@ import torch
 import atas
 from atas.augment import View
 from atas.checks import Guard, check_images, check_labels, check_shapes
-from atas.errors import DataError
+from atas.errors import DataError, UsageError
 
 SHAPE, PAD, EXAMPLES = (3, 8, 10), 2, 12
 every_method = pytest.mark.parametrize("name", atas.methods.names())
@@ -16,11 +16,11 @@ every_method = pytest.mark.parametrize("name", atas.methods.names())
 def train(small_net, make_images):
     """Feed a method a batch, some of it replaced."""
 
-    def run(name="atas", call="step", **replaced):
+    def run(name="atas", call="step", model=None, **replaced):
         hyper = {"batch_size": EXAMPLES} if name == "free" else {}
         method = atas.methods.create(name, atas.Linf(8 / 255), EXAMPLES, SHAPE, pad=PAD, **hyper)
         method.start_epoch(0)
-        model = small_net()
+        model = model or small_net()
         batch = {"x": make_images(4, SHAPE), "y": torch.tensor([0, 1, 2, 3]), "index": torch.arange(4), "view": None}
         batch.update(replaced)
         if call == "perturb":
@@ -28,6 +28,24 @@ def train(small_net, make_images):
         return method.step(model, torch.optim.SGD(model.parameters(), lr=0.1), *batch.values())
 
     return run
+
+
+@every_method
+@pytest.mark.parametrize(
+    ("output", "words"),
+    [
+        (lambda logits: (logits, logits), "got tuple: wrap it in a module that returns the logits alone"),
+        (lambda logits: {"logits": logits}, "got dict"),
+        (lambda logits: logits[:, :1], r"two classes or more for 4 images; got \(4, 1\)"),
+    ],
+    ids=["tuple", "dict", "one-logit"],
+)
+def test_a_model_that_returns_no_logits_is_named(train, small_net, name, output, words):
+    model = small_net()
+    model.register_forward_hook(lambda _, __, logits: output(logits))
+    with pytest.raises(UsageError, match=words) as caught:
+        train(name, model=model)
+    sentence(caught)
 
 
 def spoiled(images, value):
@@ -55,6 +73,9 @@ WRONG = {
     "one-image": ("x", lambda x: x[0], ["(8, 10)", "shape"]),
     "other-size": ("x", lambda x: x[..., :8], ["(3, 8, 8)", "made for (3, 8, 10)", "create it with shape"]),
     "other-channels": ("x", lambda x: x[:, :1], ["(1, 8, 10)", "made for (3, 8, 10)"]),
+    "channels-last": ("x", lambda x: x.permute(0, 2, 3, 1), ["(8, 10, 3)", "x.permute(0, 3, 1, 2)"]),
+    "numpy": ("x", lambda x: x.numpy(), ["images must be a tensor", "ndarray", "torch.as_tensor()"]),
+    "list-of-indices": ("index", lambda index: index.tolist(), ["indices must be a tensor", "got list"]),
     "label-high": ("y", lambda y: y.index_fill(0, torch.tensor([2]), 4), ["label", "0..3", "found 0 to 4"]),
     "label-low": ("y", lambda y: y.index_fill(0, torch.tensor([2]), -1), ["label", "0..3", "found -1 to 3"]),
     "labels-short": ("y", lambda y: y[:3], ["labels", "shape (4,)", "got (3,)"]),

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from atas.errors import DataError
+from atas.errors import DataError, UsageError
 
 _TOLERANCE = 1e-4  # rounding of a resize or of half precision is no reason to stop
 
@@ -30,6 +30,9 @@ _INDEX = (
 
 def check_shapes(x: Tensor, y: Tensor, index: Tensor | None, shape: Sequence[int] | None) -> None:
     """Sizes and types, which cost no look at the values."""
+    for name, value in (("images", x), ("labels", y), ("indices", index)):
+        if value is not None and not isinstance(value, Tensor):
+            raise DataError(f"{name} must be a tensor; got {type(value).__name__}: convert with torch.as_tensor()")
     if not x.dtype.is_floating_point:
         raise DataError(f"images must be float in [0, 1]; got {x.dtype}: convert with x.float() / 255")
     if x.dtype in (torch.float16, torch.bfloat16):
@@ -38,10 +41,11 @@ def check_shapes(x: Tensor, y: Tensor, index: Tensor | None, shape: Sequence[int
             f"leave low precision to torch.autocast"
         )
     if shape is not None and tuple(x.shape[1:]) != tuple(shape):
-        raise DataError(
-            f"images of shape {tuple(x.shape[1:])} do not fit a method made for {tuple(shape)}; "
-            f"create it with shape={tuple(x.shape[1:])}"
+        turned = x.dim() == 4 and (x.shape[3], *x.shape[1:3]) == tuple(shape)
+        remedy = (
+            "put the channels first, x.permute(0, 3, 1, 2)" if turned else f"create it with shape={(*x.shape[1:],)}"
         )
+        raise DataError(f"images of shape {(*x.shape[1:],)} do not fit a method made for {(*shape,)}; {remedy}")
     if x.dim() != 4:
         raise DataError(f"images must be a batch (N, C, H, W); got shape {tuple(x.shape)}")
     for name, value in (("labels", y), ("indices", index)):
@@ -51,6 +55,21 @@ def check_shapes(x: Tensor, y: Tensor, index: Tensor | None, shape: Sequence[int
             raise DataError(f"{name} must be one number an image, shape ({len(x)},); got {tuple(value.shape)}")
         if value.dtype.is_floating_point or value.dtype == torch.bool:
             raise DataError(f"{name} must be integers; got {value.dtype}: convert with .long()")
+
+
+def checked_logits(output: object, examples: int) -> Tensor:
+    """The model's output, if it is a row of logits an example."""
+    if not isinstance(output, Tensor):
+        raise UsageError(
+            f"the model must return a tensor of logits (N, classes); got {type(output).__name__}: wrap it in a module "
+            f"that returns the logits alone"
+        )
+    if output.dim() != 2 or len(output) != examples or output.shape[1] < 2:
+        raise UsageError(
+            f"the model must return logits of shape ({examples}, classes) with two classes or more for {examples} "
+            f"images; got {tuple(output.shape)}"
+        )
+    return output
 
 
 def check_images(x: Tensor) -> None:

@@ -14,7 +14,7 @@ from __future__ import annotations
 from atas.attacks._attack import Attack, Clean, Staged
 from atas.attacks._autoattack import Battery, autoattack
 from atas.attacks._fgsm import FGSM, fgsm
-from atas.attacks._logits import checked_logits, correct
+from atas.attacks._logits import correct
 from atas.attacks._names import create, names
 from atas.attacks._pgd import PGD, pgd
 
@@ -26,7 +26,6 @@ __all__ = [
     "Clean",
     "Staged",
     "autoattack",
-    "checked_logits",
     "correct",
     "create",
     "fgsm",

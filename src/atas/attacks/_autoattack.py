@@ -11,11 +11,10 @@ from torch import Tensor, nn
 from atas.attacks._apgd import APGD
 from atas.attacks._fab import FAB
 from atas.attacks._lanes import Search
-from atas.attacks._logits import checked_logits
 from atas.attacks._queue import Examples, Ledger, run
 from atas.attacks._setting import attacking
 from atas.attacks._square import Square
-from atas.checks import check_images
+from atas.checks import check_images, checked_logits
 from atas.errors import unknown
 from atas.threat import Threat
 

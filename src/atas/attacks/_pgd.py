@@ -10,8 +10,9 @@ from torch import Tensor, nn
 
 from atas.attacks._attack import step_settings
 from atas.attacks._lanes import Lanes, Logits, Search, started, write
-from atas.attacks._logits import checked_logits, correct
+from atas.attacks._logits import correct
 from atas.attacks._setting import attacking
+from atas.checks import checked_logits
 from atas.errors import UsageError
 from atas.fusing import fusable
 from atas.noise import Draw

@@ -9,8 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from atas.attacks._logits import checked_logits
-from atas.checks import Guard, check_shapes
+from atas.checks import Guard, check_shapes, checked_logits
 from atas.errors import DataError
 from atas.passes import cross_entropy_sum, frozen, input_gradient, mode
 from atas.threat import Threat

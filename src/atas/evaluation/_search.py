@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor, nn
 
-from atas.attacks import checked_logits
+from atas.checks import checked_logits
 from atas.attacks._lanes import Logits, Search
 from atas.attacks._queue import Examples, Ledger, Repeat, Trail, lanes_for, one_by_one, run
 from atas.errors import unknown

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from atas.augment import View
 from atas.boxes import AnyView, BoxView
-from atas.checks import Guard, check_shapes
+from atas.checks import Guard, check_shapes, checked_logits
 from atas.errors import DataError, UsageError
 from atas.noise import Draw
 from atas.parts import Part
@@ -178,11 +178,11 @@ class Method(nn.Module, ABC):
 
     def mean_loss(self, logits: Tensor, y: Tensor) -> Tensor:
         """Cross-entropy as the weights see it."""
-        return cross_entropy(logits, self.guard.labels(y, logits.shape[1]))
+        return cross_entropy(logits, self.guard.labels(y, checked_logits(logits, len(y)).shape[1]))
 
     def summed_loss(self, logits: Tensor, y: Tensor) -> Tensor:
         """Cross-entropy as the attack sees it: an example's gradient does not depend on its batch."""
-        return cross_entropy_sum(logits, self.guard.labels(y, logits.shape[1]))
+        return cross_entropy_sum(logits, self.guard.labels(y, checked_logits(logits, len(y)).shape[1]))
 
     def draw(self, index: Tensor) -> Draw:
         """The random numbers of these examples in this epoch."""

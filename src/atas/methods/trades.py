@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from atas.boxes import AnyView
+from atas.checks import checked_logits
 from atas.errors import UsageError
 from atas.methods._method import Common, Method, Step, Update
 from atas.noise import Purpose
@@ -55,7 +56,7 @@ class TRADES(Method):
 
     def _attack(self, model: nn.Module, x: Tensor, index: Tensor) -> Tensor:
         with torch.no_grad():
-            clean = model(x)
+            clean = checked_logits(model(x), len(x))
         noise = self.draw(index).normal(Purpose.START, x.shape[1:]).to(x.dtype)
         point = self.threat.project(x + _START * noise, x)
         for _ in range(self.steps):

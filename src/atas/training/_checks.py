@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from atas.attacks import checked_logits
+from atas.checks import checked_logits
 from atas.data import Dataset
 from atas.errors import AtasError, DataError, UsageError
 from atas.noise import Purpose, seed_for
