@@ -7,12 +7,13 @@ when the flag is next read.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 
 import torch
 from torch import Tensor, nn
 
-from atas.errors import DataError, UsageError
+from atas.errors import AtasError, DataError, UsageError
 
 _TOLERANCE = 1e-4  # rounding of a resize or of half precision is no reason to stop
 
@@ -55,6 +56,27 @@ def check_shapes(x: Tensor, y: Tensor, index: Tensor | None, shape: Sequence[int
             raise DataError(f"{name} must be one number an image, shape ({len(x)},); got {tuple(value.shape)}")
         if value.dtype.is_floating_point or value.dtype == torch.bool:
             raise DataError(f"{name} must be integers; got {value.dtype}: convert with .long()")
+
+
+def check_module(model: object) -> None:
+    """A model is a module: only that has a mode, and weights to look for."""
+    if not isinstance(model, nn.Module):
+        raise UsageError(f"the model must be a torch.nn.Module; got {type(model).__name__}: wrap it in one")
+
+
+@contextmanager
+def trying(sentence: str) -> Iterator[None]:
+    """What a model raises when it is tried on a few images, as a sentence with `{why}` in it."""
+    try:
+        yield
+    except AtasError:
+        raise
+    except (RuntimeError, TypeError, ValueError, AttributeError) as error:
+        why = str(error).splitlines()[0] if str(error) else type(error).__name__
+        raise UsageError(sentence.format(why=why)) from error
+
+
+CANNOT_TAKE = "the model cannot take float32 images of shape {shape}: {{why}}"
 
 
 def checked_logits(output: object, examples: int) -> Tensor:

@@ -40,6 +40,17 @@ def few(names: Sequence[object], between: str = ", ") -> str:
     return f"{between.join(map(str, names[:FEW]))}{more}"
 
 
+def nearest(name: str, known: Iterable[str]) -> str | None:
+    """The known name that was likely meant: one that begins with what was given, or else one that looks like it.
+
+    >>> nearest("resnet", ["preact-resnet18", "resnet18"]), nearest("atass", ["atta", "atas"]), nearest("x", ["atas"])
+    ('resnet18', 'atas', None)
+    """
+    known = list(known)
+    longer = [other for other in known if name and other.startswith(name)]
+    return next(iter(longer or difflib.get_close_matches(name, known, n=1, cutoff=0.5)), None)
+
+
 def unknown(kind: str, name: str, known: Iterable[str], see: str | None = None) -> UsageError:
     """The error for a name that is not known, with the nearest one that is; `see` is where to find a long list.
 
@@ -47,6 +58,6 @@ def unknown(kind: str, name: str, known: Iterable[str], see: str | None = None) 
     "unknown method 'atass'; did you mean 'atas'? Known: atas, atta."
     """
     known = list(known)
-    nearest = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
-    hint = f"; did you mean '{nearest[0]}'?" if nearest else "."
+    near = nearest(name, known)
+    hint = f"; did you mean '{near}'?" if near else "."
     return UsageError(f"unknown {kind} '{name}'{hint} {see or 'Known: ' + ', '.join(known)}.")

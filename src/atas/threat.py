@@ -53,6 +53,7 @@ class Threat(ABC):
             raise UsageError(f"{name} must be a number above zero, in pixel units such as 2/255; got {value!r}")
         return float(value)
 
+    @abstractmethod
     def check_images(self, shape: Sequence[int]) -> None:
         """Refuse a ball that no image of this shape lies outside of."""
 
@@ -121,6 +122,9 @@ class Linf(Threat):
 
     def __repr__(self) -> str:
         return f"Linf({in_255(self.eps)})"
+
+    def check_images(self, shape: Sequence[int]) -> None:
+        """Whatever the shape: eps is at most 1."""
 
     def usual(self, pixels: float, share: float) -> float:
         """The same at every budget."""

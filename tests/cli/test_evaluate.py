@@ -80,8 +80,8 @@ def test_no_examples_at_all(command, finished):
 
 
 def test_not_the_folder_of_a_run(command, tmp_path):
-    for folder in (tmp_path, tmp_path / "none"):
-        command("evaluate", folder).sentence(f"{folder} is not the folder of a run", "recipe.toml", status=1)
+    for folder, why in ((tmp_path, "it holds no recipe.toml"), (tmp_path / "none", "there is no such folder")):
+        command("evaluate", folder).sentence(f"{folder} is not the folder of a run: {why}", status=1)
 
 
 def test_an_unfinished_run(command, unfinished, contents):
@@ -220,6 +220,11 @@ def test_another_budget_goes_beside_the_run_s_own(evaluate_json, copy_of):
         (["--model", "a:b", "--data", "digitz", "--eps", "0.1"], ["did you mean 'digits'?"]),
         (["RUN", "--model", "small-cnn"], ["--model does not go with the folder of a run"]),
         (["RUN", "--norm", "l2"], ["--norm l2 needs a budget of its own"]),
+        (["RUN", "--norm", "l3"], ["unknown norm 'l3'", "linf, l2"]),
+        (
+            ["RUN", "--attacks", "pgd2", "--step-size", "2"],
+            ["step_size is in pixel units of [0, 1]: write 2/255 rather than 2"],
+        ),
         (["RUN", "--precision", "float16"], ["unknown precision 'float16'", "auto, float32"]),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else None,
@@ -236,7 +241,9 @@ def test_weights_that_do_not_fit(command, tmp_path):
     command("evaluate", *options, "--model", "small-cnn").sentence("do not fit this model", status=1)
     command("evaluate", *options).sentence("net.safetensors", status=2)
     missing = ["--weights", tmp_path / "none.safetensors", *options[2:]]
-    command("evaluate", *missing, "--model", "small-cnn").sentence("none.safetensors", "cannot be read", status=1)
+    command("evaluate", *missing, "--model", "small-cnn").sentence(
+        "there is no weights file", "none.safetensors", status=1
+    )
 
 
 def test_stopped_by_a_person_and_gone_on(command, evaluate_json, copy_of, monkeypatch):

@@ -159,7 +159,8 @@ def test_overwrite(command, tiny, copy_of):
 
 
 @pytest.mark.parametrize(
-    "assignment", ["data.name=cifar10", "model.name=smal-cnn", "method.c=-1", "engine.device=tpu9"]
+    "assignment",
+    ["data.name=cifar10", "model.name=smal-cnn", "method.c=-1", "method.max_step=16", "engine.device=tpu9"],
 )
 def test_a_mistake_with_overwrite_loses_nothing(assignment, command, tiny, copy_of, contents, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
@@ -179,6 +180,15 @@ def test_resume_with_a_changed_recipe(command, tiny, copy_of, contents):
     assert contents(folder) == before
 
 
+def test_resume_and_overwrite_contradict_each_other(command, tiny, copy_of, contents):
+    folder = copy_of()
+    before = contents(folder)
+    for recipe in ([tiny], []):
+        result = command("train", *recipe, "--out", folder, "--resume", "--overwrite")
+        result.sentence("--resume goes on with a run and --overwrite gives it up", status=2)
+    assert contents(folder) == before
+
+
 def test_resume_of_a_finished_run(command, copy_of):
     folder = copy_of()
     weights = load_file(folder / "model.safetensors")
@@ -193,7 +203,7 @@ def test_resume_of_a_finished_run(command, copy_of):
 
 
 def test_resume_of_nothing(command, tmp_path):
-    command("train", "--resume", "--out", tmp_path / "none").sentence("is not the folder of a run", status=1)
+    command("train", "--resume", "--out", tmp_path / "none").sentence("there is no such folder", status=1)
     command("train", "--resume").sentence("give a recipe", status=2)
 
 

@@ -314,6 +314,27 @@ def test_one_name_may_stand_alone(problem, ball):
     assert list(evaluate(*problem, ball, attacks="fgsm").correct) == ["clean", "fgsm", "worst"]
 
 
+def test_names_may_be_one_text_as_on_the_command_line(problem, ball):
+    assert list(evaluate(*problem, ball, attacks="fgsm, pgd2").correct) == ["clean", "fgsm", "pgd2", "worst"]
+
+
+def test_a_model_that_cannot_take_the_images_is_named(problem, ball):
+    _, x, y = problem
+    model = nn.Sequential(nn.Flatten(), nn.Linear(7, 4))
+    with pytest.raises(
+        UsageError, match=r"cannot take float32 images of shape \(\d+, \d+, \d+\): mat1 and mat2"
+    ) as caught:
+        evaluate(model, x, y, ball)
+    assert "\n" not in str(caught.value)
+    assert model.training
+
+
+def test_a_function_is_no_model(problem, ball):
+    model, x, y = problem
+    with pytest.raises(UsageError, match=r"must be a torch.nn.Module; got function: wrap it"):
+        evaluate(lambda point: model(point), x, y, ball)
+
+
 def test_a_model_whose_logits_are_not_numbers_is_never_right(problem, ball):
     model, x, y = problem
     model.fc.weight.data.fill_(float("nan"))
@@ -364,6 +385,7 @@ def test_wrong_data_is_refused(problem, ball, spoil, message):
     [
         ({"attacks": ["pgd10", "autoatack"]}, "unknown attack 'autoatack'"),
         ({"threat": None}, "the threat model is missing"),
+        ({"threat": 8 / 255}, r"the threat model cannot be 0.031.*threat=atas.Linf\(8/255\)"),
         ({"batch_size": 0}, "batch_size must be at least 1; got 0"),
         ({"step_size": -1.0}, "step_size must be a number above zero"),
         ({"device": "meta"}, r"the model lives on cpu and is never moved: move it with model.to\('meta'\)"),

@@ -249,6 +249,9 @@ def test_a_layer_may_be_named_by_a_number():
         ("method.max_steps", "method.max_step"),
         ("optimizer.weightdecay", "optimizer.weight_decay"),
         ("engine.devices", "engine.device"),
+        ("optimizer.lr", "schedule.peak"),
+        ("training.eps", "method.eps"),
+        ("data.batch_size", "training.batch_size"),
     ],
 )
 def test_an_unknown_key(key, nearest, tmp_path):
@@ -275,6 +278,19 @@ def test_an_unknown_recipe():
     one_of_us(
         lambda: load("cifar10-preact-resnet-atas"), "unknown recipe", "did you mean 'cifar10-preact-resnet18-atas'"
     )
+
+
+@pytest.mark.parametrize(
+    ("part", "whole"), [("cifar10", "cifar10-preact-resnet18-atas"), ("digits", "digits-small-cnn-atas")]
+)
+def test_the_beginning_of_a_recipe_s_name(part, whole):
+    one_of_us(lambda: load(part), f"unknown recipe '{part}'; did you mean '{whole}'?")
+
+
+def test_a_list_of_names_may_be_one_text():
+    changed = Recipe().with_values({"evaluation.attacks": "pgd10, pgd50", "training.loggers": "tensorboard"})
+    assert changed.evaluation.attacks == ("pgd10", "pgd50")
+    assert changed.training.loggers == ("tensorboard",)
 
 
 def test_a_missing_recipe_file(tmp_path):

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from atas.checks import Guard, check_shapes, checked_logits
+from atas.checks import Guard, check_module, check_shapes, checked_logits
 from atas.errors import DataError
 from atas.passes import cross_entropy_sum, frozen, input_gradient, mode
 from atas.threat import Threat
@@ -38,6 +38,7 @@ def attacking(model: nn.Module, x: Tensor, y: Tensor, threat: Threat, index: Ten
     On the CPU a wrong value is an error at once; on a GPU when the attack is over, so that the host never waits for
     the device between the steps.
     """
+    check_module(model)
     check_shapes(x, y, index, None)
     for name, tensor in (("labels", y), ("indices", index)):
         if tensor is not None and tensor.device != x.device:

@@ -71,6 +71,7 @@ def _eps(options: Options, trained_for: threat.Threat | None) -> float:
     if options.eps is not None:
         return float(convert(options.eps, float, "--eps"))
     if trained_for is None or options.norm not in (None, trained_for.name):
+        threat.create(options.norm or "linf", 0)  # a wrong name is told first
         raise UsageError(f"--norm {options.norm} needs a budget of its own; give it with --eps")
     return trained_for.eps
 

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from atas import attacks as library
 from atas._version import __version__
 from atas.attacks import Attack, Clean
+from atas.checks import CANNOT_TAKE, check_module, checked_logits, trying
 from atas.environment import describe
 from atas.errors import UsageError
 from atas.evaluation._cautions import Caution
@@ -29,6 +30,7 @@ from atas.evaluation._search import Runner, ready, usual_lanes
 from atas.evaluation._shards import Shard, sharing
 from atas.evaluation._status import Meter, Watcher
 from atas.evaluation._work import Outcome, Work
+from atas.passes import mode
 from atas.threat import Threat
 
 _VERDICT = (
@@ -68,7 +70,8 @@ def evaluate(
             (image, label) pairs, or an object with tensors `images` and `labels`, such as `atas.data.load(...).test`.
         labels: integers (N,).
         threat: what the attacks may do, such as `atas.Linf(8/255)`.
-        attacks: names as in `atas.attacks.names()`, or attacks of your own. `clean` need not be named.
+        attacks: names as in `atas.attacks.names()`, or attacks of your own. `clean` need not be named. A text is read
+            as on the command line: "pgd10,autoattack".
         batch_size: how many images at a time; 1024 on CUDA and 256 elsewhere, if not given.
         device: where batches are moved; the model's device if not given.
         seed: another seed gives other random starts.
@@ -88,8 +91,10 @@ def evaluate(
     >>> list(result.accuracy), result.accuracy["worst"] <= result.accuracy["pgd10"]
     (['clean', 'fgsm', 'pgd10', 'worst'], True)
     """
+    check_module(model)
     if not isinstance(threat, Threat):
-        raise UsageError("the threat model is missing; give it after the labels, such as threat=atas.Linf(8/255)")
+        found = "is missing" if threat is None else f"cannot be {threat!r}"
+        raise UsageError(f"the threat model {found}; give it after the labels, such as threat=atas.Linf(8/255)")
     chosen = _chosen(attacks, step_size)
     settings = {name: attack.settings(threat) for name, attack in chosen.items()}
     source = open_source(images, labels)
@@ -104,6 +109,8 @@ def evaluate(
         threat.check_images(reader.shape)
         weights, data = weights_hash(model), part.from_first(reader.digest() if part.rank == 0 else "")
         few, _ = reader.first(SAMPLE)
+        with trying(CANNOT_TAKE.format(shape=tuple(reader.shape))), mode(model, training=False), torch.no_grad():
+            checked_logits(model(few[:2].to(place)), len(few[:2]))
         with ready(model, place, precision=precision, lanes=lanes, images=few) as runner:
             identity = {
                 "weights": weights,
@@ -180,7 +187,7 @@ def _run(
 def _chosen(attacks: Iterable[str | Attack], step_size: float | None) -> dict[str, Attack]:
     """Every attack under the name that it was asked for by, clean first."""
     chosen: dict[str, Attack] = {Clean.name: Clean()}
-    for wanted in (attacks,) if isinstance(attacks, str) else attacks:
+    for wanted in [name.strip() for name in attacks.split(",")] if isinstance(attacks, str) else attacks:
         if isinstance(wanted, str):
             chosen[wanted] = library.create(wanted, step_size)
         elif wanted.name in (*chosen, WORST):

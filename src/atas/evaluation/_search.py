@@ -13,9 +13,9 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor, nn
 
-from atas.checks import checked_logits
 from atas.attacks._lanes import Logits, Search
 from atas.attacks._queue import Examples, Ledger, Repeat, Trail, lanes_for, one_by_one, run
+from atas.checks import checked_logits
 from atas.errors import unknown
 from atas.evaluation._model import dtype_of
 from atas.evaluation._precision import full_precision

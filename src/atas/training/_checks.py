@@ -5,14 +5,19 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from atas.checks import checked_logits
+from atas.checks import CANNOT_TAKE, checked_logits, trying
 from atas.data import Dataset
-from atas.errors import AtasError, DataError, UsageError
+from atas.errors import DataError, UsageError
 from atas.noise import Purpose, seed_for
 from atas.parts import Part
 from atas.passes import mode
 from atas.processes import Processes
 from atas.training import recipe
+
+_NO_ROWS = (
+    "the model cannot take a batch without images, as some process gets at the end of an epoch ({why}); use "
+    "x.flatten(1) rather than x.view(len(x), -1), or other data.shards or training.batch_size"
+)
 
 
 def part_of(settings: recipe.Recipe, examples: int, peers: Processes) -> Part:
@@ -51,19 +56,9 @@ def check_model(model: nn.Module, data: Dataset, images: int = 2) -> None:
         raise UsageError("the model has no weights to train; set requires_grad on some")
     first = next(model.parameters())
     x = data.train.images[:2][:images].to(first.device).float() / 255
-    try:
-        with mode(model, training=False), torch.no_grad():
-            logits = checked_logits(model(x), len(x))
-    except (RuntimeError, TypeError, ValueError, AttributeError) as error:
-        if isinstance(error, AtasError):
-            raise
-        why = str(error).splitlines()[0] if str(error) else type(error).__name__
-        if not images:
-            raise UsageError(
-                f"the model cannot take a batch without images, as some process gets at the end of an epoch ({why}); "
-                f"use x.flatten(1) rather than x.view(len(x), -1), or other data.shards or training.batch_size"
-            ) from error
-        raise UsageError(f"the model cannot take float32 images of shape {tuple(data.shape)}: {why}") from error
+    sentence = CANNOT_TAKE.format(shape=tuple(data.shape)) if images else _NO_ROWS
+    with trying(sentence), mode(model, training=False), torch.no_grad():
+        logits = checked_logits(model(x), len(x))
     if logits.shape[1] < data.num_classes:
         raise UsageError(f"the model has {logits.shape[1]} outputs for {data.num_classes} classes; give it more")
 

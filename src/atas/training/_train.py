@@ -134,6 +134,8 @@ def _goes_on(place: Folder, settings: recipes.Recipe, *, resume: bool, overwrite
                 f"{place.path} is not empty and not the folder of a run (no recipe.toml in it); choose another --out"
             )
         return False
+    if resume and overwrite:
+        raise UsageError("--resume goes on with a run and --overwrite gives it up; leave one of them out")
     if resume:
         changed = recipes.differences(load_recipe(place), settings, ignore=recipes.MAY_CHANGE)
         if changed:

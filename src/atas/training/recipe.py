@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, TypeVar, get_type_hints
 
 from atas import _catalogue, methods, threat
-from atas.errors import UsageError, unknown
+from atas.errors import UsageError, nearest, unknown
 from atas.training._recipe_checks import check
 from atas.training.sections import Data, Engine, Evaluation, Method, Model, Optimizer, Schedule, Training
 from atas.training.values import convert, to_toml
@@ -37,6 +37,10 @@ MAY_CHANGE = (
 # Keys that came later and what they stand for where they are not set. There they do not count in what tells runs from
 # each other, so that checkpoints and results from before are found.
 _CAME_LATER = {"data.view": "pad", "method.grid": None}
+
+
+# What other programs call a key.
+_OTHER_NAMES = {"lr": "schedule.peak", "learning_rate": "schedule.peak"}
 
 
 @dataclass(frozen=True)
@@ -205,10 +209,20 @@ def _section(kind: type[S], section: str, entries: Mapping[str, Any]) -> S:
         elif key in own:
             settings[key] = convert(value, own[key], f"{section}.{key}")
         else:
-            raise unknown("recipe key", f"{section}.{key}", [f"{section}.{name}" for name in (*known, *own)])
+            raise _unknown_key(section, key, [*known, *own])
     if kind is Method:
         values["settings"] = settings
     return kind(**values)
+
+
+def _unknown_key(section: str, key: str, known: Sequence[str]) -> UsageError:
+    """The error for a key that a section does not have; it may belong to another one, or look like one of its keys."""
+    backwards = reversed(_sections().items())  # so that the first section with such a key counts
+    homes = {name: f"{place}.{name}" for place, kind in backwards for name in get_type_hints(kind)}
+    near = nearest(key, known)
+    meant = (homes | _OTHER_NAMES).get(key) or (f"{section}.{near}" if near else None)
+    hint = f"; did you mean '{meant}'?" if meant else "."
+    return UsageError(f"unknown recipe key '{section}.{key}'{hint} Known in [{section}]: {', '.join(known)}.")
 
 
 def _assign(document: dict[str, Any], key: str, value: Any) -> None:

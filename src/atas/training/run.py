@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -83,9 +83,9 @@ class Run:
     """A finished run: its folder, the recipe, the trained model in eval mode, and a row of metrics an epoch."""
 
     folder: Path
-    recipe: recipe.Recipe
-    model: nn.Module
-    metrics: list[dict[str, Any]]
+    recipe: recipe.Recipe = field(repr=False)
+    model: nn.Module = field(repr=False)
+    metrics: list[dict[str, Any]] = field(repr=False)
 
     @classmethod
     def load(cls, folder: str | Path, model: nn.Module | None = None) -> Run:
@@ -100,9 +100,8 @@ class Run:
 def load_recipe(place: Folder) -> recipe.Recipe:
     """The recipe of a run's folder."""
     if not place.recipe.exists():
-        raise DataError(
-            f"{place.path} is not the folder of a run: it holds no recipe.toml; give one that `atas train` made"
-        )
+        why = "it holds no recipe.toml" if place.path.exists() else "there is no such folder"
+        raise DataError(f"{place.path} is not the folder of a run: {why}; give one that `atas train` made")
     return recipe.load(place.recipe)
 
 

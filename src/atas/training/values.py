@@ -56,6 +56,8 @@ def _as(value: Any, kind: Any) -> Any:
     if origin is Literal:
         return value if value in inner else _NO
     if origin is tuple:
+        if isinstance(value, str) and inner[0] is str:
+            value = [part.strip() for part in value.split(",")]
         values = value if isinstance(value, list | tuple) else [value]
         kinds = [inner[0]] * len(values) if inner[-1] is Ellipsis else list(inner)
         found = [_as(*pair) for pair in zip(values, kinds, strict=False)]

@@ -103,6 +103,8 @@ def _unreadable(path: Path, error: Exception) -> DataError:
                     f"{path} is a pickle, as torch.save writes it, and could run any code; load it where you trust it "
                     f"and write its state dict with safetensors.torch.save_file"
                 )
+    elif not path.exists():
+        return DataError(f"there is no weights file {path}; check the path")
     return DataError(
         f"the weights file {path} cannot be read ({str(error).splitlines()[0]}); restore it or train again"
     )
