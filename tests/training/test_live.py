@@ -1,5 +1,7 @@
 """What a person sees: a moving line in a terminal, plain lines elsewhere."""
 
+import re
+
 import pytest
 import torch
 
@@ -28,9 +30,9 @@ def test_plain_lines_inside_of_long_epochs(tmp_path, train_toy, observer, monkey
     live = observer(force_terminal=False)
     train_toy(tmp_path / "run", live=live)
     lines = live.out.getvalue().splitlines()
-    steps = [line for line in lines if "  step " in line and "/12  loss" in line]
+    steps = [line for line in lines if " of 12 steps  loss" in line]
     assert len(steps) == 12
-    assert steps[0].startswith("epoch 1/3  step 1/12  loss ")
+    assert steps[0].startswith("epoch 1/3  1 of 12 steps  loss ")
     assert "PGD-10" not in steps[0]
     assert "PGD-10" in steps[-1]
     assert all(line.endswith(" left") for line in steps)
@@ -95,7 +97,7 @@ def test_time_left_counts_from_where_the_run_was_taken_up(observer, monkeypatch)
     live.begin("toy", 1000, 900)
     now[0] += 10  # ten steps in ten seconds, ninety to go
     live.update(910, 9, 10, loss=1.0)
-    assert live.out.getvalue().strip() == "epoch 10/10  step 910/1000  loss 1.000  1:30 left"
+    assert live.out.getvalue().strip() == "epoch 10/10  910 of 1,000 steps  loss 1.000  1:30 left"
     live.begin("toy", 100_000, 0)
     now[0] += 1
     live.update(10, 0, 10, loss=1.0)
@@ -110,4 +112,16 @@ def test_the_bar_follows_epochs_that_are_too_short_to_look_into(observer):
             live.epoch(4 * (epoch + 1), {"epoch": epoch, "loss": 1.0}, 3)
         task = live._progress.tasks[0]
         assert task.completed == 12
-        assert task.fields["status"].startswith("epoch 3/3 done  step 12/12")
+        assert task.fields["status"] == "epoch 3/3 done"
+
+
+@pytest.mark.parametrize("width", [60, 80])
+def test_a_narrow_terminal_shows_how_far_it_is_and_how_long_it_takes(width, observer):
+    live = observer(force_terminal=True, color_system=None, width=width)
+    with live:
+        live.begin("a-recipe-with-a-name-of-usual-length", 11730, 0)
+        live.update(2000, 5, 30, loss=1.234, clean=0.7, pgd10=0.4, step_size=8 / 255, examples_per_second=1234)
+        live._progress.refresh()
+    line = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", live.out.getvalue()).rpartition("\r")[0].split("\r")[-1].strip()
+    assert re.match(r"━.* 17% [-:\d]+ epoch 6/30  loss 1.234  step 8.0/25", line), line
+    assert len(line) <= width

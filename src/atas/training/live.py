@@ -7,11 +7,13 @@ from typing import Any, Self
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
+from rich.table import Column
 
 from atas._screen import Screen, clock
 
 _PLAIN_EVERY = 30.0  # seconds between lines inside of an epoch, without a terminal
 _REFRESH = 0.5  # seconds between looks at the device
+_ACCURACIES = {"clean": "clean", "fgsm": "FGSM", "pgd10": "PGD-10"}
 
 
 class Live(Screen):
@@ -33,14 +35,15 @@ class Live(Screen):
         self._total, self._done_before, self._done = total, done, done
         self._started = time.monotonic()
         if self.console.is_terminal:
+            rest = Column(ratio=1, no_wrap=True, overflow="ellipsis")  # in a narrow terminal the text is cut, no number
             self._progress = Progress(
-                TextColumn("{task.description}"),
-                BarColumn(bar_width=24),
+                BarColumn(bar_width=12),
                 TaskProgressColumn(),
-                TextColumn("{task.fields[status]}"),
                 TimeRemainingColumn(compact=True),
+                TextColumn("{task.fields[status]}  {task.description}", table_column=rest),
                 console=self.console,
                 transient=True,
+                expand=True,
             )
             self._task = self._progress.add_task(title, total=total, completed=done, status="")
             self._progress.start()
@@ -53,19 +56,19 @@ class Live(Screen):
     def update(self, done: int, epoch: int, epochs: int, **status: Any) -> None:
         """Show where the run stands, in the middle of an epoch (counted from 0)."""
         self._last, self._done = time.monotonic(), done
-        text = f"epoch {epoch + 1}/{epochs}  step {done}/{self._total}  {_status(status)}"
-        if self._progress is not None:
-            self._progress.update(self._task, completed=done, status=text)
+        number = f"epoch {epoch + 1}/{epochs}"
+        if self._progress is not None:  # accuracies stand in the line of the last epoch, just above
+            moving = {key: value for key, value in status.items() if key not in _ACCURACIES}
+            self._progress.update(self._task, completed=done, status=f"{number}  {_status(moving)}")
         else:
-            self.say(f"{text}  {self._time_left()} left")
+            self.say(f"{number}  {done:,} of {self._total:,} steps  {_status(status)}  {self._time_left()} left")
 
     def epoch(self, done: int, row: dict[str, Any], epochs: int) -> None:
         """One line for an epoch that has ended."""
         self._last, self._done = time.monotonic(), done
         number = f"{row['epoch'] + 1:>{len(str(epochs))}}/{epochs}"
         if self._progress is not None:  # short epochs end before a look inside of one is due
-            text = f"epoch {number} done  step {done}/{self._total}  {_status(row)}"
-            self._progress.update(self._task, completed=done, status=text)
+            self._progress.update(self._task, completed=done, status=f"epoch {number} done")
         left = "" if done >= self._total else f"  {self._time_left()} left"
         self.say(f"epoch {number}  {_status(row)}{left}")
 
@@ -80,7 +83,7 @@ def _status(values: dict[str, Any]) -> str:
     shown = []
     if "loss" in values:
         shown.append(f"loss {values['loss']:.3f}")
-    for key, label in (("clean", "clean"), ("fgsm", "FGSM"), ("pgd10", "PGD-10")):
+    for key, label in _ACCURACIES.items():
         if values.get(key) is not None:
             shown.append(f"{label} {100 * values[key]:.1f}%")
     if values.get("step_size"):
