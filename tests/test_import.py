@@ -75,7 +75,10 @@ def test_every_module_is_there_but_the_command_and_the_kernels():
 
 
 def test_dir_lists_everything_and_all_of_it_is_there():
-    assert {*atas.__all__, *atas._MODULES} <= set(dir(atas))
+    assert {name for name in dir(atas) if not name.startswith("__")} == {*atas.__all__, *atas._MODULES} - {
+        "__version__"
+    }
+    assert {"__version__", "__doc__", "__file__"} <= set(dir(atas))
     for name in dir(atas):
         getattr(atas, name)
 

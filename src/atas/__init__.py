@@ -115,4 +115,5 @@ if not TYPE_CHECKING:  # to a type checker, a name that is not imported above is
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__, *_MODULES})
+    of_every_module = (name for name in globals() if name.startswith("__"))
+    return sorted({*of_every_module, *__all__, *_MODULES})

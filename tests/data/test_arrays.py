@@ -112,6 +112,12 @@ def test_bad_labels(labels, message):
         from_arrays("mine", PIXELS, labels, PIXELS, LABELS)
 
 
+def test_labels_that_count_from_one_are_seen():
+    with pytest.raises(DataError, match="training labels begin at 1, .* subtract 1 from all labels"):
+        from_arrays("mine", PIXELS, LABELS + 1, PIXELS, LABELS + 1)
+    assert from_arrays("mine", PIXELS, LABELS + 1, PIXELS, LABELS, classes=list("abcd")).num_classes == 4
+
+
 def test_empty_arrays():
     with pytest.raises(DataError, match="hold no pixel"):
         from_arrays("mine", PIXELS[:0].astype(float), LABELS[:0], PIXELS[:0], LABELS[:0])

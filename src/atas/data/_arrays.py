@@ -38,6 +38,11 @@ def from_arrays(
     images = [_images(train_images, "training images"), _images(test_images, "test images")]
     labels = [_labels(train_labels, "training labels"), _labels(test_labels, "test labels")]
     if classes is None:
+        if len(labels[0]) and (lowest := int(labels[0].min())) > 0:
+            raise DataError(
+                f"training labels begin at {lowest}, and classes count from 0; subtract {lowest} from all labels, or "
+                "name every class with classes=[...]."
+            )
         highest = max((int(some.max()) for some in labels if len(some)), default=-1)
         names = tuple(str(number) for number in range(highest + 1))
     else:

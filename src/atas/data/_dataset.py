@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -67,6 +68,9 @@ class Split(torch.utils.data.Dataset[tuple[Tensor, int]]):
                 f"{len(self.classes) - 1}; renumber the labels from 0 or name all the classes."
             )
 
+    def __repr__(self) -> str:
+        return f"Split({len(self):,} images of {_by(self.images.shape[1:])}, {len(self.classes):,} classes)"
+
     def __len__(self) -> int:
         return len(self.labels)
 
@@ -125,6 +129,10 @@ class Dataset:
                 "the training and the test split name different classes; give both the same names in the same order."
             )
 
+    def __repr__(self) -> str:
+        counts = f"{len(self.train):,} training and {len(self.test):,} test images"
+        return f"Dataset('{self.name}', {counts} of {_by(self.shape)}, {self.num_classes:,} classes)"
+
     @property
     def num_classes(self) -> int:
         """How many classes there are."""
@@ -135,6 +143,10 @@ class Dataset:
         """Channels, height and width of one image."""
         channels, height, width = self.train.images.shape[1:]
         return channels, height, width
+
+
+def _by(shape: Sequence[int]) -> str:
+    return " x ".join(map(str, shape))
 
 
 def _plain(dtype: torch.dtype) -> str:

@@ -149,6 +149,7 @@ def _decode_all(files: Sequence[Path], size: int) -> torch.Tensor:
     if faults:
         noun = "image" if len(faults) == 1 else "images"
         raise DataError(
-            f"{len(faults)} {noun} of {len(files)} cannot be decoded: {few(faults)}; replace or remove them."
+            f"{len(faults)} {noun} of {len(files)} cannot be decoded: {few(faults)}; "
+            f"replace or remove {'it' if len(faults) == 1 else 'them'}."
         )
     return torch.from_numpy(images)
