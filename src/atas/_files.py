@@ -23,6 +23,10 @@ def write_atomically(path: Path, write: Callable[[Path], object]) -> None:
             os.fsync(file.fileno())
         temporary.replace(path)
         _sync_folder(path.parent)
+    except OSError as error:
+        if error.filename == str(temporary):  # nobody but us knows that name
+            error.filename = str(path)
+        raise
     finally:
         temporary.unlink(missing_ok=True)
 

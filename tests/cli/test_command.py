@@ -18,6 +18,9 @@ COMMANDS = (
     ["bench"],
     ["data", "get"],
     ["data", "check"],
+    ["data", "pack"],
+    ["data", "verify"],
+    ["report"],
 )
 
 
@@ -37,6 +40,15 @@ def test_python_m_atas_is_the_command(process):
 def test_nothing_shows_the_help(command):
     result = command()
     assert "Usage:" in result.out + result.err
+
+
+@pytest.mark.parametrize("group", [[], ["data"]], ids=["atas", "data"])
+def test_what_commands_do_is_said_whole_on_80_columns(group, command, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    monkeypatch.setenv("TERMINAL_WIDTH", "80")
+    said = command(*group, "--help").out.partition("Commands:")[2].strip().splitlines()
+    assert len(said) >= 4
+    assert all(line.endswith(".") and not line.endswith("...") for line in said), said
 
 
 @pytest.mark.parametrize("name", COMMANDS, ids=" ".join)

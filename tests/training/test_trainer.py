@@ -249,6 +249,7 @@ def test_own_model_and_data_objects(tmp_path, toy_data, tiny_net, train_toy):
     net = tiny_net(seed=3)
     run = train_toy(tmp_path / "run", model=net)
     assert run.model is net
+    assert repr(run) == f"Run(folder={run.folder!r})"
     assert (run.recipe.model.name, run.recipe.data.name) == ("given:TinyNet", "given:toy")
     loaded = Run.load(tmp_path / "run", model=tiny_net(seed=8))
     assert_equal_states(weights_of(loaded.model), weights_of(net))

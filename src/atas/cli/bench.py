@@ -20,7 +20,7 @@ def bench(
     as_json: bool = typer.Option(False, "--json", help="Print JSON instead of a table."),
     out: Path | None = typer.Option(None, "--out", help="Also write the JSON to this file."),
 ) -> None:
-    """Time a recipe's training step on this machine, against the plain eager loop and the device's ceiling.
+    """Time a recipe's training step on this machine. The plain eager loop and the device's ceiling stand beside it.
 
     \b
     Example: atas bench cifar10-preact-resnet18-atas --steps 100

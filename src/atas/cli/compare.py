@@ -15,7 +15,7 @@ def compare(
     plot: Path | None = typer.Option(None, "--plot", help="Draw the training curves into this PNG, SVG or PDF file."),
     as_json: bool = typer.Option(False, "--json", help="Print JSON instead of a table."),
 ) -> None:
-    """Compare runs: accuracy, time, collapse; with --plot also their training curves.
+    """Compare runs: accuracy, time, collapse. With --plot their training curves are drawn too.
 
     \b
     Example: atas compare runs/atas runs/atta --plot curves.png

@@ -45,7 +45,7 @@ def get(name: Download, root: Root = None, as_json: AsJson = False) -> None:
 
 @app.command()
 def check(name: Name, root: Root = None, size: Size = None, as_json: AsJson = False) -> None:
-    """Read a data set and tell what it holds; CIFAR must have the official content.
+    """Read a data set and tell what it holds. CIFAR must have the official content.
 
     \b
     Example: atas data check cifar10 --root data
@@ -93,9 +93,9 @@ def pack(
     workers: Workers = None,
     as_json: AsJson = False,
 ) -> None:
-    """Decode and resize a folder of images once, into a few large files, for training at full speed.
+    """Decode and resize a folder of images once.
 
-    Run again after it was stopped, by whatever, it goes on where it was.
+    The few large files that come of it are read at full speed in training. Run again after it was stopped, by whatever, it goes on where it was.
 
     \b
     Example: atas data pack imagenette packed/imagenette --size 256
@@ -138,7 +138,7 @@ def pack(
 
 @app.command()
 def verify(folder: Packed, workers: Workers = None, as_json: AsJson = False) -> None:
-    """Compare every byte of a packed set with its checksums, and name what is damaged.
+    """Compare every byte of a packed set with its checksums. What is damaged is named.
 
     \b
     Example: atas data verify packed/imagenette

@@ -27,7 +27,7 @@ Shown = Literal["table", "json", "nothing"]
 
 def evaluate(
     run: Path | None = typer.Argument(None, help="The folder of a finished run; or --weights and --model."),
-    attacks: str | None = typer.Option(None, "--attacks", help="Comma-separated, such as pgd10,autoattack."),
+    attacks: str | None = typer.Option(None, "--attacks", help="Such as pgd10,autoattack; the run's, or pgd10,pgd50."),
     weights: Path | None = typer.Option(None, "--weights", help="A safetensors file, instead of a run."),
     model: str | None = typer.Option(None, "--model", help="Its model, or package.module:function."),
     data: str | None = typer.Option(None, "--data", help="The data set, without a run."),

@@ -26,9 +26,9 @@ def export(
     out: Path | None = typer.Option(None, "--out", help="The folder to write to; RUN/export/FORMAT by default."),
     as_json: bool = typer.Option(False, "--json", help="Print JSON instead of sentences."),
 ) -> None:
-    """Write the model of a run for use elsewhere, with a card that says what it is and how it was measured.
+    """Write the model of a run for use elsewhere, with a card.
 
-    The exported model is compared with the original on test images. `atas.load` reads safetensors back.
+    The card says what the model is and how it was measured. The exported model is compared with the original on test images. `atas.load` reads safetensors back.
 
     \b
     Example: atas export runs/cifar10-preact-resnet18-atas --to onnx --out model

@@ -28,7 +28,7 @@ def ls(
     what: What = typer.Argument(help="What to list."),
     as_json: bool = typer.Option(False, "--json", help="Print JSON instead of a table."),
 ) -> None:
-    """List methods (with their settings), models, data sets, attacks or recipes.
+    """List methods, models, data sets, attacks or recipes. Methods are shown with their settings and defaults.
 
     \b
     Example: atas ls methods

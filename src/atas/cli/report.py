@@ -16,7 +16,7 @@ def report(
     ),
     data: str | None = typer.Option(None, "--data", help="The data's folder, where it is not that of the training."),
 ) -> None:
-    """Write one HTML page that shows how runs went and how far their figures can be trusted.
+    """Write one HTML page: how runs went, how robust they are.
 
     The page holds everything it shows: it opens from disk, without a network. Attacks on a few images, the loss around
     them and the confusion matrix are computed when it is written, where the model and the data are at hand.

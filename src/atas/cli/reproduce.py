@@ -36,7 +36,7 @@ def reproduce(
     dry_run: bool = typer.Option(False, "--dry-run", help="Only say what would be run."),
     as_json: bool = typer.Option(False, "--json", help="Print JSON instead of a table."),
 ) -> None:
-    """Reproduce a table or figure of the paper: ours beside the paper's.
+    """Reproduce a table or figure of the paper, ours beside theirs.
 
     A study is a plan of runs. It can be stopped at any moment; the same command goes on, and finished runs are used
     again, by other studies too. The exit status is 1 if a run failed.

@@ -19,7 +19,7 @@ def train(
         None, help="A recipe's name or path; may be left out with --resume.", autocompletion=recipes
     ),
     out: Path | None = typer.Option(None, "--out", help="The run's folder; runs/<recipe> by default."),
-    assignments: list[str] = typer.Option([], "--set", metavar="KEY=VALUE", help="Override a key of the recipe."),
+    assignments: list[str] = typer.Option([], "--set", metavar="KEY=VALUE", help="Override a key of the recipe; may be repeated."),
     seed: int | None = typer.Option(None, "--seed", help="Short for --set training.seed=..."),
     resume: bool = typer.Option(False, "--resume", help="Go on with the run in the folder."),
     overwrite: bool = typer.Option(False, "--overwrite", help="Begin anew where the folder holds a run."),
@@ -27,6 +27,8 @@ def train(
     as_json: bool = typer.Option(False, "--json", help="Print JSON at the end; progress goes to standard error."),
 ) -> None:
     """Train a robust model by a recipe. Under torchrun, processes train one model together.
+
+    Any key of the recipe can be set; recipe.toml in the folder of a run shows them with their values.
 
     \b
     Example: atas train cifar10-preact-resnet18-atas --set training.epochs=10 --out runs/first
