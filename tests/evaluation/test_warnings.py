@@ -169,7 +169,13 @@ def test_logits_are_no_probabilities(generator):
     logits = torch.randn(50, 10, generator=generator)
     for fine in (logits, logits.abs(), -logits.abs(), torch.zeros(5, 3), torch.full((5, 3), torch.nan)):
         assert cautions.not_logits(fine) is None
-    for output in (logits.softmax(1), logits.log_softmax(1), torch.eye(4)):
+    some = logits.softmax(1)
+    some[7, 3] = torch.nan
+    for output in (logits.softmax(1), logits.log_softmax(1), torch.eye(4), some):
+        assert kind(cautions.not_logits(output)) == "softmax"
+    sure = (200 * logits).softmax(1)
+    assert sure.min() == 0
+    for output in (sure.log(), (sure + 1e-6).log()):
         assert kind(cautions.not_logits(output)) == "softmax"
 
 

@@ -65,12 +65,13 @@ def not_logits(output: Tensor) -> Caution | None:
     >>> not_logits(torch.tensor([[0.9, 0.1], [0.2, 0.8]])).kind
     'softmax'
     """
-    if not output.isfinite().all():
+    output = output[~output.isnan().any(1)].double()
+    if not len(output):
         return None
-    output = output.double()
-    if bool((output >= 0).all()) and bool(((output.sum(1) - 1).abs() < _SUMS_TO_ONE).all()):
+    # Some add a little before they take the logarithm, or do not and get minus infinity.
+    if bool((output >= -_SUMS_TO_ONE).all()) and bool(((output.sum(1) - 1).abs() < _SUMS_TO_ONE).all()):
         what, remedy = "probabilities", "return what goes into the softmax"
-    elif bool((output <= 0).all()) and bool((output.logsumexp(1).abs() < _SUMS_TO_ONE).all()):
+    elif bool((output <= _SUMS_TO_ONE).all()) and bool((output.logsumexp(1).abs() < _SUMS_TO_ONE).all()):
         what, remedy = "logarithms of probabilities", "return what goes into the log-softmax"
     else:
         return None
