@@ -98,6 +98,55 @@ def test_a_healthy_model_gives_no_warning(robust_digits, quick, ball):
         assert 0.2 < found.accuracy["quick"] < 0.8 * found.accuracy["clean"]
 
 
+@pytest.fixture
+def narrow(generator):
+    """A linear model, whose gradients hide nothing, and images that an L2 ball of 0.5 breaks by a narrow margin."""
+    direction = nn.functional.normalize(torch.randn(192, generator=generator), dim=0)
+    model = nn.Sequential(nn.Flatten(), nn.Linear(192, 2)).requires_grad_(False)
+    model[1].weight.copy_(torch.stack([direction, -direction]))
+    model[1].bias.copy_(torch.stack([-direction.sum(), direction.sum()]) / 2)
+    x = 0.5 + 0.5 * torch.linspace(0.93, 0.995, 100)[:, None] * direction
+    return model, x.view(100, 3, 8, 8), torch.zeros(100, dtype=torch.int64)
+
+
+@pytest.mark.parametrize("others", [[], [Battery("short", (APGD("ce", 3),))]], ids=["pgd", "search"])
+def test_ten_steps_are_few_for_l2_whatever_the_model(narrow, others):
+    """From a random point on the surface of the ball they do not turn all the way to the gradient."""
+    found = evaluate(*narrow, atas.L2(0.5), attacks=["fgsm", "pgd10", "pgd50", *others])
+    assert found.accuracy["pgd50"] == found.accuracy["fgsm"] == 0 < 0.3 < found.accuracy["pgd10"]
+    assert not found.warnings, [str(caution) for caution in found.warnings]
+
+
+def test_small_steps_are_a_reason_for_l2_too(narrow):
+    found = evaluate(*narrow, atas.L2(0.5), attacks=["pgd10", "pgd50"], step_size=0.05)
+    assert "points below pgd20" in str(found)
+
+
+def test_a_bad_model_is_recognised_for_l2(robust_digits):
+    model, x, y = robust_digits
+    found = evaluate(Around(model, **BAD["few-gradients"]), x, y, atas.L2(1.0), attacks=["pgd10", "pgd50"])
+    assert [caution.kind for caution in found.warnings] == ["more-steps"]
+
+
+def test_a_class_that_cannot_be_left_is_no_masked_gradient():
+    """All that a linear model takes for one class stays so at any budget, and grey is of that class too."""
+    model = nn.Sequential(nn.Flatten(), nn.Linear(16, 2)).requires_grad_(False)
+    model[1].weight.copy_(torch.tensor([[-1.0], [1.0]]) / 16)
+    model[1].bias.copy_(torch.tensor([2.0, -2.0]))
+    x = torch.rand(40, 1, 4, 4)
+    found = evaluate(model, x, torch.zeros(40, dtype=torch.int64), BALL, attacks=["pgd10"])
+    assert found.accuracy["pgd10"] == 1
+    assert not found.warnings
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_one_coin_for_a_whole_batch_is_chance_too(robust_digits, seed):
+    model, x, y = robust_digits
+    torch.manual_seed(seed)
+    coin = Around(model, before=lambda x: x.roll(int(torch.randint(2, ())), 3))
+    assert [caution.kind for caution in evaluate(coin, x, y, BALL, attacks=()).warnings] == ["random"]
+
+
 def test_few_images_give_no_warning_either(robust_digits, tiny):
     model, x, y = robust_digits
     for count in (1, 2, 5):

@@ -140,13 +140,14 @@ def square_goes_further(by_square: int, count: int) -> Caution | None:
 
 
 def holds_at_any_budget(right: int, count: int, budget: float) -> Caution | None:
-    """By how many examples were still right when an attack by gradients could turn every image into any other."""
+    """By how many examples were still right when an attack by gradients could have made them grey, which is wrong."""
     if not right:
         return None
     return Caution(
         "large-budget",
-        f"{right} of {count} examples hold under an attack by gradients at a budget of {budget:g}, where every image "
-        "can be made grey: the gradients are masked, and the true accuracy is likely lower",
+        f"{right} of {count} examples hold under an attack by gradients at a budget of {budget:g}, though all can be "
+        "made grey there, and grey is another class to the model: the gradients are masked, and the true accuracy is "
+        "likely lower",
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 
 import torch
@@ -23,11 +24,15 @@ from atas.evaluation._cautions import (
 from atas.evaluation._search import Runner
 from atas.evaluation._work import FIRST_STAGE, HOLDS
 from atas.passes import input_gradient
-from atas.threat import Linf, Threat
+from atas.threat import L2, Linf, Threat
 
 SAMPLE = 256  # examples at most
-_HANDFUL = 16  # for the large budget
+_HANDFUL = 16  # for the large budget, and to ask again
+_REPEATS = 10
 _MANY_STEPS = 10
+# From the surface of an L2 ball, where random points lie, ten steps of eps/5 go 95% of the way if the gradient is the
+# same everywhere, and twenty go 99.9%: only what twenty steps confirm says something about the model.
+_ENOUGH_FOR_L2 = 20
 _LARGE = Linf(0.5)
 _STRONG = Battery("strong", (APGD("ce", 20), APGD("t", 20)))  # a sound model falls within a few steps
 # Square may find what cross-entropy alone does not, and that means nothing: it has to go beyond this one.
@@ -52,8 +57,12 @@ class Checks:
         size = min(self._runner.lanes, len(x))
         with torch.no_grad():
             first, again, elsewhere = (_in_parts(judge, parts, x) for parts in (size, size, (size + 1) // 2))
+            # A model that tosses one coin for a whole batch may well give the same answer twice.
+            handful = [judge(x[: min(size, _HANDFUL)]) for _ in range(_REPEATS)]
+            once, again = torch.cat([first, *handful[1:]]), torch.cat([again, *handful[:-1]])
+            elsewhere = torch.cat([elsewhere, *handful[1:]])
             largest, rise = _in_parts(self._gradient, size, x, y).unbind(1)
-        return _those(different_answers(first, again, elsewhere), not_logits(first), *gradient_trouble(largest, rise))
+        return _those(different_answers(once, again, elsewhere), not_logits(first), *gradient_trouble(largest, rise))
 
     def _gradient(self, x: Tensor, y: Tensor) -> Tensor:
         """The largest entry of each gradient, and by how much the loss would rise within the ball if it were right."""
@@ -71,26 +80,41 @@ class Checks:
             return []
         known = {name: code == HOLDS for name, code in codes.items()}
         searched = any(isinstance(attack, Battery) for attack in attacks.values())
-        iterated = [name for name, attack in attacks.items() if isinstance(attack, PGD) and attack.steps >= _MANY_STEPS]
+        steps = {name: attack.steps for name, attack in attacks.items() if isinstance(attack, PGD)}
+        size = next((attack.step_size for attack in attacks.values() if isinstance(attack, PGD)), None)
+
+        @functools.cache
+        def verdicts(name: str) -> Tensor:
+            """Of all examples where they are known, else of the sample."""
+            return known[name] if name in known else self._verdicts(name, size)
 
         def both(one: str, other: str) -> tuple[Tensor, Tensor]:
-            """Verdicts of all examples where they are known, of the sample where one is not."""
-            a, b = (known[name] if name in known else self._verdicts(name) for name in (one, other))
+            a, b = verdicts(one), verdicts(other)
             return a[: len(b)], b[: len(a)]
 
+        def fgsm_against(name: str) -> Caution | None:
+            return fgsm_is_stronger(*both("fgsm", name), name)
+
+        def pgd50_against(name: str) -> Caution | None:
+            return more_steps_help(*both(name, "pgd50"), (name, "pgd50"))
+
+        def confirmed(compare: Callable[[str], Caution | None], name: str) -> Caution | None:
+            found, few = compare(name), steps.get(name, _MANY_STEPS) < _ENOUGH_FOR_L2
+            return compare(f"pgd{_ENOUGH_FOR_L2}") if found and few and isinstance(self._threat, L2) else found
+
         found: list[Caution | None] = []
-        if iterated or searched:
-            name = iterated[0] if iterated else "pgd10"
-            found.append(fgsm_is_stronger(*both("fgsm", name), name))
+        if searched or max(steps.values(), default=0) >= _MANY_STEPS:
+            name = next((name for name, count in steps.items() if count >= _MANY_STEPS), "pgd10")
+            found.append(confirmed(fgsm_against, name))
         if searched or {"pgd10", "pgd50"} <= set(known):
-            found.append(more_steps_help(*both("pgd10", "pgd50"), ("pgd10", "pgd50")))
+            found.append(confirmed(pgd50_against, "pgd10"))
         found.append(square_goes_further(_by_square(attacks, codes), len(codes["clean"])))
         found.append(self._large_budget())
         return _those(*found)
 
-    def _verdicts(self, name: str) -> Tensor:
+    def _verdicts(self, name: str, step_size: float | None) -> Tensor:
         """Under an attack by name, on the sample."""
-        attack, sample = create(name), self._sample
+        attack, sample = create(name, step_size), self._sample
         if isinstance(attack, Staged):
             return ~self._broken(attack, sample, self._threat)
 
@@ -102,8 +126,11 @@ class Checks:
         return _in_parts(judged, self._runner.lanes, sample.x, sample.y).cpu()
 
     def _large_budget(self) -> Caution | None:
+        """On examples that grey, which is inside of every ball, is known to break."""
         sample = self._sample
-        rows = (~sample.misclassified()).nonzero().squeeze(1)[:_HANDFUL]
+        with torch.no_grad():
+            grey = self._runner.judge(torch.full_like(sample.x[:1], 0.5)).expand(len(sample.y), -1)
+        rows = (~sample.misclassified() & ~correct(grey, sample.y)).nonzero().squeeze(1)[:_HANDFUL]
         few = Examples(sample.x[rows], sample.y[rows], sample.index[rows], sample.logits[rows])
         right = int((~self._broken(_STRONG, few, _LARGE)).sum())
         return holds_at_any_budget(right, len(rows), _LARGE.eps)
