@@ -7,6 +7,7 @@ when the flag is next read.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
@@ -59,9 +60,13 @@ def check_shapes(x: Tensor, y: Tensor, index: Tensor | None, shape: Sequence[int
 
 
 def check_module(model: object) -> None:
-    """A model is a module: only that has a mode, and weights to look for."""
+    """A model is a module, which has a mode and weights, and can take part in a backward pass."""
     if not isinstance(model, nn.Module):
         raise UsageError(f"the model must be a torch.nn.Module; got {type(model).__name__}: wrap it in one")
+    if any(tensor.is_inference() for tensor in itertools.chain(model.parameters(), model.buffers())):
+        raise UsageError(
+            "the model was made in torch.inference_mode(), without gradients: make or load it outside of that"
+        )
 
 
 @contextmanager

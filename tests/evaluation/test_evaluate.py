@@ -1,7 +1,10 @@
 """What `evaluate` finds, and that it finds the same whatever the form of its inputs and the state of its caller."""
 
+import copy
 import doctest
 import importlib
+from collections.abc import Callable
+from dataclasses import dataclass
 from types import SimpleNamespace
 
 import numpy as np
@@ -308,6 +311,48 @@ def test_an_attack_of_one_s_own_can_be_given(problem, ball):
         Grey.name = name
         with pytest.raises(UsageError, match=f"the name '{name}' is taken"):
             evaluate(model, x, y, ball, attacks=["fgsm", Grey()])
+    Grey.name = "fgsm"
+    with pytest.raises(UsageError, match="the name 'fgsm' is taken"):
+        evaluate(model, x, y, ball, attacks=[Grey(), "fgsm"])
+
+
+@dataclass(frozen=True)
+class Mine:
+    """An attack that returns what it is told to."""
+
+    change: Callable[[torch.Tensor], object]
+    name = "mine"
+
+    def settings(self, threat):
+        return {}
+
+    def __call__(self, model, x, y, threat, *, seed=0, index=None):
+        return self.change(x)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda x: x + 5 / 255, r"the attack 'mine' leaves Linf\(4/255\) or \[0, 1\]"),
+        (lambda x: x - 3 / 255, r"leaves Linf\(4/255\) or \[0, 1\]"),
+        (lambda x: x.mul(torch.nan), r"leaves Linf\(4/255\) or \[0, 1\]"),
+        (lambda x: x[:1], r"must return images of shape \(30, 3, 6, 5\), as it got them; got \(1, 3, 6, 5\)"),
+        (lambda x: None, "got NoneType"),
+    ],
+)
+def test_a_point_outside_of_the_ball_is_no_adversarial_input(problem, ball, change, message):
+    with pytest.raises(UsageError, match=message):
+        evaluate(*problem, ball, attacks=[Mine(change)])
+
+
+def test_an_attack_cannot_change_the_images(problem, ball, result):
+    model, x, y = problem
+    before = x.clone()
+    for change in (lambda x: x.add_(4 / 255).clamp_(0, 1), lambda x: x.double() + 1e-8):
+        found = evaluate(model, x, y, ball, attacks=[Mine(change), "fgsm", "pgd10"], seed=2)
+        assert torch.equal(x, before)
+        assert all(torch.equal(found.correct[name], result.correct[name]) for name in ("clean", "fgsm", "pgd10"))
+    assert torch.equal(found.correct["mine"], found.correct["clean"])
 
 
 def test_one_name_may_stand_alone(problem, ball):
@@ -403,6 +448,58 @@ def test_the_threat_in_place_of_the_labels_is_refused(problem, ball):
     model, x, y = problem
     with pytest.raises(UsageError, match="the threat model is missing"):
         evaluate(model, TensorDataset(x, y), ball)
+
+
+def test_models_that_no_gradient_can_go_through_are_refused(problem, ball):
+    model, x, y = problem
+    with torch.inference_mode():
+        made_there = copy.deepcopy(model)
+    for wrong, message in (
+        (model.forward, r"the model must be a torch\.nn\.Module; got method"),
+        (made_there, r"the model was made in torch\.inference_mode\(\)"),
+    ):
+        with pytest.raises(UsageError, match=message):
+            evaluate(wrong, x, y, ball)
+        with pytest.raises(UsageError, match=message):
+            attacks.pgd(wrong, x, y, ball)
+
+
+class Wrapped(nn.Module):
+    """A model that something is done to an image before."""
+
+    def __init__(self, model, before):
+        super().__init__()
+        self.model, self.before = model, before
+
+    def forward(self, x):
+        return self.model(self.before(x))
+
+
+@pytest.mark.parametrize(
+    "before",
+    [
+        lambda x: x.detach(),
+        lambda x: torch.from_numpy(x.detach().numpy().round(2)),
+        torch.inference_mode()(lambda x: x.mul(1)),
+    ],
+    ids=["detached", "numpy", "inference-mode"],
+)
+def test_a_model_without_gradients_gets_a_warning_and_verdicts(problem, ball, tiny, before):
+    model, x, y = problem
+    wrapped = Wrapped(model, before)
+    found = evaluate(wrapped, x, y, ball, attacks=["fgsm", "pgd10", tiny])
+    assert "zero-gradients" in {caution.kind for caution in found.warnings}
+    assert torch.equal(found.correct["fgsm"], found.correct["clean"])
+    assert found.stages["tiny"][3].right < found.stages["tiny"][2].right, "Square needs no gradient"
+    assert not wrapped._forward_hooks, "the model is left as it was"
+
+
+def test_a_model_that_writes_into_its_input_is_refused(problem, ball):
+    model, x, y = problem
+    before = x.clone()
+    with pytest.raises(UsageError, match=r"the model writes into its input.* x = x\.clone\(\)"):
+        evaluate(Wrapped(model, lambda x: x.sub_(0.5)), x, y, ball)
+    assert torch.equal(x, before)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])

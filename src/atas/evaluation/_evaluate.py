@@ -188,12 +188,11 @@ def _chosen(attacks: Iterable[str | Attack], step_size: float | None) -> dict[st
     """Every attack under the name that it was asked for by, clean first."""
     chosen: dict[str, Attack] = {Clean.name: Clean()}
     for wanted in [name.strip() for name in attacks.split(",")] if isinstance(attacks, str) else attacks:
-        if isinstance(wanted, str):
-            chosen[wanted] = library.create(wanted, step_size)
-        elif wanted.name in (*chosen, WORST):
-            raise UsageError(f"the name '{wanted.name}' is taken; give your attack another name")
-        else:
-            chosen[wanted.name] = wanted
+        attack = library.create(wanted, step_size) if isinstance(wanted, str) else wanted
+        name = wanted if isinstance(wanted, str) else wanted.name
+        if name == WORST or chosen.get(name, attack) != attack:
+            raise UsageError(f"the name '{name}' is taken; give your attack another name")
+        chosen[name] = attack
     return chosen
 
 

@@ -19,12 +19,14 @@ from atas.checks import checked_logits
 from atas.errors import unknown
 from atas.evaluation._model import dtype_of
 from atas.evaluation._precision import full_precision
+from atas.evaluation._probe import probed
 from atas.passes import frozen, mode
 from atas.threat import Threat
 
 PRECISIONS = ("auto", "float32")
 _LANES = {"cuda": 1024}
 _LANES_ELSEWHERE = 256
+_FEW = 16  # images to probe a model with
 _EVERY = 5
 _EVERY_ON_CUDA = 10
 
@@ -102,7 +104,8 @@ def ready(model: nn.Module, device: torch.device, *, precision: str, lanes: int,
     def judge(point: Tensor) -> Tensor:
         return checked_logits(model(point), len(point))
 
-    with mode(model, training=False), frozen(model), full_precision(device), _no_trials():
+    few = images[: min(lanes, _FEW)].to(device)
+    with mode(model, training=False), frozen(model), full_precision(device), _no_trials(), probed(model, few):
         full = str(dtype_of(model)).removeprefix("torch.")
         runner = Runner(judge=judge, logits=judge, precision=full, device=device, lanes=lanes)
         if device.type == "cuda" and full == "float32":

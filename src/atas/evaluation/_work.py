@@ -14,6 +14,7 @@ from atas.attacks import PGD, Attack, Clean, Staged, correct
 from atas.attacks._lanes import Search
 from atas.attacks._pgd import Start
 from atas.attacks._queue import Examples, Ledger, Trail
+from atas.evaluation._inside import inside
 from atas.evaluation._journal import Journal
 from atas.evaluation._records import Record
 from atas.evaluation._search import Runner
@@ -144,16 +145,17 @@ class Work:
 
     def _whole(self, portion: int, name: str, attack: Attack, examples: Examples) -> None:
         """An attack that takes a batch and gives it back."""
-        key, count, size = (portion, name, 0), len(examples.y), self._runner.lanes
+        key, count, size, index = (portion, name, 0), len(examples.y), self._runner.lanes, examples.index
         record = self.records.setdefault(key, Record())
         while (start := len(record.broken)) < count:
             part = slice(start, start + size)
             x, y = examples.x[part], examples.y[part]
             began = time.perf_counter()
             with _counted(self._model) as passes:
-                point = attack(self._model, x, y, self._threat, seed=self._seed, index=examples.index[part])
+                # Copies: an attack may write into what it is given.
+                found = attack(self._model, x.clone(), y.clone(), self._threat, seed=self._seed, index=index[part])
             with torch.no_grad():
-                wrong = ~correct(self._runner.judge(point), y).cpu()
+                wrong = ~correct(self._runner.judge(inside(found, x, self._threat, name)), y).cpu()
             record.broken = torch.cat([record.broken, wrong])
             record.seconds += time.perf_counter() - began
             record.queries += sum(passes)
