@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from atas import attacks as library
 from atas._version import __version__
 from atas.attacks import Attack, Clean
-from atas.checks import CANNOT_TAKE, check_module, checked_logits, trying
+from atas.checks import check_module
 from atas.environment import describe
 from atas.errors import UsageError
 from atas.evaluation._cautions import Caution
@@ -30,7 +30,6 @@ from atas.evaluation._search import Runner, ready, usual_lanes
 from atas.evaluation._shards import Shard, sharing
 from atas.evaluation._status import Meter, Watcher
 from atas.evaluation._work import Outcome, Work
-from atas.passes import mode
 from atas.threat import Threat
 
 _VERDICT = (
@@ -109,8 +108,6 @@ def evaluate(
         threat.check_images(reader.shape)
         weights, data = weights_hash(model), part.from_first(reader.digest() if part.rank == 0 else "")
         few, _ = reader.first(SAMPLE)
-        with trying(CANNOT_TAKE.format(shape=tuple(reader.shape))), mode(model, training=False), torch.no_grad():
-            checked_logits(model(few[:2].to(place)), len(few[:2]))
         with ready(model, place, precision=precision, lanes=lanes, images=few) as runner:
             identity = {
                 "weights": weights,

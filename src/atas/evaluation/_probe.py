@@ -1,4 +1,4 @@
-"""What attacks count on and two passes show: a model leaves its input alone, and its output has a gradient there."""
+"""What attacks count on and two passes show: a model takes images, leaves them alone, and has a gradient there."""
 
 from __future__ import annotations
 
@@ -8,20 +8,20 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor, nn
 
-from atas.checks import checked_logits
+from atas.checks import CANNOT_TAKE, checked_logits, trying
 from atas.errors import UsageError
 
 
 @contextmanager
 def probed(model: nn.Module, images: Tensor) -> Iterator[None]:
-    """Refuse a model that writes into its input. One whose output has no gradient gets one of zero while this lasts.
+    """Refuse a model that cannot take the images or writes into them.
 
-    So attacks without gradients can be run on it, and the others are seen to stay where they are.
+    One whose output has no gradient gets one of zero while this lasts. So attacks without gradients can be run on it, and the others are seen to stay where they are.
     """
     point = images.clone()
     version = point._version
-    with torch.no_grad():
-        model(point)
+    with trying(CANNOT_TAKE.format(shape=tuple(images.shape[1:]))), torch.no_grad():
+        checked_logits(model(point), len(point))
     if point._version != version:
         raise UsageError(
             "the model writes into its input, so it would change the images: let it begin with x = x.clone()"
