@@ -197,6 +197,17 @@ def test_a_model_of_one_s_own(evaluate_json, copy_of, tmp_path, monkeypatch):
     assert (tmp_path / "my_networks.trained-evaluation.json").exists()
 
 
+def test_a_quick_look_does_not_replace_autoattack(evaluate_json, copy_of):
+    folder = copy_of()
+    few = ["--examples", "2"]
+    own = evaluate_json(folder, "--attacks", "autoattack", *few)
+    quick = evaluate_json(folder, "--attacks", "fgsm, pgd2", *few)
+    assert json.loads((folder / "evaluation.json").read_text()) == own
+    assert json.loads((folder / "evaluation-fgsm-pgd2.json").read_text()) == quick
+    both = evaluate_json(folder, "--attacks", "fgsm,autoattack", *few)
+    assert json.loads((folder / "evaluation.json").read_text()) == both
+
+
 def test_another_budget_goes_beside_the_run_s_own(evaluate_json, copy_of):
     folder = copy_of()
     own = evaluate_json(folder)

@@ -23,6 +23,11 @@ class Options:
     std: str | None = None
     examples: int | None = None
     out: Path | None = None
+    attacks: str | None = None
+
+    def attacks_or(self, usual: tuple[str, ...]) -> tuple[str, ...]:
+        """The attacks that were asked for, or the usual ones."""
+        return usual if self.attacks is None else tuple(name.strip() for name in self.attacks.split(","))
 
     def check(self, run: Path | None) -> None:
         """An error where something is missing or does not go together; nothing is loaded for that."""

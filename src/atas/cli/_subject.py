@@ -18,6 +18,7 @@ from atas.training.views import as_tested
 from atas.training.weights import load_weights
 
 _ATTACKS = ("pgd10", "pgd50")
+_AUTOATTACK = "autoattack"  # takes far longer than the others
 
 
 @dataclass(frozen=True)
@@ -38,13 +39,13 @@ def of_run(run: Run, options: Options) -> Subject:
     ball = threat.create(options.norm or trained_for.name, _eps(options, trained_for))
     seen = as_tested(load_data(run.recipe, options.root), run.recipe.data)
     test = seen.test.part(slice(options.examples or wanted.examples))
-    out = options.out
+    attacks, out = options.attacks_or(wanted.attacks), options.out
     if out is None:
         out = Folder(run.folder).evaluation
         if ball != trained_for:
             out = out.with_name(f"{out.stem}-{ball.name}-{ball.eps:.4g}.json")
-        out = _beside_more(out, len(test))
-    return Subject(run.model, test, ball, wanted.attacks, wanted.batch_size, out)
+        out = _beside_better(out, len(test), attacks)
+    return Subject(run.model, test, ball, attacks, wanted.batch_size, out)
 
 
 def of_model(options: Options) -> Subject:
@@ -64,7 +65,8 @@ def of_model(options: Options) -> Subject:
             load_weights(options.weights, model)
         stem = options.weights.stem if options.weights is not None else name.replace(":", ".")
     folder = options.weights.parent if options.weights is not None else Path()
-    return Subject(model, test, ball, _ATTACKS, None, options.out or folder / f"{stem}-evaluation.json")
+    attacks = options.attacks_or(_ATTACKS)
+    return Subject(model, test, ball, attacks, None, options.out or folder / f"{stem}-evaluation.json")
 
 
 def _eps(options: Options, trained_for: threat.Threat | None) -> float:
@@ -84,7 +86,12 @@ def _numbers(text: str | None, option: str) -> tuple[float, ...] | float | None:
     return found[0] if len(found) == 1 else found
 
 
-def _beside_more(path: Path, n: int) -> Path:
-    """The run's evaluation, unless one on more images is there: that one stays, and this goes beside it."""
-    earlier = read_json(path).get("n", 0)
-    return path if n >= earlier else path.with_name(f"{path.stem}-{n}.json")
+def _beside_better(path: Path, n: int, attacks: tuple[str, ...]) -> Path:
+    """The run's evaluation, unless one on more images, or by AutoAttack, is there: that one stays, and this goes
+    beside it."""
+    earlier = read_json(path)
+    if n < earlier.get("n", 0):
+        return path.with_name(f"{path.stem}-{n}.json")
+    if _AUTOATTACK in earlier.get("accuracy", ()) and _AUTOATTACK not in attacks:
+        return path.with_name(f"{path.stem}-{'-'.join(attacks)}.json")
+    return path

@@ -48,8 +48,9 @@ def evaluate(
 ) -> None:
     """Evaluate a model on a test set; verdicts are in float32.
 
-    Writes evaluation.json and evaluation.md into the run's folder, or beside the weights. After a stop, the same
-    command goes on where it was. Under torchrun, processes share the images.
+    Writes evaluation.json and evaluation.md into the run's folder, or beside the weights; an earlier result on more
+    images, or by AutoAttack, stays, and the new one goes beside it. After a stop, the same command goes on where it
+    was. Under torchrun, processes share the images.
 
     \b
     Example: atas evaluate runs/cifar10-preact-resnet18-atas --attacks pgd10,pgd50x5,autoattack
@@ -57,7 +58,7 @@ def evaluate(
              atas evaluate --model my_package.networks:trained --data cifar10 --eps 0.5 --norm l2
              torchrun --nproc-per-node 8 -m atas evaluate runs/mine --attacks autoattack
     """
-    options = Options(weights, model, data, root, size, norm, eps, mean, std, examples, out)
+    options = Options(weights, model, data, root, size, norm, eps, mean, std, examples, out, attacks)
     options.check(run)
 
     from atas.cli._subject import of_model, of_run
@@ -65,7 +66,6 @@ def evaluate(
 
     evaluate_subject(
         of_model(options) if run is None else of_run(Run.load(run), options),
-        attacks=None if attacks is None else [name.strip() for name in attacks.split(",")],
         batch_size=batch_size,
         step_size=step_size,
         precision=precision,
@@ -85,7 +85,6 @@ def evaluate_run(run: Run, *, quiet: bool = False) -> Evaluation:
 def evaluate_subject(
     subject: Subject,
     *,
-    attacks: list[str] | None = None,
     batch_size: int | None = None,
     step_size: str | None = None,
     precision: str = "auto",
@@ -108,7 +107,7 @@ def evaluate_subject(
             subject.test.images,
             subject.test.labels,
             subject.threat,
-            attacks=tuple(attacks or subject.attacks),
+            attacks=subject.attacks,
             batch_size=batch_size or subject.batch_size,
             step_size=None if step_size is None else convert(step_size, float, "--step-size"),
             seed=seed,

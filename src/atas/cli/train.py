@@ -19,7 +19,9 @@ def train(
         None, help="A recipe's name or path; may be left out with --resume.", autocompletion=recipes
     ),
     out: Path | None = typer.Option(None, "--out", help="The run's folder; runs/<recipe> by default."),
-    assignments: list[str] = typer.Option([], "--set", metavar="KEY=VALUE", help="Override a key of the recipe; may be repeated."),
+    assignments: list[str] = typer.Option(
+        [], "--set", metavar="KEY=VALUE", help="Override a key of the recipe; may be repeated."
+    ),
     seed: int | None = typer.Option(None, "--seed", help="Short for --set training.seed=..."),
     resume: bool = typer.Option(False, "--resume", help="Go on with the run in the folder."),
     overwrite: bool = typer.Option(False, "--overwrite", help="Begin anew where the folder holds a run."),
