@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from importlib import resources
 from pathlib import Path
 from typing import NamedTuple
@@ -19,7 +20,7 @@ class RecipeFile(NamedTuple):
 
 def recipes() -> list[str]:
     """The recipes that come with the package."""
-    return _stems("recipes", ".toml")
+    return list(_stems("recipes", ".toml"))
 
 
 def studies() -> list[str]:
@@ -55,6 +56,7 @@ def find_study(name: str) -> str:
     return name.replace("-", "_")
 
 
-def _stems(folder: str, suffix: str) -> list[str]:
+@functools.cache
+def _stems(folder: str, suffix: str) -> tuple[str, ...]:
     files = (resources.files("atas") / folder).iterdir()
-    return sorted(file.name.removesuffix(suffix) for file in files if file.name.endswith(suffix))
+    return tuple(sorted(file.name.removesuffix(suffix) for file in files if file.name.endswith(suffix)))

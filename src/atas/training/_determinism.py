@@ -26,6 +26,7 @@ def determinism(wanted: bool) -> Iterator[None]:
             torch.backends.cudnn.benchmark = False
         yield
     finally:
-        torch.use_deterministic_algorithms(algorithms)
+        if wanted:  # the call imports torch's compiler, which takes a second
+            torch.use_deterministic_algorithms(algorithms)
         torch.utils.deterministic.fill_uninitialized_memory = filling  # type: ignore[attr-defined]
         torch.backends.cudnn.benchmark = searching

@@ -7,6 +7,7 @@ resolved recipe, complete and without `extends`; running that file again gives t
 from __future__ import annotations
 
 import dataclasses
+import functools
 import hashlib
 import tomllib
 from collections.abc import Mapping, Sequence
@@ -191,13 +192,19 @@ def _kept(section: str, entries: dict[str, Any], name: Any) -> dict[str, Any]:
     return dict(entries)
 
 
+@functools.cache
 def _sections() -> dict[str, Any]:
-    hints = get_type_hints(Recipe)
-    return {name: kind for name, kind in hints.items() if name != "name"}
+    return {name: kind for name, kind in get_type_hints(Recipe).items() if name != "name"}
+
+
+@functools.cache
+def _keys() -> dict[str, dict[str, Any]]:
+    """The keys of each section and their types."""
+    return {name: get_type_hints(kind) for name, kind in _sections().items()}
 
 
 def _section(kind: type[S], section: str, entries: Mapping[str, Any]) -> S:
-    hints = get_type_hints(kind)
+    hints = _keys()[section]
     known = [key for key in hints if key != "settings"]
     values: dict[str, Any] = {}
     settings: dict[str, Any] = {}
@@ -217,8 +224,8 @@ def _section(kind: type[S], section: str, entries: Mapping[str, Any]) -> S:
 
 def _unknown_key(section: str, key: str, known: Sequence[str]) -> UsageError:
     """The error for a key that a section does not have; it may belong to another one, or look like one of its keys."""
-    backwards = reversed(_sections().items())  # so that the first section with such a key counts
-    homes = {name: f"{place}.{name}" for place, kind in backwards for name in get_type_hints(kind)}
+    backwards = reversed(_keys().items())  # so that the first section with such a key counts
+    homes = {name: f"{place}.{name}" for place, keys in backwards for name in keys}
     near = nearest(key, known)
     meant = (homes | _OTHER_NAMES).get(key) or (f"{section}.{near}" if near else None)
     hint = f"; did you mean '{meant}'?" if meant else "."
