@@ -1,6 +1,7 @@
 """What all tests share: one thread, fixed seeds, small networks, the command, work that is killed, and a visible skip
 where there is no GPU."""
 
+import gc
 import io
 import json
 import os
@@ -26,6 +27,11 @@ def pytest_collection_modifyitems(items):
     for item in items:
         if item.get_closest_marker("gpu"):
             item.add_marker(skip)
+
+
+def pytest_collection_finish():
+    """What is imported by now stays: collections of garbage, of which a plan makes one a run, need not look at it."""
+    gc.freeze()
 
 
 class SmallNet(nn.Module):

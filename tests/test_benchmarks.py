@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-import subprocess
+import runpy
 import sys
 from pathlib import Path
 
@@ -12,30 +12,39 @@ from PIL import Image
 
 from atas import data
 
-ROOT = Path(__file__).parent.parent
+BENCHMARKS = Path(__file__).parent.parent / "benchmarks"
+
+
+@pytest.fixture
+def bench(tmp_path, monkeypatch, capsys):
+    """Run a benchmark in this process; what it printed and what it wrote."""
+
+    def run(name, *arguments):
+        monkeypatch.chdir(tmp_path)
+        monkeypatch.setattr(sys, "argv", [str(BENCHMARKS / name), *arguments, "--json", "found.json"])
+        runpy.run_path(str(BENCHMARKS / name), run_name="__main__")
+        return capsys.readouterr().out, json.loads((tmp_path / "found.json").read_text(encoding="utf-8"))
+
+    return run
 
 
 @pytest.mark.parametrize("store", ["host", "device"])
-def test_the_memory_of_a_large_set(store, tmp_path):
+def test_the_memory_of_a_large_set(store, bench):
     small = ["--examples", "60", "--size", "28", "--batch", "8", "--steps", "6", "--grid", "4", "--model", "small-cnn"]
-    small += ["--device", "cpu", "--precision", "float32", "--store", store, "--json", str(tmp_path / "found.json")]
-    script = str(ROOT / "benchmarks" / "host_memory.py")
-    done = subprocess.run([sys.executable, script, *small], capture_output=True, text=True, check=False, cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
-    found = json.loads((tmp_path / "found.json").read_text(encoding="utf-8"))
+    shown, found = bench("host_memory.py", *small, "--device", "cpu", "--precision", "float32", "--store", store)
     assert found["memory_gigabytes"] == pytest.approx(60 * 3 * 4 * 4 / 1e9)
     assert found["steps"] == 6
     assert found["in_both_epochs"] > 0
     assert found["changed_of_trained"] == 1
     assert found["changed_of_others"] == 0
-    assert "images_a_second" in done.stdout
+    assert "images_a_second" in shown
     assert found["environment"]["command"].startswith("host_memory.py")
 
 
 @pytest.mark.parametrize("source", ["random", "packed"])
-def test_the_pace_at_several_sizes(source, tmp_path):
+def test_the_pace_at_several_sizes(source, bench, tmp_path):
     small = ["--models", "small-cnn", "--sizes", "16", "24", "--batch", "8", "--steps", "2", "--rounds", "2"]
-    small += ["--grid", "4", "--device", "cpu", "--precision", "float32", "--json", str(tmp_path / "found.json")]
+    small += ["--grid", "4", "--device", "cpu", "--precision", "float32"]
     if source == "random":
         small += ["--images", "40", "--stored", "32", "--classes", "3", "--view", "resized"]
     else:
@@ -46,15 +55,12 @@ def test_the_pace_at_several_sizes(source, tmp_path):
                 Image.new("RGB", (40, 32), (number, 0, 0)).save(photos / half / label / f"{number}.png")
         data.pack(photos, tmp_path / "packed", size=32)
         small += ["--packed", str(tmp_path / "packed"), "--loading", "streaming", "--workers", "1"]
-    script = str(ROOT / "benchmarks" / "throughput.py")
-    done = subprocess.run([sys.executable, script, *small], capture_output=True, text=True, check=False, cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
-    found = json.loads((tmp_path / "found.json").read_text(encoding="utf-8"))
+    shown, found = bench("throughput.py", *small)
     assert [(row["model"], row["shown"]) for row in found["rows"]] == [("small-cnn", 16), ("small-cnn", 24)]
     for row in found["rows"]:
         assert row["loading"] == ("resident" if source == "random" else "streaming")
         assert row["data_alone"]["median"] > 0
         hours = 90 * 1_281_167 / row["images_a_second"]["median"] / 3600
         assert row["hours_for_90_epochs_of_imagenet"] == pytest.approx(hours)
-    assert "data alone" in done.stdout
-    assert list(tmp_path.glob("checkpoints")) == []
+    assert "data alone" in shown
+    assert {path.name for path in tmp_path.iterdir()} <= {"found.json", "photos", "packed"}

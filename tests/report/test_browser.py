@@ -4,6 +4,7 @@ import json
 import os
 import re
 import shutil
+import time
 
 import pytest
 
@@ -226,10 +227,11 @@ def test_dark_mode_and_print(show):
     canvas = page.locator("figure.chart canvas").first
     assert canvas.evaluate(HOLDS, "c2")
     page.emulate_media(media="print")
-    page.wait_for_timeout(100)
-    canvas = page.locator("figure.chart canvas").first
-    assert canvas.evaluate(HOLDS, "c2")  # drawn anew in the colours for paper
     assert page.evaluate("getComputedStyle(document.documentElement).getPropertyValue('--c2').trim()") == "#0072b2"
+    end = time.monotonic() + 10
+    while not page.locator("figure.chart canvas").first.evaluate(HOLDS, "c2"):  # drawn anew in the colours for paper
+        assert time.monotonic() < end
+        page.wait_for_timeout(50)
     assert len(page.pdf(format="A4")) > 20_000
     page.emulate_media(media="screen", color_scheme="light")
     page.wait_for_timeout(100)

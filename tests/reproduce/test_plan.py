@@ -171,10 +171,13 @@ torch.set_num_threads(1)
 import torch.utils.tensorboard  # the import is slow; let it be done before the fork
 from pathlib import Path
 from rich.console import Console
+from atas.data import load
 from atas.reproduce import Plan, PlanProgress, Store, Trial
 from nursery import attempt
 
-values = {"training.epochs": 2, "training.batch_size": 64, "training.probe": 50, "engine.device": "cpu",
+load("digits")  # so is that of scikit-learn
+
+values = {"training.epochs": 1, "training.batch_size": 64, "training.probe": 50, "engine.device": "cpu",
           "training.checkpoint_every": 0.05}
 trials = [Trial(f"digits-small-cnn-{method}", values, attacks=("pgd5",), examples=60) for method in ("atas", "atta")]
 

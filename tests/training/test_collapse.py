@@ -5,6 +5,8 @@ import json
 import signal
 
 import pytest
+import torch
+from torch import nn
 
 import atas
 from atas.training import recipe
@@ -12,7 +14,18 @@ from atas.training.trainer import Interrupted
 
 CASE = "digits-small-cnn"
 # Fewer images than in the recipes are attacked after every epoch; that saves time and changes nothing in the training.
-VALUES = {"training.probe": 250, "engine.device": "cpu"}
+VALUES = {"training.probe": 100, "engine.device": "cpu"}
+
+
+def half_as_wide():
+    """The recipes' network with half of its channels: seeds 0 to 5 tell the same story, in a third of the time."""
+
+    def layer(channels, width, stride=1):
+        return nn.Conv2d(channels, width, 3, stride, padding=1, bias=False), nn.BatchNorm2d(width), nn.ReLU()
+
+    torch.manual_seed(0)
+    layers = *layer(1, 16), *layer(16, 16), *layer(16, 32, 2), *layer(32, 32)
+    return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(32, 10))
 
 
 def test_both_recipes_are_of_the_same_case():
@@ -31,7 +44,7 @@ def test_fgsm_rs_collapses_and_atas_does_not(tmp_path, observer):
 
     live = observer(on_say=leave)
     with contextlib.suppress(Interrupted):  # unless it is the last epoch that collapses
-        atas.train(f"{CASE}-fgsm-rs", out=tmp_path / "fgsm-rs", values=VALUES, live=live)
+        atas.train(f"{CASE}-fgsm-rs", out=tmp_path / "fgsm-rs", values=VALUES, model=half_as_wide(), live=live)
     rows = [json.loads(line) for line in (tmp_path / "fgsm-rs" / "metrics.jsonl").read_text().splitlines()]
     *epochs, event = rows
     assert event["event"] == "collapse"
@@ -41,7 +54,7 @@ def test_fgsm_rs_collapses_and_atas_does_not(tmp_path, observer):
     assert event["fgsm"] - event["pgd10"] >= 0.1
 
     live = observer()
-    run = atas.train(f"{CASE}-atas", out=tmp_path / "atas", values=VALUES, live=live)
+    run = atas.train(f"{CASE}-atas", out=tmp_path / "atas", values=VALUES, model=half_as_wide(), live=live)
     assert not any(row["collapsed"] for row in run.metrics)
     assert not any("Catastrophic overfitting" in text for text in live.said)
     assert run.metrics[-1]["pgd10"] > 2 * event["pgd10"]
