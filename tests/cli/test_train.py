@@ -183,8 +183,8 @@ def test_resume_with_a_changed_recipe(command, tiny, copy_of, contents):
 def test_resume_and_overwrite_contradict_each_other(command, tiny, copy_of, contents):
     folder = copy_of()
     before = contents(folder)
-    for recipe in ([tiny], []):
-        result = command("train", *recipe, "--out", folder, "--resume", "--overwrite")
+    for given in ([tiny], []):
+        result = command("train", *given, "--out", folder, "--resume", "--overwrite")
         result.sentence("--resume goes on with a run and --overwrite gives it up", status=2)
     assert contents(folder) == before
 

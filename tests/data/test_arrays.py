@@ -113,7 +113,7 @@ def test_bad_labels(labels, message):
 
 
 def test_labels_that_count_from_one_are_seen():
-    with pytest.raises(DataError, match="training labels begin at 1, .* subtract 1 from all labels"):
+    with pytest.raises(DataError, match=r"training labels begin at 1, .* subtract 1 from all labels"):
         from_arrays("mine", PIXELS, LABELS + 1, PIXELS, LABELS + 1)
     assert from_arrays("mine", PIXELS, LABELS + 1, PIXELS, LABELS, classes=list("abcd")).num_classes == 4
 

@@ -95,7 +95,8 @@ def pack(
 ) -> None:
     """Decode and resize a folder of images once.
 
-    The few large files that come of it are read at full speed in training. Run again after it was stopped, by whatever, it goes on where it was.
+    The few large files that come of it are read at full speed in training. Run again after it was stopped, by whatever,
+    it goes on where it was.
 
     \b
     Example: atas data pack imagenette packed/imagenette --size 256

@@ -28,7 +28,8 @@ def export(
 ) -> None:
     """Write the model of a run for use elsewhere, with a card.
 
-    The card says what the model is and how it was measured. The exported model is compared with the original on test images. `atas.load` reads safetensors back.
+    The card says what the model is and how it was measured. The exported model is compared with the original on test
+    images. `atas.load` reads safetensors back.
 
     \b
     Example: atas export runs/cifar10-preact-resnet18-atas --to onnx --out model

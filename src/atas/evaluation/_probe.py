@@ -16,7 +16,8 @@ from atas.errors import UsageError
 def probed(model: nn.Module, images: Tensor) -> Iterator[None]:
     """Refuse a model that cannot take the images or writes into them.
 
-    One whose output has no gradient gets one of zero while this lasts. So attacks without gradients can be run on it, and the others are seen to stay where they are.
+    One whose output has no gradient gets one of zero while this lasts: attacks without gradients can be run on it, and
+    the others are seen to stay where they are.
     """
     point = images.clone()
     version = point._version
