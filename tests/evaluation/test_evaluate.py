@@ -27,7 +27,7 @@ def verdicts(result):
     "module",
     [
         f"atas.evaluation._{name}"
-        for name in ("breaks", "cautions", "evaluate", "interval", "names", "records", "shards")
+        for name in ("answers", "breaks", "cautions", "evaluate", "interval", "names", "records", "shards")
     ],
 )
 def test_examples_in_docstrings_run(module):

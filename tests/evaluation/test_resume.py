@@ -121,7 +121,19 @@ CHANGES = {
     "threat, attacks": lambda call: call.update(threat=atas.Linf(0.14)),
     "attacks": lambda call: call.update(attacks=["pgd10", "pgd20"]),
     "seed": lambda call: call.update(seed=1),
+    "answers": lambda call: call.update(model=Warmer(call["model"])),
 }
+
+
+class Warmer(torch.nn.Module):
+    """The same weights, and the same predictions too."""
+
+    def __init__(self, model):
+        super().__init__()
+        self.model = model
+
+    def forward(self, x):
+        return self.model(x) / 4
 
 
 @pytest.mark.parametrize("change", list(CHANGES))
@@ -143,6 +155,20 @@ def test_the_progress_of_another_evaluation_is_left_alone(robust_digits, tmp_pat
     said = [note for note in notes if note]
     assert said == [f"{file} holds the progress of another evaluation (other {change}); beginning anew"]
     assert figures(found) == figures(expected)
+
+
+def test_a_model_that_answers_by_chance_goes_on_too(robust_digits, tmp_path):
+    class Noisy(Warmer):
+        def forward(self, x):
+            return self.model(x) + torch.randn(len(x), 10)
+
+    model, (x, y) = Noisy(robust_digits[0]), (part[:20] for part in robust_digits[1:])
+    file, notes = tmp_path / "progress.json", []
+    options = {"attacks": ["pgd10", "pgd50"], "progress_file": file}
+    with pytest.raises(StopError):
+        evaluate(model, x, y, BALL, **options, progress=stopping("pgd50", "pgd50", 3))
+    evaluate(model, x, y, BALL, **options, progress=lambda status: notes.append(status.note))
+    assert f"going on from {file}" in notes
 
 
 def test_a_quick_evaluation_does_not_cost_another_its_progress(robust_digits, tmp_path):

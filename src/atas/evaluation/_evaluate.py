@@ -17,6 +17,7 @@ from atas.attacks import Attack, Clean
 from atas.checks import check_module
 from atas.environment import describe
 from atas.errors import UsageError
+from atas.evaluation._answers import ANSWERS, answers
 from atas.evaluation._cautions import Caution
 from atas.evaluation._checks import SAMPLE, Checks
 from atas.evaluation._data import MapDataset, open_source
@@ -32,6 +33,7 @@ from atas.evaluation._status import Meter, Watcher
 from atas.evaluation._work import Outcome, Work
 from atas.threat import Threat
 
+_HANDFUL = 4  # images by which a model is known again
 _VERDICT = (
     "prediction at the point that the attack returned (PGD: last iterate, worst over restarts; searches: any point "
     "inside the ball, confirmed by the model in full precision)"
@@ -119,6 +121,7 @@ def evaluate(
                 "precision": [str(dtype), runner.precision],
                 "processes": [part.rank, part.count],
                 "atas": __version__,
+                ANSWERS: answers(runner.judge, few[: min(lanes, _HANDFUL)].to(place)),
             }
             journal = Journal(_file_of(progress_file, part), identity, meter.say)
             outcomes, cautions, seconds = _run(model, runner, chosen, threat, seed, reader, part, journal, meter)

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from atas._files import write_text
+from atas.evaluation._answers import ANSWERS, same_answers
 from atas.evaluation._records import Record
 from atas.evaluation._status import Key
 
@@ -40,7 +41,7 @@ class Journal:
             found = json.loads(self._path.read_text(encoding="utf-8"))
             if found["format"] != _FORMAT:
                 raise ValueError("another format")
-            differ = [name for name in self._identity if found["identity"].get(name) != self._identity[name]]
+            differ = self._differing(found["identity"])
             records = {_key(name): Record.from_json(record) for name, record in found["records"].items()}
         except (OSError, ValueError, KeyError, TypeError, AttributeError, RuntimeError) as error:
             self._say(f"the progress file {self._path} cannot be read ({error}); beginning anew")
@@ -52,6 +53,12 @@ class Journal:
         self._ours = True
         self._say(f"going on from {self._path}")
         return records
+
+    def _differing(self, found: dict[str, Any]) -> list[str]:
+        """What is not the same in another evaluation; the answers are looked at where all else is."""
+        ours = self._identity
+        names = [name for name in ours if name != ANSWERS and found.get(name) != ours[name]]
+        return names or ([] if same_answers(found.get(ANSWERS), ours.get(ANSWERS)) else [ANSWERS])
 
     def save(self, records: dict[Key, Record], *, now: bool = False) -> None:
         """Write if it is time, or at once. An evaluation goes on where that fails: it has only more to lose."""
