@@ -85,7 +85,10 @@ def test_create_by_name():
         create("linff", 0.1)
 
 
-@pytest.mark.parametrize(("value", "text"), [(8 / 255, "8/255"), (1 / 255, "1/255"), (0.03, "0.03"), (0.5, "0.5")])
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [(8 / 255, "8/255"), (1 / 255, "1/255"), (0.03, "0.03"), (0.5, "0.5"), (0.0, "0/255"), (1e-9, "1e-09")],
+)
 def test_sizes_are_printed_in_grey_levels(value, text):
     assert in_255(value) == text
 

@@ -222,4 +222,4 @@ def create(name: str, eps: float) -> Threat:
 def in_255(value: float) -> str:
     """A size in grey levels where it is a round number of them: 8/255 rather than 0.0314."""
     levels = round(value * 255)
-    return f"{levels}/255" if abs(levels - value * 255) < 1e-6 else f"{value:g}"
+    return f"{levels}/255" if abs(levels - value * 255) < 1e-6 and (levels or not value) else f"{value:g}"

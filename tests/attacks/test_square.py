@@ -301,6 +301,20 @@ def test_logits_that_are_no_numbers_do_no_harm(small_ball):
     assert seen.isfinite().all()
 
 
+def test_a_start_that_is_no_number_is_left_behind(small_ball, make_images):
+    """As half precision may have it, where the judge holds that the start is right."""
+    model = reference.Perceptron(32, classes=4).module.float()
+    x = make_images(8, (2, 4, 4))
+    lanes, calls = filled(x, model(x).argmax(1)), []
+
+    def logits(point):
+        calls.append(point)
+        return model(point) if len(calls) > 1 else torch.full((len(point), 4), torch.nan)
+
+    course(Square(40), lanes, logits, small_ball, classes=4)
+    assert (lanes.point != calls[0]).flatten(1).any(1).all()
+
+
 def test_the_step_can_be_compiled_whole(small_net, make_images, small_ball):
     """On a GPU its small operations are fused; here it is only traced."""
     model = small_net().eval().double()
