@@ -134,6 +134,9 @@ def test_data_that_was_given_in_python(tmp_path, page_of, small_net):
     found = page_of(tmp_path / "run")
     assert "atas on mine, SmallNet" in found.text
     assert "Not shown. The data is not at hand: the data of this recipe was given in Python" in found.text
+    assert f'atas.evaluate(model, x_test, y_test, threat).save("{tmp_path}/run/evaluation.json")' in found.text
+    assert "that program repeats it" in found.text
+    assert "atas evaluate" not in found.text
 
 
 def test_hostile_names(copy_of, subject_of, quick):

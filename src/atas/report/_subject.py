@@ -23,6 +23,7 @@ from atas.training import Run
 from atas.training.engine import choose_device
 from atas.training.run import Folder, load_data
 from atas.training.views import as_tested
+from atas.training.weights import GIVEN
 
 _SAMPLE = 16  # images that the pace is measured on
 _FEWEST, _LONGER = 20, 4  # images that say anything, and how much longer than asked for they may take
@@ -39,6 +40,18 @@ class Subject:
         self.summary, self.recipe, self.evaluation = summary, summary.recipe, summary.evaluation
         self.place, self._root = Folder(folder), root
         self.environment: dict[str, Any] = read_json(self.place.environment)
+
+    @property
+    def of_python(self) -> bool:
+        """Whether model or data were objects of a Python program, which no command has."""
+        return any(name.startswith(GIVEN) for name in (self.recipe.model.name, self.recipe.data.name))
+
+    @property
+    def to_evaluate(self) -> str:
+        """What to type, or to write where model or data were objects."""
+        if self.of_python:
+            return f'atas.evaluate(model, x_test, y_test, threat).save("{self.place.evaluation}"), in Python'
+        return f"atas evaluate {self.place.path} --attacks pgd50,autoattack"
 
     @cached_property
     def data(self) -> Dataset:
@@ -75,7 +88,7 @@ class Subject:
     def tested(self) -> tuple[Evaluation, Split]:
         """The evaluation, and the test images that its verdicts are of."""
         if self.evaluation is None:
-            raise NotAtHand(f"The run has not been evaluated: run atas evaluate {self.place.path}")
+            raise NotAtHand(f"The run has not been evaluated: run {self.to_evaluate}")
         n, test = self.evaluation.n, self.data.test
         if n <= len(test):
             first = test.part(slice(n))

@@ -100,8 +100,11 @@ def _unknown(subject: Subject) -> Answer:
 
 
 def _not_evaluated(subject: Subject) -> list[Answer]:
-    why = f"All there is are {subject.recipe.training.probe} images of the training set, which say little about others."
-    remedy = f"There is none. Make one: atas evaluate {subject.place.path} --attacks pgd50,autoattack"
+    why = (
+        f"All there is are images of the training set, {subject.recipe.training.probe:,} at most, which say little about "
+        f"others."
+    )
+    remedy = f"There is none. Make one: {subject.to_evaluate}"
     return [
         Answer("How sure is that?", "Not at all", why, "care"),
         Answer("Can the evaluation be trusted?", "Not evaluated", remedy, "care"),

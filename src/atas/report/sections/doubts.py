@@ -19,7 +19,7 @@ def notes(subject: Subject) -> list[str]:
     """What the evaluation did not look for, in sentences."""
     found, said = subject.evaluation, []
     if found is None:
-        return [f"The run has not been evaluated; run: atas evaluate {subject.place.path} --attacks pgd50,autoattack"]
+        return [f"The run has not been evaluated; run: {subject.to_evaluate}"]
     if subject.weights_differ:
         said.append("The evaluation was made with other weights than those in the run's folder; evaluate again.")
     if found.threat != subject.recipe.threat:

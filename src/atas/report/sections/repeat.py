@@ -35,11 +35,16 @@ def _commands(subject: Subject) -> list[Content]:
     if found is not None:
         evaluate += ["--examples", str(found.n), "--seed", str(found.protocol.get("seed", 0))]
     commands.append(_line(*evaluate))
+    repeated: list[Content] = [
+        tag("p", "What trains and evaluates it again, to the same bits on the same CPU:"),
+        tag("pre", "\n".join(commands)),
+    ]
+    if subject.of_python:
+        repeated = [tag("p", "The model or the data were objects of a Python program: that program repeats it.")]
     return [
         tag("p", "What was typed:") if typed else None,
         tag("pre", "\n".join(typed)) if typed else None,
-        tag("p", "What trains and evaluates it again, to the same bits on the same CPU:"),
-        tag("pre", "\n".join(commands)),
+        *repeated,
         tag("p", found.sentence(), class_="small") if found is not None else None,
         tag(
             "details",

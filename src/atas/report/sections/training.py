@@ -30,7 +30,7 @@ def section(subject: Subject) -> Section:
             marks=marks,
             limits=(0, 100),
             sync=_SYNC,
-            note=f"{subject.recipe.training.probe} training images, attacked after every epoch. When training "
+            note=f"Up to {subject.recipe.training.probe:,} training images, attacked after every epoch. When training "
             "collapses, FGSM accuracy rises and PGD-10 accuracy falls to nothing.",
         ),
         Chart(
