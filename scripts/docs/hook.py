@@ -1,6 +1,7 @@
 """What is done while the site is built: pages that are made from the code, and links to files of the repository.
 
-Nothing that is made here is kept in the repository. Pages under `docs/` link to other files of the repository as they
+Nothing that is made here is kept in the repository; the page of recipes, which is read there too, is written by
+`recipe_page.py`. Pages under `docs/` link to other files of the repository as they
 would on any host, `../results/theory`; such files become part of the site, and folders lead to their list.
 """
 
@@ -13,7 +14,6 @@ from pathlib import Path
 from typing import Any
 
 import command_page
-import recipe_page
 import results_page
 from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
@@ -21,7 +21,6 @@ from mkdocs.structure.pages import Page
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 MADE = {
-    "reference/recipes.md": recipe_page.page,
     "reference/command.md": command_page.page,
     "results.md": lambda: results_page.page(ROOT / "results"),
 }

@@ -1,4 +1,7 @@
-"""The page of all keys of a recipe: types and defaults from the code, meanings from `keys.toml`."""
+"""The page of all keys of a recipe: types and defaults from the code, meanings from `keys.toml`.
+
+It is kept in the repository, where people look keys up; `python scripts/docs/recipe_page.py` writes it anew.
+"""
 
 from __future__ import annotations
 
@@ -32,6 +35,7 @@ eps = "4/255"                              # numbers may be fractions
 epochs = 15
 ```
 
+<!-- shortened: --set training.epochs=1 -->
 ```sh
 atas train digits-small-cnn-atas --set training.epochs=10 --set method.eps=0.2
 ```
@@ -136,3 +140,8 @@ def _share(value: float) -> str:
     """Milestones are thirtieths, the paper's epochs."""
     thirtieths = round(value * 30)
     return f'"{thirtieths}/30"' if re.fullmatch(r"\d+\.0*", f"{value * 30:.9f}") else f"{value:g}"
+
+
+if __name__ == "__main__":
+    place = Path(__file__).resolve().parents[2] / "docs" / "reference" / "recipes.md"
+    place.write_text(page(), encoding="utf-8")
