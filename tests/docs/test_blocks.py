@@ -34,7 +34,7 @@ BLOCK = re.compile(
     r"(?:^<!-- (skip|needs|shortened|file): (.*?) -->\n)?^```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL
 )
 LANGUAGES = {"python", "sh", "toml", "text"}
-RUNS = ("mine", "atas", "atta", "demo/atas", "demo/atta", "demo/fgsm-rs")  # what pages call the folders of finished runs
+RUNS = ("mine", "atas", "atta", "demo/atas", "demo/atta", "demo/fgsm-rs")  # what pages call finished runs
 
 
 @dataclass(frozen=True)

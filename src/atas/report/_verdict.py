@@ -101,8 +101,8 @@ def _unknown(subject: Subject) -> Answer:
 
 def _not_evaluated(subject: Subject) -> list[Answer]:
     why = (
-        f"All there is are images of the training set, {subject.recipe.training.probe:,} at most, which say little about "
-        f"others."
+        f"All there is are images of the training set, {subject.recipe.training.probe:,} at most, which say little "
+        f"about others."
     )
     remedy = f"There is none. Make one: {subject.to_evaluate}"
     return [
