@@ -45,6 +45,7 @@ class Checks:
     def __init__(self, model: nn.Module, runner: Runner, threat: Threat, seed: int, x: Tensor, y: Tensor) -> None:
         self._model, self._runner, self._threat, self._seed = model, runner, threat, seed
         self._sample = runner.examples(x, y, torch.arange(len(x)))
+        self._handful = min(_HANDFUL, runner.lanes)
 
     @property
     def classes(self) -> int:
@@ -58,7 +59,7 @@ class Checks:
         with torch.no_grad():
             first, again, elsewhere = (_in_parts(judge, parts, x) for parts in (size, size, (size + 1) // 2))
             # A model that tosses one coin for a whole batch may well give the same answer twice.
-            handful = [judge(x[: min(size, _HANDFUL)]) for _ in range(_REPEATS)]
+            handful = [judge(x[: self._handful]) for _ in range(_REPEATS)]
             once, again = torch.cat([first, *handful[1:]]), torch.cat([again, *handful[:-1]])
             elsewhere = torch.cat([elsewhere, *handful[1:]])
             largest, rise = _in_parts(self._gradient, size, x, y).unbind(1)
@@ -127,9 +128,9 @@ class Checks:
 
     def _large_budget(self) -> Caution | None:
         """On examples that grey, which is inside of every ball, is known to break."""
-        sample = self._sample
+        sample, judge = self._sample, self._runner.judge
         with torch.no_grad():
-            grey = self._runner.judge(torch.full_like(sample.x[:1], 0.5)).expand(len(sample.y), -1)
+            grey = judge(torch.full_like(sample.x[: self._handful], 0.5))[:1].expand(len(sample.y), -1)
         rows = (~sample.misclassified() & ~correct(grey, sample.y)).nonzero().squeeze(1)[:_HANDFUL]
         few = Examples(sample.x[rows], sample.y[rows], sample.index[rows], sample.logits[rows])
         right = int((~self._broken(_STRONG, few, _LARGE)).sum())
