@@ -9,10 +9,12 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from atas import _files
 from atas.attacks import _autoattack
 from atas.attacks._apgd import APGD
 from atas.attacks._square import Square
 from atas.cli import _watch
+from atas.evaluation import _journal, _result
 
 
 def test_a_table_and_a_file(command, copy_of):
@@ -275,6 +277,30 @@ def test_stopped_by_a_person_and_gone_on(command, evaluate_json, copy_of, monkey
     result = command("evaluate", *arguments)
     assert result.status == 0
     assert result.err.strip() == f"going on from {file}"
+    assert not file.exists()
+    assert json.loads((folder / "evaluation.json").read_text())["correct"] == expected["correct"]
+
+
+@pytest.mark.parametrize("suffix", [".md", ".json"])
+def test_nothing_is_lost_before_the_result_is_written(command, evaluate_json, copy_of, monkeypatch, suffix):
+    folder, options = copy_of(), ["--attacks", "pgd10"]
+    file = folder / "evaluation.progress.json"
+    monkeypatch.setattr(_journal, "SECONDS", 0.0)
+    expected = evaluate_json(copy_of("other"), *options)
+    write = _files.write_text
+
+    def full(path, text):
+        if path.suffix == suffix and path != file:
+            raise OSError(28, "No space left on device")
+        write(path, text)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(_files, "write_text", full)
+        patch.setattr(_result, "write_text", full)
+        assert command("evaluate", folder, *options).status == 1
+    assert file.exists()
+    found = command("evaluate", folder, *options)
+    assert found.err.strip() == f"going on from {file}"
     assert not file.exists()
     assert json.loads((folder / "evaluation.json").read_text())["correct"] == expected["correct"]
 

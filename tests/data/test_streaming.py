@@ -214,9 +214,9 @@ def test_the_choice_of_a_loader(images, photos, monkeypatch):
     assert kind(split, "auto") == "resident"
     assert not said
     assert kind(lazy, "auto") == "resident"
-    assert said == [f"21 training images, 0.00 GB as pixels, are read from {photos} into the memory of cpu"]
+    assert said == [f"21 training images, 16 kB as pixels, are read from {photos} into the memory of cpu"]
     assert kind(lazy, "streaming") == "streaming"
-    assert said == [f"21 training images, 0.00 GB as pixels, are streamed from {photos} by 1 processes"]
+    assert said == [f"21 training images, 16 kB as pixels, are streamed from {photos} by 1 processes"]
     monkeypatch.setattr("atas.data.loading._memory", lambda device: int(images.numel() / SHARE) - 1)
     assert kind(split, "auto") == "streaming"
     assert "(data.loading = auto)" in said[0]

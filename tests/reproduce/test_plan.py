@@ -12,6 +12,7 @@ from safetensors.torch import load_file
 
 import atas
 from atas.errors import AtasError, DataError, UsageError
+from atas.evaluation import _journal, _work
 from atas.reproduce import Plan, PlanProgress, Store, Trial, execute
 from atas.reproduce import plan as plan_module
 from atas.training.trainer import Interrupted
@@ -216,6 +217,25 @@ def test_kill_and_go_on(tmp_path, nursery):
     for one in folder.glob("trainings/*/model.safetensors"):
         weights, expected = load_file(one), load_file(whole / one.relative_to(folder))
         assert all(torch.equal(tensor, expected[name]) for name, tensor in weights.items())
+
+
+def test_nothing_is_lost_before_the_record_is_written(tiny, store, quiet, monkeypatch):
+    monkeypatch.setattr(_journal, "SECONDS", 0.0)
+    trial = tiny()
+
+    def killed(*_):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(store, "save", killed)
+        with pytest.raises(AtasError, match="the same command goes on"):
+            Plan([trial], store).run(quiet)
+    progress = store.progress_file(trial)
+    assert progress.exists()
+    monkeypatch.setattr(_work.Work, "do", lambda *_: pytest.fail("evaluated again"))
+    Plan([trial], store).run(quiet)
+    assert not progress.exists()
+    assert not store.record(trial).missing(trial.attacks)
 
 
 def test_time_left_follows_the_work():

@@ -8,6 +8,8 @@ from typing import Annotated
 
 import typer
 
+from atas._files import in_bytes
+
 app = typer.Typer(help="Get data sets, check them, and pack images of your own.", no_args_is_help=True)
 
 Name = Annotated[str, typer.Argument(help="digits, cifar10, cifar100, imagefolder or packed.", show_default=False)]
@@ -130,7 +132,7 @@ def pack(
     done = "packed into" if bars.shown else "already packed in"
     typer.echo(
         f"{done} {out}: {counts['train']:,} training and {counts['test']:,} test images of {len(made.classes)} "
-        f"classes, {size} pixels ({fit}), {size_in_bytes / 1e9:.2f} GB in {len(made.shards)} shards of {format}"
+        f"classes, {size} pixels ({fit}), {in_bytes(size_in_bytes)} in {len(made.shards)} shards of {format}"
     )
     if made.skipped:
         images, them = ("image", "it") if len(made.skipped) == 1 else ("images", "them")

@@ -147,8 +147,8 @@ def _write(result: Evaluation, path: Path, *, show: Shown, said: set[str]) -> No
             if f"warning: {caution}" not in said:
                 say(f"warning: {caution}")
         say(result.sentence())
-    result.save(path)
     write_text(page, result.markdown())
+    result.save(path)  # last: it ends the progress
     if show == "table":
         say(f"written: {page}")
         say(f"written: {path}")

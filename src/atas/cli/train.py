@@ -8,6 +8,7 @@ from pathlib import Path
 import typer
 
 from atas import _catalogue
+from atas._files import in_shell
 from atas.cli import _assignments
 from atas.cli._complete import recipes
 from atas.cli._say import say
@@ -60,4 +61,4 @@ def train(
         about = {"folder": str(run.folder), "recipe": run.recipe.name, "epochs": len(run.metrics)}
         typer.echo(json.dumps(about | {"last_epoch": run.metrics[-1], "evaluation": measured}, indent=2))
     elif not evaluate_after:
-        say(f"done: {run.folder}; next: atas evaluate {run.folder}")
+        say(f"done: {run.folder}; next: atas evaluate {in_shell(run.folder)}")

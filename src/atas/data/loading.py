@@ -8,6 +8,7 @@ from typing import Unpack
 
 import torch
 
+from atas._files import in_bytes
 from atas.data._dataset import Split
 from atas.data._stored import Stored
 from atas.data.resident import Batches, Resident, Sampling
@@ -33,7 +34,7 @@ def open_batches(
     size, memory = images.shape.numel(), _memory(device)
     place = images.place if isinstance(images, Stored) else "memory"
     resident = loading == "resident" or (loading == "auto" and size <= SHARE * memory)
-    about = f"{len(labels):,} training images, {size / 1e9:.2f} GB as pixels,"
+    about = f"{len(labels):,} training images, {in_bytes(size)} as pixels,"
     if not resident:
         batches = Streaming(images, labels, device=device, workers=workers, **how)
         why = "" if loading == "streaming" else f", as {device.type} has {memory / 1e9:.0f} GB (data.loading = auto)"

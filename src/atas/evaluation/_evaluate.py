@@ -81,7 +81,7 @@ def evaluate(
             found counts only if it fools the model in float32.
         progress: called with a `Status` now and then: what is being done, and how long the rest will take at most.
         progress_file: where to keep what is known so far. After a stop, the same call goes on from there, with the same
-            verdicts; a finished evaluation removes the file.
+            verdicts. The file stays until the result is safe: `save` of the result removes it.
         shard: share the examples among the processes of torch.distributed. All of them must call this, with the same
             arguments, and all get the whole result.
 
@@ -125,7 +125,7 @@ def evaluate(
             }
             journal = Journal(_file_of(progress_file, part), identity, meter.say)
             outcomes, cautions, seconds = _run(model, runner, chosen, threat, seed, reader, part, journal, meter)
-            journal.remove()
+            kept = [path for path in part.gather(journal.kept) if path is not None]
 
     return Evaluation(
         threat=threat,
@@ -147,6 +147,7 @@ def evaluate(
         environment=describe(place),
         weights=weights,
         data=data,
+        progress_files=tuple(kept),
     )
 
 

@@ -1,6 +1,6 @@
 """The progress file: what an evaluation knows so far, so that it can go on after a stop.
 
-It lies beside the result, is replaced as a whole every few seconds, and is gone when the evaluation is finished.
+It lies beside the result, is replaced as a whole every few seconds, and stays until the result is saved.
 """
 
 from __future__ import annotations
@@ -76,10 +76,10 @@ class Journal:
             self._say(f"cannot save the progress in {self._path} ({error.strerror or error}); going on without")
         self._saved = time.monotonic()
 
-    def remove(self) -> None:
-        """When all is done; the file of another evaluation stays."""
-        if self._path is not None and self._ours:
-            self._path.unlink(missing_ok=True)
+    @property
+    def kept(self) -> Path | None:
+        """The file, if this evaluation has written or taken over one; that of another evaluation is not ours."""
+        return self._path if self._ours else None
 
 
 def _name(key: Key) -> str:

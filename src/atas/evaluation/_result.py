@@ -88,6 +88,7 @@ class Evaluation:
         broken_by: for each of these attacks, and for `worst`, what broke each example first: `clean` where the model is
             wrong without an attack, a stage or an attack by name, or None where the example holds.
         warnings: reasons to doubt the figures; see docs/evaluation.md.
+        progress_files: what was kept on the way, until the result is saved.
     """
 
     threat: Threat
@@ -101,6 +102,7 @@ class Evaluation:
     stages: dict[str, tuple[Stage, ...]] = field(default_factory=dict)
     broken_by: dict[str, list[str | None]] = field(default_factory=dict)
     warnings: tuple[Caution, ...] = ()
+    progress_files: tuple[Path, ...] = ()
 
     @property
     def n(self) -> int:
@@ -157,9 +159,19 @@ class Evaluation:
             "broken_by": {name: encode(names) for name, names in self.broken_by.items()},
         }
 
-    def save(self, path: str | os.PathLike[str]) -> None:
-        """Write the result as JSON; the file is replaced as a whole or not at all."""
+    def save(self, path: str | os.PathLike[str], *, keep_progress: bool = False) -> None:
+        """Write the result as JSON; the file is replaced as a whole or not at all.
+
+        Then the progress file is not needed any more and goes, unless it is to be kept.
+        """
         write_text(Path(path), json.dumps(self.to_json(), indent=1) + "\n")
+        if not keep_progress:
+            self.forget_progress()
+
+    def forget_progress(self) -> None:
+        """Remove what was kept on the way, now that the result is safe."""
+        for path in self.progress_files:
+            path.unlink(missing_ok=True)
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Evaluation:

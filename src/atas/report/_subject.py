@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from atas._files import read_json
+from atas._files import in_shell, read_json
 from atas.data import Dataset, Split
 from atas.errors import AtasError
 from atas.evaluation import Evaluation
@@ -51,7 +51,7 @@ class Subject:
         """What to type, or to write where model or data were objects."""
         if self.of_python:
             return f'atas.evaluate(model, x_test, y_test, threat).save("{self.place.evaluation}"), in Python'
-        return f"atas evaluate {self.place.path} --attacks pgd50,autoattack"
+        return f"atas evaluate {in_shell(self.place.path)} --attacks pgd50,autoattack"
 
     @cached_property
     def data(self) -> Dataset:

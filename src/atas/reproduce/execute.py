@@ -118,11 +118,15 @@ def _evaluated(
         progress=progress.watch,
         progress_file=store.progress_file(trial),
     )
-    result.save(store.evaluation_file(trial, attacks))
-    if known is not None:
-        return known.with_evaluation(result)
-    (summary,) = summarise([place.path])
-    return Record.of(trial, summary, read_json(place.environment), result)
+    result.save(store.evaluation_file(trial, attacks), keep_progress=True)
+    if known is None:
+        (summary,) = summarise([place.path])
+        record = Record.of(trial, summary, read_json(place.environment), result)
+    else:
+        record = known.with_evaluation(result)
+    store.save(trial, record)  # before anything is observed, which may take long
+    result.forget_progress()
+    return record
 
 
 def _images(trial: Trial, data: Dataset) -> Split:

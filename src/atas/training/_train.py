@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from atas import data as data_sets
 from atas import environment
-from atas._files import held, read_json, write_text
+from atas._files import held, in_shell, read_json, write_text
 from atas.errors import UsageError
 from atas.processes import Processes, launched
 from atas.training import recipe as recipes
@@ -141,7 +141,7 @@ def _goes_on(place: Folder, settings: recipes.Recipe, *, resume: bool, overwrite
         if changed:
             raise UsageError(
                 f"the run in {place.path} was begun with another recipe ({'; '.join(changed[:3])}); resume it with its "
-                f"own (atas train --resume --out {place.path}) or choose another folder with --out"
+                f"own (atas train --resume --out {in_shell(place.path)}) or choose another folder with --out"
             )
         return True
     if not overwrite:

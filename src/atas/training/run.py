@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from atas import data, models
+from atas._files import in_shell
 from atas.errors import DataError, UsageError
 from atas.training import recipe
 from atas.training.logs import read_metrics
@@ -93,7 +94,9 @@ class Run:
         place = Folder(Path(folder))
         settings = load_recipe(place)
         if not place.model.exists():
-            raise DataError(f"the run {folder} has not finished; go on with: atas train --resume --out {folder}")
+            raise DataError(
+                f"the run {folder} has not finished; go on with: atas train --resume --out {in_shell(folder)}"
+            )
         return cls(place.path, settings, load_weights(place.model, model), epochs_of(read_metrics(place.metrics)))
 
 

@@ -10,6 +10,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from atas._files import in_shell
 from atas.data import Dataset
 from atas.errors import DataError, UsageError
 from atas.processes import ALONE, Processes, Wishes
@@ -117,7 +118,7 @@ class Trainer:
                 if stop:
                     raise Interrupted(
                         f"stopped after batch {self.batch} of epoch {self.epoch + 1}; all is saved, go on with: "
-                        f"atas train --resume --out {self.place.path}"
+                        f"atas train --resume --out {in_shell(self.place.path)}"
                     )
                 self._clock.start()
         self.seconds += self._clock.stop()
