@@ -1,11 +1,11 @@
 """Choose the learning rate of a larger batch on held-out training images, and keep every rate that was tried.
 
     python benchmarks/large_batch.py --batch 512 --rates 0.2 0.3 0.4 --out results/speed/large-batch.json
-    python benchmarks/large_batch.py --batch 512 --rates 0.2:0.2 --out results/speed/large-batch.json  # added
+    python benchmarks/large_batch.py --batch 512 --rates 0.2:0.1:1e-3 --out results/speed/large-batch.json  # added
 
-A rate is a peak and, behind a colon, the factor by which it falls at each milestone, 0.1 if not given. Every training
-leaves out the same 5,000 training images; the rate with the best accuracy on them under PGD-10 is chosen. The test set
-takes no part in it.
+A rate is a peak and, behind colons, the factor by which it falls at each milestone and the weight decay, 0.1 and 5e-4 if
+not given. Every training leaves out the same 5,000 training images; the rate with the best accuracy on them under PGD-10
+is chosen. The test set takes no part in it.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from atas.reproduce.plan import Plan
 from atas.reproduce.store import Store
 from atas.reproduce.trial import Trial
 
+KEYS = "peak", "factor", "weight_decay"
 RECIPE, HELD_OUT, ATTACK = "cifar10-preact-resnet18-atas", 5000, "pgd10"
 
 
@@ -35,9 +36,10 @@ def main() -> None:
     store, rows = Store(chosen.runs), json.loads(chosen.out.read_text())["runs"] if chosen.out.exists() else []
     for seed in chosen.seeds:
         for rate in chosen.rates:
-            peak, _, factor = rate.partition(":")
-            schedule = {"peak": float(peak), "factor": float(factor or 0.1)}
-            values = {"training.batch_size": chosen.batch} | {f"schedule.{key}": schedule[key] for key in schedule}
+            given = [float(part) for part in rate.split(":")]
+            tried = {"factor": 0.1, "weight_decay": 5e-4} | dict(zip(KEYS, given, strict=False))
+            values = {"training.batch_size": chosen.batch, "optimizer.weight_decay": tried["weight_decay"]}
+            values |= {"schedule.peak": tried["peak"], "schedule.factor": tried["factor"]}
             trial = Trial(RECIPE, values, seed, attacks=(ATTACK,), held_out=HELD_OUT)
             Plan([trial], store).run(PlanProgress())
             record = store.record(trial)
@@ -45,7 +47,7 @@ def main() -> None:
                 raise SystemExit(f"{trial.label} failed; {chosen.runs} says why")
             accuracy = {name: record.attacks[name]["accuracy"] for name in ("clean", ATTACK)}
             environment = record.training["environment"]
-            rows.append({**schedule, "seed": seed, "accuracy": accuracy, "environment": environment})
+            rows.append({**tried, "seed": seed, "accuracy": accuracy, "environment": environment})
             about = {"recipe": RECIPE, "batch_size": chosen.batch, "held_out": HELD_OUT, "runs": rows}
             chosen.out.parent.mkdir(parents=True, exist_ok=True)
             write_text(chosen.out, json.dumps(about, indent=1) + "\n")
