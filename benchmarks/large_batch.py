@@ -3,9 +3,9 @@
     python benchmarks/large_batch.py --batch 512 --rates 0.2 0.3 0.4 --out results/speed/large-batch.json
     python benchmarks/large_batch.py --batch 512 --rates 0.2:0.1:1e-3 --out results/speed/large-batch.json  # added
 
-A rate is a peak and, behind colons, the factor by which it falls at each milestone and the weight decay, 0.1 and 5e-4 if
-not given. Every training leaves out the same 5,000 training images; the rate with the best accuracy on them under PGD-10
-is chosen. The test set takes no part in it.
+A rate is a peak and, behind colons, the factor by which it falls at each milestone and the weight decay, 0.1 and 5e-4
+if not given. Every training leaves out the same 5,000 training images; the rate with the best accuracy on them under
+PGD-10 is chosen. The test set takes no part in it.
 """
 
 from __future__ import annotations
