@@ -2,8 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
+import json
 import os
 from pathlib import Path
+
+from atas._files import read_json, write_text
+
+_PLACE = "place.txt"  # where the folder was when it was last used
 
 
 def folder() -> Path:
@@ -21,3 +27,20 @@ def keep_compiled() -> None:
     """
     for name, part in (("TRITON_CACHE_DIR", "triton"), ("TORCHINDUCTOR_CACHE_DIR", "inductor")):
         os.environ.setdefault(name, str(folder() / part))
+    triton = folder() / "triton"
+    if os.environ["TRITON_CACHE_DIR"] == str(triton) and triton.is_dir():
+        with contextlib.suppress(OSError):  # what cannot be put right is compiled anew
+            _settle(triton.absolute())
+
+
+def _settle(triton: Path) -> None:
+    """Triton's lists of a kernel's files name them by their whole path: after a move they would all be missed."""
+    note = triton / _PLACE
+    if note.exists() and note.read_text(encoding="utf-8") == str(triton):
+        return
+    for path in triton.glob("*/__grp__*"):
+        content = read_json(path)
+        files = {name: str(path.parent / Path(file).name) for name, file in content.get("child_paths", {}).items()}
+        if files != content.get("child_paths", {}):
+            write_text(path, json.dumps({**content, "child_paths": files}))
+    write_text(note, str(triton))

@@ -7,6 +7,7 @@ import torch
 import torch.nn.functional as F
 
 from atas import models
+from atas.models._resnet import Stem
 
 # Blocks of each stage; kernel sizes in a block; how much wider than the stage its last convolution is.
 LAYOUTS = {"resnet18": ((2, 2, 2, 2), (3, 3), 1), "resnet50": ((3, 4, 6, 3), (1, 3, 1), 4)}
@@ -106,3 +107,26 @@ def test_initial_weights():
         assert state[name].abs().max() > 3 * deviation, "normal, not uniform"
     assert 0 < state["fc.bias"].abs().max() <= 1 / math.sqrt(512)
     assert (state["layer1.1.bn2.weight"] == 1).all()
+
+
+@pytest.mark.parametrize("shape", [(2, 3, 16, 20), (1, 1, 8, 8), (2, 4, 224, 32)])
+def test_the_folded_stem_is_the_stem(shape):
+    """Its output, and the gradients by its input and its weight."""
+    torch.manual_seed(0)
+    stem = Stem(shape[1], 8).double()
+    x = torch.randn(shape, dtype=torch.float64, requires_grad=True)
+    plain, folded = stem(x), stem.folded(x)
+    above = torch.randn_like(plain)
+    torch.testing.assert_close(folded, plain)
+    found, expected = (torch.autograd.grad(y, [x, stem.weight], above) for y in (folded, plain))
+    torch.testing.assert_close(found, expected)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("side", [64, 65])
+def test_the_stem_on_a_gpu(side):
+    """Folded where it can be, and as it is where a side is odd."""
+    stem, x = Stem(3, 64), torch.rand(2, 3, side, side)
+    expected = stem(x)
+    with torch.backends.cudnn.flags(allow_tf32=False):
+        torch.testing.assert_close(stem.cuda()(x.cuda()).cpu(), expected, atol=1e-5, rtol=1e-4)

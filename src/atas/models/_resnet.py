@@ -2,12 +2,44 @@
 
 from __future__ import annotations
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from atas.models._normalize import Normalize
 
 # The names and order of sub-modules in this file are those of torchvision's published weights.
+
+
+class Stem(nn.Conv2d):
+    """ImageNet's first convolution: 7x7 with stride 2, three channels in.
+
+    On a GPU it runs as a 4x4 convolution without a stride over the image folded to half its sides: every 2x2 pixels
+    become one with four times the channels. The sums are the same, but tensor cores want more than three channels:
+    there and back it takes less than half the time (docs/performance.md).
+    """
+
+    def __init__(self, channels: int, width: int) -> None:
+        super().__init__(channels, width, 7, stride=2, padding=3, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """The convolution, folded on a GPU where both sides are even."""
+        even = x.shape[2] % 2 == 0 and x.shape[3] % 2 == 0
+        return self.folded(x) if x.is_cuda and even else super().forward(x)
+
+    def folded(self, x: Tensor) -> Tensor:
+        """The same by way of folded pixels: the kernel gets a row and a column of zeros to be 8x8."""
+        return F.conv2d(fold(F.pad(x, (4, 2, 4, 2))), fold(F.pad(self.weight, (1, 0, 1, 0))))
+
+
+def fold(x: Tensor) -> Tensor:
+    """Every 2x2 pixels as one with four times the channels, and zeros up to a multiple of eight of them.
+
+    >>> fold(torch.ones(1, 3, 6, 4)).shape
+    torch.Size([1, 16, 3, 2])
+    """
+    folded = F.pixel_unshuffle(x, 2)
+    return F.pad(folded, (0, 0, 0, 0, 0, -folded.shape[1] % 8)).contiguous(memory_format=torch.channels_last)
 
 
 class BasicBlock(nn.Module):
@@ -72,7 +104,7 @@ class ResNet(nn.Module):
     ) -> None:
         super().__init__()
         self.normalize = normalize
-        self.conv1 = nn.Conv2d(normalize.channels, 64, 7, stride=2, padding=3, bias=False)
+        self.conv1 = Stem(normalize.channels, 64)
         self.bn1 = nn.BatchNorm2d(64)
         self.layer1 = _stage(block, 64, 64, blocks[0], stride=1)
         self.layer2 = _stage(block, 64 * block.expansion, 128, blocks[1], stride=2)
