@@ -106,7 +106,7 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
     device = choose_device(args.device)
     if device.type == "cuda":
         total = torch.cuda.get_device_properties(device).total_memory
-        torch.cuda.set_per_process_memory_fraction(min(1.0, args.gigabytes * 1e9 / total), device)
+        torch.cuda.set_per_process_memory_fraction(min(1.0, args.gigabytes * 1e9 / total))
     began = time.perf_counter()
     engine = make_engine(args, device)
     engine.prepare()

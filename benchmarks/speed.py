@@ -28,6 +28,11 @@ CASES: dict[str, tuple[str, str, dict[str, Any]]] = {
     "atas": ("PreActResNet-18, ATAS, batch 128, bf16", f"{PREACT}-atas", {}),
     "atas-float32": ("the same in float32", f"{PREACT}-atas", {"engine.precision": "float32"}),
     "atas-512": (
+        "the same, batch 512, rate x 2",
+        f"{PREACT}-atas",
+        {"training.batch_size": 512, "schedule.peak": 0.2},
+    ),
+    "atas-512-decay": (
         "the same, batch 512, rate x 1.4, weight decay x 2",
         f"{PREACT}-atas",
         {"training.batch_size": 512, "schedule.peak": 0.14, "optimizer.weight_decay": 1e-3},

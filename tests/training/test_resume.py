@@ -53,7 +53,15 @@ def test_a_signal_ends_the_run_after_the_step_and_handlers_are_put_back(number, 
     assert (state["epoch"], state["batch"], state["updates"]) == (0, 3, 3)
 
 
-def test_a_second_signal_ends_at_once(tmp_path, train_toy, observer):
+@pytest.fixture
+def interruptible():
+    """As in a terminal: a process that was started in the background may ignore Ctrl-C."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+def test_a_second_signal_ends_at_once(tmp_path, train_toy, observer, interruptible):
     def stop(seen):
         if seen == 2:
             signal.raise_signal(signal.SIGINT)
