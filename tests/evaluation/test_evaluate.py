@@ -17,6 +17,8 @@ import atas
 from atas import attacks
 from atas.errors import DataError, UsageError
 from atas.evaluation import _portions, evaluate
+from atas.evaluation._data import open_source
+from atas.evaluation._portions import Reader
 
 
 def verdicts(result):
@@ -515,6 +517,25 @@ def test_models_that_return_no_logits_are_refused(problem, ball, output):
     model.register_forward_hook(lambda _, __, logits: output(logits))
     with pytest.raises(UsageError, match="the model must return"):
         evaluate(model, x, y, ball)
+
+
+def test_checks_see_all_classes_of_a_sorted_set():
+    """A folder is read class by class."""
+    x, y = torch.rand(1000, 1, 2, 2), torch.arange(1000) // 100
+    for held in (False, True):
+        reader = Reader(open_source(x, y), torch.float32)
+        if held:
+            reader.read(range(1000))
+        some, labels = reader.sample(256)
+        assert labels.unique().tolist() == list(range(10))
+        assert 200 <= len(some) <= 256
+        assert torch.equal(some, x[::4])
+    assert len(Reader(open_source(x[:7], y[:7]), torch.float32).sample(256)[0]) == 7
+
+
+def test_a_budget_of_zero_has_a_line_too(problem):
+    model, x, y = problem
+    assert "eps = 0" in evaluate(model, x, y, atas.Linf(0.0), attacks=["pgd10"]).sentence()
 
 
 @pytest.mark.gpu

@@ -158,7 +158,7 @@ def test_the_line_for_a_paper(found):
     for part in (
         f"quick {100 * found.accuracy['quick']:.2f} ({low:.2f} to {high:.2f})",
         "PGD-10",
-        "L-infinity, eps = 0.15, 200 images",
+        "L-infinity, eps = 0.15, PGD in steps of eps/5, 200 images",
         "seed 1",
         f"weights {found.weights}",
         f"data {found.data}",

@@ -109,7 +109,7 @@ def evaluate(
         reader = Reader(source, dtype)
         threat.check_images(reader.shape)
         weights, data = weights_hash(model), part.from_first(reader.digest() if part.rank == 0 else "")
-        few, _ = reader.first(SAMPLE)
+        few, _ = reader.sample(SAMPLE)
         with ready(model, place, precision=precision, lanes=lanes, images=few) as runner:
             identity = {
                 "weights": weights,
@@ -166,7 +166,7 @@ def _run(
     rows = part.rows(len(reader))
     portions = reader.portions(rows)
     began = time.perf_counter()
-    checks = Checks(model, runner, threat, seed, *reader.first(SAMPLE))
+    checks = Checks(model, runner, threat, seed, *reader.sample(SAMPLE))
     cautions = checks.before() if part.rank == 0 else []
     seconds = time.perf_counter() - began
     for caution in cautions:

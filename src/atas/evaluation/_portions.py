@@ -32,13 +32,13 @@ class Reader:
         x, y = self._held
         return x, y
 
-    def first(self, count: int) -> tuple[Tensor, Tensor]:
-        """The first images and labels, without giving up what is kept."""
-        rows = range(min(count, len(self)))
-        if self._rows is not None and self._rows[: len(rows)] == rows:
+    def sample(self, count: int) -> tuple[Tensor, Tensor]:
+        """At most so many images and labels, evenly spread, as a set may be sorted by class; what is kept stays."""
+        step = -(-len(self) // count)
+        if self._rows == range(len(self)):
             x, y = self._held
-            return x[: len(rows)], y[: len(rows)]
-        return Reader(self._source, self._dtype).read(rows)
+            return x[::step], y[::step]
+        return Reader(self._source, self._dtype).read(range(0, len(self), step))
 
     def portions(self, rows: range) -> list[range]:
         """The rows in pieces."""
