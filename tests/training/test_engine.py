@@ -59,6 +59,21 @@ def test_a_compiled_step_is_the_plain_step(name):
         torch.testing.assert_close(found, expected[key], atol=1e-6, rtol=1e-5, msg=key)
 
 
+def test_an_epoch_s_order_is_ready_before_it_begins(monkeypatch):
+    """The host makes it while a device is busy, so that the device need not wait; and it is the epoch's own."""
+    engine, asked = make_engine("standard"), []
+    order = engine.batches.order
+    monkeypatch.setattr(engine.batches, "order", lambda epoch: asked.append(epoch) or order(epoch))
+    for epoch in (0, 1):
+        engine.begin(epoch, 0)
+        assert torch.equal(engine._order, order(epoch))
+        for _ in range(len(engine.batches)):
+            engine.step()
+    assert asked == [0, 1, 2]
+    engine.begin(5, 1)  # not the next one: back to an earlier checkpoint, or a resume
+    assert torch.equal(engine._order, order(5))
+
+
 def test_methods_that_cannot_be_compiled_say_so():
     assert [name for name in atas.methods.names() if not atas.methods.get(name).compilable] == ["fgsm-ga", "yopo"]
 

@@ -105,7 +105,8 @@ class Engine:
         self._order = torch.zeros(len(batches.labels), dtype=torch.int64, device=self.device)
         self._place = torch.zeros((), dtype=torch.int64, device=self.device)
         self._plan: tuple[Tensor, ...] = ()  # the epoch's batches, on the host
-        self._next = self.updates = 0
+        self._ahead: tuple[int, Tensor] | None = None  # an epoch to come, and its order
+        self._epoch = self._next = self.updates = 0
         self.shown: int | None = None  # the side of images in this epoch, where they are not shown as they are stored
         self._share = 1.0  # of the examples of the step's global batch
 
@@ -153,7 +154,8 @@ class Engine:
         """Get ready for an epoch, from the given batch on."""
         self.prepare(epoch)
         self.method.start_epoch(epoch, self.settings.training.epochs)
-        order = self.batches.order(epoch)
+        order = self._ahead[1] if self._ahead and self._ahead[0] == epoch else self.batches.order(epoch)
+        self._epoch = epoch
         self.batches.begin(order, first)
         self._order.copy_(order)
         self._plan = order.split([self.batches.size(batch) for batch in range(len(self.batches))])
@@ -172,6 +174,8 @@ class Engine:
         self._next += 1
         self._announce()
         self.updates += self.method.updates_per_step
+        if self._next == len(self._plan):  # the device has still much to do: the host uses the time
+            self._ahead = self._epoch + 1, self.batches.order(self._epoch + 1)
 
     def _announce(self) -> None:
         if self._next < len(self._plan):
