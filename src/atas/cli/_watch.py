@@ -6,11 +6,10 @@ All of it goes to standard error, so that standard output holds the result alone
 from __future__ import annotations
 
 import time
-from types import TracebackType
 
 from rich.console import Console
 
-from atas._screen import bar, clock
+from atas._screen import Screen, bar, clock
 from atas.evaluation import Status
 
 _PLAIN_EVERY = 30.0  # seconds between lines, without a terminal
@@ -18,22 +17,22 @@ _REFRESH = 0.2
 _STEPS = 1000
 
 
-class Watch:
+class Watch(Screen):
     """Shows each status of an evaluation, but not more often than anyone could read."""
 
     def __init__(self, *, quiet: bool = False, console: Console | None = None) -> None:
-        self._console = console or Console(stderr=True, quiet=quiet)
+        console = console or Console(stderr=True, quiet=quiet)
+        super().__init__(console, bar(console))
         self._last = time.monotonic()
         self._shown = ""
         self.said: set[str] = set()
-        self._progress = bar(self._console)
         if self._progress is not None:
             self._task = self._progress.add_task("evaluating", total=_STEPS, text="")
 
     def __call__(self, status: Status) -> None:
         """Show it, if it is time."""
         if status.note is not None:
-            self._say(status.note)
+            self._pass_on(status.note)
             return
         what = status.attack if status.doing == status.attack else f"{status.attack}: {status.doing}"
         wait = _PLAIN_EVERY if self._progress is None else 0.0 if what != self._shown else _REFRESH
@@ -46,24 +45,10 @@ class Watch:
         if self._progress is not None:
             self._progress.update(self._task, description=what, completed=status.done * _STEPS, text=text)
         else:
-            self._print(f"{what}  {100 * status.done:.0f}%  {text}")
+            self.say(f"{what}  {100 * status.done:.0f}%  {text}")
 
-    def _say(self, sentence: str) -> None:
+    def _pass_on(self, sentence: str) -> None:
         """Warnings come with the result; who sits before the screen is to see them at once."""
         if self._progress is not None or not sentence.startswith("warning:"):
-            self._print(sentence)
+            self.say(sentence)
             self.said.add(sentence)
-
-    def _print(self, text: str) -> None:
-        self._console.print(text, highlight=False, soft_wrap=True, markup=False)
-
-    def __enter__(self) -> Watch:
-        if self._progress is not None:
-            self._progress.start()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        if self._progress is not None:
-            self._progress.stop()
