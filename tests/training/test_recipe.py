@@ -376,3 +376,14 @@ def test_differences():
     }
     assert len(recipe.differences(one, other, ignore=("engine", "data.root"))) == 2
     assert recipe.differences(one, one) == []
+
+
+def test_of_the_engine_only_what_changes_the_training_tells_runs_apart():
+    """Runs from before `sync_batchnorm` counted are found, as no recipe of theirs had it."""
+    one = load("cifar10-preact-resnet18-atas")
+    same = {"engine.kind": "eager", "engine.device": "cpu", "engine.precision": "bf16", "engine.deterministic": True}
+    assert recipe.fingerprint(one.with_values(same)) == recipe.fingerprint(one)
+    assert recipe.fingerprint(one) == "8984b018c9675100"
+    assert recipe.fingerprint(one.with_values({"engine.sync_batchnorm": True})) != recipe.fingerprint(one)
+    keys = {f"engine.{field.name}" for field in dataclasses.fields(one.engine)}
+    assert keys == {*same, "engine.sync_batchnorm"}, "decide whether a resume may change the new key"

@@ -200,6 +200,7 @@ def test_the_saved_recipe_gives_the_same_run(tmp_path, train_toy, assert_same_ru
         ("schedule.peak", 0.1),
         ("optimizer.momentum", 0.8),
         ("data.pad", 2),
+        ("engine.sync_batchnorm", True),
     ],
 )
 def test_a_changed_recipe_is_refused_by_name(key, value, tmp_path, train_toy, interrupt_after, assert_same_run):

@@ -114,7 +114,7 @@ def resolved(settings: recipes.Recipe) -> dict[str, Any]:
     document["method"] = methods.settings(settings.method.name) | document["method"]
     document = recipes.deciding(document)
     if settings.engine.precision != "auto":
-        document["engine"] = {"precision": settings.engine.precision}
+        document["engine"] |= {"precision": settings.engine.precision}
     plain: dict[str, Any] = json.loads(json.dumps(document, default=_plain))
     return plain
 

@@ -25,7 +25,10 @@ S = TypeVar("S")
 
 # What may change between a run and its resume: where things are, and what is done after the training.
 MAY_CHANGE = (
-    "engine",
+    "engine.kind",
+    "engine.device",
+    "engine.precision",
+    "engine.deterministic",
     "evaluation",
     "data.root",
     "data.loading",
@@ -35,9 +38,9 @@ MAY_CHANGE = (
     "training.loggers",
 )
 
-# Keys that came later and what they stand for where they are not set. There they do not count in what tells runs from
-# each other, so that checkpoints and results from before are found.
-_CAME_LATER = {"data.view": "pad", "method.grid": None}
+# Keys that came later, or did not count before, and what they stand for where they are not set. There they do not count
+# in what tells runs from each other, so that checkpoints and results from before are found.
+_CAME_LATER = {"data.view": "pad", "method.grid": None, "engine.sync_batchnorm": False}
 
 
 # What other programs call a key.
