@@ -8,7 +8,7 @@ from PIL import Image
 
 import atas
 from atas.errors import AtasError, DataError, UsageError
-from atas.training import recipe
+from atas.training import checkpoint, recipe
 from atas.training.trainer import Interrupted
 
 STREAM = {"data.loading": "streaming", "data.workers": 2}
@@ -87,6 +87,29 @@ def test_begun_as_a_stream_and_ended_resident(tmp_path, train_toy, interrupt_aft
         train_toy(tmp_path / "stopped", values=STREAM, live=interrupt_after(6))
     train_toy(tmp_path / "stopped", values={"data.loading": "resident"}, resume=True)
     assert rows_of(tmp_path / "whole") == rows_of(tmp_path / "stopped")
+
+
+@pytest.mark.parametrize("ways", [("streaming", "resident"), ("resident", "streaming")])
+def test_files_are_the_same_images_in_either_way(ways, tmp_path, train_folder, interrupt_after, assert_same_run):
+    train_folder(tmp_path / "whole", ways[0])
+    with pytest.raises(Interrupted):
+        train_folder(tmp_path / "parts", ways[0], live=interrupt_after(6))
+    train_folder(tmp_path / "parts", ways[1], resume=True)
+    assert_same_run(tmp_path / "whole", tmp_path / "parts")
+
+
+@pytest.mark.parametrize("way", ["streaming", "resident"])
+def test_checkpoints_with_one_fingerprint_go_on(way, tmp_path, train_folder, folder, interrupt_after, assert_same_run):
+    """As they were written before there were several."""
+    train_folder(tmp_path / "whole", way)
+    with pytest.raises(Interrupted):
+        train_folder(tmp_path / "parts", way, live=interrupt_after(6))
+    path = tmp_path / "parts" / "checkpoints" / "last.safetensors"
+    tensors, state = checkpoint.load(path)
+    images = atas.data.load("imagefolder", folder, size=8, lazy=way == "streaming").train
+    checkpoint.save(path, tensors, {**state, "data": images.fingerprint()[:16]})
+    train_folder(tmp_path / "parts", way, resume=True)
+    assert_same_run(tmp_path / "whole", tmp_path / "parts")
 
 
 def test_a_second_interrupt_leaves_no_process(tmp_path, train_toy, observer):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 import torch
@@ -27,7 +27,8 @@ def content_sha256(images: np.ndarray, labels: np.ndarray) -> str:
 class Split(torch.utils.data.Dataset[tuple[Tensor, int]]):
     """One half of a data set, and itself a map-style dataset of (image in [0, 1], label).
 
-    `images` is a tensor, or where the images stay on the disk an object that gives tensors when it is indexed.
+    `images` is a tensor, or where the images stay on the disk an object that gives tensors when it is indexed. `files`
+    is the fingerprint of the image files that a tensor was decoded from, if it was.
 
     >>> split = Split(torch.full((2, 1, 4, 4), 255, dtype=torch.uint8), torch.tensor([0, 1]), ("cat", "dog"))
     >>> image, label = split[1]
@@ -38,6 +39,7 @@ class Split(torch.utils.data.Dataset[tuple[Tensor, int]]):
     images: Tensor | Stored
     labels: Tensor
     classes: tuple[str, ...]
+    files: str | None = field(default=None, repr=False)
 
     def __post_init__(self) -> None:
         images, labels = self.images, self.labels
@@ -96,10 +98,16 @@ class Split(torch.utils.data.Dataset[tuple[Tensor, int]]):
     def fingerprint(self) -> str:
         """A hash that tells this content from other: `sha256`, or for images on the disk one that need not read them
         all."""
-        if not isinstance(self.images, Stored):
-            return self.sha256()
+        return self._of_files(self.images.fingerprint) if isinstance(self.images, Stored) else self.sha256()
+
+    def fingerprints(self) -> tuple[str, ...]:
+        """The fingerprint, and for images that were decoded from files that of the same images left there: one of them
+        is the same whichever way images are loaded."""
+        return (self.fingerprint(),) if self.files is None else (self.fingerprint(), self._of_files(self.files))
+
+    def _of_files(self, fingerprint: str) -> str:
         labels = self.labels.numpy().astype("<i8").tobytes()
-        return hashlib.sha256(self.images.fingerprint.encode() + labels).hexdigest()
+        return hashlib.sha256(fingerprint.encode() + labels).hexdigest()
 
     def sha256(self) -> str:
         """A hash of pixels and labels: the same for the same content, however it was stored.

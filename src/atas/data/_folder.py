@@ -52,18 +52,16 @@ def read_folder_of_images(root: Path, size: int, *, root_given: bool = True, laz
     if lazy is None:
         memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
         lazy = (len(train.files) + len(test.files)) * 3 * size * size > _SHARE * memory
+    in_files = Files(train.files, size, root), Files(test.files, size, root)
     if lazy:
-        return Dataset(
-            "imagefolder",
-            Split(Files(train.files, size, root), labels_of(train), classes),
-            Split(Files(test.files, size, root), labels_of(test), classes),
-        )
-    images, count = _decode_all([*train.files, *test.files], size), len(train.files)
-    return Dataset(
-        "imagefolder",
-        Split(images[:count], labels_of(train), classes),
-        Split(images[count:], labels_of(test), classes),
-    )
+        splits = [Split(files, labels_of(half), classes) for files, half in zip(in_files, (train, test), strict=True)]
+        return Dataset("imagefolder", *splits)
+    decoded = _decode_all([*train.files, *test.files], size).split([len(files) for files in in_files])
+    splits = [
+        Split(images, labels_of(half), classes, files.fingerprint)
+        for images, half, files in zip(decoded, (train, test), in_files, strict=True)
+    ]
+    return Dataset("imagefolder", *splits)
 
 
 def listings(root: Path, *, root_given: bool = True) -> tuple[Half, Half]:

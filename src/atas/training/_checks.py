@@ -33,10 +33,11 @@ def part_of(settings: recipe.Recipe, examples: int, peers: Processes) -> Part:
     return Part.of(examples, shards, peers.rank, peers.count)
 
 
-def check_alike(settings: recipe.Recipe, data: str, peers: Processes) -> None:
+def check_alike(settings: recipe.Recipe, data: tuple[str, ...], peers: Processes) -> None:
     """Refuse a process that would train something else than the first."""
-    mine = (recipe.fingerprint(settings), data)
-    if peers.by_first(lambda: mine) != mine:
+    mine = recipe.fingerprint(settings)
+    first, images = peers.by_first(lambda: (mine, data))
+    if first != mine or not set(images) & set(data):
         raise DataError(
             f"process {peers.rank} of {peers.count} has another recipe or other training images than the first; give "
             f"the same command and the same data on every machine"

@@ -35,7 +35,7 @@ class Assembly:
 
     engine: Engine
     monitor: Monitor
-    images: str  # the fingerprint of the images that it learns from
+    images: tuple[str, ...]  # the fingerprints of the images that it learns from
 
 
 def assemble(
@@ -54,7 +54,7 @@ def assemble(
     training = settings.training
     seen = as_tested(data, settings.data)
     check_model(model, seen)
-    images = _fingerprint(data, rows)
+    images = _fingerprints(data, rows)
     check_alike(settings, images, peers)
     probe, rest = split_probe(len(data.train), training.probe, held_out=training.on_collapse != "warn")
     if rows is not None:
@@ -111,7 +111,9 @@ def _engine(
     return Captured(settings, model, method, batches, say, peers)
 
 
-def _fingerprint(data: Dataset, rows: Tensor | None) -> str:
+def _fingerprints(data: Dataset, rows: Tensor | None) -> tuple[str, ...]:
     """Of the images that a run learns from."""
-    whole = data.train.fingerprint()
-    return (whole if rows is None else hashlib.sha256(whole.encode() + rows.numpy().tobytes()).hexdigest())[:16]
+    found = data.train.fingerprints()
+    if rows is not None:
+        found = tuple(hashlib.sha256(whole.encode() + rows.numpy().tobytes()).hexdigest() for whole in found)
+    return tuple(whole[:16] for whole in found)

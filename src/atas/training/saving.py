@@ -16,10 +16,10 @@ from atas.training.gathering import gather, scatter
 class Checkpoints:
     """Between a training and its files: what the engine holds goes out and in, beside a `state` of plain values.
 
-    `images` is the fingerprint of those that the run learns from.
+    `images` are fingerprints of those that the run learns from; a checkpoint that has one of them is of the same.
     """
 
-    def __init__(self, folder: Path, engine: Engine, images: str) -> None:
+    def __init__(self, folder: Path, engine: Engine, images: tuple[str, ...]) -> None:
         self._folder, self._engine, self._images = folder, engine, images
         self._part, self._peers = engine.batches.part, engine.peers
         self._recipe = recipe.fingerprint(engine.settings)
@@ -40,7 +40,8 @@ class Checkpoints:
             return state
 
         state = self._peers.by_first(read)
-        if state["data"] != self._images:
+        known = state["data"]  # one of them in checkpoints from before there were several
+        if not {*self._images} & {*([known] if isinstance(known, str) else known)}:
             raise CheckpointError(
                 f"the checkpoint in {self._folder} was made with other training images; resume with the same data"
             )
