@@ -147,6 +147,37 @@ def test_empty_class_folder(root):
         data.load("imagefolder", root, size=8)
 
 
+def test_images_in_deeper_folders_are_named(root):
+    (root / "train" / "blue" / "notes").mkdir()
+    (root / "train" / "blue" / "notes" / "about.txt").touch()
+    save(root / "train" / "blue" / ".cache" / "0.png", RED)
+    before = data.load("imagefolder", root, size=8)
+    assert len(before.train) == len(list((root / "train").glob("*/*.*g")))
+    for kind in ("deep", "deeper/images"):
+        save(root / "test" / "blue" / kind / "0.png", RED)
+    with pytest.raises(DataError, match=r"folders within class folders: .*blue/deep, .*blue/deeper; move them up"):
+        data.load("imagefolder", root, size=8)
+
+
+def test_links_that_lead_nowhere_are_named(root):
+    outside = save(root / "elsewhere" / "0.png", RED)
+    link = root / "train" / "blue" / "link.png"
+    link.symlink_to(outside)
+    found = len(data.load("imagefolder", root, size=8).train)
+    outside.unlink()
+    with pytest.raises(DataError, match=rf"links to images that do not exist: {link}; mend or remove"):
+        data.load("imagefolder", root, size=8)
+    link.unlink()
+    assert len(data.load("imagefolder", root, size=8).train) == found - 1
+
+
+def test_many_different_classes_are_not_all_listed(root):
+    for number in range(30):
+        save(root / "train" / f"extra{number:02}" / "0.png", RED)
+    with pytest.raises(DataError, match=r"only in .*train: extra00, .*extra04 and 25 more\); give both"):
+        data.load("imagefolder", root, size=8)
+
+
 def test_different_classes(root):
     save(root / "train" / "extra" / "0.png", RED)
     (root / "test" / "blue").rename(root / "test" / "navy")

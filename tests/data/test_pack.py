@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import pickle
@@ -146,6 +147,30 @@ def test_damaged_images_are_all_listed_or_left_out(photos, tmp_path, small_shard
         data.load("packed", tmp_path / "packed").train.images[:],
         data.load("packed", tmp_path / "whole").train.images[:],
     )
+
+
+def test_what_cannot_be_read_is_not_left_out_as_damaged(photos, tmp_path, small_shards, monkeypatch):
+    whole = data.pack(photos, tmp_path / "whole", size=SIZE)
+    plain, bad = _shards.decode, sorted((photos / "train" / "dog").iterdir())[-1]
+
+    def decode(path, *how):
+        if path == bad:
+            raise OSError(errno.EIO, "Input/output error", str(path))
+        return plain(path, *how)
+
+    monkeypatch.setattr(_shards, "decode", decode)
+    with pytest.raises(
+        DataError, match=r"1 image of 27 cannot be decoded: .*\(Input/output error\); mend or remove it"
+    ):
+        data.pack(photos, tmp_path / "packed", size=SIZE)
+    with pytest.raises(
+        DataError, match=rf"cannot read {bad} \(Input/output error\), which need not be damaged; see to"
+    ):
+        data.pack(photos, tmp_path / "packed", size=SIZE, skip_damaged=True)
+    assert not list((tmp_path / "packed").glob(".*.tmp"))
+    monkeypatch.undo()
+    monkeypatch.setattr(_shards, "_FEWEST", 4)
+    assert data.pack(photos, tmp_path / "packed", size=SIZE, skip_damaged=True).shards == whole.shards
 
 
 def test_other_settings_and_other_places(photos, packed, tmp_path):
@@ -345,7 +370,7 @@ def test_a_file_that_cannot_grow(photos, tmp_path):
 
 def test_a_disk_too_small_is_seen_before_the_work(photos, tmp_path, monkeypatch):
     monkeypatch.setattr(_target.shutil, "disk_usage", lambda path: type("Usage", (), {"free": 10**6}))
-    with pytest.raises(DataError, match=r"needs 5.4 GB more and its disk has 0.0 GB left"):
+    with pytest.raises(DataError, match=r"needs 5.44 GB more and its disk has 1 MB left"):
         data.pack(photos, tmp_path / "packed", size=8192)
 
 

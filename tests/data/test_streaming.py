@@ -216,7 +216,7 @@ def test_the_choice_of_a_loader(images, photos, monkeypatch):
     assert kind(lazy, "auto") == "resident"
     assert said == [f"21 training images, 16 kB as pixels, are read from {photos} into the memory of cpu"]
     assert kind(lazy, "streaming") == "streaming"
-    assert said == [f"21 training images, 16 kB as pixels, are streamed from {photos} by 1 processes"]
+    assert said == [f"21 training images, 16 kB as pixels, are streamed from {photos} by 1 process"]
     monkeypatch.setattr("atas.data.loading._memory", lambda device: int(images.numel() / SHARE) - 1)
     assert kind(split, "auto") == "streaming"
     assert "(data.loading = auto)" in said[0]

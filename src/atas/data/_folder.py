@@ -70,7 +70,7 @@ def listings(root: Path, *, root_given: bool = True) -> tuple[Half, Half]:
     train, test = _listing(train_root), _listing(test_root)
     if train.keys() != test.keys():
         differences = [
-            f"only in {half}: {', '.join(sorted(more))}"
+            f"only in {half}: {few(sorted(more))}"
             for half, more in ((train_root, train.keys() - test), (test_root, test.keys() - train))
             if more
         ]
@@ -102,10 +102,14 @@ def _listing(half: Path) -> dict[str, list[Path]]:
         raise DataError(f"{half} has no class folders; put the images into {half}/<class>/.")
     listing: dict[str, list[Path]] = {}
     others: list[Path] = []
+    no_files: list[Path] = []
     for folder in folders:
-        files = sorted(path for path in folder.iterdir() if path.is_file() and not path.name.startswith("."))
+        files: list[Path] = []
+        for path in sorted(path for path in folder.iterdir() if not path.name.startswith(".")):
+            (files if path.is_file() else no_files).append(path)
         listing[folder.name] = [path for path in files if path.suffix.lower() in SUFFIXES]
         others += [path for path in files if path.suffix.lower() not in SUFFIXES]
+    _check_left(no_files)
     images = set(Image.registered_extensions()) | _UNREAD
     others = [path for path in others if path.suffix.lower() in images]
     if others:
@@ -115,8 +119,21 @@ def _listing(half: Path) -> dict[str, list[Path]]:
         )
     empty = [str(half / name) for name, paths in listing.items() if not paths]
     if empty:
-        raise DataError(f"no images ({', '.join(SUFFIXES)}) in {', '.join(empty)}; add some or remove the folder.")
+        raise DataError(f"no images ({', '.join(SUFFIXES)}) in {few(empty)}; add some or remove the folder.")
     return listing
+
+
+def _check_left(paths: list[Path]) -> None:
+    """An error for images that a look at the files of class folders alone would miss."""
+    lost = [path for path in paths if path.suffix.lower() in SUFFIXES and not path.exists()]
+    if lost:
+        raise DataError(f"there are links to images that do not exist: {few(lost)}; mend or remove them.")
+    deeper = [path for path in paths if any(file.suffix.lower() in SUFFIXES for file in path.rglob("*"))]
+    if deeper:
+        raise DataError(
+            f"there are images in folders within class folders: {few(deeper)}; move them up into the class folder, "
+            "or elsewhere."
+        )
 
 
 def labels_of(half: Half) -> torch.Tensor:

@@ -109,10 +109,10 @@ def _name_damaged(target: Path, files: int, outcomes: list[Outcome], *, skip: bo
     write(report, lines.encode(errors="replace").decode())  # a name need not be text
     shown = few([f"{name} ({why})" for name, why in faults])
     listed = f", all listed in {report}" if len(faults) > FEW else ""
-    noun = "image" if len(faults) == 1 else "images"
+    noun, them = ("image", "it") if len(faults) == 1 else ("images", "them")
     raise DataError(
-        f"{len(faults)} {noun} of {files} cannot be decoded: {shown}{listed}; mend or remove them, or leave them out "
-        f"with --skip-damaged, and run the command again: the other shards are kept"
+        f"{len(faults)} {noun} of {files} cannot be decoded: {shown}{listed}; mend or remove {them}, or leave {them} "
+        f"out with --skip-damaged, and run the command again: the other shards are kept"
     )
 
 

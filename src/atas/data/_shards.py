@@ -145,6 +145,8 @@ class _Writer:
                 try:
                     raw, size = _encoded(self._work.root / name, self._settings)
                 except Exception as error:
+                    if self._skip and isinstance(error, OSError) and error.errno is not None:
+                        raise _cannot_read(self._work.root / name, error) from error
                     # Pillow's decoders raise many kinds; whichever it is, the file is of no use and must be named.
                     self.faults.append((name, reason(error)))
                 else:
@@ -169,6 +171,14 @@ def _encoded(path: Path, settings: Settings) -> tuple[bytes, tuple[int, int]]:
     stream = io.BytesIO()
     image.save(stream, "JPEG", quality=settings.quality)
     return stream.getvalue(), size
+
+
+def _cannot_read(path: Path, error: OSError) -> DataError:
+    """The error for an image that may be whole but cannot be had, and so is not to be left out as damaged."""
+    return DataError(
+        f"cannot read {path} ({error.strerror}), which need not be damaged; see to its disk or its permissions and run "
+        f"the same command again: the shards that are finished are kept"
+    )
 
 
 def cannot_write(path: Path, error: OSError) -> DataError:

@@ -8,7 +8,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from atas._files import read_json, write_text
+from atas._files import in_bytes, read_json, write_text
 from atas.data._decode import FITS
 from atas.data._manifest import MANIFEST, SUFFIXES, Manifest, read_manifest
 from atas.data._shards import Settings, Work, cannot_write
@@ -96,6 +96,6 @@ def check_room(target: Path, settings: Settings, shards: list[Work]) -> None:
     free = shutil.disk_usage(target).free
     if needed > free:
         raise DataError(
-            f"{target} needs {needed / 1e9:.1f} GB more and its disk has {free / 1e9:.1f} GB left; make room, choose "
-            f"another place, or pack with --format jpeg, which takes about an eighth"
+            f"{target} needs {in_bytes(needed)} more and its disk has {in_bytes(free)} left; make room, choose another "
+            f"place, or pack with --format jpeg, which takes about an eighth"
         )

@@ -38,7 +38,8 @@ def open_batches(
     if not resident:
         batches = Streaming(images, labels, device=device, workers=workers, **how)
         why = "" if loading == "streaming" else f", as {device.type} has {memory / 1e9:.0f} GB (data.loading = auto)"
-        say(f"{about} are streamed from {place} by {batches.workers} processes{why}")
+        processes = "1 process" if batches.workers == 1 else f"{batches.workers} processes"
+        say(f"{about} are streamed from {place} by {processes}{why}")
         return batches
     if isinstance(images, Stored):
         say(f"{about} are read from {place} into the memory of {device.type}")

@@ -68,7 +68,7 @@ def train(
             named = dataclasses.replace(settings.data, name=f"{GIVEN}{data.name}")
             settings = dataclasses.replace(settings, data=named)
         place = Folder(Path(out) if out is not None else Path("runs") / settings.name)
-        with peers.reached(f"go on from the last checkpoint with --resume --out {place.path}"):
+        with peers.reached(f"go on from the last checkpoint with --resume --out {in_shell(place.path)}"):
             going_on = peers.by_first(lambda: _goes_on(place, settings, resume=resume, overwrite=overwrite))
             with live or Live(quiet=not peers.first) as shown, determinism(settings.engine.deterministic):
                 data = data or load_data(settings)
