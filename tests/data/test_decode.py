@@ -159,6 +159,7 @@ def test_what_cannot_be_decoded_is_put_in_words(tmp_path):
     (tmp_path / "text.png").write_text("no image")
     Image.fromarray(np.ones((8, 8), np.float32)).save(tmp_path / "float.tif")
     Image.fromarray(np.full((8, 8), 70000, np.int32)).save(tmp_path / "deep.tif")
+    Image.new("L", (10_000, 1)).save(tmp_path / "line.png")
     expected = {
         "empty.jpg": "the file is empty",
         "cut.jpg": "image file is truncated",
@@ -166,6 +167,7 @@ def test_what_cannot_be_decoded_is_put_in_words(tmp_path):
         "float.tif": "floating-point",
         "deep.tif": "more than 16 bits",
         "gone.png": "No such file or directory",
+        "line.png": "it is 10000 x 1 pixels, too narrow for its length",
     }
     for name, words in expected.items():
         with pytest.raises((OSError, ValueError)) as caught:

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from atas import data
-from atas.data import _team
+from atas.data import _room, _team
 from atas.data.loading import SHARE, open_batches
 from atas.data.resident import Resident
 from atas.data.streaming import AHEAD, Streaming
@@ -200,6 +200,22 @@ def _is_zombie(pid):
 
 
 # Which loader
+
+
+def test_files_are_decoded_at_the_start_where_memory_holds_them(photos, tmp_path, monkeypatch):
+    """27 images of 16 x 16 take 20,736 bytes, and may take half of the memory."""
+
+    def held(memory, processes="1"):
+        (tmp_path / "limit").write_text(memory)
+        monkeypatch.setattr(_room, "_LIMITS", (tmp_path / "none", tmp_path / "limit"))
+        monkeypatch.setenv("LOCAL_WORLD_SIZE", processes)
+        return isinstance(data.load("imagefolder", photos, size=16).train.images, torch.Tensor)
+
+    assert held("max\n")
+    assert held("41472\n")
+    assert not held("41471\n")
+    assert held("82944\n", processes="2")
+    assert not held("82944\n", processes="3")
 
 
 def test_the_choice_of_a_loader(images, photos, monkeypatch):

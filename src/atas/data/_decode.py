@@ -11,6 +11,7 @@ from PIL import Image, ImageOps
 FITS = ("crop", "squash", "keep")
 
 _GAP = 2  # a JPEG may be decoded at half, a quarter or an eighth, down to so many times the size that is wanted
+_LONGEST = 65500  # pixels that a side of a JPEG file may have; one of 1 x 30,000 resized to 256 would take 6 GB
 
 
 def decode(source: Path | io.BytesIO, size: int, fit: str = "crop") -> Image.Image:
@@ -29,6 +30,8 @@ def decode(source: Path | io.BytesIO, size: int, fit: str = "crop") -> Image.Ima
         return image.resize((size, size), Image.Resampling.BILINEAR)
     short = min(image.size)
     width, height = (max(size, round(side * size / short)) for side in image.size)
+    if max(width, height) > _LONGEST:
+        raise ValueError(f"it is {image.width} x {image.height} pixels, too narrow for its length")
     resized = image.resize((width, height), Image.Resampling.BILINEAR)
     if fit == "keep":
         return resized

@@ -15,6 +15,7 @@ from PIL import Image
 from atas.data._dataset import Dataset, Split
 from atas.data._decode import decode, planes, reason
 from atas.data._manifest import MANIFEST
+from atas.data._room import host_memory
 from atas.data._stored import Files
 from atas.errors import DataError, UsageError, few
 
@@ -50,8 +51,7 @@ def read_folder_of_images(root: Path, size: int, *, root_given: bool = True, laz
     train, test = listings(root, root_given=root_given)
     classes = tuple(train.classes)
     if lazy is None:
-        memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-        lazy = (len(train.files) + len(test.files)) * 3 * size * size > _SHARE * memory
+        lazy = (len(train.files) + len(test.files)) * 3 * size * size > _SHARE * host_memory()
     in_files = Files(train.files, size, root), Files(test.files, size, root)
     if lazy:
         splits = [Split(files, labels_of(half), classes) for files, half in zip(in_files, (train, test), strict=True)]

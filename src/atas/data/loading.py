@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from typing import Unpack
 
@@ -10,6 +9,7 @@ import torch
 
 from atas._files import in_bytes
 from atas.data._dataset import Split
+from atas.data._room import host_memory
 from atas.data._stored import Stored
 from atas.data.resident import Batches, Resident, Sampling
 from atas.data.streaming import Streaming
@@ -50,4 +50,4 @@ def _memory(device: torch.device) -> int:
     """All the memory of a device, in bytes."""
     if device.type == "cuda":
         return torch.cuda.get_device_properties(device).total_memory
-    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    return host_memory()
