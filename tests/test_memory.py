@@ -204,3 +204,16 @@ def test_gradient_norms_change_where_they_are_written():
     other.load_state_dict(norms.state_dict())
     assert torch.equal(other.average, norms.average)
     assert list(norms.parameters()) == []
+
+
+def test_more_than_fits_is_refused_in_a_sentence(monkeypatch):
+    """On the host, and as a GPU says it."""
+    with pytest.raises(UsageError, match=r"takes 360000.0 GB, more than the host has left; keep it at low resolution"):
+        make(examples=10**12, dtype=torch.int8)
+
+    def full(*shape, **options):
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    monkeypatch.setattr(torch, "zeros", full)
+    with pytest.raises(UsageError, match="more than the device has left; keep it with store=host, at low resolution"):
+        make()

@@ -53,10 +53,14 @@ class Memory(nn.Module, ABC):
         shape = (examples, *row)
         try:
             delta = torch.zeros(shape, dtype=dtype, device=device if store == "device" else "cpu")
-        except torch.OutOfMemoryError as error:
+        except RuntimeError as error:
+            on_gpu = isinstance(error, torch.OutOfMemoryError)
+            if not on_gpu and "can't allocate memory" not in str(error):  # the host's shortage has no class of its own
+                raise
             raise UsageError(
                 f"the memory of perturbations takes {math.prod(shape) * dtype.itemsize / 1e9:.1f} GB, more than the "
-                f"device has left; keep it with store=host, at low resolution with grid=32, or in int8"
+                f"{'device' if on_gpu else 'host'} has left; keep it {'with store=host, ' if on_gpu else ''}at low "
+                f"resolution with grid=32, or in int8"
             ) from error
         self.register_buffer("delta", delta)
         home = torch.device(device if device is not None else "cpu")
