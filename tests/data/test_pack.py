@@ -64,6 +64,7 @@ def test_images_by_every_kind_of_index(packed):
     assert torch.equal(images[3:9:2], whole[3:9:2])
     rows = torch.tensor([20, 0, 7, 7])
     assert torch.equal(images[rows], whole[rows])
+    assert torch.equal(images[rows.view(2, 2)], whole[rows.view(2, 2)])
     assert torch.equal(images.part(rows)[1:], whole[rows][1:])
     assert torch.equal(images.part(rows).part(slice(2, None))[:], whole[[7, 7]])
     assert torch.equal(images.to(torch.device("cpu")), whole)
@@ -193,6 +194,7 @@ def test_other_settings_and_other_places(photos, packed, tmp_path):
         ({"fit": "stretch"}, "unknown fit 'stretch'"),
         ({"format": "jpg"}, "did you mean 'jpeg'"),
         ({"size": 0}, "size is 0"),
+        ({"size": 16.5}, r"size is 16\.5, expected a number of pixels"),
         ({"quality": 101, "format": "jpeg"}, "quality is 101"),
         ({"fit": "keep"}, "raw images are all of one size"),
         ({"workers": 0}, "workers must be at least 1"),

@@ -51,7 +51,7 @@ class Stored(ABC):
     def __getitem__(self, item: int | slice | Tensor | list[int]) -> Tensor:
         rows = np.arange(len(self))[item.cpu().numpy() if isinstance(item, Tensor) else item]
         images = torch.empty(rows.size, *self.shape[1:], dtype=torch.uint8)
-        self.read(np.atleast_1d(rows), images.numpy())
+        self.read(rows.reshape(-1), images.numpy())
         return images.view(*rows.shape, *self.shape[1:])
 
     def part(self, rows: Tensor | slice) -> Stored:

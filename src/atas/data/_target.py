@@ -23,7 +23,7 @@ def settings_of(size: int, fit: str, format: str, quality: int) -> Settings:
         raise unknown("fit", fit, FITS)
     if format not in SUFFIXES:
         raise unknown("format", format, SUFFIXES)
-    if size < 1:
+    if not isinstance(size, int) or size < 1:
         raise UsageError(f"size is {size}, expected a number of pixels from 1 up, such as 256")
     if not 1 <= quality <= 100:
         raise UsageError(f"quality is {quality}, expected 1 to 100, such as 90")
