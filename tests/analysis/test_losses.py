@@ -42,7 +42,7 @@ def test_a_single_step_from_noise_is_fgsm_rs(subject):
     start = THREAT.random_start(x, Draw(0, torch.tensor(0), torch.arange(50))).requires_grad_(True)
     (gradient,) = torch.autograd.grad(F.cross_entropy(model(start), y, reduction="sum"), start)
     expected = (start.detach() + 0.07 * gradient.sign()).clamp(x - 0.1, x + 0.1).clamp(0, 1)
-    step = losses.single_step(THREAT, 0.07, lambda x, index: losses.random_start(THREAT, x, index))
+    step = losses.single_steps(THREAT, [0.07], lambda x, index: losses.random_start(THREAT, x, index))
     with losses.prepared(model, images) as runner:
         loss, _ = losses.losses(runner, images, y, [step])
     assert torch.allclose(loss[0], loss_at(model, expected, y), atol=1e-5)
@@ -51,7 +51,7 @@ def test_a_single_step_from_noise_is_fgsm_rs(subject):
 def test_the_gap_is_zero_for_pgd10_itself_and_not_for_a_weaker_attack(subject):
     model, images, y = subject
     with losses.prepared(model, images) as runner:
-        still = losses.single_step(THREAT, 1e-9, lambda x, _: x)
+        still = losses.single_steps(THREAT, [1e-9], lambda x, _: x)
         loss, _ = losses.losses(runner, images, y, [losses.pgd10(THREAT), losses.pgd10(THREAT), still])
     same, weak = losses.gaps(loss[1:], loss[0])
     assert same == 0

@@ -19,8 +19,8 @@ from atas.passes import input_gradient
 from atas.threat import Threat
 
 STEPS, STEPS_ACROSS = 10, 5  # PGD-10 as evaluations run it
-Attack = Callable[[Runner, Tensor, Tensor, Tensor], Tensor]
-"""Of a model, images, labels and the numbers of the examples: the points to take the loss at."""
+Attack = Callable[[Runner, Tensor, Tensor, Tensor], Sequence[Tensor]]
+"""Of a model, images, labels and the numbers of the examples: points to take the loss at, one or more of each."""
 Start = Callable[[Tensor, Tensor], Tensor]
 """Of images and the numbers of the examples: where an attack begins."""
 
@@ -35,7 +35,7 @@ def prepared(model: nn.Module, images: Tensor, precision: str = "auto") -> Itera
 
 
 def losses(runner: Runner, images: Tensor, labels: Tensor, attacks: Sequence[Attack]) -> tuple[Tensor, Tensor]:
-    """Cross-entropy and right answers (attacks, examples) at the points of each attack; images are uint8."""
+    """Cross-entropy and right answers (points, examples) at the points of the attacks in turn; images are uint8."""
     images, labels = images.to(runner.device), labels.to(runner.device)
     size, count = runner.lanes, len(images)
     found = []
@@ -43,32 +43,34 @@ def losses(runner: Runner, images: Tensor, labels: Tensor, attacks: Sequence[Att
         for first in range(0, count, size):
             index = torch.arange(first, first + size, device=runner.device) % count  # all batches are of one shape
             x, y = images[index].float() / 255, labels[index]
-            logits = torch.stack([runner.judge(attack(runner, x, y, index)) for attack in attacks])
-            loss = F.cross_entropy(logits.flatten(0, 1), y.repeat(len(attacks)), reduction="none").view(
-                len(attacks), -1
-            )
-            found.append(torch.stack([loss, (logits.argmax(2) == y).to(loss.dtype)]))
-    loss, right = torch.cat(found, 2)[..., :count].cpu()
-    return loss, right.bool()
+            points = [point for attack in attacks for point in attack(runner, x, y, index)]
+            logits = [runner.judge(point) for point in points]
+            loss = torch.stack([F.cross_entropy(one, y, reduction="none") for one in logits])
+            right = torch.stack([one.argmax(1) == y for one in logits])
+            found.append(torch.stack([loss, right.to(loss.dtype)]))
+    all_loss, all_right = torch.cat(found, 2)[..., :count].cpu()
+    return all_loss, all_right.bool()
 
 
 def pgd10(threat: Threat) -> Attack:
     """Ten steps of eps/5 from a random start."""
 
-    def attack(runner: Runner, x: Tensor, y: Tensor, index: Tensor) -> Tensor:
+    def attack(runner: Runner, x: Tensor, y: Tensor, index: Tensor) -> list[Tensor]:
         point = random_start(threat, x, index)
         for _ in range(STEPS):
-            point = _up(runner, threat, point, threat.eps / STEPS_ACROSS, x, y)
-        return point
+            point = threat.ascend(point, _gradient(runner, point, y), threat.eps / STEPS_ACROSS, x)
+        return [point]
 
     return attack
 
 
-def single_step(threat: Threat, size: float, start: Start) -> Attack:
-    """One step of a size from somewhere: FGSM-RS from noise, ATTA from what it remembers."""
+def single_steps(threat: Threat, sizes: Sequence[float], start: Start) -> Attack:
+    """One step of each size from somewhere, along one gradient: FGSM-RS from noise, ATTA from what it remembers."""
 
-    def attack(runner: Runner, x: Tensor, y: Tensor, index: Tensor) -> Tensor:
-        return _up(runner, threat, start(x, index), size, x, y)
+    def attack(runner: Runner, x: Tensor, y: Tensor, index: Tensor) -> list[Tensor]:
+        point = start(x, index)
+        gradient = _gradient(runner, point, y)
+        return [threat.ascend(point, gradient, size, x) for size in sizes]
 
     return attack
 
@@ -83,6 +85,6 @@ def gaps(losses_of_steps: Tensor, loss_of_pgd: Tensor) -> list[float]:
     return [float(gap) for gap in (loss_of_pgd.double() - losses_of_steps.double()).mean(1)]
 
 
-def _up(runner: Runner, threat: Threat, point: Tensor, size: float, x: Tensor, y: Tensor) -> Tensor:
+def _gradient(runner: Runner, point: Tensor, y: Tensor) -> Tensor:
     gradient, _ = input_gradient(runner.logits, point, y)
-    return threat.ascend(point, gradient.nan_to_num(), size, x)
+    return gradient.nan_to_num()

@@ -9,13 +9,14 @@ import torch
 from torch import nn
 
 from atas._files import read_json
+from atas.attacks import Clean
 from atas.data import Dataset, Split
 from atas.evaluation import evaluate
 from atas.evaluation._fingerprint import weights_hash
 from atas.report import summarise
 from atas.reproduce import cost
 from atas.reproduce.holding_out import hold_out
-from atas.reproduce.observation import Seen, observed, unobserved
+from atas.reproduce.observation import Seen, unobserved
 from atas.reproduce.observations import usual
 from atas.reproduce.progress import PlanProgress
 from atas.reproduce.record import Record
@@ -40,7 +41,7 @@ def is_done(trial: Trial, store: Store) -> bool:
 def work(trial: Trial, store: Store, data: Dataset) -> tuple[float, float]:
     """What is left of a trial: its training and its evaluation."""
     trained, known = _place(trial, store).model.exists(), store.record(trial)
-    attacks = trial.attacks if known is None else known.missing(trial.attacks)
+    attacks = _attacks(trial, known, same=trained)
     test = trial.held_out or len(data.test)
     images = test if trial.examples is None else min(test, trial.examples)
     learnt = (len(data.train) - trial.held_out) * (1.0 if trial.part is None else trial.part.share)
@@ -54,12 +55,10 @@ def execute(trial: Trial, store: Store, load: Load, progress: PlanProgress) -> R
     progress.part(training)
     place = _place(trial, store)
     model = _trained(trial, store, place, load, progress)
+    make_room()  # the training's records of its steps are not wanted any more
     progress.part(evaluation)
     record = _evaluated(trial, store, place, model, load, progress)
-    seen = Seen(trial, place, model, load(trial), store)
-    also = [found for found in usual(trial) if found not in trial.observe and found.ready(trial, place)]
-    record = observed(record, unobserved(record, (*trial.observe, *also)), seen)
-    store.save(trial, record)
+    record = _observed(trial, store, place, model, load, record)
     store.tidy(place)
     return record
 
@@ -105,9 +104,8 @@ def _evaluated(
     known = store.record(trial)
     if known is not None and not known.missing(trial.attacks):
         return known
-    if known is not None and known.weights != weights_hash(model):
-        known = None  # of another training
-    attacks = trial.attacks if known is None else known.missing(trial.attacks)
+    same = known is not None and known.weights == weights_hash(model)
+    attacks = _attacks(trial, known, same)
     test = _images(trial, load(trial))
     result = evaluate(
         as_released(model) if trial.padding else model,
@@ -119,13 +117,32 @@ def _evaluated(
         progress_file=store.progress_file(trial),
     )
     result.save(store.evaluation_file(trial, attacks), keep_progress=True)
-    if known is None:
+    if known is not None and same:
+        record = known.with_evaluation(result)
+    else:
         (summary,) = summarise([place.path])
         record = Record.of(trial, summary, read_json(place.environment), result)
-    else:
-        record = known.with_evaluation(result)
+        record = record if known is None else record.joined(known)  # what was observed stays
     store.save(trial, record)  # before anything is observed, which may take long
     result.forget_progress()
+    return record
+
+
+def _attacks(trial: Trial, known: Record | None, same: bool) -> tuple[str, ...]:
+    """Those that are left to run. Figures of a record are of the same weights, so those of others are made anew."""
+    if known is None:
+        return trial.attacks
+    missing = known.missing(trial.attacks)
+    return missing if same or not missing else (*(name for name in known.attacks if name != Clean.name), *missing)
+
+
+def _observed(trial: Trial, store: Store, place: Folder, model: nn.Module, load: Load, record: Record) -> Record:
+    """The record with all that is to be observed, and with what costs nothing; each is safe before the next."""
+    seen = Seen(trial, place, model, load(trial), store)
+    also = [found for found in usual(trial) if found not in trial.observe and found.ready(trial, place)]
+    for observation in unobserved(record, (*also, *trial.observe)):
+        record = record.with_observation(observation.name, seen.about | observation.measure(seen))
+        store.save(trial, record)
     return record
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, ClassVar
 
 import torch
@@ -35,6 +36,11 @@ class Seen:
         """Where the model lives."""
         return next(self.model.parameters()).device
 
+    @cached_property
+    def about(self) -> dict[str, Any]:
+        """The weights and the surroundings that an observation is of."""
+        return {"weights": weights_hash(self.model), "environment": read_json(self.place.environment)}
+
 
 class Observation(ABC):
     """Something to be observed: during the training by observers, then measured, and kept in the trial's record."""
@@ -57,11 +63,3 @@ class Observation(ABC):
 def unobserved(record: Record | None, wanted: Sequence[Observation]) -> list[Observation]:
     """Those that a record does not have yet."""
     return [found for found in wanted if record is None or found.name not in record.observed]
-
-
-def observed(record: Record, wanted: Sequence[Observation], seen: Seen) -> Record:
-    """The record with these observations; each names the weights and the surroundings that it is of."""
-    about = {"weights": weights_hash(seen.model), "environment": read_json(seen.place.environment)}
-    for observation in wanted:
-        record = record.with_observation(observation.name, about | observation.measure(seen))
-    return record

@@ -32,16 +32,6 @@ class Curves(Observation):
     """The monitor's looks by epoch; among them the loss under PGD-10."""
 
     name: ClassVar[str] = "curves"
-    columns: ClassVar[tuple[str, ...]] = (
-        "epoch",
-        "updates",
-        "loss",
-        "clean",
-        "fgsm",
-        "pgd10",
-        "pgd10_loss",
-        "step_size",
-    )
 
     def ready(self, trial: Trial, place: Folder) -> bool:
         """Always, but for trainings of versions that did not look at the loss."""
@@ -127,7 +117,7 @@ class StepGap(Observation):
         starts: dict[str, losses.Start] = {"noise": lambda x, index: losses.random_start(threat, x, index)}
         if memory is not None:
             starts["memory"] = lambda x, index: memory.recall(x, index, View.centre(len(x), memory.pad, x.device))
-        steps = [losses.single_step(threat, size, start) for start in starts.values() for size in self.steps]
+        steps = [losses.single_steps(threat, self.steps, start) for start in starts.values()]
         with losses.prepared(seen.model, images) as runner:
             loss, _ = losses.losses(runner, images, labels, [losses.pgd10(threat), *steps])
         found, count = losses.gaps(loss[1:], loss[0]), len(self.steps)
