@@ -48,6 +48,20 @@ def test_a_single_step_from_noise_is_fgsm_rs(subject):
     assert torch.allclose(loss[0], loss_at(model, expected, y), atol=1e-5)
 
 
+def test_steps_of_several_sizes_share_one_gradient(subject, monkeypatch):
+    model, images, y = subject
+    sizes, count = (0.02, 0.05, 0.1), []
+    gradient = losses.input_gradient
+    monkeypatch.setattr(losses, "input_gradient", lambda *args: count.append(1) or gradient(*args))
+    with losses.prepared(model, images) as runner:
+        apart = [losses.single_steps(THREAT, [size], lambda x, _: x) for size in sizes]
+        expected, _ = losses.losses(runner, images, y, apart)
+        assert len(count) == 3
+        found, _ = losses.losses(runner, images, y, [losses.single_steps(THREAT, sizes, lambda x, _: x)])
+    assert len(count) == 4
+    assert torch.equal(found, expected)
+
+
 def test_the_gap_is_zero_for_pgd10_itself_and_not_for_a_weaker_attack(subject):
     model, images, y = subject
     with losses.prepared(model, images) as runner:

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from atas.reproduce import Request, Store, get, names
+from atas.reproduce import Request, Store, get, joint_plan, names
 from atas.reproduce.figure_study import FigureStudy, ObservedStudy
 from atas.reproduce.studies.figure_gradient_norms import ratios
 
@@ -73,7 +73,7 @@ def test_the_list_has_them(command):
 @pytest.mark.parametrize("quick", [True, False])
 def test_plans_resolve(name, quick, tmp_path):
     study = get(name)
-    plan = study.plan(Request(tmp_path / "out", quick=quick))
+    plan = joint_plan([study], Request(tmp_path / "out", quick=quick))
     assert plan.trials
     for trial in plan.trials:
         assert trial.settings.data.name == ("digits" if quick else trial.settings.data.name)
@@ -275,4 +275,4 @@ def test_a_record_that_lacks_an_observation_is_not_shown(page, fill, store):
     (trial,) = study.trials(Request(store.folder, networks=("preact-resnet18",)))
     fill(trial, {"clean": 8000})
     assert not study.found(Request(store.folder, networks=("preact-resnet18",)), store)[0][1]
-    assert len(study.plan(Request(store.folder, networks=("preact-resnet18",))).left()) == 1
+    assert len(joint_plan([study], Request(store.folder, networks=("preact-resnet18",))).left()) == 1

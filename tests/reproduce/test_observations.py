@@ -1,6 +1,7 @@
 """Trials that are observed: what is seen goes into the record, is not seen twice, and leaves figures as they are."""
 
 import json
+import shutil
 from dataclasses import replace
 
 import pytest
@@ -8,7 +9,7 @@ import torch
 from safetensors.torch import load_file
 
 from atas.analysis import subsets
-from atas.errors import DataError
+from atas.errors import AtasError, DataError
 from atas.reproduce import Plan, Record, Store, Trial, execute
 from atas.reproduce.observations import Curves, Norms, RobustLoss, StepGap, Surfaces, Tenths
 from atas.reproduce.part import Part, tenths_of
@@ -110,6 +111,82 @@ def test_a_record_of_an_earlier_version_is_read(tiny, store, quiet):
     path.write_text(json.dumps(content))
     with pytest.raises(DataError, match="is damaged"):
         Record.load(path)
+
+
+def test_a_stop_during_an_observation_loses_that_one_alone(ranks, tiny, store, quiet, trainings, monkeypatch):
+    """Nothing is trained, evaluated or observed again but for what was under way."""
+    surfaces = Surfaces(ranks, images=5, points=2)
+    trial = tiny("fgsm-rs", attacks=("fgsm",), observe=(RobustLoss(20), surfaces))
+    with monkeypatch.context() as patch:
+        patch.setattr(Surfaces, "measure", lambda *_: _stop())
+        with pytest.raises(AtasError, match="the same command goes on"):
+            Plan([ranks, trial], store).run(quiet)
+    before = store.record(trial)
+    assert set(before.observed) == {"curves", "robust-loss"}
+    with monkeypatch.context() as patch:
+        patch.setattr(execute, "evaluate", lambda *_, **__: pytest.fail("evaluated again"))
+        patch.setattr(RobustLoss, "measure", lambda *_: pytest.fail("observed again"))
+        assert Plan([ranks, trial], store).run(quiet) == []
+    after = store.record(trial)
+    assert len(trainings) == 2
+    assert after.attacks == before.attacks
+    assert set(after.observed) == {*before.observed, "surfaces"}
+
+
+def _stop():
+    raise KeyboardInterrupt
+
+
+def test_records_alone_are_enough(ranks, tiny, store, quiet, trainings, tmp_path):
+    """Copied to another machine without weights, they count: for every study, and for trainings that rest on them."""
+    surfaces = Surfaces(ranks, images=5, points=2)
+    trials = [
+        ranks,
+        tiny("fgsm-rs", observe=(surfaces, Curves())),
+        tiny("atta", observe=(StepGap((0.1,), 20), RobustLoss(20))),
+        tiny("atas", observe=(Norms(),)),
+    ]
+    assert Plan(trials, store).run(quiet) == []
+    other = tmp_path / "other"
+    shutil.copytree(store.folder / "runs", other / "runs")
+    for elsewhere in (Store(other), Store(tmp_path / "third", [other])):
+        assert Plan(trials, elsewhere).left() == []
+        assert len(elsewhere.by_row()) == len(trials)
+    part = tiny("fgsm-rs", attacks=(), part=Part(ranks, 1, 2))
+    assert Plan([*trials, part], Store(other)).run(quiet) == []
+    assert len(trainings) == len(trials) + 1
+
+
+def test_weights_that_are_gone_are_made_again_only_for_what_needs_them(tiny, store, quiet, trainings):
+    """Then what the record knows of the first weights stays, or is measured anew, but is never lost."""
+    trial = tiny("atas", attacks=("fgsm",), observe=(RobustLoss(20),))
+    Plan([trial], store).run(quiet)
+    shutil.rmtree(store.folder / "trainings")
+    first = replace(store.record(trial), weights="of another machine")
+    store.save(trial, first)
+
+    gap = replace(trial, observe=(StepGap((0.1,), 20),))
+    Plan([gap], store).run(quiet)
+    record = store.record(trial)
+    assert len(trainings) == 2
+    assert (record.attacks, record.weights) == (first.attacks, first.weights)
+
+    Plan([replace(trial, attacks=("pgd2",))], store).run(quiet)
+    record = store.record(trial)
+    assert len(trainings) == 2
+    assert record.weights != first.weights
+    assert set(record.attacks) == {"clean", "fgsm", "pgd2"}
+    assert set(record.observed) == {"curves", "norms", "robust-loss", "step-gap"}
+
+
+def test_one_training_is_observed_before_it_is_evaluated_otherwise(tiny, store, quiet, trainings):
+    """Checkpoints are gone after the first of the trials that share a training."""
+    plain, watched = tiny("atta", padding=2), tiny("atta", observe=(StepGap((0.1,), 20),))
+    between = tiny("fgsm-rs")
+    plan = Plan([plain, between, watched], store)
+    assert [trial.label for trial in plan.trials] == [watched.label, plain.label, between.label]
+    assert plan.run(quiet) == []
+    assert len(trainings) == 2
 
 
 # What is measured

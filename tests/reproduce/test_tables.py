@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from atas.errors import UsageError
-from atas.reproduce import Request, get, names
+from atas.reproduce import Request, get, joint_plan, names
 
 GOLDEN = Path(__file__).parent / "golden" / "table-cifar10.md"
 
@@ -216,4 +216,4 @@ def test_every_module_is_a_study_of_its_name():
 )
 def test_wrong_wishes(name, options, part, request_of):
     with pytest.raises(UsageError, match=part):
-        get(name).plan(request_of(**options))
+        joint_plan([get(name)], request_of(**options))

@@ -175,12 +175,14 @@ def _mean(values: Array) -> tuple[float, float]:
     return float(np.mean(values)), error
 
 
-def run(folder: Path, quick: bool) -> None:
+def run(folder: Path, quick: bool) -> tuple[Path, ...]:
     """Write theory.json, theory.md, theory.png and theory.svg."""
     result = study(quick=quick)
     folder.mkdir(parents=True, exist_ok=True)
     found = {"environment": describe(torch.device("cpu")), **result.to_json()}
-    write_text(folder / "theory.json", json.dumps(found, indent=1) + "\n")
-    write_text(folder / "theory.md", table(result))
-    for kind in ("png", "svg"):
-        plot(result, folder / f"theory.{kind}")
+    files = tuple(folder / f"theory.{kind}" for kind in ("json", "md", "png", "svg"))
+    write_text(files[0], json.dumps(found, indent=1) + "\n")
+    write_text(files[1], table(result))
+    for picture in files[2:]:
+        plot(result, picture)
+    return files

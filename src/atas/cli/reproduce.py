@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from pathlib import Path
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 import typer
 
@@ -15,11 +15,16 @@ from atas.cli._complete import studies
 from atas.cli._say import say, show
 from atas.errors import UsageError
 
+if TYPE_CHECKING:
+    from atas.reproduce import Report, Request, Study
+
 T = TypeVar("T")
 
 
 def reproduce(
-    study: str | None = typer.Argument(None, help="A study's name; see --list.", autocompletion=studies),
+    names: list[str] = typer.Argument(
+        None, metavar="STUDY...", help="Names of studies; see --list.", autocompletion=studies
+    ),
     list_all: bool = typer.Option(False, "--list", help="List the studies."),
     quick: bool = typer.Option(False, "--quick", help="On the embedded digits, cut short: minutes on a CPU."),
     out: Path = typer.Option(Path("runs/reproduce"), "--out", help="The results' folder; studies may share one."),
@@ -33,31 +38,36 @@ def reproduce(
     root: str | None = typer.Option(None, "--root", help="The data's folder."),
     assignments: list[str] = typer.Option([], "--set", metavar="KEY=VALUE", help="Override a key of all recipes."),
     reuse: list[Path] = typer.Option([], "--reuse", help="Take finished runs from this folder too; may be repeated."),
+    no_pictures: bool = typer.Option(False, "--no-pictures", help="Draw none; the same command without it does later."),
     dry_run: bool = typer.Option(False, "--dry-run", help="Only say what would be run."),
     as_json: bool = typer.Option(False, "--json", help="Print JSON instead of a table."),
 ) -> None:
-    """Reproduce a table or figure of the paper, ours beside theirs.
+    """Reproduce tables and figures of the paper, ours beside theirs.
 
     A study is a plan of runs. It can be stopped at any moment; the same command goes on, and finished runs are used
-    again, by other studies too. The exit status is 1 if a run failed.
+    again, by other studies too. Several studies make one plan, in which a training that more than one of them needs is
+    done once; each heeds the options that it takes. The exit status is 1 if a run failed.
 
     \b
     Example: atas reproduce table-cifar10 --quick
              atas reproduce table-cifar10 --networks preact-resnet18 --eps 8/255 --seeds 0,1,2 --out results/cifar10
              atas reproduce table-cifar10 --methods atas --padding 0,4
+             atas reproduce figure-step-size figure-loss-surface --root data --no-pictures
     """
     if list_all:
         _list(as_json=as_json)
         return
-    if study is None:
+    if not names:
         raise UsageError("name a study, such as table-cifar10; `atas reproduce --list` shows them")
+    names = list(dict.fromkeys(names))
     values = _assignments.parse(assignments) | ({} if root is None else {"data.root": root})
-    _catalogue.find_study(study)  # a wrong name shows before torch is loaded
+    for name in names:
+        _catalogue.find_study(name)  # a wrong name shows before torch is loaded
 
-    from atas.reproduce import PlanProgress, Request, Sweep, get
+    from atas.reproduce import PlanProgress, Request, Sweep, get, run
     from atas.training.values import convert
 
-    chosen = get(study)
+    chosen = list(map(get, names))
     request = Request(
         out=out,
         quick=quick,
@@ -70,22 +80,34 @@ def reproduce(
         examples=examples,
         values=values,
         reuse=tuple(reuse),
+        pictures=not no_pictures,
     )
     if dry_run:
-        if not isinstance(chosen, Sweep):
-            raise UsageError(f"the study {study} is no plan of runs; leave out --dry-run")
+        for study in chosen:
+            if not isinstance(study, Sweep):
+                raise UsageError(f"the study {study.name} is no plan of runs; leave out --dry-run")
         _tell(chosen, request, as_json=as_json)
         return
-    report = chosen.run(request, PlanProgress())
+    reports = run(chosen, request, PlanProgress())
     if as_json:
-        typer.echo(next(path for path in report.files if path.suffix == ".json").read_text(encoding="utf-8"))
+        typer.echo(_json(names, reports))
     else:
-        say(report.page)
-        for path in report.files:
-            say(f"written: {path}")
-    if report.failures:
-        typer.echo(f"atas: {_failed(report.failures)}", err=True)
+        for report in reports:
+            say(report.page)
+            for path in report.files:
+                say(f"written: {path}")
+    failures = list(dict.fromkeys(failure for report in reports for failure in report.failures))
+    if failures:
+        typer.echo(f"atas: {_failed(failures)}", err=True)
         raise typer.Exit(1)
+
+
+def _json(names: list[str], reports: list[Report]) -> str:
+    """The result of a study as it was written; of several, by name."""
+    texts = [next(p for p in report.files if p.suffix == ".json").read_text(encoding="utf-8") for report in reports]
+    if len(texts) == 1:
+        return texts[0]
+    return json.dumps({name: json.loads(text) for name, text in zip(names, texts, strict=True)}, indent=1)
 
 
 def _each(option: str, text: str | None, kind: Callable[[str], T]) -> tuple[T, ...] | None:
@@ -108,7 +130,7 @@ def _whole(option: str) -> Callable[[str], int]:
     return number
 
 
-def _failed(failures: tuple[str, ...]) -> str:
+def _failed(failures: list[str]) -> str:
     some = f"{len(failures)} runs" if len(failures) > 1 else "1 run"
     return f"{some} failed, the first was {failures[0]}; the same command tries again"
 
@@ -129,9 +151,11 @@ def _list(*, as_json: bool) -> None:
     show(table)
 
 
-def _tell(study, request, *, as_json: bool) -> None:  # type: ignore[no-untyped-def]
+def _tell(studies: list[Study], request: Request, *, as_json: bool) -> None:
     """What a plan would do."""
-    plan = study.plan(request)
+    from atas.reproduce import joint_plan
+
+    plan = joint_plan(studies, request)
     left = {trial.key for trial in plan.left()}
     if as_json:
         rows = [

@@ -7,10 +7,12 @@ from atas.reproduce.progress import PlanProgress
 from atas.reproduce.record import Record
 from atas.reproduce.store import Store
 from atas.reproduce.studies import get, names
-from atas.reproduce.study import Page, Report, Request, Study, Sweep
+from atas.reproduce.study import Alone, Page, Report, Request, Study, Sweep
+from atas.reproduce.together import joint_plan, run
 from atas.reproduce.trial import Trial
 
 __all__ = [
+    "Alone",
     "Failure",
     "Page",
     "Plan",
@@ -23,5 +25,7 @@ __all__ = [
     "Sweep",
     "Trial",
     "get",
+    "joint_plan",
     "names",
+    "run",
 ]

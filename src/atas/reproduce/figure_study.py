@@ -12,10 +12,9 @@ from typing import Any
 from atas.reproduce import markdown, plots
 from atas.reproduce.grid import Grid
 from atas.reproduce.observation import Observation
-from atas.reproduce.progress import PlanProgress
 from atas.reproduce.record import Record
 from atas.reproduce.store import Store
-from atas.reproduce.study import Page, Report, Request, Sweep
+from atas.reproduce.study import Page, Request, Sweep
 from atas.reproduce.trial import Trial
 
 _LARGE = 0.15  # of the range of pixels: larger budgets are not written in grey levels
@@ -138,18 +137,18 @@ class FigureStudy(ObservedStudy):
     def picture(self, request: Request, store: Store) -> Any:
         """The figure, drawn."""
 
-    def run(self, request: Request, progress: PlanProgress) -> Report:
-        """As ever; what is needed for drawing is looked at first."""
-        plots.check()
-        return super().run(request, progress)
+    def prepare(self, request: Request) -> None:
+        """What is needed for drawing is there."""
+        if request.pictures:
+            plots.check()
 
     def image(self, request: Request) -> list[str]:
         """The place of the picture on the page."""
-        return [f"![{self.title}]({self.file(request, '.png').name})", ""]
+        return [f"![{self.title}]({self.file(request, '.png').name})", ""] if request.pictures else []
 
     def draw(self, request: Request, store: Store) -> tuple[Path, ...]:
         """The picture as PNG and SVG."""
-        return plots.save(self.picture(request, store), self.file(request, ""))
+        return plots.save(self.picture(request, store), self.file(request, "")) if request.pictures else ()
 
 
 def by_panel(found: Found) -> Iterator[tuple[str, Found]]:

@@ -28,7 +28,8 @@ class Failure:
 
 
 class Plan:
-    """Trials and the store that their results go to. Trials that come to the same are carried out once."""
+    """Trials and the store that their results go to. Trials that come to the same are carried out once; those of one
+    training follow each other, what is to be observed of it first, so that it is not done a second time for that."""
 
     def __init__(self, trials: Sequence[Trial], store: Store) -> None:
         merged: dict[str, Trial] = {}
@@ -39,14 +40,18 @@ class Plan:
                 attacks=tuple(dict.fromkeys((*known.attacks, *trial.attacks))),
                 observe=tuple({found.name: found for found in (*known.observe, *trial.observe)}.values()),
             )
-        self.trials, self.store = list(merged.values()), store
+        trainings: dict[str, list[Trial]] = {}
+        for trial in merged.values():
+            trainings.setdefault(trial.training_key, []).append(trial)
+        self.trials = [trial for some in trainings.values() for trial in sorted(some, key=lambda one: not one.observe)]
+        self.store = store
         self._data: dict[tuple[str, str | None, int | None], Dataset] = {}
 
     def left(self) -> list[Trial]:
         """The trials that are not done yet."""
         return [trial for trial in self.trials if not is_done(trial, self.store)]
 
-    def run(self, progress: PlanProgress, after_each: Callable[[], object] = lambda: None) -> list[Failure]:
+    def run(self, progress: PlanProgress, after_each: Callable[[Trial], object] = lambda _: None) -> list[Failure]:
         """Carry out what is left; a trial that fails is written down, and the next one begins.
 
         What no trial can do without, such as its data, is looked at first.
@@ -62,7 +67,7 @@ class Plan:
                 progress.begin(f"{number}/{len(self.trials)} {trial.label}", amount)
                 failure = self._one(trial, progress)
                 failures += [failure] if failure else []
-                after_each()
+                after_each(trial)
         return failures
 
     def _work(self, trials: Sequence[Trial]) -> list[float]:

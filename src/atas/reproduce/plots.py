@@ -32,7 +32,9 @@ def check() -> None:
     try:
         import matplotlib  # noqa: F401
     except ImportError as error:
-        raise UsageError("figures need matplotlib; install it with: pip install 'atas[plots]'") from error
+        raise UsageError(
+            "figures need matplotlib; install it with: pip install 'atas[plots]', or give --no-pictures and draw later"
+        ) from error
 
 
 def panels(rows: int, columns: int, width: float = _WIDTH, height: float = _HEIGHT, **options: Any) -> tuple[Any, Any]:

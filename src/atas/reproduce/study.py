@@ -5,14 +5,12 @@ from __future__ import annotations
 import json
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import MISSING, Field, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, ClassVar
 
 from atas._files import write_text
-from atas.errors import UsageError, unknown
-from atas.reproduce.plan import Plan
-from atas.reproduce.progress import PlanProgress
+from atas.errors import unknown
 from atas.reproduce.store import Store
 from atas.reproduce.trial import Trial, level
 
@@ -32,6 +30,7 @@ class Request:
     examples: int | None = None
     values: Mapping[str, Any] = field(default_factory=dict)
     reuse: tuple[Path, ...] = ()
+    pictures: bool = True
 
     OPTIONS: ClassVar[tuple[str, ...]] = (
         "methods",
@@ -48,6 +47,11 @@ class Request:
     def given(self) -> list[str]:
         """The names of the options that were given."""
         return [name for name in self.OPTIONS if getattr(self, name)]
+
+    def only(self, options: tuple[str, ...]) -> Request:
+        """Without all options but these."""
+        left_out = {name for name in self.given() if name not in options}
+        return replace(self, **{own.name: _default(own) for own in fields(self) if own.name in left_out})
 
 
 @dataclass(frozen=True)
@@ -67,8 +71,8 @@ class Page:
     content: dict[str, Any]
 
 
-class Study(ABC):
-    """Something that can be reproduced by name."""
+class Study:
+    """Something that can be reproduced by name: a `Sweep`, or one that stands `Alone`."""
 
     options: tuple[str, ...] = ()
     """Those of `Request` that it understands."""
@@ -76,26 +80,26 @@ class Study(ABC):
     def __init__(self, name: str, about: str) -> None:
         self.name, self.about = name, about
 
-    def check(self, request: Request) -> None:
-        """An error for an option that would not be heeded."""
-        for option in request.given():
-            if option not in self.options:
-                shown = {"values": "--set and --root"}.get(option, f"--{option}")
-                raise UsageError(f"the study {self.name} does not take {shown}; leave it out")
-
-    @abstractmethod
-    def run(self, request: Request, progress: PlanProgress) -> Report:
-        """Do it, or what is left of it, and write its files."""
-
     def file(self, request: Request, suffix: str) -> Path:
         """A file of the study's result; quick results have names of their own."""
         return request.out / f"{self.name}{'-quick' if request.quick else ''}{suffix}"
 
 
-class Sweep(Study):
+class Alone(Study, ABC):
+    """A study that trains nothing."""
+
+    @abstractmethod
+    def run(self, request: Request) -> Report:
+        """Do it, and write its files."""
+
+
+class Sweep(Study, ABC):
     """A study that is a plan of trials, and a page made of their records."""
 
     options = Request.OPTIONS
+
+    def prepare(self, request: Request) -> None:
+        """An error, before anything is trained, where the result could not be shown."""
 
     @abstractmethod
     def trials(self, request: Request) -> list[Trial]:
@@ -109,25 +113,17 @@ class Sweep(Study):
         """Plots of the records, where a study has any; drawn when the plan is through."""
         return ()
 
-    def plan(self, request: Request) -> Plan:
-        """The trials with the store that their results go to."""
-        self.check(request)
-        return Plan(self.trials(request), Store(request.out, request.reuse))
-
-    def run(self, request: Request, progress: PlanProgress) -> Report:
-        """Carry out the plan; the page is written anew after every trial."""
-        plan = self.plan(request)
-        failures = plan.run(progress, lambda: self._write(request, plan.store))
-        page = self._write(request, plan.store)
-        files = self.file(request, ".md"), self.file(request, ".json"), *self.draw(request, plan.store)
-        return Report(files, page.markdown, tuple(f"{fail.trial.label}: {fail.sentence}" for fail in failures))
-
-    def _write(self, request: Request, store: Store) -> Page:
+    def write(self, request: Request, store: Store) -> Page:
+        """The page, in both forms."""
         page = self.page(request, store)
         request.out.mkdir(parents=True, exist_ok=True)
         write_text(self.file(request, ".md"), page.markdown)
         write_text(self.file(request, ".json"), json.dumps(page.content, indent=1) + "\n")
         return page
+
+
+def _default(own: Field[Any]) -> Any:
+    return own.default if own.default_factory is MISSING else own.default_factory()
 
 
 def chosen(what: str, wanted: tuple[str, ...] | None, known: tuple[str, ...], more: tuple[str, ...] = ()) -> list[str]:
