@@ -1,0 +1,106 @@
+"""A device that is not there: tensors on the CPU that say that they live elsewhere, for tests without a GPU.
+
+They compute as ever, and what a GPU refuses they refuse: tensors of both places in one operation, NumPy. PyTorch's own
+fake tensors cannot be indexed on a build without CUDA.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_flatten, tree_map
+
+ELSEWHERE = torch.device("meta")  # every build knows it, and nothing of ours computes there
+_INDEXED = {"aten::index", "aten::index_put", "aten::index_put_", "aten::_index_put_impl_"}  # by indices of the host
+_MOVES = {"aten::copy_", "aten::_to_copy", "aten::_copy_from"}
+
+
+class Pretended(Tensor):
+    """A tensor of the CPU that says it lives elsewhere."""
+
+    inner: Tensor
+
+    @staticmethod
+    def __new__(cls, inner: Tensor) -> Pretended:
+        """A wrapper with the shape of what it holds."""
+        return torch.Tensor._make_wrapper_subclass(  # type: ignore[no-any-return,attr-defined]
+            cls, inner.shape, inner.stride(), inner.storage_offset(), dtype=inner.dtype, device=ELSEWHERE
+        )
+
+    def __init__(self, inner: Tensor) -> None:
+        self.inner = inner
+
+    @classmethod
+    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """As the pretended device does it."""
+        return _compute(func, args, kwargs or {})
+
+    def tolist(self) -> Any:
+        """As on any device."""
+        return self.inner.tolist()
+
+    def __repr__(self, **_: Any) -> str:
+        return f"Pretended({self.inner!r})"
+
+
+class _Device(TorchDispatchMode):
+    """What makes tensors, makes them there where it is asked to."""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return _compute(func, args, kwargs or {})
+
+
+class _Numbers(TorchFunctionMode):
+    """Numbers of Python go there by way of the host; PyTorch would leave them out."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if func not in (torch.tensor, torch.as_tensor) or kwargs.get("device") is None:
+            return func(*args, **kwargs)
+        return func(*args, **{**kwargs, "device": "cpu"}).to(kwargs["device"])
+
+
+@contextmanager
+def pretended_device() -> Iterator[torch.device]:
+    """Inside, there is another device."""
+    with _Device(), _Numbers():
+        yield ELSEWHERE
+
+
+def _compute(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
+    tensors = [leaf for leaf in tree_flatten((args, kwargs))[0] if isinstance(leaf, Tensor)]
+    there = [tensor for tensor in tensors if isinstance(tensor, Pretended)]
+    _check(func, tensors, there)
+    wanted = kwargs.get("device")
+    goes_there = bool(there) if wanted is None else torch.device(wanted) == ELSEWHERE
+    if wanted is not None:
+        kwargs = {**kwargs, "device": torch.device("cpu")}
+    wrappers = {id(tensor.inner): tensor for tensor in there}
+    plain_args, plain_kwargs = tree_map(lambda x: x.inner if isinstance(x, Pretended) else x, (args, kwargs))
+    found = func(*plain_args, **plain_kwargs)
+
+    def placed(result: Any) -> Any:
+        if not isinstance(result, Tensor):
+            return result
+        if id(result) in wrappers:  # changed in place
+            return wrappers[id(result)]
+        return Pretended(result) if goes_there else result
+
+    return tree_map(placed, found)
+
+
+def _check(func: Any, tensors: list[Tensor], there: list[Pretended]) -> None:
+    name = func._schema.name
+    if not there or name in _MOVES or len(there) == len(tensors):
+        return
+    here = [tensor for tensor in tensors if not isinstance(tensor, Pretended) and tensor.dim() > 0]
+    if name in _INDEXED and isinstance(tensors[0], Pretended):
+        here = [tensor for tensor in here if tensor.dtype not in (torch.int64, torch.bool)]
+    if here:
+        raise RuntimeError(f"{name} has tensors on two devices: {[tuple(tensor.shape) for tensor in here]} on the host")
