@@ -12,7 +12,6 @@ from atas.reproduce.observations import RobustLoss, StepGap, Surfaces, Tenths
 from atas.reproduce.part import Part
 from atas.training import assembly
 
-
 RANKING = {"method.c": 1e9, "method.beta": 0.0, "method.max_step": 0.25}
 
 
