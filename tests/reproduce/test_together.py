@@ -50,6 +50,24 @@ def test_pictures_can_be_drawn_later_and_elsewhere(command, tmp_path, monkeypatc
     assert "png" in (tmp_path / "figure-steps-quick.md").read_text()
 
 
+def test_what_there_is_can_be_shown_without_running_anything(command, tmp_path):
+    """Records that were copied are all it takes; what is missing is shown as missing."""
+    options = ["--quick", "--examples", 20, *TINY, "--methods", "atas,atta"]
+    command("reproduce", "figure-convergence", *options, "--methods", "atas", "--out", tmp_path / "first")
+    first, second = tmp_path / "first", tmp_path / "second"
+    names = ["figure-convergence", "table-convergence-gap"]
+    status, _, err = command("reproduce", *names, *options, "--no-run", "--out", second, "--reuse", first)
+    assert (status, err) == (0, "0 of 2 runs are done; what is missing is left out\n")  # a loss of ATAS is
+    assert sorted(path.name for path in second.iterdir()) == [
+        *(f"figure-convergence-quick.{kind}" for kind in ("json", "md", "png", "svg")),
+        "runs",
+        *(f"table-convergence-gap-quick.{kind}" for kind in ("json", "md")),
+    ]
+    atta, atas = json.loads((second / "figure-convergence-quick.json").read_text())["rows"]
+    assert atta["by_epoch"]["loss"] == []
+    assert len(atas["by_epoch"]["loss"][0]) == 2
+
+
 def test_each_study_heeds_the_options_that_it_takes(tmp_path):
     request = Request(tmp_path, networks=("wrn-28-10",), padding=(4,), seeds=(1,))
     table, steps, fixed = get("table-cifar10"), get("figure-steps"), get("figure-atta-atas")

@@ -38,6 +38,7 @@ def reproduce(
     root: str | None = typer.Option(None, "--root", help="The data's folder."),
     assignments: list[str] = typer.Option([], "--set", metavar="KEY=VALUE", help="Override a key of all recipes."),
     reuse: list[Path] = typer.Option([], "--reuse", help="Take finished runs from this folder too; may be repeated."),
+    no_run: bool = typer.Option(False, "--no-run", help="Train and evaluate nothing; show what there is."),
     no_pictures: bool = typer.Option(False, "--no-pictures", help="Draw none; the same command without it does later."),
     dry_run: bool = typer.Option(False, "--dry-run", help="Only say what would be run."),
     as_json: bool = typer.Option(False, "--json", help="Print JSON instead of a table."),
@@ -80,12 +81,15 @@ def reproduce(
         examples=examples,
         values=values,
         reuse=tuple(reuse),
+        runs=not no_run,
         pictures=not no_pictures,
     )
+    for study in chosen if dry_run or no_run else ():
+        if not isinstance(study, Sweep):
+            raise UsageError(
+                f"the study {study.name} is no plan of runs; leave out {'--dry-run' if dry_run else '--no-run'}"
+            )
     if dry_run:
-        for study in chosen:
-            if not isinstance(study, Sweep):
-                raise UsageError(f"the study {study.name} is no plan of runs; leave out --dry-run")
         _tell(chosen, request, as_json=as_json)
         return
     reports = run(chosen, request, PlanProgress())

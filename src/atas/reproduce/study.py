@@ -17,7 +17,7 @@ from atas.reproduce.trial import Trial, level
 
 @dataclass(frozen=True)
 class Request:
-    """What a person asked for; None where it is left to the study."""
+    """What a person asked for; None where it is left to the study. Without `runs` only what is known is shown."""
 
     out: Path
     quick: bool = False
@@ -30,6 +30,7 @@ class Request:
     examples: int | None = None
     values: Mapping[str, Any] = field(default_factory=dict)
     reuse: tuple[Path, ...] = ()
+    runs: bool = True
     pictures: bool = True
 
     OPTIONS: ClassVar[tuple[str, ...]] = (

@@ -14,7 +14,8 @@ from atas.reproduce.trial import Trial
 
 def run(studies: Sequence[Study], request: Request, progress: PlanProgress) -> list[Report]:
     """Do the studies, or what is left of them: sweeps as one plan, whose pages are written anew after every trial of
-    theirs, then those that stand alone. Each heeds the options that it takes."""
+    theirs, then those that stand alone. Each heeds the options that it takes. Without `request.runs`, the pages show
+    what is known, and nothing else is done."""
     _check(studies, request)
     parts = _parts(studies, request)
     for part in parts:
@@ -26,7 +27,12 @@ def run(studies: Sequence[Study], request: Request, progress: PlanProgress) -> l
             if trial.key in part.keys:
                 part.sweep.write(part.request, joint.store)
 
-    failures = joint.run(progress, after_each) if parts else []
+    if not request.runs:
+        left = joint.left()  # which also writes down here what is known elsewhere
+        progress.say(
+            f"{len(joint.trials) - len(left)} of {len(joint.trials)} runs are done; what is missing is left out"
+        )
+    failures = joint.run(progress, after_each) if parts and request.runs else []
     reports = {part.sweep.name: part.report(joint.store, failures) for part in parts}
     reports |= {study.name: study.run(request.only(study.options)) for study in studies if isinstance(study, Alone)}
     return [reports[study.name] for study in studies]
