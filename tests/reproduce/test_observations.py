@@ -189,6 +189,16 @@ def test_one_training_is_observed_before_it_is_evaluated_otherwise(tiny, store, 
     assert len(trainings) == 2
 
 
+def test_a_training_is_done_as_often_as_it_takes(tiny, store, quiet, trainings):
+    """The record of the second one, which left no checkpoint either, is lost."""
+    trial = tiny("atta", attacks=(), observe=(StepGap((0.1,), 20),))
+    for _ in range(3):
+        assert Plan([trial], store).run(quiet) == []
+        store.save(trial, replace(store.record(trial), observed={}))
+    assert len(trainings) == 3
+    assert len({path.name for path in (store.folder / "trainings").iterdir()}) == 3
+
+
 # What is measured
 
 

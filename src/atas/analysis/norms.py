@@ -70,13 +70,14 @@ def summary(norms: Tensor, sizes: Tensor) -> dict[str, Any]:
         "epochs": (known.nonzero().flatten() + 1).tolist(),
         "tail": {"mean": subsets.tail(mean), "largest": subsets.tail(norms.amax(0)), "last": subsets.tail(norms[-1])},
         "average": {"norm": float(mean.mean()), "step_size": float(sizes[known].double().mean())},
-        "histogram": {"edges": _rounded(edges), "counts": [int(count) for count in counts]},
-        "norm_by_tenth": [_rounded(row) for row in subsets.means_by_tenth(norms[known], tenth)],
-        "step_by_tenth": [_rounded(row) for row in subsets.means_by_tenth(sizes[known], tenth)],
+        "histogram": {"edges": rounded(edges), "counts": [int(count) for count in counts]},
+        "norm_by_tenth": [rounded(row) for row in subsets.means_by_tenth(norms[known], tenth)],
+        "step_by_tenth": [rounded(row) for row in subsets.means_by_tenth(sizes[known], tenth)],
     }
 
 
-def _rounded(values: Tensor) -> list[float]:
+def rounded(values: Tensor) -> list[float]:
+    """Plain numbers of five digits, for a record."""
     return [float(f"{value:.5g}") for value in values.tolist()]
 
 

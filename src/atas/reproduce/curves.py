@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from atas.reproduce import plots
-from atas.reproduce.figure_study import Found, Line, Table, mean, seeds
+from atas.reproduce import paper, plots
+from atas.reproduce.figure_study import Found, Line, Table, mean, seeds, size
 from atas.reproduce.figures import collapsed
+from atas.reproduce.observations import Norms
 from atas.reproduce.record import Record
+from atas.reproduce.trial import LARGE
 
 Style = Callable[[Line], tuple[str, str]]
 """Colour and line style of a line."""
@@ -40,6 +42,15 @@ def draw(axes: Any, found: Found, key: str, style: Style, *, scale: float = 1.0,
         axes.set_xlabel("share of the training, %")
     else:
         plots.epochs(axes)
+
+
+def mean_steps(line: Line, records: Sequence[Record], fixed: float | None) -> list[str]:
+    """The step of a line, ours and the paper's: a fixed one, or the mean of adaptive ones."""
+    method, eps = line.trial.settings.method, line.trial.settings.method.eps
+    theirs = None if fixed is not None or eps > LARGE else paper.mean_step(method.name)
+    seen = [record.observed[Norms.name]["average"]["step_size"] for record in records if Norms.name in record.observed]
+    ours = fixed if fixed is not None else mean(seen) if seen else None
+    return ["-" if value is None else size(value, eps) for value in (ours, theirs)]
 
 
 def accuracies(found: Found, extra: Callable[[Line, Sequence[Record]], Sequence[str]], header: Sequence[str]) -> Table:

@@ -15,9 +15,7 @@ from atas.reproduce.observation import Observation
 from atas.reproduce.record import Record
 from atas.reproduce.store import Store
 from atas.reproduce.study import Page, Request, Sweep
-from atas.reproduce.trial import Trial
-
-_LARGE = 0.15  # of the range of pixels: larger budgets are not written in grey levels
+from atas.reproduce.trial import LARGE, Trial
 
 
 @dataclass(frozen=True)
@@ -169,7 +167,7 @@ def mean(values: Sequence[float]) -> float:
 
 def unit(eps: float) -> tuple[float, str]:
     """What sizes are drawn in where the budget is eps: the factor, and how it is called."""
-    return (255.0, "k/255") if eps < _LARGE else (1.0, "pixel units")
+    return (255.0, "k/255") if eps < LARGE else (1.0, "pixel units")
 
 
 def size(value: float, eps: float) -> str:
@@ -178,4 +176,4 @@ def size(value: float, eps: float) -> str:
     >>> size(9.34 / 255, 8 / 255), size(0.1, 0.25)
     ('9.3/255', '0.10')
     """
-    return f"{255 * value:.1f}/255" if eps < _LARGE else f"{value:.2f}"
+    return f"{255 * value:.1f}/255" if eps < LARGE else f"{value:.2f}"

@@ -5,8 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from torch import Tensor
-
 from atas import methods
 from atas.analysis import losses, norms, subsets, surface
 from atas.analysis.snapshots import Snapshots, snapshots
@@ -35,7 +33,8 @@ class Curves(Observation):
 
     def ready(self, trial: Trial, place: Folder) -> bool:
         """Always, but for trainings of versions that did not look at the loss."""
-        return all("pgd10_loss" in row for row in epochs_of(read_metrics(place.metrics)))
+        rows = epochs_of(read_metrics(place.metrics)) if place.metrics.exists() else []
+        return bool(rows) and all("pgd10_loss" in row for row in rows)
 
     def measure(self, seen: Seen) -> dict[str, Any]:
         """A list for each column; epochs count from 1."""
@@ -156,7 +155,9 @@ class Surfaces(Observation):
                 )
                 for number, part in rows.items()
             }
-            moments.append({"step": shot.step} | {name: _rounded(grid) for name, grid in grids.items()})
+            moments.append(
+                {"step": shot.step} | {name: [norms.rounded(row) for row in grid] for name, grid in grids.items()}
+            )
         batch = seen.trial.settings.training.batch_size
         return {"n": len(rows[1]), "steps_an_epoch": -(-len(train) // batch), "moments": moments}
 
@@ -187,7 +188,3 @@ def _memory(seen: Seen) -> Remembering | None:
     prefix = "method."
     found.load_state_dict({key.removeprefix(prefix): t for key, t in tensors.items() if key.startswith(prefix)})
     return found
-
-
-def _rounded(grid: Tensor) -> list[list[float]]:
-    return [[float(f"{value:.5g}") for value in row] for row in grid.tolist()]

@@ -10,6 +10,7 @@ evaluations/<recipe>-seed<n>-<key>-<attacks>.json    the verdict on every exampl
 
 from __future__ import annotations
 
+import itertools
 import json
 import shutil
 from collections.abc import Callable, Sequence
@@ -81,8 +82,9 @@ class Store:
             for path in sorted((place / TRAININGS).glob(f"*-{trial.training_key}")):
                 if Folder(path).model.exists() and suits(Folder(path)):
                     return Folder(path)
-        new = Folder(self.folder / TRAININGS / f"{trial.slug}-{trial.training_key}")
-        return Folder(new.path.with_name(f"{trial.slug}-again-{trial.training_key}")) if new.model.exists() else new
+        names = itertools.chain([trial.slug], (f"{trial.slug}-again{'-again' * more}" for more in itertools.count()))
+        new = (Folder(self.folder / TRAININGS / f"{name}-{trial.training_key}") for name in names)
+        return next(place for place in new if not place.model.exists())
 
     def tidy(self, training: Folder) -> None:
         """Remove the checkpoints of a finished training, the larger part of its folder."""

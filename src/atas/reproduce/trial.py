@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from atas.reproduce.part import Part
 
 _DIGITS = 16
-_LARGE = 0.15
+LARGE = 0.15  # of the range of pixels: larger budgets are not written in grey levels
 
 
 @dataclass(frozen=True)
@@ -125,7 +125,7 @@ def level(eps: float) -> str:
     >>> level(8/255), level(0.2)
     ('8/255', '0.2')
     """
-    grey = eps < _LARGE and abs(round(255 * eps) - 255 * eps) < 1e-6
+    grey = eps < LARGE and abs(round(255 * eps) - 255 * eps) < 1e-6
     return f"{round(255 * eps)}/255" if grey else f"{eps:g}"
 
 

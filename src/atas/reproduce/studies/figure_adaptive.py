@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from atas.reproduce import curves, paper, plots
-from atas.reproduce.figure_study import FigureStudy, Line, Table, mean, size
+from atas.reproduce import curves, plots
+from atas.reproduce.figure_study import FigureStudy, Line, Table
 from atas.reproduce.grid import QUICK_EPS, cifar, digits
 from atas.reproduce.observations import Curves, Norms
 from atas.reproduce.record import Record
@@ -65,12 +65,8 @@ _STYLES = ((plots.ORANGE, "--"), (plots.RED, ":"), (plots.BLUE, "-"))
 
 def _steps(line: Line, records: Sequence[Record]) -> list[str]:
     method = line.trial.settings.method
-    if method.name == "fgsm-rs":
-        return [size(method.settings.get("step_size", 1.25 * method.eps), method.eps), "-"]
-    theirs = paper.mean_step(method.name) if method.eps < QUICK_EPS else None
-    steps = [record.observed[Norms.name]["average"]["step_size"] for record in records if Norms.name in record.observed]
-    ours = size(mean(steps), method.eps) if steps else "-"
-    return [ours, "-" if theirs is None else size(theirs, method.eps)]
+    fixed = method.settings.get("step_size", 1.25 * method.eps) if method.name == "fgsm-rs" else None
+    return curves.mean_steps(line, records, fixed)
 
 
 STUDY = Adaptive(

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from atas.reproduce import curves, paper, plots
-from atas.reproduce.figure_study import FigureStudy, Line, Table, mean, size
+from atas.reproduce import curves, plots
+from atas.reproduce.figure_study import FigureStudy, Line, Table
 from atas.reproduce.grid import QUICK_EPS, cifar, digits
 from atas.reproduce.observations import Curves, Norms
 from atas.reproduce.record import Record
@@ -45,13 +45,7 @@ class AttaAtas(FigureStudy):
 
 
 def _steps(line: Line, records: Sequence[Record]) -> list[str]:
-    method, eps = line.trial.settings.method, line.trial.settings.method.eps
-    theirs = None if eps > 0.15 else paper.mean_step(method.name)
-    printed = "-" if theirs is None else size(theirs, eps)
-    if method.name == "atta":
-        return [size(method.settings["step_size"], eps), printed]
-    steps = [record.observed[Norms.name]["average"]["step_size"] for record in records if Norms.name in record.observed]
-    return [size(mean(steps), eps) if steps else "-", printed]
+    return curves.mean_steps(line, records, line.trial.settings.method.settings.get("step_size"))
 
 
 STUDY = AttaAtas(
