@@ -27,12 +27,7 @@ def run(studies: Sequence[Study], request: Request, progress: PlanProgress) -> l
             if trial.key in part.keys:
                 part.sweep.write(part.request, joint.store)
 
-    if not request.runs:
-        left = joint.left()  # which also writes down here what is known elsewhere
-        progress.say(
-            f"{len(joint.trials) - len(left)} of {len(joint.trials)} runs are done; what is missing is left out"
-        )
-    failures = joint.run(progress, after_each) if parts and request.runs else []
+    failures = joint.run(progress, after_each) if request.runs else _known(joint, progress)
     reports = {part.sweep.name: part.report(joint.store, failures) for part in parts}
     reports |= {study.name: study.run(request.only(study.options)) for study in studies if isinstance(study, Alone)}
     return [reports[study.name] for study in studies]
@@ -42,6 +37,13 @@ def joint_plan(studies: Sequence[Study], request: Request) -> Plan:
     """The trials of all sweeps among them, with the store that results go to."""
     _check(studies, request)
     return _joint(_parts(studies, request), request)
+
+
+def _known(plan: Plan, progress: PlanProgress) -> list[Failure]:
+    """Instead of running a plan: say how much of it is done. What is known in other folders is written down here."""
+    done = len(plan.trials) - len(plan.left())
+    progress.say(f"{done} of {len(plan.trials)} runs are done; what is missing is left out")
+    return []
 
 
 def _check(studies: Sequence[Study], request: Request) -> None:
