@@ -63,6 +63,8 @@ def summary(norms: Tensor, sizes: Tensor) -> dict[str, Any]:
     """
     mean = subsets.averaged(norms)
     known = norms.amax(1) > 0  # an epoch of warm-up remembers no norm
+    if not known.any():  # a training that was all warm-up
+        known = torch.ones_like(known)
     tenth = subsets.tenths(mean)
     counts, edges = torch.histogram(mean.float(), _BINS)
     return {

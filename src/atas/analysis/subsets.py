@@ -62,7 +62,7 @@ def means_by_tenth(values: Tensor, tenth: Tensor) -> Tensor:
 def tail(norms: Tensor) -> float:
     """How long-tailed norms are: mean G^2 / (mean G)^2, 1 where all are equal."""
     norms = norms.double()
-    return float(norms.square().mean() / norms.mean().square())
+    return float(norms.square().mean() / norms.mean().square()) if norms.any() else 1.0
 
 
 def equal_epochs(examples: int, part: int, batch_size: int, epochs: int) -> int:
