@@ -103,6 +103,14 @@ def test_a_summary_leaves_out_the_warm_up(generator):
     assert seen["norm_by_tenth"][1][9] == pytest.approx(found[3, hardest].mean().item(), rel=1e-4)
 
 
+def test_a_training_that_was_all_warm_up_has_a_summary_too():
+    found = norms.summary(torch.zeros(2, 50), torch.full((2, 50), 0.1))
+    assert found["epochs"] == [1, 2]
+    assert found["average"] == {"norm": 0.0, "step_size": pytest.approx(0.1)}
+    assert found["tail"] == {"mean": 1.0, "largest": 1.0, "last": 1.0}
+    assert json.loads(json.dumps(found, allow_nan=False)) == found
+
+
 # Weights on the way
 
 
@@ -111,14 +119,6 @@ class Weights:
 
     def __init__(self):
         self.best_model = torch.nn.Linear(2, 2)
-
-
-def test_a_training_that_was_all_warm_up_has_a_summary_too():
-    found = norms.summary(torch.zeros(2, 50), torch.full((2, 50), 0.1))
-    assert found["epochs"] == [1, 2]
-    assert found["average"] == {"norm": 0.0, "step_size": pytest.approx(0.1)}
-    assert found["tail"] == {"mean": 1.0, "largest": 1.0, "last": 1.0}
-    assert json.loads(json.dumps(found, allow_nan=False)) == found
 
 
 def test_snapshots_stay_around_a_collapse(tmp_path):
