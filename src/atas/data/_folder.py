@@ -104,11 +104,12 @@ def _listing(half: Path) -> dict[str, list[Path]]:
     others: list[Path] = []
     no_files: list[Path] = []
     for folder in folders:
-        files: list[Path] = []
-        for path in sorted(path for path in folder.iterdir() if not path.name.startswith(".")):
-            (files if path.is_file() else no_files).append(path)
-        listing[folder.name] = [path for path in files if path.suffix.lower() in SUFFIXES]
-        others += [path for path in files if path.suffix.lower() not in SUFFIXES]
+        listing[folder.name] = []
+        with os.scandir(folder) as entries:  # no look at each of what may be a million files
+            found = sorted((entry.name, entry.is_file()) for entry in entries if not entry.name.startswith("."))
+        for name, is_file in found:
+            is_image = os.path.splitext(name)[1].lower() in SUFFIXES
+            ((listing[folder.name] if is_image else others) if is_file else no_files).append(folder / name)
     _check_left(no_files)
     images = set(Image.registered_extensions()) | _UNREAD
     others = [path for path in others if path.suffix.lower() in images]
