@@ -49,16 +49,15 @@ def test_the_pretended_device_refuses_what_a_gpu_refuses():
 
 
 @pytest.mark.filterwarnings("ignore:.*meta")  # loading weights there would be a no-op, were it real
-@pytest.mark.parametrize("method", ["fgsm-rs", "atas"])
-def test_a_plan_with_all_observations_comes_to_the_same_elsewhere(method, tiny, tmp_path, quiet, elsewhere):
+def test_a_plan_with_all_observations_comes_to_the_same_elsewhere(tiny, tmp_path, quiet, elsewhere):
     ranks = tiny("fgsm-rs-adaptive", RANKING, attacks=(), observe=(Tenths(),))
     observe = (RobustLoss(30), StepGap((0.1, 0.2), 30), Surfaces(ranks, images=10, points=2))
     trials = [
         ranks,
-        tiny(method, attacks=("pgd2",), observe=observe),
-        tiny(method, padding=2),
-        tiny(method, attacks=(), part=Part(ranks, 1, 3)),
-        tiny(method, held_out=100),
+        tiny("atas", attacks=("pgd2",), observe=observe),
+        tiny("atas", padding=2),
+        tiny("atas", attacks=(), part=Part(ranks, 1, 3)),
+        tiny("atas", held_out=100),
     ]
     here, there = Store(tmp_path / "here"), Store(tmp_path / "there")
     assert Plan(trials, here).run(quiet) == []
