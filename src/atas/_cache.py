@@ -39,8 +39,8 @@ def _settle(triton: Path) -> None:
     if note.exists() and note.read_text(encoding="utf-8") == str(triton):
         return
     for path in triton.glob("*/__grp__*"):
-        content = read_json(path)
-        files = {name: str(path.parent / Path(file).name) for name, file in content.get("child_paths", {}).items()}
-        if files != content.get("child_paths", {}):
-            write_text(path, json.dumps({**content, "child_paths": files}))
+        listed = read_json(path).get("child_paths") or {}
+        files = {name: str(path.parent / Path(file).name) for name, file in listed.items()}
+        if files != listed:
+            write_text(path, json.dumps({"child_paths": files}))
     write_text(note, str(triton))

@@ -5,7 +5,6 @@ from __future__ import annotations
 import fcntl
 import json
 import os
-import shlex
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -55,27 +54,6 @@ def read_json(path: Path) -> dict[str, Any]:
     except (OSError, ValueError):
         return {}
     return found if isinstance(found, dict) else {}
-
-
-def in_shell(path: str | Path) -> str:
-    """A path as it stands in a command that is shown, to be copied.
-
-    >>> in_shell("runs/first"), in_shell("runs/my first")
-    ('runs/first', "'runs/my first'")
-    """
-    return shlex.quote(str(path))
-
-
-def in_bytes(size: float) -> str:
-    """So many bytes as people write them.
-
-    >>> in_bytes(491_520), in_bytes(252e9)
-    ('492 kB', '252 GB')
-    """
-    for unit, name in ((1e9, "GB"), (1e6, "MB")):
-        if size >= unit:
-            return f"{size / unit:.3g} {name}" if size < 100 * unit else f"{size / unit:,.0f} {name}"
-    return f"{size / 1e3:,.0f} kB"
 
 
 def _umask() -> int:

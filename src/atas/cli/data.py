@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from atas._files import in_bytes
+from atas._text import in_bytes
 
 app = typer.Typer(help="Get data sets, check them, and pack images of your own.", no_args_is_help=True)
 

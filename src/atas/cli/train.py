@@ -8,7 +8,7 @@ from pathlib import Path
 import typer
 
 from atas import _catalogue
-from atas._files import in_shell
+from atas._text import in_shell
 from atas.cli import _assignments
 from atas.cli._complete import recipes
 from atas.cli._say import say

@@ -8,7 +8,8 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from atas._files import in_bytes, read_json, write_text
+from atas._files import read_json, write_text
+from atas._text import in_bytes
 from atas.data._decode import FITS
 from atas.data._manifest import MANIFEST, SUFFIXES, Manifest, read_manifest
 from atas.data._shards import Settings, Work, cannot_write

@@ -7,7 +7,7 @@ from typing import Unpack
 
 import torch
 
-from atas._files import in_bytes
+from atas._text import in_bytes
 from atas.data._dataset import Split
 from atas.data._room import host_memory
 from atas.data._stored import Stored

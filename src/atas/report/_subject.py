@@ -10,7 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from atas._files import in_shell, read_json
+from atas._files import read_json
+from atas._text import in_shell
 from atas.data import Dataset, Split
 from atas.errors import AtasError
 from atas.evaluation import Evaluation

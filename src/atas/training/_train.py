@@ -14,7 +14,8 @@ from torch import Tensor, nn
 
 from atas import data as data_sets
 from atas import environment
-from atas._files import held, in_shell, read_json, write_text
+from atas._files import held, read_json, write_text
+from atas._text import in_shell
 from atas.errors import UsageError
 from atas.processes import Processes, launched
 from atas.training import recipe as recipes

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from atas import data, models
-from atas._files import in_shell
+from atas._text import in_shell
 from atas.errors import DataError, UsageError
 from atas.training import recipe
 from atas.training.logs import read_metrics

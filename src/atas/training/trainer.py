@@ -10,7 +10,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from atas._files import in_shell
+from atas._text import in_shell
 from atas.data import Dataset
 from atas.errors import DataError, UsageError
 from atas.processes import ALONE, Processes, Wishes
