@@ -56,9 +56,12 @@ def fused(backend: str | None, by_hand: ByHand | None = None) -> Iterator[None]:
         _backend, _by_hand = before
 
 
-def compiled(function: Callable[P, R], backend: str) -> Callable[P, R]:
-    """The function by torch.compile, anew for every shape. Nothing of the compiler is loaded before this is called."""
-    form = torch.compile(function, backend=backend, dynamic=False, fullgraph=True)
+def compiled(function: Callable[P, R], backend: str, *, dynamic: bool | None = False) -> Callable[P, R]:
+    """The function by torch.compile, anew for every shape, or with None for those that are not marked as dynamic.
+
+    Nothing of the compiler is loaded before this is called.
+    """
+    form = torch.compile(function, backend=backend, dynamic=dynamic, fullgraph=True)
 
     def call(*args: P.args, **kwargs: P.kwargs) -> R:
         with torch._dynamo.config.patch(recompile_limit=_RECOMPILES):

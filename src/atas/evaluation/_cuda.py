@@ -14,7 +14,8 @@ from torch import Tensor, nn
 
 from atas.attacks._lanes import Logits
 from atas.attacks._queue import Step
-from atas.fusing import fused
+from atas.evaluation._trials import trials
+from atas.fusing import compiled, fused
 from atas.graphs import record, warm_up
 from atas.twin import working_copy
 
@@ -59,20 +60,22 @@ class _Leave(torch.autograd.Function):
         return gradient / scale, None
 
 
-def half_precision(model: nn.Module, batch: Tensor) -> Logits:
+def half_precision(model: nn.Module, batch: Tensor, *, long: bool, say: Callable[[str], None]) -> Logits:
     """A copy of the model that computes in half precision, channels_last, with gradients that do not vanish.
 
     The model is on a GPU, in eval mode, and stays as it is. `batch` is of the shape that it will be asked about:
-    kernels are compiled for it.
+    kernels are compiled for it. For a long evaluation a network without kernels of ours is compiled as a whole.
     """
     twin = working_copy(model, HALF)
     for parameter in twin.parameters():
         if parameter.dim() == 4 and parameter.dtype == HALF:
             parameter.data = parameter.data.contiguous(memory_format=torch.channels_last)
 
-    def network(x: Tensor) -> Tensor:
+    def plain(x: Tensor) -> Tensor:
         found: Tensor = twin(x.to(memory_format=torch.channels_last))
         return found
+
+    network: Logits = plain
 
     from atas.kernels import FusedForward, has_kernels, side_by_side  # Triton comes with PyTorch for CUDA alone
 
@@ -80,6 +83,10 @@ def half_precision(model: nn.Module, batch: Tensor) -> Logits:
         network = by_hand = FusedForward(twin)
         with side_by_side():
             by_hand.rehearse(batch, modes=(False,))
+    elif long:
+        say("compiling the network to search with ...")
+        with torch.autocast("cuda", dtype=HALF, cache_enabled=False):
+            network = compiled_network(plain, batch) or plain
 
     def logits(point: Tensor) -> Tensor:
         scales: list[Tensor] = []
@@ -90,6 +97,26 @@ def half_precision(model: nn.Module, batch: Tensor) -> Logits:
     return logits
 
 
+def compiled_network(network: Logits, batch: Tensor, backend: str = "inductor") -> Logits | None:
+    """A network by torch.compile, for any number of images, there and back; None where it cannot be compiled."""
+    form = compiled(network, backend, dynamic=None)
+
+    def call(x: Tensor) -> Tensor:
+        if len(x) == 1:  # a size that compilers treat apart
+            return network(x)
+        torch._dynamo.maybe_mark_dynamic(x, 0)
+        return form(x)
+
+    point = batch.clone().requires_grad_()
+    try:
+        torch.autograd.grad(call(point).sum(), point)
+        with torch.no_grad():
+            call(batch)
+    except Exception:  # whatever stops a compiler: the network as it is will do
+        return None
+    return call
+
+
 def agrees(logits: Logits, judge: Logits, x: Tensor) -> bool:
     """Whether half precision says what the model says of these images: finite logits, and nearly always one class."""
     with torch.no_grad():
@@ -98,14 +125,15 @@ def agrees(logits: Logits, judge: Logits, x: Tensor) -> bool:
     return bool(found.isfinite().all()) and float(same) >= _AGREEMENT
 
 
-def recorded(step: Step) -> Callable[[int], None]:
+def recorded(step: Step, *, long: bool) -> Callable[[int], None]:
     """A number of steps, replayed from a record of one: the host only asks for the next.
 
-    What surrounds the network runs by kernels written by hand, where there are any for it.
+    What surrounds the network runs by kernels written by hand, where there are any for it. In a long evaluation cuDNN
+    chooses by trial.
     """
     from atas.kernels import attack_functions, small_functions  # Triton comes with PyTorch for CUDA alone
 
-    with fused(None, by_hand={**small_functions(), **attack_functions()}):
+    with fused(None, by_hand={**small_functions(), **attack_functions()}), trials(long):
         warm_up(step)
         graph, _ = record(step)
 

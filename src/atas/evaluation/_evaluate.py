@@ -30,10 +30,11 @@ from atas.evaluation._result import WORST, Evaluation
 from atas.evaluation._search import Runner, ready, usual_lanes
 from atas.evaluation._shards import Shard, sharing
 from atas.evaluation._status import Meter, Watcher
-from atas.evaluation._work import Outcome, Work
+from atas.evaluation._work import Outcome, Work, passes_at_most
 from atas.threat import Threat
 
 _HANDFUL = 4  # images by which a model is known again
+_CLASSES = 10  # to guess how long it will take, before the model has said how many there are
 _VERDICT = (
     "prediction at the point that the attack returned (PGD: last iterate, worst over restarts; searches: any point "
     "inside the ball, confirmed by the model in full precision)"
@@ -110,7 +111,8 @@ def evaluate(
         threat.check_images(reader.shape)
         weights, data = weights_hash(model), part.from_first(reader.digest() if part.rank == 0 else "")
         few, _ = reader.sample(SAMPLE)
-        with ready(model, place, precision=precision, lanes=lanes, images=few) as runner:
+        passes = len(reader) // part.count * passes_at_most(chosen.values(), _CLASSES)
+        with ready(model, place, precision=precision, lanes=lanes, images=few, passes=passes, say=meter.say) as runner:
             identity = {
                 "weights": weights,
                 "data": data,

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -20,6 +21,7 @@ from atas.errors import unknown
 from atas.evaluation._model import dtype_of
 from atas.evaluation._precision import full_precision
 from atas.evaluation._probe import probed
+from atas.evaluation._trials import trials
 from atas.passes import frozen, mode
 from atas.threat import Threat
 
@@ -29,6 +31,7 @@ _LANES_ELSEWHERE = 256
 _FEW = 16  # images to probe a model with
 _EVERY = 5
 _EVERY_ON_CUDA = 10
+_LONG = 2_000_000  # passes from which on it pays to make things ready at length
 
 
 @dataclass(frozen=True)
@@ -92,11 +95,21 @@ def usual_lanes(device: torch.device) -> int:
 
 
 @contextmanager
-def ready(model: nn.Module, device: torch.device, *, precision: str, lanes: int, images: Tensor) -> Iterator[Runner]:
+def ready(
+    model: nn.Module,
+    device: torch.device,
+    *,
+    precision: str,
+    lanes: int,
+    images: Tensor,
+    passes: int = 0,
+    say: Callable[[str], None] = print,
+) -> Iterator[Runner]:
     """Hold a model in eval mode, its weights without gradients, in full precision; all is put back at the end.
 
     `precision` is that of the search: `float32`, or `auto` for what is fastest on the device. Whatever it is, a
-    verdict is given by the judge alone. `images` are a few of those to come.
+    verdict is given by the judge alone. `images` are a few of those to come, `passes` is how often the model will be
+    asked about an image at most.
     """
     if precision not in PRECISIONS:
         raise unknown("precision", precision, PRECISIONS)
@@ -105,33 +118,25 @@ def ready(model: nn.Module, device: torch.device, *, precision: str, lanes: int,
         return checked_logits(model(point), len(point))
 
     few = images[: min(lanes, _FEW)].to(device)
-    with mode(model, training=False), frozen(model), full_precision(device), _no_trials(), probed(model, few):
+    with mode(model, training=False), frozen(model), full_precision(device), trials(False), probed(model, few):
         full = str(dtype_of(model)).removeprefix("torch.")
         runner = Runner(judge=judge, logits=judge, precision=full, device=device, lanes=lanes)
         if device.type == "cuda" and full == "float32":
-            runner = _on_cuda(runner, model, images, halves=precision == "auto")
+            runner = _on_cuda(runner, model, images, halves=precision == "auto", long=passes >= _LONG, say=say)
         yield runner
 
 
-@contextmanager
-def _no_trials() -> Iterator[None]:
-    """Keep cuDNN from trying out all its algorithms, seconds for each new number of images; the judge sees many."""
-    before, torch.backends.cudnn.benchmark = torch.backends.cudnn.benchmark, False
-    try:
-        yield
-    finally:
-        torch.backends.cudnn.benchmark = before
-
-
-def _on_cuda(runner: Runner, model: nn.Module, images: Tensor, halves: bool) -> Runner:
+def _on_cuda(
+    runner: Runner, model: nn.Module, images: Tensor, *, halves: bool, long: bool, say: Callable[[str], None]
+) -> Runner:
     """Steps recorded once and replayed, and the search in half precision where that says what the model says."""
     from atas.evaluation import _cuda  # of no use elsewhere
 
-    runner = replace(runner, repeat=_cuda.recorded, every=_EVERY_ON_CUDA)
+    runner = replace(runner, repeat=partial(_cuda.recorded, long=long), every=_EVERY_ON_CUDA)
     if not halves:
         return runner
     batch = torch.empty(runner.lanes, *images.shape[1:], device=runner.device)
-    logits = _cuda.half_precision(model, batch)
+    logits = _cuda.half_precision(model, batch, long=long, say=say)
     if not _cuda.agrees(logits, runner.judge, images.to(runner.device)):
         return runner
     return replace(runner, logits=logits, precision=str(_cuda.HALF).removeprefix("torch."))

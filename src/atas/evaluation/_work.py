@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -173,7 +173,7 @@ class Work:
 
     def _most(self, search: Search | None) -> int:
         """Passes of the model that a stage needs for an example at most."""
-        return 1 if search is None else max(search.targets(self._classes), 1) * search.steps * search.evaluations
+        return passes_of(search, self._classes)
 
     def outcomes(self, portions: int) -> dict[str, Outcome]:
         """What each attack came to, all portions together."""
@@ -195,6 +195,16 @@ class Work:
             [sum(record.seconds for record in stage) for stage in records],
             [sum(record.queries for record in stage) for stage in records],
         )
+
+
+def passes_of(search: Search | None, classes: int) -> int:
+    """How often a model of so many classes is asked about an example at most; None is an attack that is no search."""
+    return 1 if search is None else max(search.targets(classes), 1) * search.steps * search.evaluations
+
+
+def passes_at_most(attacks: Iterable[Attack], classes: int) -> int:
+    """The same of several attacks with all their stages."""
+    return sum(passes_of(search, classes) for attack in attacks for search in _stages(attack))
 
 
 def _stages(attack: Attack) -> tuple[Search | None, ...]:
