@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import warnings
+
 import pytest
 import torch
 
-from atas.fusing import fusable, fused
+from atas.fusing import compiled, fusable, fused
 
 
 @fusable
@@ -70,3 +72,14 @@ def test_a_compiled_function_compiles_those_that_it_calls_as_they_are_written():
     torch._dynamo.reset()
     with fused("aot_eager", by_hand={double: hundredfold}):
         assert fourfold(torch.ones(())) == 4
+
+
+def test_the_compilers_advice_to_be_less_exact_is_not_passed_on(monkeypatch, recwarn):
+    def advised(x):
+        warnings.warn("TensorFloat32 tensor cores for float32 matrix multiplication available", stacklevel=2)
+        warnings.warn("something else", stacklevel=2)
+        return x
+
+    monkeypatch.setattr(torch, "compile", lambda function, **options: function)
+    compiled(advised, "inductor")(torch.ones(()))
+    assert [str(warning.message) for warning in recwarn] == ["something else"]

@@ -8,6 +8,7 @@ compiled form runs. It takes and returns tensors and plain values alone.
 from __future__ import annotations
 
 import functools
+import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, ParamSpec, TypeVar
@@ -64,7 +65,8 @@ def compiled(function: Callable[P, R], backend: str, *, dynamic: bool | None = F
     form = torch.compile(function, backend=backend, dynamic=dynamic, fullgraph=True)
 
     def call(*args: P.args, **kwargs: P.kwargs) -> R:
-        with torch._dynamo.config.patch(recompile_limit=_RECOMPILES):
+        with torch._dynamo.config.patch(recompile_limit=_RECOMPILES), warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "TensorFloat32 tensor cores")  # advice to be less exact
             return form(*args, **kwargs)
 
     return call
