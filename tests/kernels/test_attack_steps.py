@@ -25,6 +25,7 @@ if not ON_GPU:
     os.environ["TRITON_INTERPRET"] = "1"
 pytest.importorskip("triton", reason="the kernels need Triton, which comes with PyTorch for CUDA")
 kernels = pytest.importorskip("atas.kernels")
+fab_kernels = pytest.importorskip("atas.kernels._attacks._fab")
 
 DEVICE = "cuda" if ON_GPU else "cpu"
 EPS = 8 / 255
@@ -194,12 +195,21 @@ def test_fab_keeps_what_is_closer(by_hand, lanes):
     assert torch.equal(closest, their_closest)
 
 
+@pytest.fixture(params=[False, True], ids=["in registers", "in blocks"])
+def in_blocks(request, monkeypatch):
+    """As it is, and as if a program's registers held four entries of an image."""
+    if request.param:
+        monkeypatch.setattr(fab_kernels, "_LARGEST", 4)
+        monkeypatch.setattr(fab_kernels, "_PIECE", 64)
+
+
 def ahead_exactly(point, x, gradient, lead, **options):
     """`_fab._ahead` in float64."""
     gradient, lead = gradient.nan_to_num(), lead.nan_to_num()
     return _fab._ahead(BALL, *(part.double() for part in (point, x, gradient, lead)), *options.values())
 
 
+@pytest.mark.usefixtures("in_blocks")
 @pytest.mark.parametrize("share", [0.001, 0.1, 0.9, 1.5])
 @pytest.mark.parametrize("spread", [0, 3], ids=["even", "heavy"])
 def test_fab_goes_to_the_boundary(by_hand, lanes, share, spread):
@@ -249,6 +259,7 @@ def awkward_boundaries():
     return rows
 
 
+@pytest.mark.usefixtures("in_blocks")
 @pytest.mark.parametrize("case", awkward_boundaries(), ids=lambda case: case[0])
 def test_fab_goes_to_awkward_boundaries(by_hand, case):
     _, *parts, lead = case
@@ -259,6 +270,7 @@ def test_fab_goes_to_awkward_boundaries(by_hand, case):
     torch.testing.assert_close(found.double(), expected, rtol=0, atol=5e-6)
 
 
+@pytest.mark.usefixtures("in_blocks")
 def test_fab_arrives_even_where_every_pixel_meets_its_end_alone(by_hand):
     """Rooms and slopes in geometric sequences: the lines are as different as can be."""
     pixels = torch.arange(64.0, device=DEVICE).view(1, 1, 8, 8)
@@ -359,7 +371,6 @@ def test_what_is_not_covered_is_left_to_others():
     numbers, flags, now = x[:, 0, 0, 0].clone(), lanes.done, torch.tensor(0, device=DEVICE)
     climb = APGD("ce", 5).begin(lanes, BALL, 4, 0)._climb
     table, y, z = torch.zeros(6, dtype=torch.long, device=DEVICE), lanes.y, x[:, 0, 0]
-    large = torch.rand(1, 3, 64, 64, device=DEVICE)
     for function, *arguments in [
         (_lanes.started, ball, lanes, 0, now, x),
         (_lanes.started, BALL, doubles, 0, now, x.double()),
@@ -373,7 +384,6 @@ def test_what_is_not_covered_is_left_to_others():
         (_square._keep, 5, lanes, numbers.double(), x, numbers, flags),
         (_fab._keep, FAB(), ball, lanes, x, numbers, x, flags),
         (_fab._ahead, ball, x, x, x, numbers, 1.05, 0.1),
-        (_fab._ahead, BALL, large, large, large, numbers[:1], 1.05, 0.1),
         (_apgd._losses, "ce", z.double(), y, y),
         (_apgd._losses, "ce", z, y.int(), y.int()),
         (_square._margin, torch.zeros(2, 5000, device=DEVICE), y),

@@ -1,10 +1,6 @@
 """A step of FAB: the way to the linearised boundary, and what is kept of the end.
 
-Both linear problems of an image, from the point and from the image, are solved in registers and without the sort that
-`_fab.to_boundary` makes. What the function has lost at pace t is the least of many lines, so it is concave: from a t
-that is too small, the line that holds there leads to another that is not too large. Beginning at 0 this goes up from
-line to line, passing over most, and comes to rest on the right one. A coordinate that has met its end is never on its
-way again, so there is a last step; it is usually one of the first ten.
+Both linear problems of an image, from the point and from the image, are solved in registers.
 """
 
 from __future__ import annotations
@@ -17,6 +13,8 @@ from torch import Tensor
 from atas.attacks import _fab
 from atas.attacks._fab import FAB
 from atas.attacks._lanes import Lanes
+from atas.kernels._attacks._fab_blocks import ahead_in_blocks
+from atas.kernels._attacks._fab_lines import falls, reached, room_of
 from atas.kernels._attacks._lanes import covers, finite, flags, moves, pieces, tick
 from atas.kernels._launch import launch
 from atas.kernels._small._ball import bounded
@@ -26,28 +24,16 @@ from atas.threat import Linf, Threat
 _BLOCK = 4096
 _LARGEST = 4096  # entries of an image that fit into a program's registers
 _PROGRAM = {"num_warps": 16, "maxnreg": 64}  # two of 3 x 32 x 32 at a time on a multiprocessor
+_PIECE = 2048  # entries at a time of an image that does not fit
 _SHORTEST = tl.constexpr(_fab._SHORTEST)
 
 
 @triton.jit
-def _falls(normal, value):  # type: ignore[no-untyped-def]
-    """Whether a coordinate has to fall to take the function towards zero."""
-    return tl.where(value > 0, normal, -normal) > 0
-
-
-@triton.jit
-def _room(point, normal, value):  # type: ignore[no-untyped-def]
-    """How far each coordinate can go towards the function's zero."""
-    return tl.where(_falls(normal, value), point, 1 - point)
-
-
-@triton.jit
 def _next(t, goal, room, slope):  # type: ignore[no-untyped-def]
-    """Where the line that holds at t reaches the goal; infinite if all coordinates have met their ends by t."""
+    """Where the line that holds at t reaches the goal."""
     under_way = room > t
-    rate = tl.sum(tl.where(under_way, slope, 0.0), 0)
-    left = goal - tl.sum(tl.where(under_way, 0.0, slope * room), 0)
-    return tl.maximum(t, tl.where(rate > 0, left / tl.where(rate > 0, rate, 1.0), float("inf")))
+    rate, ended = tl.sum(tl.where(under_way, slope, 0.0), 0), tl.sum(tl.where(under_way, 0.0, slope * room), 0)
+    return reached(t, goal, rate, ended)
 
 
 @triton.jit
@@ -67,7 +53,7 @@ def _ahead(  # type: ignore[no-untyped-def]
     scale = tl.where(scale > 0, scale, 1.0)
     value, value_x = value / scale, value_x / scale
     slope = tl.abs(normal) / scale
-    room, room_x = _room(point, normal, value), _room(image, normal, value_x)
+    room, room_x = room_of(point, normal, value), room_of(image, normal, value_x)
 
     t, t_x = tl.full((), 0.0, tl.float32), tl.full((), 0.0, tl.float32)
     rising = tl.full((), 1, tl.int32)
@@ -83,8 +69,8 @@ def _ahead(  # type: ignore[no-untyped-def]
     point = tl.load(points + here, valid, 0.0, eviction_policy="evict_first")
     image = tl.load(x + here, valid, 0.0, eviction_policy="evict_first")
     normal = tl.load(gradient + here, valid, 0.0, eviction_policy="evict_first")
-    end = point + eta * tl.where(_falls(normal, value), -far, far)
-    end_x = image + eta * tl.where(_falls(normal, value_x), -far_x, far_x)
+    end = point + eta * tl.where(falls(normal, value), -far, far)
+    end_x = image + eta * tl.where(falls(normal, value_x), -far_x, far_x)
     tl.store(out + here, bounded(end * (1 - alpha) + end_x * alpha, 0.0, 1.0), valid)
 
 
@@ -125,14 +111,13 @@ def ahead(
     """As `_fab._ahead`."""
     if type(threat) is not Linf or not usual(point, x, gradient) or lead.dtype != torch.float32:
         return NotImplemented
-    if x[0].numel() > _LARGEST:
-        return NotImplemented
+    fits = x[0].numel() <= _LARGEST
     x = x.contiguous()
     out = torch.empty_like(x)
     launch(
-        _ahead, (len(x),),
+        _ahead if fits else ahead_in_blocks, (len(x),),
         point.contiguous(), x, gradient.contiguous(), lead.contiguous(), out, float(eta), float(alpha_max),
-        **pieces(x, _LARGEST), **_PROGRAM, **AS_TORCH,
+        **pieces(x, _LARGEST if fits else _PIECE), **(_PROGRAM if fits else {"num_warps": 8}), **AS_TORCH,
     )  # fmt: skip
     return out
 
