@@ -221,7 +221,7 @@ def test_a_point_outside_of_the_ball_does_not_count():
     class Leaper:
         """Claims that a far point is adversarial, and leaves it at that."""
 
-        name, steps, evaluations = "leap", 1, 1
+        name, steps, evaluations, gradients = "leap", 1, 1, 0
 
         def targets(self, classes):
             return 0
@@ -271,6 +271,26 @@ def test_evaluations_are_counted(search, model, data, small_ball):
     if not isinstance(search, FAB):  # whose jobs may be over sooner
         assert (ledger.evaluations[~ledger.broken] == most).all()
     assert ledger.evaluations[broken_here].float().mean() < 0.9 * most
+
+
+def test_an_iteration_asks_as_often_as_it_says_and_for_as_many_gradients(search, model, data, small_ball):
+    asked, led_back = [], []
+
+    def watched(x):
+        output = model(x)
+        asked.append(1)
+        if output.requires_grad:
+            output.register_hook(lambda _: led_back.append(1))
+        return output
+
+    steps = []
+
+    def counted(step):
+        return lambda count: [(step(), steps.append(1)) for _ in range(count)]
+
+    attacked(search, model, data, small_ball, judge=model, logits=watched, repeat=counted)
+    assert len(asked) == len(steps) * search.evaluations
+    assert len(led_back) == len(steps) * search.gradients
 
 
 def test_a_look_says_how_much_is_left(search, model, data, small_ball):

@@ -1,6 +1,7 @@
 """What whoever watches is told: what is being done, how much of it, and how long the rest takes at most."""
 
 import time
+from itertools import pairwise
 
 import atas
 from atas.evaluation import evaluate
@@ -60,3 +61,13 @@ def test_the_time_left_is_an_upper_bound_that_is_not_far_off(robust_digits, tiny
     middle = next(entry for entry in seen if entry[1].done > 0.5)
     assert middle[1].seconds_left < 10 * max(end - middle[0], 0.05)
     assert middle[1].seconds_left > 0.1 * (end - middle[0])
+
+
+def test_work_is_counted_in_forward_passes(robust_digits, tiny):
+    """A query of Square is less work than a step with a gradient, so the share grows more slowly in it."""
+    pace = {}
+    seen = [status for status in watched(robust_digits, attacks=[tiny], batch_size=50) if status.attack == "tiny"]
+    for before, after in pairwise(seen):
+        if before.doing == after.doing and before.right == after.right:
+            pace.setdefault(after.doing, after.done - before.done)
+    assert 0 < pace["square"] < 0.5 * pace["apgd-t"]

@@ -77,6 +77,11 @@ class APGD:
         """As many as are averaged."""
         return self.passes
 
+    @property
+    def gradients(self) -> int:
+        """Each time."""
+        return self.passes
+
     def targets(self, classes: int) -> int:
         """The nine most likely other classes, or as many as there are."""
         return min(_MOST_TARGETS, classes - 1) if self.loss == _TARGETED else 0

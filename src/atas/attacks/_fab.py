@@ -46,6 +46,7 @@ class FAB:
     alpha_max: float = 0.1
     name: ClassVar[str] = "fab-t"
     evaluations: ClassVar[int] = 2
+    gradients: ClassVar[int] = 1
 
     def __post_init__(self) -> None:
         if self.iterations < 1:

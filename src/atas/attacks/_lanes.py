@@ -156,6 +156,10 @@ class Search(Protocol):
     def evaluations(self) -> int:
         """Forward passes of the model in an iteration."""
 
+    @property
+    def gradients(self) -> int:
+        """After how many of them the gradient is computed."""
+
     def targets(self, classes: int) -> int:
         """Jobs an example: one a target, or 0 for a single job without a target."""
 

@@ -128,6 +128,7 @@ class Start:
     restart: int = 0
     step_size: float | None = None
     evaluations: ClassVar[int] = 1
+    gradients: ClassVar[int] = 1
 
     @property
     def name(self) -> str:

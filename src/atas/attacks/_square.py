@@ -48,6 +48,7 @@ class Square:
     p_init: float = 0.8
     name: ClassVar[str] = "square"
     evaluations: ClassVar[int] = 1
+    gradients: ClassVar[int] = 0
 
     def __post_init__(self) -> None:
         if self.queries < 1:

@@ -33,27 +33,27 @@ Watcher = Callable[[Status], None]
 
 
 class Meter:
-    """Counts passes of the model: made by this process, made before a stop, and left at most."""
+    """Counts work, in forward passes of the model: done by this process, done before a stop, and left at most."""
 
     def __init__(self, watcher: Watcher | None) -> None:
         self._watcher = watcher
-        self._left: dict[Key, int] = {}
-        self._made = self._before = 0
+        self._left: dict[Key, float] = {}
+        self._made = self._before = 0.0
         self._began: float | None = None
         self._last = Status("", "", 0, 0, 0.0, None)
 
-    def expect(self, key: Key, passes: int) -> None:
-        """So many are left of a task at most. The first time, the clock starts."""
+    def expect(self, key: Key, work: float) -> None:
+        """So much is left of a task at most. The first time, the clock starts."""
         self._began = self._began or time.monotonic()
-        self._left[key] = passes
+        self._left[key] = work
 
-    def took_over(self, passes: int) -> None:
-        """So many were made before a stop."""
-        self._before += passes
+    def took_over(self, work: float) -> None:
+        """So much was done before a stop."""
+        self._before += work
 
-    def made(self, passes: int) -> None:
-        """So many more were made."""
-        self._made += passes
+    def made(self, work: float) -> None:
+        """So much more was done."""
+        self._made += work
 
     def tell(self, attack: str, doing: str, right: int, examples: int) -> None:
         """Tell the watcher, if there is one."""

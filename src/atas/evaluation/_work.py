@@ -22,6 +22,7 @@ from atas.evaluation._status import Key, Meter
 from atas.threat import Threat
 
 HOLDS, CLEAN, FIRST_STAGE = 0, 1, 2
+_BACK = 1.5  # forward passes that a gradient takes
 
 
 @dataclass(frozen=True)
@@ -64,7 +65,7 @@ class Work:
                 for stage, search in enumerate(_stages(attack)):
                     key = portion, name, stage
                     record = self.records.get(key, Record())
-                    self._meter.took_over(record.queries)
+                    self._meter.took_over(record.queries * weight(search))
                     self._meter.expect(key, 0 if record.complete else size * self._most(search))
 
     def is_done(self, portion: int) -> bool:
@@ -119,14 +120,14 @@ class Work:
 
         def tell(left: int) -> None:
             holds = int((~ledger.broken).sum())
-            self._meter.expect(ahead.key, left)
+            self._meter.expect(ahead.key, left * weight(search))
             for key, later in ahead.later():
                 self._meter.expect(key, holds * self._most(later))
             self._meter.tell(ahead.name, ahead.doing, holds, len(ledger.broken))
 
         def look(left: int) -> None:
             record.seconds, record.queries = time.perf_counter() - began, int(ledger.evaluations.sum())
-            self._meter.made(self._runner.passes_a_look(search, jobs))
+            self._meter.made(self._runner.passes_a_look(search, jobs) * weight(search))
             tell(left)
             self._journal.save(self.records)
 
@@ -171,9 +172,9 @@ class Work:
         self._meter.tell(key[1], doing, int((~record.broken).sum()), len(record.broken))
         self._journal.save(self.records)
 
-    def _most(self, search: Search | None) -> int:
-        """Passes of the model that a stage needs for an example at most."""
-        return passes_of(search, self._classes)
+    def _most(self, search: Search | None) -> float:
+        """The work that a stage is for an example at most."""
+        return passes_of(search, self._classes) * weight(search)
 
     def outcomes(self, portions: int) -> dict[str, Outcome]:
         """What each attack came to, all portions together."""
@@ -200,6 +201,11 @@ class Work:
 def passes_of(search: Search | None, classes: int) -> int:
     """How often a model of so many classes is asked about an example at most; None is an attack that is no search."""
     return 1 if search is None else max(search.targets(classes), 1) * search.steps * search.evaluations
+
+
+def weight(search: Search | None) -> float:
+    """The work of a pass of this search, in forward passes: some come with a gradient."""
+    return 1.0 if search is None else 1 + _BACK * search.gradients / search.evaluations
 
 
 def passes_at_most(attacks: Iterable[Attack], classes: int) -> int:
