@@ -94,12 +94,14 @@ def timed(engine: Engine, steps: int, device: torch.device) -> list[float]:
     return seconds
 
 
-def changed(method: Remembering, index: Tensor) -> float:
-    """Which share of these examples has another row than the noise that it began with."""
+def changed(method: Remembering, index: Tensor, device: torch.device) -> float:
+    """Which share of these examples has another row than the noise that it began with, which was coded on the device:
+    a division there may round otherwise than on the host."""
     memory = method.memory
-    noise = memory.threat.noise(Draw(method.seed, torch.tensor(0), index), memory.delta.shape[1:], reset=True)
+    draw = Draw(method.seed, torch.tensor(0, device=device), index.to(device))
+    began = memory.encode(memory.threat.noise(draw, memory.delta.shape[1:], reset=True)).cpu()
     found = memory.state_dict()["delta"][index.to(memory.delta.device)].cpu()
-    return float((found != memory.encode(noise)).flatten(1).any(1).float().mean())
+    return float((found != began).flatten(1).any(1).float().mean())
 
 
 def measure(args: argparse.Namespace) -> dict[str, Any]:
@@ -138,8 +140,8 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
         "high": 1e3 * max(seconds),
         "images_a_second": args.batch / median,
         "in_both_epochs": len(torch.cat(orders)) - len(trained),
-        "changed_of_trained": changed(method, trained[:2000]),
-        "changed_of_others": changed(method, rest[:2000]) if len(rest) else 0.0,
+        "changed_of_trained": changed(method, trained[:2000], device),
+        "changed_of_others": changed(method, rest[:2000], device) if len(rest) else 0.0,
     }
 
 

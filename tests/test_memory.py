@@ -217,12 +217,3 @@ def test_more_than_fits_is_refused_in_a_sentence(monkeypatch):
     monkeypatch.setattr(torch, "zeros", full)
     with pytest.raises(UsageError, match="more than the device has left; keep it with store=host, at low resolution"):
         make()
-
-
-@pytest.mark.gpu
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.int8])
-def test_noise_is_the_same_to_the_bit_on_a_gpu(dtype):
-    here, there = make(dtype=dtype, examples=500), make(dtype=dtype, examples=500, device="cuda")
-    for memory in (here, there):
-        memory.reset(seed=0, epoch=0)
-    assert torch.equal(here.delta, there.delta.cpu())

@@ -125,7 +125,7 @@ class Memory(nn.Module, ABC):
         if self.delta.dtype != torch.int8:
             return perturbation.to(self.delta.dtype)
         unit = self._unit or 1.0  # a budget of zero has nothing but zeros to remember
-        return (perturbation * (1 / unit)).round().clamp(-_LEVELS, _LEVELS).to(torch.int8)  # CUDA divides like this
+        return (perturbation / unit).round().clamp(-_LEVELS, _LEVELS).to(torch.int8)
 
     def decode(self, stored: Tensor, dtype: torch.dtype) -> Tensor:
         """What was stored, as a perturbation."""
