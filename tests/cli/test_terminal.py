@@ -109,3 +109,15 @@ def test_the_shell_completes(words, offered, complete):
 
 def test_the_command_installs_completion(command):
     assert "--install-completion" in command("--help").out
+
+
+@pytest.mark.parametrize("rank", ["0", "1"])
+def test_a_terminal_says_that_torch_is_being_loaded(rank, tmp_path, command, in_colour, monkeypatch):
+    """And the first process alone: it is the same for all."""
+    monkeypatch.setenv("RANK", rank)
+    shown = command("evaluate", tmp_path / "nowhere").err
+    assert ("loading PyTorch" in shown) == (rank == "0")
+
+
+def test_a_pipe_is_not_told(tmp_path, command):
+    assert "loading" not in command("evaluate", tmp_path / "nowhere").err

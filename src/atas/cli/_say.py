@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -9,6 +10,16 @@ if TYPE_CHECKING:
     from rich.table import Table
 
 _PIPE_WIDTH = 320  # nothing is cut where another program reads
+
+
+def load_torch() -> None:
+    """Load what takes seconds to load, and say so meanwhile where there is a terminal."""
+    from rich.console import Console
+
+    console = Console(stderr=True)
+    if console.is_terminal and int(os.environ.get("RANK", "0")) == 0:
+        with console.status("loading PyTorch ..."):
+            import torch  # noqa: F401
 
 
 def say(text: str) -> None:

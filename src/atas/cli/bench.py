@@ -10,7 +10,7 @@ import typer
 from atas import _catalogue
 from atas.cli import _assignments
 from atas.cli._complete import recipes
-from atas.cli._say import show
+from atas.cli._say import load_torch, show
 
 
 def bench(
@@ -28,6 +28,7 @@ def bench(
     values = _assignments.parse(assignments)
     _catalogue.find_recipe(recipe)  # a wrong name shows before torch is loaded
 
+    load_torch()
     from rich.console import Console
 
     from atas._files import write_text

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Literal
 import typer
 
 from atas.cli._options import Options
-from atas.cli._say import say
+from atas.cli._say import load_torch, say
 from atas.cli._say import show as show_table
 
 if TYPE_CHECKING:
@@ -61,6 +61,7 @@ def evaluate(
     options = Options(weights, model, data, root, size, norm, eps, mean, std, examples, out, attacks)
     options.check(run)
 
+    load_torch()
     from atas.cli._subject import of_model, of_run
     from atas.training import Run
 

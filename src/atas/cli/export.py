@@ -8,7 +8,7 @@ from pathlib import Path
 
 import typer
 
-from atas.cli._say import say
+from atas.cli._say import load_torch, say
 
 
 class Format(enum.StrEnum):
@@ -34,6 +34,7 @@ def export(
     \b
     Example: atas export runs/cifar10-preact-resnet18-atas --to onnx --out model
     """
+    load_torch()
     from atas.export import write
 
     found = write(run, to.value, out)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import typer
 
-from atas.cli._say import say
+from atas.cli._say import load_torch, say
 
 
 def report(
@@ -25,6 +25,7 @@ def report(
     Example: atas report runs/cifar10-preact-resnet18-atas
              atas report runs/atas runs/atta runs/fgsm-rs --out compared.html
     """
+    load_torch()
     from atas.report import write_page
     from atas.reproduce import paper
 

@@ -12,7 +12,7 @@ import typer
 from atas import _catalogue
 from atas.cli import _assignments
 from atas.cli._complete import studies
-from atas.cli._say import say, show
+from atas.cli._say import load_torch, say, show
 from atas.errors import UsageError
 
 if TYPE_CHECKING:
@@ -65,6 +65,7 @@ def reproduce(
     for name in names:
         _catalogue.find_study(name)  # a wrong name shows before torch is loaded
 
+    load_torch()
     from atas.reproduce import PlanProgress, Request, Sweep, get, run
     from atas.training.values import convert
 

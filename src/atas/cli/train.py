@@ -11,7 +11,7 @@ from atas import _catalogue
 from atas._text import in_shell
 from atas.cli import _assignments
 from atas.cli._complete import recipes
-from atas.cli._say import say
+from atas.cli._say import load_torch, say
 from atas.errors import UsageError
 
 
@@ -43,6 +43,7 @@ def train(
     elif not (resume and out is not None):
         raise UsageError("give a recipe, or --resume and the folder of a run (--out); `atas ls recipes` shows recipes")
 
+    load_torch()
     from rich.console import Console
 
     from atas.cli.evaluate import evaluate_run
