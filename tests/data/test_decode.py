@@ -135,7 +135,7 @@ def test_sixteen_bits(tmp_path):
     deep = np.random.default_rng(0).integers(0, 65536, (8, 8, 3), np.uint16)
     (tmp_path / "colour.png").write_bytes(sixteen_bit_png(deep))
     assert np.abs(np.asarray(decode(tmp_path / "colour.png", 8)).astype(int) - deep / 257).max() <= 1
-    for name in ("grey.png", "grey.tif"):
+    for name in ("grey.png", "grey.tif", "grey.pgm"):
         Image.fromarray(deep[..., 0]).save(tmp_path / name)
         found = np.asarray(decode(tmp_path / name, 8)).astype(int)
         assert np.abs(found - (deep[..., :1] / 257)).max() <= 0.5
@@ -158,7 +158,8 @@ def test_what_cannot_be_decoded_is_put_in_words(tmp_path):
     (tmp_path / "cut.jpg").write_bytes(whole.read_bytes()[:1000])
     (tmp_path / "text.png").write_text("no image")
     Image.fromarray(np.ones((8, 8), np.float32)).save(tmp_path / "float.tif")
-    Image.fromarray(np.full((8, 8), 70000, np.int32)).save(tmp_path / "deep.tif")
+    for name, value in (("deep", 70000), ("dark", 200)):  # whatever the values, their range is not known
+        Image.fromarray(np.full((8, 8), value, np.int32)).save(tmp_path / f"{name}.tif")
     Image.new("L", (10_000, 1)).save(tmp_path / "line.png")
     expected = {
         "empty.jpg": "the file is empty",
@@ -166,6 +167,7 @@ def test_what_cannot_be_decoded_is_put_in_words(tmp_path):
         "text.png": "cannot identify image file",
         "float.tif": "floating-point",
         "deep.tif": "more than 16 bits",
+        "dark.tif": "more than 16 bits",
         "gone.png": "No such file or directory",
         "line.png": "it is 10000 x 1 pixels, too narrow for its length",
     }

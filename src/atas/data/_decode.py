@@ -11,6 +11,7 @@ from PIL import Image, ImageOps
 FITS = ("crop", "squash", "keep")
 
 _GAP = 2  # a JPEG may be decoded at half, a quarter or an eighth, down to so many times the size that is wanted
+_SIXTEEN = ("PNG", "PPM")  # formats whose mode I holds 16 bits; that of TIFF holds 32
 _LONGEST = 65500  # pixels that a side of a JPEG file may have; one of 1 x 30,000 resized to 256 would take 6 GB
 
 
@@ -24,6 +25,8 @@ def decode(source: Path | io.BytesIO, size: int, fit: str = "crop") -> Image.Ima
         raise ValueError("the file is empty")
     with Image.open(source) as file:
         file.draft(None, (_GAP * size, _GAP * size))
+        if file.mode == "I" and file.format not in _SIXTEEN:
+            raise ValueError("its pixels have more than 16 bits")
         image = _rgb(ImageOps.exif_transpose(file))
     # Pillow's bilinear filter widens with the reduction, so small sizes do not alias.
     if fit == "squash":
@@ -56,10 +59,7 @@ def _rgb(image: Image.Image) -> Image.Image:
         raise ValueError("its pixels are floating-point numbers of no known range")
     if image.mode.startswith("I"):
         # 16-bit grey: a plain conversion would clip everything above 255 to white.
-        deep = np.asarray(image)
-        if deep.max() > 65535 or deep.min() < 0:
-            raise ValueError("its pixels have more than 16 bits")
-        return Image.fromarray((deep / 257).round().astype(np.uint8)).convert("RGB")
+        return Image.fromarray((np.asarray(image) / 257).round().astype(np.uint8)).convert("RGB")
     if "transparency" in image.info:
         # A palette with several transparent entries converts to RGB only with a warning.
         image = image.convert("RGBA")
