@@ -47,6 +47,22 @@ class Lazy:
         return self.copies[-1]
 
 
+class Numbered(Lazy):
+    """Numbers the moments in the work of the device, and notes after which each copy may begin."""
+
+    def __init__(self):
+        super().__init__()
+        self.moment, self.after = 0, []
+
+    def mark(self):
+        self.moment += 1
+        return self.moment
+
+    def start(self, source, target, after):
+        self.after.append(after)
+        return super().start(source, target, after)
+
+
 def visits(examples=12, copies=None):
     home = torch.arange(examples).float()[:, None].repeat(1, 2)
     return home, Visits(home, CPU, copies or Lazy())
@@ -97,6 +113,20 @@ def test_the_host_runs_one_step_ahead():
         step(rows, torch.arange(first, first + 3))
     going = [copy for copy in copies.copies if copy._source.data_ptr() == rows._outgoing.data_ptr()]
     assert [copy.done for copy in going] == [True, True, False]
+
+
+def test_a_copy_begins_after_what_the_device_does_in_its_place():
+    """Rows that come must not overwrite those of the step before, and rows that go must be what the step left."""
+    copies = Numbered()
+    _, rows = visits(copies=copies)
+    rows.prefetch(torch.tensor([0, 1, 2]))
+    announced = copies.moment
+    rows.arrive(torch.tensor([0, 1, 2]))
+    rows.prefetch(torch.tensor([3, 4, 5]))
+    assert copies.after[-1] > announced
+    worked = copies.moment
+    rows.leave(torch.tensor([0, 1, 2]))
+    assert copies.after[-1] > worked
 
 
 def test_what_was_announced_too_early_is_brought_again():
