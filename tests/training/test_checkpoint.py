@@ -14,8 +14,8 @@ import torch
 from safetensors.torch import save_file
 
 import atas
-from atas.errors import CheckpointError
-from atas.training import checkpoint
+from atas.errors import AtasError, CheckpointError
+from atas.training import checkpoint, logs
 from atas.training.trainer import Interrupted
 
 
@@ -219,6 +219,19 @@ def test_a_full_disk_in_training_and_then_room_again(stopped, train_toy, tmp_pat
         with pytest.raises(CheckpointError, match="No space left on device"):
             train_toy(stopped, values={"training.checkpoint_every": 0.0}, resume=True)
     assert (stopped / "checkpoints" / "last.safetensors").read_bytes() == before
+    train_toy(stopped, resume=True)
+    train_toy(tmp_path / "whole")
+    assert_same_run(stopped, tmp_path / "whole")
+
+
+def test_a_full_disk_when_metrics_are_written(stopped, train_toy, tmp_path, monkeypatch, assert_same_run):
+    def full(descriptor):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(logs.os, "fsync", full)
+        with pytest.raises(AtasError, match=r"metrics.jsonl \(No space left on device\); make room .* --resume"):
+            train_toy(stopped, resume=True)
     train_toy(stopped, resume=True)
     train_toy(tmp_path / "whole")
     assert_same_run(stopped, tmp_path / "whole")

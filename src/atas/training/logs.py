@@ -7,6 +7,8 @@ import os
 from pathlib import Path
 from typing import Any
 
+from atas.errors import AtasError
+
 
 class Metrics:
     """Lines of JSON, one an epoch or an event. A resume cuts the file back to where the checkpoint was taken. Without a
@@ -29,10 +31,15 @@ class Metrics:
         """Append one line and see it onto the disk."""
         if self.path is None:
             return
-        with self.path.open("a", encoding="utf-8") as file:
-            file.write(json.dumps(row) + "\n")
-            file.flush()
-            os.fsync(file.fileno())
+        try:
+            with self.path.open("a", encoding="utf-8") as file:
+                file.write(json.dumps(row) + "\n")
+                file.flush()
+                os.fsync(file.fileno())
+        except OSError as error:
+            raise AtasError(
+                f"cannot write {self.path} ({error.strerror}); make room on the disk and go on with --resume"
+            ) from error
 
 
 def read_metrics(path: Path) -> list[dict[str, Any]]:
