@@ -54,6 +54,17 @@ class Rigid(nn.Module):
         return self.fc(x.view(len(x), -1))
 
 
+class Flat(nn.Module):
+    """A network that has one value of an image in each channel that it normalises."""
+
+    def __init__(self):
+        super().__init__()
+        self.fc1, self.norm, self.fc2 = nn.Linear(64, 8), nn.BatchNorm1d(8), nn.Linear(8, 3)
+
+    def forward(self, x):
+        return self.fc2(self.norm(self.fc1(x.flatten(1))))
+
+
 class Acting(Live):
     """Does something after so many batches."""
 
@@ -74,7 +85,7 @@ def train(job, rank):
     labels = (torch.arange(EXAMPLES) + job.get("other_data", {}).get(str(rank), 0)) % 3
     data = atas.data.from_arrays("noise", images, labels, images[:6], labels[:6])
     torch.manual_seed(1 + rank)  # the first process's weights are everyone's
-    net = {"plain": lambda: Net(False), "norm": lambda: Net(True), "rigid": Rigid}[job["net"]]()
+    net = {"plain": lambda: Net(False), "norm": lambda: Net(True), "rigid": Rigid, "flat": Flat}[job["net"]]()
     acts = job.get("acts", {}).get(str(rank), [None, 0])
     act = {"kill": lambda: os.kill(os.getpid(), signal.SIGKILL), "int": lambda: signal.raise_signal(signal.SIGINT)}
     live = Acting(act.get(acts[0]), acts[1], rank > 0)

@@ -207,6 +207,16 @@ def test_wrong_use_is_said_once(ranks, settings_of, tmp_path):
     assert not (tmp_path / "rigid").exists()
 
 
+@pytest.mark.parametrize("sync", [True, False])
+def test_a_single_value_has_no_variance(sync, ranks, settings_of, tmp_path):
+    """The last of 33 images is alone in its batch; its variance would be 0/0, in the running statistics for good."""
+    values = {"data.shards": 2, "engine.sync_batchnorm": sync}
+    answer = ranks(2, tmp_path / "run", settings_of(**values), "flat")
+    assert answer["codes"] == [2, 2]
+    assert answer["said"].count("the model cannot learn from a single image") == 1
+    assert not (tmp_path / "run").exists()
+
+
 def test_other_data_elsewhere_is_refused(ranks, settings_of, tmp_path):
     answer = ranks(2, tmp_path / "run", settings_of(), other_data={"1": 1})
     assert answer["codes"] == [1, 1]

@@ -314,6 +314,18 @@ def test_a_batch_norm_that_its_owner_froze_stays_frozen(tmp_path, train_toy, tin
         assert torch.equal(after[name], before[name]), name
 
 
+def test_a_batch_of_one_image_that_the_model_cannot_normalise(tmp_path, train_toy, tiny_net):
+    """It would come at the end of an epoch: 60 images in batches of 59."""
+    flat = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(64, 3), torch.nn.BatchNorm1d(3))
+    with pytest.raises(UsageError, match=r"cannot learn from a single image.*; use another training.batch_size"):
+        train_toy(tmp_path / "flat", values={"training.batch_size": 59}, model=flat)
+    assert flat[2].num_batches_tracked == 0
+    train_toy(tmp_path / "flat", values={"training.batch_size": 58, "training.epochs": 1}, model=flat)
+    model = tiny_net()
+    train_toy(tmp_path / "net", values={"training.batch_size": 59, "training.epochs": 1}, model=model)
+    assert model.bn1.num_batches_tracked == 2
+
+
 def test_a_model_given_in_eval_mode_is_trained(tmp_path, train_toy, tiny_net):
     net = tiny_net().eval()
     before = weights_of(net)

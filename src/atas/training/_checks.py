@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor, nn
+from torch.func import functional_call
 
 from atas.checks import CANNOT_TAKE, checked_logits, trying
 from atas.data import Dataset
@@ -17,6 +18,11 @@ from atas.training import recipe
 _NO_ROWS = (
     "the model cannot take a batch without images, as some process gets at the end of an epoch ({why}); use "
     "x.flatten(1) rather than x.view(len(x), -1), or other data.shards or training.batch_size"
+)
+
+_ONE_ROW = (
+    "the model cannot learn from a single image, as some process gets in a batch ({why}); use another "
+    "training.batch_size, whose remainder at the end of an epoch is not one image, or other data.shards"
 )
 
 
@@ -44,11 +50,21 @@ def check_alike(settings: recipe.Recipe, data: tuple[str, ...], peers: Processes
         )
 
 
-def any_without_rows(part: Part, batch_size: int, peers: Processes) -> bool:
-    """Whether the short last batch of an epoch has nothing for one of the processes."""
+def rows_of_steps(part: Part, batch_size: int, peers: Processes) -> set[int]:
+    """How many images some process has in a full batch, or in the short last one of an epoch."""
     last = part.examples % batch_size or batch_size
-    parts = (Part.of(part.examples, part.shards, rank, peers.count) for rank in range(peers.count))
-    return any(not part.share(last) for part in parts)
+    counts = {last} if part.examples < batch_size else {last, batch_size}
+    parts = [Part.of(part.examples, part.shards, rank, peers.count) for rank in range(peers.count)]
+    return {part.share(count) for part in parts for count in counts}
+
+
+def check_single(model: nn.Module, data: Dataset, size: int | None) -> None:
+    """Try the model on one image of this side as in training, where BatchNorm has no variance of a single value; its
+    running statistics stay."""
+    first = next(model.parameters())
+    x = data.train.images[:1][..., :size, :size].to(first.device).float() / 255
+    with trying(_ONE_ROW), mode(model, training=True), torch.no_grad(), torch.random.fork_rng(devices=[]):
+        functional_call(model, {name: buffer.clone() for name, buffer in model.named_buffers()}, (x,))
 
 
 def check_model(model: nn.Module, data: Dataset, images: int = 2) -> None:

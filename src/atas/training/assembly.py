@@ -19,12 +19,12 @@ from atas.methods import Free, Method
 from atas.parts import Part
 from atas.processes import ALONE, Processes
 from atas.training import recipe
-from atas.training._checks import any_without_rows, check_alike, check_model, part_of, split_probe
+from atas.training._checks import check_alike, check_model, check_single, part_of, rows_of_steps, split_probe
 from atas.training.batchnorm import synchronise
 from atas.training.engine import Engine, choose_device
 from atas.training.gathering import share_weights
 from atas.training.monitor import Monitor
-from atas.training.views import as_tested
+from atas.training.views import as_tested, shown_size
 
 Say = Callable[[str], None]
 
@@ -61,8 +61,13 @@ def assemble(
         rest = rows if rest is None else rows[torch.isin(rows, rest)]
     examples = data.train if rest is None else data.train.part(rest)
     part = part_of(settings, len(examples), peers)
-    if any_without_rows(part, training.batch_size, peers):
+    rows_at_once = rows_of_steps(part, training.batch_size, peers)
+    if 0 in rows_at_once:
         check_model(model, seen, images=0)
+    if settings.engine.sync_batchnorm:
+        rows_at_once = rows_of_steps(part, training.batch_size, ALONE)
+    if 1 in rows_at_once:
+        check_single(model, seen, shown_size(settings.data, 0, training.epochs))
     batches = open_batches(
         examples if part.whole else examples.part(part.numbers(torch.arange(len(part)))),
         settings.data.loading,
