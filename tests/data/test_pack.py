@@ -210,9 +210,11 @@ def test_no_workers(packed):
         data.verify(packed, workers=-1)
 
 
-def test_a_packed_folder_is_not_an_image_folder(packed):
+def test_a_packed_folder_is_not_an_image_folder(photos, packed):
     with pytest.raises(DataError, match="load it by the name packed"):
         data.load("imagefolder", packed)
+    with pytest.raises(DataError, match=rf"holds image files, .* pack it with `atas data pack {photos} OUT`"):
+        data.load("packed", photos)
     with pytest.raises(UsageError, match="size is for imagefolder alone"):
         data.load("packed", packed, size=8)
 

@@ -64,6 +64,11 @@ def read_manifest(folder: Path) -> Manifest:
     try:
         found = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError as error:
+        if (folder / "train").is_dir():
+            raise DataError(
+                f"{folder.absolute()} holds image files, not a packed set; load it by the name imagefolder, or pack it "
+                f"with `atas data pack {folder} OUT` and give OUT"
+            ) from error
         raise DataError(
             f"{folder.absolute()} holds no packed set (no {MANIFEST}); make one with `atas data pack FOLDER "
             f"{folder}`, which also goes on where an earlier one was stopped"
