@@ -353,6 +353,15 @@ def test_finished_shards_are_kept_and_damaged_ones_made_anew(photos, packed, mon
     assert {name for name in made if name.endswith(".raw")} == {"train-00001.raw", "train-00003.raw"}
 
 
+def test_a_file_that_was_mended_meanwhile_is_packed_as_it_is_now(photos, packed):
+    """The shard is whole, but of another picture."""
+    (packed / "manifest.json").unlink()
+    Image.new("RGB", (20, 20), "red").save(photos / "train" / "cat" / "000.png")
+    data.pack(photos, packed, size=SIZE)
+    red = torch.tensor([255, 0, 0], dtype=torch.uint8).view(3, 1, 1).expand(3, SIZE, SIZE)
+    assert torch.equal(data.load("packed", packed).train.images[0], red)
+
+
 def test_a_file_that_cannot_grow(photos, tmp_path):
     """The limit of the system on the size of a file, as a disk that is full in the middle of a shard."""
     command = [sys.executable, "-m", "atas", "data", "pack", str(photos), str(tmp_path / "packed"), "--size", "64"]

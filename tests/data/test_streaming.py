@@ -14,6 +14,7 @@ import torch
 
 from atas import data
 from atas.data import _room, _team
+from atas.data._stored import Held
 from atas.data.loading import SHARE, open_batches
 from atas.data.resident import Resident
 from atas.data.streaming import AHEAD, Streaming
@@ -74,14 +75,45 @@ def test_the_same_batches_as_resident(images, stream, workers, batch_size):
         assert_same(batches_of(streaming, epoch), batches_of(resident, epoch))
 
 
-def test_an_epoch_can_begin_anywhere_and_be_given_up(images, stream):
-    streaming = stream(images)
+class Slow(Held):
+    """Images that take a while to read, some longer than others."""
+
+    def read(self, rows, out):
+        time.sleep(0.002 * (int(rows[0]) % 5))
+        super().read(rows, out)
+
+
+@pytest.mark.parametrize("kind", [Held, Slow])
+def test_an_epoch_can_begin_anywhere_and_be_given_up(images, stream, kind):
+    streaming = stream(kind(images))
     whole = batches_of(streaming, 2)
     for first in (0, 1, AHEAD, len(streaming) - 1):
         assert_same(batches_of(streaming, 2, first), whole[first:])
     streaming.begin(streaming.order(1), 0)
     streaming.stage(0)
     assert_same(batches_of(streaming, 2), whole)
+
+
+def test_workers_are_never_sent_to_a_place_that_is_being_copied(images, stream, monkeypatch):
+    """A copy to a GPU goes on until somebody waits for it; what is read meanwhile must lie elsewhere."""
+    streaming = stream(images)
+    batches_of(streaming, 0)
+    under_way, copier, team = set(), streaming._copier, streaming._team
+
+    def copy(place, size, copy=copier.copy):
+        copy(place, size)
+        under_way.add(place)
+
+    def ask(worker, task, ask=team.ask):
+        assert task[0] not in under_way
+        ask(worker, task)
+
+    monkeypatch.setattr(copier, "copy", copy)
+    monkeypatch.setattr(copier, "wait", under_way.discard)
+    monkeypatch.setattr(team, "ask", ask)
+    for epoch in (1, 2):
+        batches_of(streaming, epoch)
+        assert under_way == {(len(streaming) - 1) % AHEAD}  # the host does not wait for the last
 
 
 def test_images_stay_at_one_address(images, stream):
