@@ -52,8 +52,10 @@ def test_many_images_keep_their_order(tmp_path):
     for half in ("train", "test"):
         for number in range(150):
             save(tmp_path / half / "a" / f"{number:03}.png", (number, 0, 0))
-    images = data.load("imagefolder", tmp_path, size=1).train.images
+    told = []
+    images = data.load("imagefolder", tmp_path, size=1, progress=lambda *how: told.append(how)).train.images
     assert images[:, 0, 0, 0].tolist() == list(range(150))
+    assert told == [("decoding images", done, 300) for done in (0, 64, 128, 192, 256, 300)]
 
 
 def test_val_serves_as_test_and_size_has_a_default(root):

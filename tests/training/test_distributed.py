@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from atas.data._team import processors
 from atas.errors import AtasError, UsageError
 from atas.processes import launched
 from atas.training import checkpoint
@@ -131,6 +132,14 @@ def test_wherever_images_and_memory_live(values, train, settings_of, tmp_path, r
     train(1, tmp_path / "1", settings_of(**{key: values[key] for key in values if key.startswith("training")}))
     train(2, tmp_path / "2", settings_of(**values))
     assert_same_training(tmp_path / "1", tmp_path / "2", rows_of)
+
+
+def test_processes_share_the_processors(ranks, settings_of, tmp_path):
+    """Each streams with its part of them; otherwise eight processes on 64 would start 512."""
+    values = {"data.loading": "streaming", "training.epochs": 1}
+    said = ranks(2, tmp_path / "run", settings_of(**values))["said"]
+    workers = max(1, min(processors() // 2, 4))  # of its four images in a batch each reads one at least
+    assert f"are streamed from memory by {workers} process" in said
 
 
 def test_one_shard_is_the_order_of_before(train, toy_recipe, settings_of, tmp_path, assert_same_run):

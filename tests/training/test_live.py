@@ -38,6 +38,17 @@ def test_plain_lines_inside_of_long_epochs(tmp_path, train_toy, observer, monkey
     assert all(line.endswith(" left") for line in steps)
 
 
+def test_how_far_the_decoding_is(observer, monkeypatch):
+    live = observer(force_terminal=False)
+    live.loading("decoding images", 0, 999)  # over in a moment
+    live.loading("decoding images", 0, 13_394)
+    live.loading("decoding images", 64, 13_394)
+    monkeypatch.setattr(live_module, "_PLAIN_EVERY", 0.0)
+    live.loading("decoding images", 128, 13_394)
+    lines = ["decoding images: 0 of 13,394", "decoding images: 128 of 13,394"]
+    assert live.out.getvalue().splitlines() == lines
+
+
 def test_long_lines_are_not_broken(tmp_path, train_toy, observer):
     live = observer(force_terminal=False, width=40)
     train_toy(tmp_path / "run", live=live)

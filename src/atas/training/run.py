@@ -11,6 +11,7 @@ from torch import nn
 
 from atas import data, models
 from atas._text import in_shell
+from atas.data._sources import Progress
 from atas.errors import DataError, UsageError
 from atas.training import recipe
 from atas.training.logs import read_metrics
@@ -108,8 +109,8 @@ def load_recipe(place: Folder) -> recipe.Recipe:
     return recipe.load(place.recipe)
 
 
-def load_data(settings: recipe.Recipe, root: str | None = None) -> data.Dataset:
-    """The data of a recipe, from its own folder or another."""
+def load_data(settings: recipe.Recipe, root: str | None = None, progress: Progress | None = None) -> data.Dataset:
+    """The data of a recipe, from its own folder or another; `progress` is told how far the decoding is."""
     if settings.data.name.startswith(GIVEN):
         name = settings.data.name.removeprefix(GIVEN)
         raise UsageError(
@@ -119,7 +120,7 @@ def load_data(settings: recipe.Recipe, root: str | None = None) -> data.Dataset:
     wanted, folder = settings.data, root or settings.data.root
     if wanted.name == "imagefolder":  # other sets are always read in one way
         lazy = {"resident": False, "streaming": True}.get(wanted.loading)
-        return data.load(wanted.name, folder, size=wanted.size, lazy=lazy)
+        return data.load(wanted.name, folder, size=wanted.size, lazy=lazy, progress=progress)
     if wanted.name != "packed":
         return data.load(wanted.name, folder, size=wanted.size)
     found = data.load(wanted.name, folder)
