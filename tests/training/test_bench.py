@@ -1,11 +1,16 @@
 """The benchmark: what it reports is consistent and complete; the figures themselves are the machine's."""
 
 import json
+import time
 
 import pytest
 
+from atas import data
+from atas.data._stored import Held
+from atas.errors import DataError
 from atas.training.bench import bench
 from atas.training.recipe import load
+from atas.training.run import load_data
 
 
 @pytest.fixture(scope="module")
@@ -40,3 +45,30 @@ def test_the_result_is_json(results):
     found = json.loads(json.dumps(results["atas"].to_json()))
     assert found["step"]["median"] == results["atas"].step.median
     assert found["environment"]["torch"]
+
+
+class Slow(Held):
+    """Images that take longer to read than a step does."""
+
+    def read(self, rows, out):
+        time.sleep(0.05)
+        super().read(rows, out)
+
+
+def test_whether_data_or_compute_sets_the_pace(results, monkeypatch):
+    assert {found.limit for found in results.values()} == {"compute"}
+    recipe = load("digits-small-cnn-atas").with_values({"training.batch_size": 8, "training.probe": 8})
+    digits = load_data(recipe)
+    train = data.Split(Slow(digits.train.images[:64]), digits.train.labels[:64], digits.train.classes)
+    monkeypatch.setattr("atas.training.bench.load_data", lambda settings: data.Dataset("slow", train, digits.test))
+    monkeypatch.setattr("atas.training.bench._ROUNDS", 1)
+    slow = bench(recipe.with_values({"data.loading": "streaming", "data.workers": 1, "engine.device": "cpu"}), steps=2)
+    assert slow.data.median >= 50
+    assert slow.step.median >= 50
+    assert slow.limit == slow.to_json()["limit"] == "data"
+
+
+def test_a_folder_that_is_streamed_is_read_itself(tmp_path):
+    recipe = load("imagenette-resnet18-atas").with_values({"data.loading": "streaming", "data.root": str(tmp_path)})
+    with pytest.raises(DataError, match="there is no folder train"):
+        bench(recipe)

@@ -22,6 +22,9 @@ def bench(
 ) -> None:
     """Time a recipe's training step on this machine. The plain eager loop and the device's ceiling stand beside it.
 
+    It tells whether data or compute sets the pace. Packed sets are read as in training, and so are
+    folders with --set data.loading=streaming; other images are random.
+
     \b
     Example: atas bench cifar10-preact-resnet18-atas --steps 100
     """
@@ -56,6 +59,7 @@ def _show(result) -> None:  # type: ignore[no-untyped-def]
     rows = {
         "recipe": f"{result.recipe}, batch {result.batch_size}, on {result.environment['device']}",
         "a step": f"{step.median:.2f} ms ({step.low:.2f} to {step.high:.2f}), {result.engine} engine, n = {step.steps}",
+        "data alone": f"{result.data.median:.2f} ms a batch; {result.limit} sets the pace",
         "an epoch": f"{result.epoch_seconds:.2f} s; the whole training {result.training_seconds:.0f} s",
         "start-up": f"{result.start_up_seconds:.1f} s",
         "plain eager loop": f"{eager.median:.2f} ms a step ({eager.median / step.median:.2f} times as long)",

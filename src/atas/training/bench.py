@@ -1,8 +1,8 @@
 """How fast a recipe trains on this machine, and what its time goes into.
 
-Everything is measured in one process: the engine that `atas train` would use, the plain eager loop as reference, and
-the ceiling of the device (a large matrix product in the same precision), so that ratios hold even where the machine's
-speed does not.
+Everything is measured in one process: the engine that `atas train` would use, its data alone, the plain eager loop as
+reference, and the ceiling of the device (a large matrix product in the same precision), so that ratios hold even where
+the machine's speed does not.
 """
 
 from __future__ import annotations
@@ -32,6 +32,7 @@ _LEAST_EPOCHS = 30  # a schedule that lasts for all rounds, however few steps an
 _ROUNDS = 5
 _SIZES = {"cifar10": (50_000, (3, 32, 32), 10), "cifar100": (50_000, (3, 32, 32), 100)}
 _FOLDER_EXAMPLES = 2048
+_NEARLY = 0.9  # of a step's time that batches take by themselves where it is they that a step waits for
 
 
 @dataclass(frozen=True)
@@ -53,6 +54,7 @@ class Result:
     engine: str
     start_up_seconds: float
     step: Timing
+    data: Timing
     epoch_seconds: float
     training_seconds: float
     eager: Timing
@@ -63,17 +65,23 @@ class Result:
     environment: dict[str, Any]
 
     @property
+    def limit(self) -> str:
+        """What sets the pace: `data` where batches alone, without a step, come hardly faster than steps; `compute`."""
+        return "data" if self.data.median >= _NEARLY * self.step.median else "compute"
+
+    @property
     def achieved(self) -> float:
         """Floating-point operations a second of convolutions and matrix products."""
         return self.flop / (self.step.median * 1e-3)
 
     def to_json(self) -> dict[str, Any]:
         """Plain values."""
-        return asdict(self) | {"achieved": self.achieved}
+        return asdict(self) | {"achieved": self.achieved, "limit": self.limit}
 
 
 def bench(settings: recipe.Recipe, steps: int = 20, live: Live | None = None) -> Result:
-    """Time `steps` steps in each of five rounds, after a warm-up; on random images of the recipe's size."""
+    """Time `steps` steps in each of five rounds, after a warm-up; on random images of the recipe's size,
+    or on the recipe's own where their way to the device is a part of what is timed."""
     live = live or Live(quiet=True)
     device = choose_device(settings.engine.device)
     images = _images(settings)
@@ -85,6 +93,7 @@ def bench(settings: recipe.Recipe, steps: int = 20, live: Live | None = None) ->
         torch.cuda.reset_peak_memory_stats(device)
     step = _time(engine, steps, device)
     peak = torch.cuda.max_memory_allocated(device) if device.type == "cuda" else _resident_bytes()
+    batches_alone = _time_data(engine, steps, device)
     live.say("timing the plain eager loop ...")
     plain = settings.with_values({"engine.kind": "eager"})
     reference = _engine(plain, images, live)
@@ -101,6 +110,7 @@ def bench(settings: recipe.Recipe, steps: int = 20, live: Live | None = None) ->
         engine=engine.kind,
         start_up_seconds=start_up,
         step=step,
+        data=batches_alone,
         epoch_seconds=epoch,
         training_seconds=epoch * settings.training.epochs,
         eager=eager,
@@ -113,9 +123,10 @@ def bench(settings: recipe.Recipe, steps: int = 20, live: Live | None = None) ->
 
 
 def _images(settings: recipe.Recipe) -> data.Dataset:
-    """Random images in the number and size of the recipe's data: speed does not depend on what they show. A packed set
-    is read itself, as its way to the device is a part of what is timed."""
-    if settings.data.name in ("digits", "packed"):
+    """Random images in the number and size of the recipe's data: speed does not depend on what they show. A packed set,
+    or a folder that is streamed, is read itself: how fast it is decoded is a part of what is timed."""
+    streamed = settings.data.name == "imagefolder" and settings.data.loading == "streaming"
+    if streamed or settings.data.name in ("digits", "packed"):
         return load_data(settings)
     side = settings.data.size or data.DEFAULT_SIZE
     count, shape, classes = _SIZES.get(settings.data.name, (_FOLDER_EXAMPLES, (3, side, side), 10))
@@ -132,16 +143,36 @@ def _engine(settings: recipe.Recipe, images: data.Dataset, live: Live) -> Engine
 
 
 def _time(engine: Engine, steps: int, device: torch.device) -> Timing:
+    last = engine.settings.training.epochs - 1  # past any warm-up of the method
+    return _rounds(lambda: engine.begin(last, 0), lambda batch: engine.step(), engine, steps, device)
+
+
+def _time_data(engine: Engine, steps: int, device: torch.device) -> Timing:
+    """The same batches read, brought to the device, cut out and resized, with no step."""
+    batches, epoch = engine.batches, engine.method.epoch
+    order = batches.order(engine.settings.training.epochs - 1)
+    indices = order.split(batches.batch_size)
+
+    def show(batch: int) -> None:
+        batches.stage(batch)
+        batches.take(indices[batch].to(device), epoch)
+
+    return _rounds(lambda: batches.begin(order, 0), show, engine, steps, device)
+
+
+def _rounds(
+    begin: Callable[[], None], step: Callable[[int], None], engine: Engine, steps: int, device: torch.device
+) -> Timing:
     steps = min(steps, max(1, len(engine.batches) - 1))
     found = []
     for _ in range(_ROUNDS + 1):
-        engine.begin(engine.settings.training.epochs - 1, 0)  # past any warm-up of the method
-        for _ in range(min(_WARM_UP, steps)):
-            engine.step()
-        engine.begin(engine.settings.training.epochs - 1, 0)
+        begin()
+        for batch in range(min(_WARM_UP, steps)):
+            step(batch)
+        begin()
         began = _now(device)
-        for _ in range(steps):
-            engine.step()
+        for batch in range(steps):
+            step(batch)
         found.append((_now(device) - began) / steps * 1e3)
     found = found[1:]
     return Timing(statistics.median(found), min(found), max(found), steps * _ROUNDS)
