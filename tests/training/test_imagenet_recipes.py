@@ -3,12 +3,16 @@
 import itertools
 
 import pytest
+import torch
+from PIL import Image
 
+import atas
 from atas import methods
 from atas.reproduce import paper
-from atas.training import recipe
+from atas.training import Live, checkpoint, recipe
+from atas.training.run import load_data
 from atas.training.schedule import learning_rate
-from atas.training.views import shown_size
+from atas.training.views import as_tested, shown_size
 
 METHODS = ("free", "yopo", "fgsm-rs", "fgsm-ga", "atta", "atas")
 DROPS = (0.1, (50 / 90, 75 / 90), 90, 128)
@@ -91,6 +95,44 @@ def test_imagenette_differs_in_the_method_alone():
         other = recipe.load(f"imagenette-resnet18-{method}")
         assert other.method.name == method
         assert {line.split(".")[0] for line in recipe.differences(base, other)} == {"method"}
+
+
+@pytest.fixture(scope="module")
+def photos(tmp_path_factory):
+    """Noise in three colours, which are the classes: 24 pictures to train on, 9 to test with."""
+    root = tmp_path_factory.mktemp("imagenette")
+    for half, count in (("train", 8), ("val", 3)):
+        for name, colour in (("red", (200, 60, 60)), ("green", (60, 200, 60)), ("blue", (60, 60, 200))):
+            (root / half / name).mkdir(parents=True)
+            for number in range(count):
+                noise = Image.effect_noise((48, 40), 60).convert("RGB")
+                Image.blend(noise, Image.new("RGB", noise.size, colour), 0.7).save(root / half / name / f"{number}.jpg")
+    return root
+
+
+@pytest.mark.parametrize("method", ["atas", "atta", "fgsm-rs"])
+def test_imagenette_in_small(method, photos, tmp_path):
+    """The recipe as it is, with small images and few epochs: from files to figures under attack."""
+    small = {
+        "data.size": 40,
+        "data.view_size": 32,
+        "training.epochs": 3,
+        "training.batch_size": 8,
+        "schedule.peak": 0.01,
+    }
+    values = {"data.root": str(photos), "training.probe": 6, "training.loggers": [], "engine.device": "cpu"} | small
+    run = atas.train(f"imagenette-resnet18-{method}", out=tmp_path, values=values, live=Live(quiet=True))
+    losses = [row["loss"] for row in run.metrics]
+    assert losses[-1] < losses[0]
+    test = as_tested(load_data(run.recipe), run.recipe.data).test
+    result = atas.evaluate(run.model, test, threat=run.recipe.threat, attacks=("pgd10",))
+    assert result.protocol["image_shape"] == [3, 32, 32]
+    assert result.accuracy["pgd10"] <= result.accuracy["clean"]
+    if method != "fgsm-rs":
+        tensors, _ = checkpoint.load(tmp_path / "checkpoints" / "last.safetensors")
+        delta = tensors["method.memory.delta"]
+        assert (delta.shape, delta.dtype) == ((24, 3, 32, 32), torch.int8)
+        assert (delta.abs() == 127).float().mean() > 0.2  # of fresh noise it would be 1 in 254
 
 
 @pytest.mark.parametrize("name", [name for name in recipe.names() if name.startswith("imagenet")])
