@@ -166,6 +166,13 @@ def test_without_synchronised_batchnorm_all_attack_the_same_model(train, setting
     assert_all_have_the_same_model(tmp_path / "run", 4)
 
 
+def test_the_monitor_has_fewer_images_than_processes(train, settings_of, tmp_path, rows_of):
+    settings = settings_of(**{"training.probe": 1, "training.epochs": 1})
+    for count in (1, 3):
+        train(count, tmp_path / str(count), settings)
+    assert_same_training(tmp_path / "1", tmp_path / "3", rows_of)
+
+
 def test_a_collapse_is_everyones(train, settings_of, tmp_path, rows_of):
     settings = settings_of(**{"training.on_collapse": "rollback", "training.probe": 3, "training.epochs": 3})
     for processes in (1, 2):

@@ -68,7 +68,7 @@ class Monitor:
     def probe(self, model: nn.Module, ask: Ask | None = None) -> Probe:
         """Attack the slice in eval mode. `ask` calls a function of tensors: an engine may have a fast way to do so."""
         seen = torch.zeros(_SEEN, len(self.images), dtype=torch.float64, device=self.images.device)
-        mine = torch.arange(self.peers.rank, len(self.images), self.peers.count, device=seen.device)
+        mine = torch.arange(len(self.images), device=seen.device)[self.peers.rank :: self.peers.count]
         function = functools.partial(self._look, model)
         with torch.inference_mode(False), torch.no_grad(), mode(model, training=False), frozen(model):
             for index in mine.split(self.batch) if len(mine) else ():
