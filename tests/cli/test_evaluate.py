@@ -7,13 +7,14 @@ import sys
 
 import pytest
 import torch
+from PIL import Image
 from safetensors.torch import load_file, save_file
 
-from atas import _files
+from atas import _files, models
 from atas.attacks import _autoattack
 from atas.attacks._apgd import APGD
 from atas.attacks._square import Square
-from atas.cli import _watch
+from atas.cli import _bars, _watch
 from atas.evaluation import _journal, _result
 
 
@@ -197,6 +198,21 @@ def test_a_model_of_one_s_own(evaluate_json, copy_of, tmp_path, monkeypatch):
     found = evaluate_json("--model", "my_networks:trained", "--data", "digits", "--eps", "0.1", *FEW)
     assert found["correct"] == expected["correct"]
     assert (tmp_path / "my_networks.trained-evaluation.json").exists()
+
+
+@pytest.mark.parametrize("rank", ["0", "1"])
+def test_how_far_the_decoding_of_files_is(rank, command, tmp_path, monkeypatch):
+    for half in ("train", "test"):
+        for name in ("dark", "light"):
+            (tmp_path / half / name).mkdir(parents=True)
+            Image.new("L", (8, 8), 200 * (name == "light")).save(tmp_path / half / name / "0.png")
+    monkeypatch.setattr(_bars, "_PLAIN_EVERY", 0.0)
+    monkeypatch.setenv("RANK", rank)
+    save_file(models.create("small-cnn", 2, 3).state_dict(), tmp_path / "weights.safetensors")
+    files = ["--data", "imagefolder", "--root", str(tmp_path), "--size", "8", "--eps", "0.1", *FEW]
+    done = command("evaluate", "--weights", str(tmp_path / "weights.safetensors"), "--model", "small-cnn", *files)
+    assert done.status == 0, done.err
+    assert ("decoding images: 4 of 4" in done.err) == (rank == "0")
 
 
 def test_a_quick_look_does_not_replace_autoattack(evaluate_json, copy_of):

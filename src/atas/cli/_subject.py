@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 from pathlib import Path
 
+from rich.console import Console
 from torch import nn
 
 from atas import data, models, threat
 from atas._files import read_json
+from atas.cli._bars import Bars
 from atas.cli._options import Options
 from atas.errors import UsageError
 from atas.training import Run
@@ -37,7 +40,8 @@ def of_run(run: Run, options: Options) -> Subject:
     """The model of a run on the run's test set, against the threat that it was trained for or another."""
     wanted, trained_for = run.recipe.evaluation, run.recipe.threat
     ball = threat.create(options.norm or trained_for.name, _eps(options, trained_for))
-    seen = as_tested(load_data(run.recipe, options.root), run.recipe.data)
+    with _bars() as bars:
+        seen = as_tested(load_data(run.recipe, options.root, bars), run.recipe.data)
     test = seen.test.part(slice(options.examples or wanted.examples))
     attacks, out = options.attacks_or(wanted.attacks), options.out
     if out is None:
@@ -52,7 +56,8 @@ def of_model(options: Options) -> Subject:
     """A file of weights, or what a function of the user's returns."""
     assert options.data is not None
     ball = threat.create(options.norm or "linf", _eps(options, None))
-    found = data.load(options.data, options.root, size=options.size)
+    with _bars() as bars:
+        found = data.load(options.data, options.root, size=options.size, progress=bars)
     test = found.test.part(slice(options.examples))
     name = options.model
     if name is None:
@@ -67,6 +72,11 @@ def of_model(options: Options) -> Subject:
     folder = options.weights.parent if options.weights is not None else Path()
     attacks = options.attacks_or(_ATTACKS)
     return Subject(model, test, ball, attacks, None, options.out or folder / f"{stem}-evaluation.json")
+
+
+def _bars() -> Bars:
+    """How far the decoding of images is, shown by the first of several processes."""
+    return Bars(Console(stderr=True, quiet=int(os.environ.get("RANK", "0")) > 0))
 
 
 def _eps(options: Options, trained_for: threat.Threat | None) -> float:
