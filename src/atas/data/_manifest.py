@@ -70,8 +70,8 @@ def read_manifest(folder: Path) -> Manifest:
                 f"with `atas data pack {folder} OUT` and give OUT"
             ) from error
         raise DataError(
-            f"{folder.absolute()} holds no packed set (no {MANIFEST}); make one with `atas data pack FOLDER "
-            f"{folder}`, which also goes on where an earlier one was stopped"
+            f"{folder.absolute()} holds no packed set (no {MANIFEST}); make one with `atas data pack FOLDER {folder}` "
+            f"and the options that the recipe names at its top, which also goes on where an earlier one was stopped"
         ) from error
     except (OSError, ValueError) as error:
         raise DataError(f"{path} cannot be read ({error}); {REPAIR}") from error
