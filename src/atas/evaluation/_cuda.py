@@ -14,7 +14,6 @@ from torch import Tensor, nn
 
 from atas.attacks._lanes import Logits
 from atas.attacks._queue import Step
-from atas.evaluation._trials import trials
 from atas.fusing import compiled, fused
 from atas.graphs import record, warm_up
 from atas.twin import working_copy
@@ -125,15 +124,14 @@ def agrees(logits: Logits, judge: Logits, x: Tensor) -> bool:
     return bool(found.isfinite().all()) and float(same) >= _AGREEMENT
 
 
-def recorded(step: Step, *, long: bool) -> Callable[[int], None]:
+def recorded(step: Step) -> Callable[[int], None]:
     """A number of steps, replayed from a record of one: the host only asks for the next.
 
-    What surrounds the network runs by kernels written by hand, where there are any for it. In a long evaluation cuDNN
-    chooses by trial.
+    What surrounds the network runs by kernels written by hand, where there are any for it.
     """
     from atas.kernels import attack_functions, small_functions  # Triton comes with PyTorch for CUDA alone
 
-    with fused(None, by_hand={**small_functions(), **attack_functions()}), trials(long):
+    with fused(None, by_hand={**small_functions(), **attack_functions()}):
         warm_up(step)
         graph, _ = record(step)
 

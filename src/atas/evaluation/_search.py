@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -21,7 +20,6 @@ from atas.errors import unknown
 from atas.evaluation._model import dtype_of
 from atas.evaluation._precision import full_precision
 from atas.evaluation._probe import probed
-from atas.evaluation._trials import trials
 from atas.passes import frozen, mode
 from atas.threat import Threat
 
@@ -118,12 +116,22 @@ def ready(
         return checked_logits(model(point), len(point))
 
     few = images[: min(lanes, _FEW)].to(device)
-    with mode(model, training=False), frozen(model), full_precision(device), trials(False), probed(model, few):
+    with mode(model, training=False), frozen(model), full_precision(device), _no_trials(), probed(model, few):
         full = str(dtype_of(model)).removeprefix("torch.")
         runner = Runner(judge=judge, logits=judge, precision=full, device=device, lanes=lanes)
         if device.type == "cuda" and full == "float32":
             runner = _on_cuda(runner, model, images, halves=precision == "auto", long=passes >= _LONG, say=say)
         yield runner
+
+
+@contextmanager
+def _no_trials() -> Iterator[None]:
+    """Keep cuDNN from trying out all its algorithms, seconds for each new number of images; the judge sees many."""
+    before, torch.backends.cudnn.benchmark = torch.backends.cudnn.benchmark, False
+    try:
+        yield
+    finally:
+        torch.backends.cudnn.benchmark = before
 
 
 def _on_cuda(
@@ -132,7 +140,7 @@ def _on_cuda(
     """Steps recorded once and replayed, and the search in half precision where that says what the model says."""
     from atas.evaluation import _cuda  # of no use elsewhere
 
-    runner = replace(runner, repeat=partial(_cuda.recorded, long=long), every=_EVERY_ON_CUDA)
+    runner = replace(runner, repeat=_cuda.recorded, every=_EVERY_ON_CUDA)
     if not halves:
         return runner
     batch = torch.empty(runner.lanes, *images.shape[1:], device=runner.device)
