@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import errno
-import os
 import sys
 
 import typer
 
 from atas._version import __version__
 from atas.cli import bench, compare, data, evaluate, export, ls, report, reproduce, train
+from atas.cli._say import first_process
 from atas.errors import AtasError
 
 app = typer.Typer(
@@ -60,7 +60,7 @@ def main() -> None:
 
 def _fail(sentence: str, status: int, *, everywhere: bool) -> None:
     """End with a sentence; what every process of torchrun would say, the first one says."""
-    if everywhere and int(os.environ.get("RANK", "0")) > 0:
+    if everywhere and not first_process():
         sys.exit(status)
     from rich.console import Console
 

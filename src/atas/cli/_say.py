@@ -12,12 +12,17 @@ if TYPE_CHECKING:
 _PIPE_WIDTH = 320  # nothing is cut where another program reads
 
 
+def first_process() -> bool:
+    """Whether this is the one that speaks of those that torchrun started, known before torch is loaded."""
+    return int(os.environ.get("RANK", "0")) == 0
+
+
 def load_torch() -> None:
     """Load what takes seconds to load, and say so meanwhile where there is a terminal."""
     from rich.console import Console
 
     console = Console(stderr=True)
-    if console.is_terminal and int(os.environ.get("RANK", "0")) == 0:
+    if console.is_terminal and first_process():
         with console.status("loading PyTorch ..."):
             import torch  # noqa: F401
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -13,6 +12,7 @@ from atas import data, models, threat
 from atas._files import read_json
 from atas.cli._bars import Bars
 from atas.cli._options import Options
+from atas.cli._say import first_process
 from atas.errors import UsageError
 from atas.training import Run
 from atas.training.run import Folder, load_data
@@ -76,7 +76,7 @@ def of_model(options: Options) -> Subject:
 
 def _bars() -> Bars:
     """How far the decoding of images is, shown by the first of several processes."""
-    return Bars(Console(stderr=True, quiet=int(os.environ.get("RANK", "0")) > 0))
+    return Bars(Console(stderr=True, quiet=not first_process()))
 
 
 def _eps(options: Options, trained_for: threat.Threat | None) -> float:

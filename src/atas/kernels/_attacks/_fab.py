@@ -1,6 +1,7 @@
 """A step of FAB: the way to the linearised boundary, and what is kept of the end.
 
-Both linear problems of an image, from the point and from the image, are solved in registers.
+Both linear problems of an image, from the point and from the image, are solved in registers; those of large
+images in `_fab_blocks`.
 """
 
 from __future__ import annotations
