@@ -156,6 +156,13 @@ def test_a_damaged_file_ends_it_with_its_name(photos, stream):
         batches_of(streaming, 0)
 
 
+def test_a_file_that_is_gone_is_not_called_damaged(photos, stream):
+    split = data.load("imagefolder", photos, size=16, lazy=True).train
+    (photos / "train" / "dog" / "009.png").unlink()
+    with pytest.raises(DataError, match=r"cannot read .*train/dog/009.png \(No such file or directory\); see to it"):
+        batches_of(stream(split.images, split.labels), 0)
+
+
 def test_a_killed_worker(images, stream):
     streaming = stream(images)
     streaming.begin(streaming.order(0), 0)

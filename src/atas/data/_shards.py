@@ -145,7 +145,7 @@ class _Writer:
                 try:
                     raw, size = _encoded(self._work.root / name, self._settings)
                 except Exception as error:
-                    if self._skip and isinstance(error, OSError) and error.errno is not None:
+                    if isinstance(error, OSError) and error.errno is not None:
                         raise _cannot_read(self._work.root / name, error) from error
                     # Pillow's decoders raise many kinds; whichever it is, the file is of no use and must be named.
                     self.faults.append((name, reason(error)))

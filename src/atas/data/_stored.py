@@ -160,6 +160,8 @@ class Files(Stored):
             try:
                 target[...] = planes(decode(path, self._size))
             except Exception as error:
+                if isinstance(error, OSError) and error.errno is not None:
+                    raise DataError(f"cannot read {path} ({error.strerror}); see to it and start again") from error
                 # Pillow's decoders raise many kinds; whichever it is, the file is of no use and must be named.
                 raise DataError(
                     f"{path} cannot be decoded ({reason(error)}); replace or remove it, or leave such images out with "
