@@ -58,3 +58,26 @@ def test_the_same_verdicts_on_a_gpu(monkeypatch):
     (one, other) = found.values()
     for name in ("pgd10", "apgd-ce"):
         assert int((one.correct[name] != other.correct[name]).sum()) <= 2
+
+
+@pytest.mark.parametrize("right", ["float16", "bfloat16", None])
+def test_the_first_half_precision_that_agrees_is_searched_with(monkeypatch, images, right):
+    monkeypatch.setattr(_cuda, "half_precision", lambda model, kind, batch, **_: str(kind).removeprefix("torch."))
+    monkeypatch.setattr(_cuda, "agrees", lambda logits, judge, x: logits == right)
+    whole = _search.Runner(network, network, "float32", torch.device("cpu"), lanes=2)
+    found = _search._on_cuda(whole, torch.nn.Identity(), images, halves=True, long=False, say=print)
+    assert found.precision == (right or "float32")
+    assert found.logits == (right or network)
+
+
+@pytest.mark.gpu
+def test_a_network_of_large_numbers_is_searched_in_bfloat16():
+    """Float16 ends at 65,504."""
+    torch.manual_seed(0)
+    model = atas.models.create("preact-resnet18", 10).cuda().eval()
+    x = torch.rand(64, 3, 32, 32)
+    with torch.no_grad():
+        model.conv1.weight *= 1e6  # on its way past every block it is never normalised
+        y = model(x.cuda()).argmax(1).cpu()
+    found = evaluate(model, x, y, atas.Linf(0.2 / 255), attacks=["pgd10"])
+    assert found.protocol["search_precision"] == "bfloat16"

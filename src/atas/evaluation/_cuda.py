@@ -18,7 +18,7 @@ from atas.fusing import compiled, fused
 from atas.graphs import record, warm_up
 from atas.twin import working_copy
 
-HALF = torch.float16  # as fast as bfloat16, and eight times as fine
+HALVES = torch.float16, torch.bfloat16  # as fast; the first is eight times as fine, the second holds larger numbers
 _AGREEMENT = 0.98
 
 
@@ -59,15 +59,17 @@ class _Leave(torch.autograd.Function):
         return gradient / scale, None
 
 
-def half_precision(model: nn.Module, batch: Tensor, *, long: bool, say: Callable[[str], None]) -> Logits:
-    """A copy of the model that computes in half precision, channels_last, with gradients that do not vanish.
+def half_precision(
+    model: nn.Module, kind: torch.dtype, batch: Tensor, *, long: bool, say: Callable[[str], None]
+) -> Logits:
+    """A copy of the model that computes in this half precision, channels_last, with gradients that do not vanish.
 
     The model is on a GPU, in eval mode, and stays as it is. `batch` is of the shape that it will be asked about:
     kernels are compiled for it. For a long evaluation a network without kernels of ours is compiled as a whole.
     """
-    twin = working_copy(model, HALF)
+    twin = working_copy(model, kind)
     for parameter in twin.parameters():
-        if parameter.dim() == 4 and parameter.dtype == HALF:
+        if parameter.dim() == 4 and parameter.dtype == kind:
             parameter.data = parameter.data.contiguous(memory_format=torch.channels_last)
 
     def plain(x: Tensor) -> Tensor:
@@ -84,12 +86,12 @@ def half_precision(model: nn.Module, batch: Tensor, *, long: bool, say: Callable
             by_hand.rehearse(batch, modes=(False,))
     elif long:
         say("compiling the network to search with ...")
-        with torch.autocast("cuda", dtype=HALF, cache_enabled=False):
+        with torch.autocast("cuda", dtype=kind, cache_enabled=False):
             network = compiled_network(plain, batch) or plain
 
     def logits(point: Tensor) -> Tensor:
         scales: list[Tensor] = []
-        with torch.autocast("cuda", dtype=HALF, cache_enabled=False):
+        with torch.autocast("cuda", dtype=kind, cache_enabled=False):
             found = network(_Enter.apply(point.float(), scales))
         return _Leave.apply(found, scales)
 

@@ -137,14 +137,15 @@ def _no_trials() -> Iterator[None]:
 def _on_cuda(
     runner: Runner, model: nn.Module, images: Tensor, *, halves: bool, long: bool, say: Callable[[str], None]
 ) -> Runner:
-    """Steps recorded once and replayed, and the search in half precision where that says what the model says."""
+    """Steps recorded once and replayed, and the search in the first half precision that says what the model says."""
     from atas.evaluation import _cuda  # of no use elsewhere
 
     runner = replace(runner, repeat=_cuda.recorded, every=_EVERY_ON_CUDA)
     if not halves:
         return runner
     batch = torch.empty(runner.lanes, *images.shape[1:], device=runner.device)
-    logits = _cuda.half_precision(model, batch, long=long, say=say)
-    if not _cuda.agrees(logits, runner.judge, images.to(runner.device)):
-        return runner
-    return replace(runner, logits=logits, precision=str(_cuda.HALF).removeprefix("torch."))
+    for kind in _cuda.HALVES:
+        logits = _cuda.half_precision(model, kind, batch, long=long, say=say)
+        if _cuda.agrees(logits, runner.judge, images.to(runner.device)):
+            return replace(runner, logits=logits, precision=str(kind).removeprefix("torch."))
+    return runner
