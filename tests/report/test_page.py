@@ -100,6 +100,17 @@ def test_a_collapsed_run(copy_of, collapse, page_of):
     assert "Training collapsed in epoch 3" in text
 
 
+def test_a_run_that_broke_down(copy_of, page_of):
+    folder = copy_of()
+    rows = (folder / "metrics.jsonl").read_text().splitlines()
+    rows.insert(3, json.dumps({"event": "breakdown", "epoch": 1, "clean": 0.112}))
+    (folder / "metrics.jsonl").write_text("".join(row + "\n" for row in rows))
+    text = page_of(folder).text
+    assert "The training broke down in epoch 2" in text
+    assert "clean accuracy fell to 11.2%" in text
+    assert "saw no collapse" not in text
+
+
 def test_a_run_of_an_earlier_version(copy_of, page_of):
     """Without what is logged now: by tenth, of the probe, the commit."""
     folder = copy_of()

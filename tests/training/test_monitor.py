@@ -80,6 +80,19 @@ def test_a_recovery_is_seen():
     assert judge((0.5, 0.55), (0.02, 0.9), (0.48, 0.55)) == [False, True, False]
 
 
+def test_a_training_that_broke_down_is_told_from_a_bad_epoch_and_from_one_that_has_not_begun():
+    monitor = Monitor(torch.zeros(10), torch.arange(10), atas.Linf(0.1))
+    found = []
+    for clean in (0.1, 0.1, 0.66, 0.12, 0.6, 0.12, 0.15, 0.1):
+        monitor.judge(Probe(clean=clean, fgsm=clean / 2, pgd10=clean / 2))
+        found.append((monitor.lost, monitor.broken_down))
+    assert [lost for lost, _ in found] == [0, 0, 0, 1, 0, 1, 2, 3]
+    assert [down for _, down in found] == [False] * 6 + [True] * 2
+    other = Monitor(torch.zeros(10), torch.arange(10), atas.Linf(0.1))
+    other.load_state(monitor.state())
+    assert (other.lost, other.broken_down, other.said_broken_down) == (3, True, False)
+
+
 def test_the_state_comes_back():
     monitor = Monitor(torch.zeros(10), torch.arange(10), atas.Linf(0.1))
     other = Monitor(torch.zeros(10), torch.arange(10), atas.Linf(0.1))
@@ -338,6 +351,19 @@ def test_stop_with_averaged_weights_ends_with_the_healthy_average(tmp_path, trai
     run = train_toy(tmp_path / "run", values={"training.on_collapse": "stop", "training.ema": 0.9})
     for name, tensor in run.model.state_dict().items():
         assert torch.equal(tensor, healthy[f"ema.model.{name}"])
+
+
+def test_a_training_that_broke_down_is_told_once(tmp_path, train_toy, monkeypatch, observer, rows_of):
+    lost = Probe(clean=1 / 3, fgsm=1 / 3, pgd10=1 / 3)  # of three classes
+    script(monkeypatch, HEALTHY, lost, lost, lost)
+    live = observer()
+    train_toy(tmp_path / "run", values={"training.epochs": 4, "training.on_collapse": "stop"}, live=live)
+    (said,) = [text for text in live.said if "broke down" in text]
+    assert "broke down in epoch 2: clean accuracy is 33.3%" in said
+    assert "was 90.0%" in said
+    assert [row.get("event", row["epoch"]) for row in rows_of(tmp_path / "run")] == [0, 1, 2, "breakdown", 3]
+    _, state = checkpoint.load(tmp_path / "run" / "checkpoints" / "healthy.safetensors")
+    assert state["epoch"] == 1
 
 
 @pytest.mark.parametrize("method", ["atas", "fgsm-rs", "free", "trades"])

@@ -1,4 +1,5 @@
-"""The monitor: after every epoch, how the model stands under a real attack, and whether training has collapsed.
+"""The monitor: after every epoch, how the model stands under a real attack, and whether training has collapsed or
+broken down.
 
 Catastrophic overfitting is not visible in the training loss: the model learns to fool the single-step attack that it
 is trained with, so FGSM accuracy rises while PGD accuracy falls to zero. The monitor attacks a fixed slice of images,
@@ -27,6 +28,7 @@ _FALL = 0.5  # of the best PGD accuracy so far
 _LEAST_FALL = 0.1
 _MASKED = 0.8  # no honest model is so much better against one step than against ten
 _LEARNT = 0.1  # of what always naming the most frequent class gets wrong
+_LOST = 2  # epochs: one may be bad
 _SEEN = 5  # figures of each image
 _STEPS, _STEPS_ACROSS = 10, 5  # PGD-10 as evaluations run it: ten steps cross the ball once
 
@@ -54,6 +56,9 @@ class Monitor:
     lower than it was at that best. A bad epoch lowers both; and a model that has learnt nothing yet has no best, though
     one that always names the same class withstands every attack. Training that was never robust has nothing to fall
     from: there a gap of 80 points between the two tells. Several processes share the images and come to one judgement.
+
+    Training that has broken down is something else: the model has learnt once, and now, two epochs in a row, is hardly
+    better than one that always names the same class. The loss may stay finite, so nothing else tells.
     """
 
     images: Tensor
@@ -62,7 +67,9 @@ class Monitor:
     batch: int = 500
     best: Probe | None = None
     collapsed: bool = False
+    lost: int = 0  # epochs in a row in which what was learnt is gone
     said: bool = False  # a run says it once
+    said_broken_down: bool = False
     peers: Processes = ALONE
 
     def probe(self, model: nn.Module, ask: Ask | None = None) -> Probe:
@@ -96,9 +103,10 @@ class Monitor:
         return torch.stack([*right, loss.float(), l2_norm(gradient).nan_to_num().float()])
 
     def judge(self, probe: Probe) -> bool:
-        """Whether this probe shows a collapse; remembers the best one."""
+        """Whether this probe shows a collapse; remembers the best one, and for how long all that was learnt is gone."""
         best = self.best
         learnt = probe.clean > self._constant + _LEARNT * (1 - self._constant)
+        self.lost = 0 if learnt or best is None else self.lost + 1
         if learnt and (best is None or probe.pgd10 > best.pgd10):
             best = self.best = probe
         self.collapsed = probe.fgsm - probe.pgd10 >= _MASKED
@@ -116,6 +124,20 @@ class Monitor:
             f"step, or method atas, avoids this."
         )
 
+    @property
+    def broken_down(self) -> bool:
+        """Whether training has broken down."""
+        return self.lost >= _LOST
+
+    def broken_sentence(self, epoch: int, probe: Probe) -> str:
+        """What to tell a person of a training that has broken down."""
+        assert self.best is not None
+        return (
+            f"The training broke down in epoch {epoch + 1}: clean accuracy is {100 * probe.clean:.1f}%, hardly "
+            f"more than naming one class for all images gives, and was {100 * self.best.clean:.1f}%. Begin anew with a "
+            f"smaller schedule.peak or another training.seed."
+        )
+
     @functools.cached_property
     def _constant(self) -> float:
         """The accuracy of always naming the most frequent class."""
@@ -124,9 +146,12 @@ class Monitor:
     def state(self) -> dict[str, Any]:
         """What a checkpoint keeps."""
         best = None if self.best is None else asdict(self.best)
-        return {"best": best, "collapsed": self.collapsed, "said": self.said}
+        said = {"said": self.said, "said_broken_down": self.said_broken_down}
+        return {"best": best, "collapsed": self.collapsed, "lost": self.lost, **said}
 
     def load_state(self, state: dict[str, Any]) -> None:
         """Take up where a checkpoint left off."""
         self.best = None if state["best"] is None else Probe(**state["best"])
         self.collapsed, self.said = state["collapsed"], state["said"]
+        self.lost = state.get("lost", 0)  # older versions did not look
+        self.said_broken_down = state.get("said_broken_down", False)

@@ -158,9 +158,11 @@ class Trainer:
         engine.totals.sums.zero_()
         if collapsed and not self.monitor.said:
             self._say_collapse(probe)
+        if self.monitor.broken_down and not self.monitor.said_broken_down:
+            self._say_broken_down(probe)
         if collapsed and self._guards and self.peers.by_first(self.place.healthy.exists):
             self._return_to_health(epochs)
-        elif self._guards and not collapsed:
+        elif self._guards and not collapsed and not self.monitor.lost:
             self._write(self.place.healthy)
         if self.epoch == epochs:
             self._save()
@@ -178,6 +180,12 @@ class Trainer:
         epoch, self.monitor.said = self.epoch - 1, True
         self._metrics.write({"event": "collapse", "epoch": epoch, "pgd10": probe.pgd10, "fgsm": probe.fgsm})
         self.live.say(self.monitor.sentence(epoch, probe), style="bold red")
+
+    def _say_broken_down(self, probe: Probe) -> None:
+        self.monitor.said_broken_down = True
+        began = self.epoch - self.monitor.lost
+        self._metrics.write({"event": "breakdown", "epoch": began, "clean": probe.clean})
+        self.live.say(self.monitor.broken_sentence(began, probe), style="bold red")
 
     def _return_to_health(self, epochs: int) -> None:
         """Go back to the last healthy checkpoint, to end there or to go on with smaller steps."""

@@ -74,13 +74,24 @@ def marks_of(subject: Subject) -> list[Mark]:
             found.append(Mark(event["to_epoch"] + 0.5, "rolled back"))
         elif event["event"] == "stop":
             found.append(Mark(event["to_epoch"], "stopped"))
+        elif event["event"] == "breakdown":
+            found.append(Mark(event["epoch"] + 1, "broke down"))
     if subject.summary.collapsed_in:
         found.append(Mark(subject.summary.collapsed_in, "collapse"))
     return found
 
 
 def _collapse(subject: Subject) -> Content:
-    collapse = next((event for event in subject.summary.events if event.get("event") == "collapse"), None)
+    events = {event["event"]: event for event in reversed(subject.summary.events)}
+    collapse, breakdown = events.get("collapse"), events.get("breakdown")
+    if collapse is None and breakdown is not None:
+        return tag(
+            "p",
+            tag("strong", f"The training broke down in epoch {breakdown['epoch'] + 1}: "),
+            f"clean accuracy fell to {100 * breakdown['clean']:.1f}%, hardly more than naming one class for all images "
+            "gives.",
+            class_="alarm",
+        )
     if collapse is None:
         return tag("p", "The monitor saw no collapse.")
     return tag(
