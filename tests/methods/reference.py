@@ -250,7 +250,7 @@ def free(net, ball, carried, x, y, rate, *, step, replays):
     return Outcome(inputs.detach(), loss.detach(), logits.detach(), updates)
 
 
-def yopo(net, ball, noise, x, y, rate, *, step, outer, inner, layer):
+def yopo(net, ball, noise, x, y, rate, *, step, outer, inner, layer, first_layer_twice=False):
     point = ball.project(x + noise, x)
     total = {name: torch.zeros_like(weight) for name, weight in net.weights.items()}
 
@@ -258,20 +258,23 @@ def yopo(net, ball, noise, x, y, rate, *, step, outer, inner, layer):
         for name in total:
             total[name] = total[name] + gradients[name]
 
-    for _ in range(outer):
+    for turn in range(outer):
         inputs = point
         logits, hidden = net(inputs, True, keep=layer)
         loss = losses(logits, y).sum() / len(y)
         gradients, (at_layer,) = net.gradients(loss, hidden)
         collect(gradients)
+        if turn == outer - 1 and not first_layer_twice:
+            break
         p = -at_layer
         for _ in range(inner):
             point = point.detach().requires_grad_()
             hamiltonian = (net(point, True, keep=layer, stop=True) * p).sum()
             (gradient,) = torch.autograd.grad(hamiltonian, point)
             point = ball.move(point.detach(), -gradient, step, x)
-        hamiltonian = (net(point, True, keep=layer, stop=True) * p).sum()
-        collect(net.gradients(-hamiltonian)[0])
+        if first_layer_twice:
+            hamiltonian = (net(point, True, keep=layer, stop=True) * p).sum()
+            collect(net.gradients(-hamiltonian)[0])
     net.descend(total, rate)
     return Outcome(inputs, loss.detach(), logits.detach(), [total])
 

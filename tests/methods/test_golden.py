@@ -364,8 +364,14 @@ def test_free(scene, threat, scale, settings):
 @pytest.mark.parametrize(("threat", "scale"), CASES)
 @pytest.mark.parametrize(
     "settings",
-    [{}, {"outer": 2, "inner": 4, "step_size": 0.01}, {"layer": "conv2", "outer": 2}],
-    ids=["default", "other", "second-layer"],
+    [
+        {},
+        {"outer": 2, "inner": 4, "step_size": 0.01},
+        {"layer": "conv2", "outer": 2},
+        {"first_layer_twice": True},
+        {"first_layer_twice": True, "layer": "conv2", "outer": 2},
+    ],
+    ids=["default", "other", "second-layer", "twice", "second-layer-twice"],
 )
 def test_yopo(scene, threat, scale, settings):
     s = scene("yopo", threat, scale, **settings)
@@ -383,6 +389,7 @@ def test_yopo(scene, threat, scale, settings):
             outer=settings.get("outer", 5),
             inner=settings.get("inner", 3),
             layer=settings.get("layer", "conv1"),
+            first_layer_twice=settings.get("first_layer_twice", False),
         )
 
     for _ in s.compare(range(1), refer):

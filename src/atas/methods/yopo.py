@@ -75,10 +75,13 @@ class YOPO(Method):
     """You only propagate once (Zhang et al., 2019), YOPO-5-3.
 
     From a random start, m = 5 times: one whole pass whose weight gradients are collected and whose gradient p at the
-    first layer's output is kept; then n = 3 steps x <- P[x + a sgn grad (p . f1(x))] through the first layer alone,
-    and the gradient of p . f1 at the new point is added to the first layer's. After the five, one update. Train mode.
-    As in the authors' code the first layer so collects twice, and the rate is small because five passes add up. The
-    random start is clamped to [0, 1] here from the beginning.
+    first layer's output is kept; then, but after the last pass, n = 3 steps x <- P[x + a sgn grad (p . f1(x))] through
+    the first layer alone. Then one update, whose rate is small because five passes add up. Train mode. The random start
+    is clamped to [0, 1] from the beginning.
+
+    The authors' code also adds the gradient of p . f1, at the point that the steps lead to, to that of the first layer,
+    which it so collects twice (`first_layer_twice`). The steps have made p . f1 large, so this shrinks the filters, and
+    where BatchNorm follows, the smaller a filter is the further it moves: a training on CIFAR-10 broke down that way.
     """
 
     compilable = False
@@ -92,30 +95,32 @@ class YOPO(Method):
         outer: int = 5,
         inner: int = 3,
         step_size: float | Literal["auto"] = "auto",
+        first_layer_twice: bool = False,
         layer: str | None = None,
         **common: Unpack[Common],
     ) -> None:
         super().__init__(threat, examples, shape, **common)
         if outer < 1 or inner < 1:
             raise UsageError(f"YOPO needs outer >= 1 and inner >= 1; got {outer} and {inner}")
-        self.outer, self.inner, self.layer = outer, inner, layer
+        self.outer, self.inner, self.layer, self.twice = outer, inner, layer, first_layer_twice
         self.step_size = threat.size("step_size", threat.usual(2 / 255, 0.25) if step_size == "auto" else step_size)
 
     def learn(self, model: nn.Module, update: Update, x: Tensor, y: Tensor, index: Tensor, view: AnyView) -> Step:
         """All passes of one batch and the update; what is returned belongs to the last whole pass."""
         layer = first_layer(model, self.layer)
         point = self.threat.random_start(x, self.draw(index))
-        for _ in range(self.outer):
+        for left in reversed(range(self.outer)):
             inputs = point.detach().requires_grad_(True)  # the layer's output has a gradient, its weights frozen or not
             logits, output = run_through(model, layer, inputs)
             loss = self.mean_loss(logits, y)
             (costate,) = update.backward(loss, output)
+            if not left and not self.twice:
+                break  # nothing would be learnt at the next point
             for _ in range(self.inner):
                 point = point.detach().requires_grad_(True)
                 (gradient,) = torch.autograd.grad((run_to(model, layer, point) * costate).sum(), point)
                 point = self.threat.ascend(point.detach(), gradient, self.step_size * self.step_scale, x)
-            hamiltonian = (run_to(model, layer, point) * costate).sum()
-            if hamiltonian.requires_grad:
+            if self.twice and (hamiltonian := (run_to(model, layer, point) * costate).sum()).requires_grad:
                 update.backward(hamiltonian)
         update.apply()
         return Step(loss.detach(), inputs.detach(), logits.detach())
