@@ -64,3 +64,10 @@ def test_the_pace_at_several_sizes(source, bench, tmp_path):
         assert row["hours_for_90_epochs_of_imagenet"] == pytest.approx(hours)
     assert "data alone" in shown
     assert {path.name for path in tmp_path.iterdir()} <= {"found.json", "photos", "packed"}
+
+
+def test_how_far_yopo_moves_its_first_layer(bench):
+    _, found = bench("first_layer.py", "--steps", "8", "--batch", "32", "--seeds", "3")
+    assert [(row["twice"], row["seed"]) for row in found["runs"]] == [(False, 3), (True, 3)]
+    for row in found["runs"]:
+        assert 0 < row["median_move"] <= row["largest_move"]
