@@ -89,16 +89,17 @@ def test_the_optimiser_is_that_of_torch(nesterov, generator):
         gradients = [torch.randn(weight.shape, generator=generator) for weight in weights]
         for parameter, gradient in zip(theirs, gradients, strict=True):
             parameter.grad = gradient.clone()
-        optimizer.param_groups[0]["lr"] = 0.1 / (step + 1)
+        rate, momentum = torch.tensor([0.1 / (step + 1), 0.9 - 0.01 * step], dtype=torch.float64)
+        optimizer.param_groups[0].update(lr=float(rate), momentum=float(momentum))
         optimizer.step()
-        sgd.step(gradients, torch.tensor(0.1 / (step + 1), dtype=torch.float64))
+        sgd.step(gradients, rate, momentum)
     for mine, other in zip(ours, theirs, strict=True):
         torch.testing.assert_close(mine, other.detach())
 
 
 def test_a_weight_without_a_gradient_stays():
     weights = [torch.ones(3), torch.ones(2)]
-    SGD(Optimizer(), weights, weights).step([None, torch.ones(2)], torch.tensor(0.1))
+    SGD(Optimizer(), weights, weights).step([None, torch.ones(2)], torch.tensor(0.1), torch.tensor(0.9))
     assert torch.equal(weights[0], torch.ones(3))
     assert not torch.equal(weights[1], torch.ones(2))
 
@@ -111,7 +112,7 @@ def test_a_working_copy_shares_all_but_the_weights_in_low_precision():
     assert twin[1].running_mean is model[1].running_mean
     assert model[0].weight.dtype == torch.float32
     sgd = SGD(Optimizer(), list(model.parameters()), list(twin.parameters()))
-    sgd.step([torch.ones_like(weight) for weight in twin.parameters()], torch.tensor(0.5))
+    sgd.step([torch.ones_like(weight) for weight in twin.parameters()], torch.tensor(0.5), torch.tensor(0.9))
     assert torch.equal(twin[0].weight, model[0].weight.to(torch.bfloat16))
 
 
@@ -136,3 +137,26 @@ def test_a_captured_step_is_the_eager_step(name):
             assert (found.sign() == expected[key].sign()).float().mean() >= 0.999
         else:
             torch.testing.assert_close(found, expected[key], atol=1e-4, rtol=1e-4, msg=key)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("nesterov", [False, True])
+@pytest.mark.parametrize("kind", [torch.float32, torch.bfloat16])
+def test_the_optimiser_as_a_kernel(nesterov, kind, generator):
+    from atas.training._fused_sgd import FusedSGD
+
+    weights = [torch.randn(shape, generator=generator).cuda() for shape in ((9000,), (64, 3, 3, 3), (5,))]
+    made = []
+    for optimiser in (SGD, FusedSGD):
+        mine = [weight.clone() for weight in weights]
+        working = mine if kind == torch.float32 else [weight.to(kind) for weight in mine]
+        made.append((optimiser(Optimizer(nesterov=nesterov), mine, working), mine, working))
+    for step in range(6):
+        gradients = [torch.randn(weight.shape, generator=generator).cuda().to(kind) for weight in weights]
+        rate, momentum = torch.tensor([0.1 / (step + 1), 0.9 - 0.02 * step], dtype=torch.float64, device="cuda")
+        for optimiser, _, _ in made:
+            optimiser.step(gradients, rate, momentum)
+    (_, expected, low), (_, found, found_low) = made
+    for tensors in ((found, expected), (found_low, low)):
+        for mine, other in zip(*tensors, strict=True):
+            torch.testing.assert_close(mine, other)

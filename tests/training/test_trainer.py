@@ -144,24 +144,32 @@ def test_global_switches_are_left_alone(tmp_path, train_toy):
 
 
 @pytest.mark.parametrize("nesterov", [False, True])
-@pytest.mark.parametrize("schedule", ["piecewise", "cyclic"])
+@pytest.mark.parametrize("schedule", ["piecewise", "cyclic", "CyclicLR"])
 def test_standard_training_is_a_plain_loop(nesterov, schedule, tmp_path, train_toy, fed, tiny_net):
-    """The same weights as torch.optim.SGD with the rate set before every update."""
+    """The same weights as torch.optim.SGD with the rate set before every update; also with the momentum that PyTorch's
+    CyclicLR lets go against the rate by default."""
     values = {"schedule.name": schedule, "optimizer.nesterov": nesterov, "optimizer.weight_decay": 0.01}
+    if schedule == "CyclicLR":
+        values |= {"schedule.name": "cyclic", "schedule.peak_momentum": 0.8}
     run = train_toy(tmp_path / "run", "standard", values)
     model = tiny_net().double()
     optimizer = torch.optim.SGD(model.parameters(), lr=1, momentum=0.9, weight_decay=0.01, nesterov=nesterov)
+    cycle = torch.optim.lr_scheduler.CyclicLR(optimizer, 0, 0.05, 6, 6) if schedule == "CyclicLR" else None
     losses = []
     for update, (x, y, _, _) in enumerate(list(fed)):
         if schedule == "piecewise":
             rate = 0.05 * 0.1 ** ((update >= 6) + (update >= 10))  # 12 updates, drops at one half and at 80%
         else:
             rate = 0.05 * min(update / 6, (12 - update) / 6)
-        optimizer.param_groups[0]["lr"] = rate
+        if cycle is None:
+            optimizer.param_groups[0]["lr"] = rate
         loss = F.cross_entropy(model(x.double()), y)
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
+        if cycle is not None:
+            assert optimizer.param_groups[0]["lr"] == pytest.approx(rate)
+            cycle.step()
         losses.append((loss.item() * len(x), len(x)))
     for name, tensor in run.model.state_dict().items():
         torch.testing.assert_close(tensor.double(), model.state_dict()[name].double(), rtol=1e-4, atol=1e-5)

@@ -35,7 +35,7 @@ def _change(  # type: ignore[no-untyped-def]
 
 @triton.jit
 def _update(  # type: ignore[no-untyped-def]
-    table, owners, starts, sizes, rate, count, momentum, decay, nesterov: tl.constexpr, size: tl.constexpr
+    table, owners, starts, sizes, rate, inertia, count, decay, nesterov: tl.constexpr, size: tl.constexpr
 ):
     """One block of one weight. `table` holds the addresses of weights, momenta, gradients and working copies.
 
@@ -52,7 +52,7 @@ def _update(  # type: ignore[no-untyped-def]
     momenta = tl.multiple_of(tl.load(table + count + row).to(tl.pointer_type(tl.float32)), 16)
     address = tl.load(table + 2 * count + row)
     copied = tl.load(table + 3 * count + row)
-    speed = tl.load(rate).to(tl.float32)
+    speed, momentum = tl.load(rate).to(tl.float32), tl.load(inertia).to(tl.float32)
     if copied != 0:
         low = tl.multiple_of(address.to(tl.pointer_type(tl.bfloat16)), 16)
         copies = tl.multiple_of(copied.to(tl.pointer_type(tl.bfloat16)), 16)
@@ -83,13 +83,13 @@ class FusedSGD(SGD):
         self._plans: dict[tuple[int, ...], tuple[Tensor, Tensor, Tensor]] = {}
 
     @torch.no_grad()
-    def step(self, gradients: Sequence[Tensor | None], rate: Tensor) -> None:
+    def step(self, gradients: Sequence[Tensor | None], rate: Tensor, momentum: Tensor) -> None:
         """Change the weights; those without a gradient stay."""
         rows = tuple(row for row, gradient in enumerate(gradients) if gradient is not None)
         laid: list[Tensor] = []
         addresses: list[list[int]] = [[], [], [], []]
         for row in rows:
-            weight, working, momentum = self.weights[row], self.working[row], self.momentum[row]
+            weight, working, speed = self.weights[row], self.working[row], self.momentum[row]
             gradient = gradients[row]
             assert gradient is not None
             gradient = gradient.to(working.dtype)
@@ -98,7 +98,7 @@ class FusedSGD(SGD):
             laid.append(gradient)
             copied = 0 if working is weight else working.data_ptr()
             for column, address in zip(
-                addresses, (weight.data_ptr(), momentum.data_ptr(), gradient.data_ptr(), copied), strict=True
+                addresses, (weight.data_ptr(), speed.data_ptr(), gradient.data_ptr(), copied), strict=True
             ):
                 column.append(address)
         owners, starts, sizes = self._plan(rows)
@@ -114,8 +114,8 @@ class FusedSGD(SGD):
             starts,
             sizes,
             rate,
+            momentum,
             len(rows),
-            settings.momentum,
             settings.weight_decay,
             nesterov=settings.nesterov,
             size=_BLOCK,

@@ -51,6 +51,10 @@ def check(recipe: Recipe) -> None:
     check_views(recipe)
     demand(schedule.peak > 0, f"schedule.peak must be above zero; got {schedule.peak}")
     demand(0 < schedule.peak_at < 1, f"schedule.peak_at is a share of the training in (0, 1); got {schedule.peak_at}")
+    if schedule.peak_momentum is not None:
+        demand(
+            0 <= schedule.peak_momentum < 1, f"schedule.peak_momentum must be in [0, 1); got {schedule.peak_momentum}"
+        )
     for milestone in schedule.milestones:
         demand(0 < milestone <= 1, f"schedule.milestones are shares of the training such as 24/30; got {milestone}")
     demand(0 < schedule.factor <= 1, f"schedule.factor must be in (0, 1]; got {schedule.factor}")

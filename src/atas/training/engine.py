@@ -23,7 +23,7 @@ from atas.training import recipe
 from atas.training.adding import add_up
 from atas.training.batchnorm import running_statistics
 from atas.training.ema import EMA
-from atas.training.schedule import learning_rate
+from atas.training.schedule import learning_rate, momentum_at
 from atas.training.sgd import SGD
 from atas.training.views import random_views, shown_size
 from atas.twin import working_copy
@@ -99,8 +99,12 @@ class Engine:
         self._optimizer = SGD(settings.optimizer, self._of_learning(model), self._inputs)
         self._gradients: list[Tensor | None] = [None] * len(self._inputs)
         total = settings.training.epochs * len(batches) * method.updates_per_step
-        rates = [learning_rate(settings.schedule, update, total) for update in range(total + 1)]
-        self._rates = torch.tensor(rates, dtype=torch.float64, device=self.device)
+        schedule, usual = settings.schedule, settings.optimizer.momentum
+        paces = [
+            (learning_rate(schedule, update, total), momentum_at(schedule, usual, update, total))
+            for update in range(total + 1)
+        ]
+        self._paces = torch.tensor(paces, dtype=torch.float64, device=self.device)  # rate and momentum of each update
         self._update = torch.zeros((), dtype=torch.int64, device=self.device)
         self._order = torch.zeros(len(batches.labels), dtype=torch.int64, device=self.device)
         self._place = torch.zeros((), dtype=torch.int64, device=self.device)
@@ -126,7 +130,7 @@ class Engine:
 
     def rate(self) -> float:
         """The learning rate of the next update."""
-        return float(self._rates[self.updates])
+        return float(self._paces[self.updates, 0])
 
     @property
     def look_size(self) -> int:
@@ -217,7 +221,8 @@ class Engine:
         """One step of the optimiser; part of `Update`."""
         if not self.peers.alone:
             self._agree()
-        self._optimizer.step(self._gradients, self._rates.gather(0, self._update.view(1)).view(()))
+        rate, momentum = self._paces.index_select(0, self._update.view(1)).view(2).unbind()
+        self._optimizer.step(self._gradients, rate, momentum)
         self._gradients = [None] * len(self._inputs)
         self._update += 1
         if self.ema is not None:

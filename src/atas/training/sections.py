@@ -66,13 +66,15 @@ class Optimizer:
 @dataclass(frozen=True)
 class Schedule:
     """The learning rate by update: `piecewise` (drops by `factor` at `milestones`) or `cyclic` (up from 0 to `peak`,
-    reached at `peak_at`, and down to 0). Milestones and peak_at are shares of the whole training."""
+    reached at `peak_at`, and down to 0). Milestones and peak_at are shares of the whole training. With `peak_momentum`
+    the momentum of a cyclic training goes from the optimiser's to this one at the peak, and back."""
 
     name: str = "piecewise"
     peak: float = 0.1
     milestones: tuple[float, ...] = (24 / 30, 28 / 30)
     factor: float = 0.1
     peak_at: float = 0.5
+    peak_momentum: float | None = None
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""Stochastic gradient descent whose learning rate is a tensor, on weights that may have a working copy in bf16."""
+"""Stochastic gradient descent whose rate and momentum are tensors, on weights that may have a working copy in bf16."""
 
 from __future__ import annotations
 
@@ -24,19 +24,19 @@ class SGD:
         self.momentum = [torch.zeros_like(weight) for weight in self.weights]
 
     @torch.no_grad()
-    def step(self, gradients: Sequence[Tensor | None], rate: Tensor) -> None:
+    def step(self, gradients: Sequence[Tensor | None], rate: Tensor, momentum: Tensor) -> None:
         """Change the weights; those without a gradient stay."""
         rows = [row for row, gradient in enumerate(gradients) if gradient is not None]
         weights = [self.weights[row] for row in rows]
-        momentum = [self.momentum[row] for row in rows]
+        speeds = [self.momentum[row] for row in rows]
         steps = [gradients[row].to(self.weights[row].dtype) for row in rows]  # type: ignore[union-attr]
         steps = list(torch._foreach_add(steps, weights, alpha=self.settings.weight_decay))
-        torch._foreach_mul_(momentum, self.settings.momentum)
-        torch._foreach_add_(momentum, steps)
+        torch._foreach_mul_(speeds, momentum)
+        torch._foreach_add_(speeds, steps)
         if self.settings.nesterov:
-            torch._foreach_add_(steps, momentum, alpha=self.settings.momentum)
+            torch._foreach_add_(steps, torch._foreach_mul(speeds, momentum))
         else:
-            steps = momentum
+            steps = speeds
         torch._foreach_sub_(weights, torch._foreach_mul(steps, rate))
         self.refresh()
 

@@ -23,7 +23,7 @@ KINDS = ("piecewise", "cyclic")
 ATTACK = "pgd10"
 _USUAL: dict[str, dict[str, Any]] = {
     "piecewise": {"schedule.peak": 0.1, "schedule.milestones": [24 / 30, 28 / 30], "schedule.factor": 0.1},
-    "cyclic": {"schedule.peak": 0.2, "schedule.peak_at": 0.5},
+    "cyclic": {"schedule.peak": 0.2, "schedule.peak_at": 0.5, "schedule.peak_momentum": 0.8},
 }
 _SLOW = {"free", "yopo"}  # several passes go into a batch's updates; their peak is the same in either schedule
 _HELD_OUT, _QUICK_HELD_OUT = 5000, 300
