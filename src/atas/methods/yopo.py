@@ -81,7 +81,7 @@ class YOPO(Method):
 
     The authors' code also adds the gradient of p . f1, at the point that the steps lead to, to that of the first layer,
     which it so collects twice (`first_layer_twice`). The steps have made p . f1 large, so this shrinks the filters, and
-    where BatchNorm follows, the smaller a filter is the further it moves: a training on CIFAR-10 broke down that way.
+    where BatchNorm follows, the smaller a filter is the further it moves: a training on CIFAR-10 broke down with it.
     """
 
     compilable = False
