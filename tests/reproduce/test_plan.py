@@ -251,6 +251,21 @@ def test_time_left_follows_the_work():
     assert progress.seconds_left == pytest.approx(8 / 20 * 60, rel=0.05)
 
 
+def test_what_is_compiled_first_does_not_set_the_pace():
+    progress = PlanProgress(Console(file=io.StringIO()))
+    progress.expect(100)
+    progress.begin("one", 100)
+    progress.part(50)
+    progress._began -= 30  # compiling
+    progress.live().begin("training", 10, 0)
+    progress._began -= 8
+    progress.reach(0.5)
+    assert progress.seconds_left == pytest.approx(8 / 25 * 75, rel=0.05)
+    progress.part(50)
+    progress.live().begin("another", 10, 0)
+    assert progress.seconds_left == pytest.approx(8 / 25 * 50, rel=0.05)
+
+
 def test_crops_of_larger_images_are_evaluated_at_the_centre(tmp_path, store, quiet):
     for half, label in (("train", "a"), ("train", "b"), ("test", "a"), ("test", "b")):
         (tmp_path / "photos" / half / label).mkdir(parents=True)

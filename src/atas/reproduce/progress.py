@@ -52,8 +52,11 @@ class PlanProgress(Screen):
         self._began = self._began or time.monotonic()
         self._part = work
 
-    def resume_part(self, done: float) -> None:
-        """A share of the part was done before a stop, as it turns out."""
+    def start_part(self, done: float) -> None:
+        """The part is prepared; a share of it was done before a stop. The first preparation, which compiles, is not
+        taken for the pace."""
+        if not self._made:
+            self._began = time.monotonic()
         self._from = self._share = done
 
     def reach(self, share: float, text: str = "") -> None:
@@ -134,7 +137,7 @@ class _Training(Live):
     def begin(self, title: str, total: int, done: int) -> None:
         """Start where a stop left it."""
         self._total = total
-        self._plan.resume_part(done / total)
+        self._plan.start_part(done / total)
 
     def due(self) -> bool:
         """Whether it is time to show something."""
