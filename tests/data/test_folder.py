@@ -48,6 +48,16 @@ def test_reads_classes_in_the_order_of_their_names(root):
     assert dataset.test.images[1, :, 7, 7].tolist() == list(GREEN)
 
 
+def test_training_images_can_be_left_in_their_files(root):
+    whole, told = data.load("imagefolder", root, size=8), []
+    found = data.load("imagefolder", root, size=8, lazy="train", progress=lambda *how: told.append(how))
+    assert told[-1] == ("decoding images", 2, 2)
+    assert isinstance(found.train.images, data.Stored)
+    assert torch.equal(found.test.images, whole.test.images)
+    assert torch.equal(found.train.images[:], whole.train.images)
+    assert found.test.fingerprint() == whole.test.fingerprint()
+
+
 def test_many_images_keep_their_order(tmp_path):
     for half in ("train", "test"):
         for number in range(150):

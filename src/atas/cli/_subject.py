@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 from rich.console import Console
 from torch import nn
@@ -41,7 +42,7 @@ def of_run(run: Run, options: Options) -> Subject:
     wanted, trained_for = run.recipe.evaluation, run.recipe.threat
     ball = threat.create(options.norm or trained_for.name, _eps(options, trained_for))
     with _bars() as bars:
-        seen = as_tested(load_data(run.recipe, options.root, bars), run.recipe.data)
+        seen = as_tested(load_data(run.recipe, options.root, bars, to_train=False), run.recipe.data)
     test = seen.test.part(slice(options.examples or wanted.examples))
     attacks, out = options.attacks_or(wanted.attacks), options.out
     if out is None:
@@ -57,7 +58,8 @@ def of_model(options: Options) -> Subject:
     assert options.data is not None
     ball = threat.create(options.norm or "linf", _eps(options, None))
     with _bars() as bars:
-        found = data.load(options.data, options.root, size=options.size, progress=bars)
+        lazy: Literal["train"] | None = "train" if options.data == "imagefolder" else None
+        found = data.load(options.data, options.root, size=options.size, lazy=lazy, progress=bars)
     test = found.test.part(slice(options.examples))
     name = options.model
     if name is None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from typing import Literal
 
 from atas.data._arrays import from_arrays
 from atas.data._cifar import read_cifar
@@ -54,7 +55,7 @@ def load(
     root: str | os.PathLike[str] | None = None,
     *,
     size: int | None = None,
-    lazy: bool | None = None,
+    lazy: bool | Literal["train"] | None = None,
     progress: Progress | None = None,
 ) -> Dataset:
     """Read a data set as uint8 and check it.
@@ -62,8 +63,8 @@ def load(
     `root` is the folder that holds the data: without it the environment variable ATAS_DATA, else ./data (digits need
     none). Two settings are for `imagefolder` alone: `size`, the side in pixels to which images are resized and
     centre-cropped (224); and `lazy`, to leave images in their files until they are asked for, by default where half of
-    the memory would not hold them. The images of a `packed` set always stay on the disk. `progress` is called while
-    images are decoded, with what is done, how many are and how many there are.
+    the memory would not hold them; "train" leaves those for training there. The images of a `packed` set always stay on
+    the disk. `progress` is called while images are decoded, with what is done, how many are and how many there are.
 
     >>> digits = load("digits")
     >>> len(digits.train), len(digits.test), digits.shape, digits.num_classes

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 import torch
@@ -46,29 +47,31 @@ def read_folder_of_images(
     size: int,
     *,
     root_given: bool = True,
-    lazy: bool | None = None,
+    lazy: bool | Literal["train"] | None = None,
     progress: Progress | None = None,
 ) -> Dataset:
     """Read root/train/<class>/ and root/test/<class>/ (or root/val/) as RGB images of size x size pixels.
 
-    `lazy` leaves them in their files and decodes them when they are asked for; None does so where
-    memory is short.
+    `lazy` leaves them in their files and decodes them when they are asked for, "train" those for training alone; what
+    it does not name is left there too where memory is short, unless it is False.
     """
     if size < 1:
         raise UsageError(f"size is {size}, expected a number of pixels from 1 up, such as 224.")
     train, test = listings(root, root_given=root_given)
     classes = tuple(train.classes)
-    if lazy is None:
-        lazy = (len(train.files) + len(test.files)) * 3 * size * size > _SHARE * host_memory()
-    in_files = Files(train.files, size, root), Files(test.files, size, root)
-    if lazy:
-        splits = [Split(files, labels_of(half), classes) for files, half in zip(in_files, (train, test), strict=True)]
-        return Dataset("imagefolder", *splits)
-    decoded = _decode_all([*train.files, *test.files], size, progress).split([len(files) for files in in_files])
-    splits = [
-        Split(images, labels_of(half), classes, files.fingerprint)
-        for images, half, files in zip(decoded, (train, test), in_files, strict=True)
-    ]
+    halves = train, test
+    decodes = (False, False) if lazy is True else (lazy != "train", True)
+    taken = [half.files if wanted else [] for half, wanted in zip(halves, decodes, strict=True)]
+    if lazy is not False and sum(map(len, taken)) * 3 * size * size > _SHARE * host_memory():
+        taken = [[], []]
+    decoded = _decode_all([*taken[0], *taken[1]], size, progress).split([len(files) for files in taken])
+    splits = []
+    for half, images in zip(halves, decoded, strict=True):
+        files = Files(half.files, size, root)
+        if len(images):
+            splits.append(Split(images, labels_of(half), classes, files.fingerprint))
+        else:
+            splits.append(Split(files, labels_of(half), classes))
     return Dataset("imagefolder", *splits)
 
 
@@ -154,6 +157,8 @@ def labels_of(half: Half) -> torch.Tensor:
 def _decode_all(files: Sequence[Path], size: int, progress: Progress | None) -> torch.Tensor:
     report = progress or (lambda what, done, total: None)
     images = np.empty((len(files), 3, size, size), np.uint8)
+    if not files:
+        return torch.from_numpy(images)
 
     def decode_chunk(start: int) -> list[str]:
         faults = []

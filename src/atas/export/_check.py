@@ -55,7 +55,7 @@ def _images(source: Source) -> tuple[Tensor, str]:
     """Test images of the run's data where they are at hand, else random pixels; and which of them."""
     try:
         recipe = source.run.recipe
-        images = as_tested(load_data(recipe), recipe.data).test.images[:_COUNT].float() / 255
+        images = as_tested(load_data(recipe, to_train=False), recipe.data).test.images[:_COUNT].float() / 255
     except (AtasError, OSError):
         images = None
     if images is None or tuple(images.shape[1:]) != source.shape:

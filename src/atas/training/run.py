@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import nn
@@ -109,8 +109,11 @@ def load_recipe(place: Folder) -> recipe.Recipe:
     return recipe.load(place.recipe)
 
 
-def load_data(settings: recipe.Recipe, root: str | None = None, progress: Progress | None = None) -> data.Dataset:
-    """The data of a recipe, from its own folder or another; `progress` is told how far the decoding is."""
+def load_data(
+    settings: recipe.Recipe, root: str | None = None, progress: Progress | None = None, *, to_train: bool = True
+) -> data.Dataset:
+    """The data of a recipe, from its own folder or another; `progress` is told how far the decoding is. Where nothing
+    is to be trained, training images are not decoded before they are asked for."""
     if settings.data.name.startswith(GIVEN):
         name = settings.data.name.removeprefix(GIVEN)
         raise UsageError(
@@ -119,7 +122,9 @@ def load_data(settings: recipe.Recipe, root: str | None = None, progress: Progre
         )
     wanted, folder = settings.data, root or settings.data.root
     if wanted.name == "imagefolder":  # other sets are always read in one way
-        lazy = {"resident": False, "streaming": True}.get(wanted.loading)
+        lazy: bool | Literal["train"] | None = {"resident": False, "streaming": True}.get(wanted.loading)
+        if not to_train and not lazy:
+            lazy = "train"
         return data.load(wanted.name, folder, size=wanted.size, lazy=lazy, progress=progress)
     if wanted.name != "packed":
         return data.load(wanted.name, folder, size=wanted.size)
