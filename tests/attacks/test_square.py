@@ -11,7 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from atas import threat
-from atas.attacks._square import Square
+from atas.attacks._lanes import Lanes
+from atas.attacks._square import Square, _keep
 from atas.errors import UsageError
 from atas.fusing import fused
 from atas.noise import Draw, Purpose
@@ -344,3 +345,17 @@ def test_name_targets_and_settings():
 def test_wrong_settings_are_refused(wrong, message):
     with pytest.raises(UsageError, match=message):
         Square(**wrong)
+
+
+def test_a_proposal_without_a_margin_does_not_replace_the_best():
+    """The label's own logit is NaN: the prediction is the label, and how far it is from another there is no telling."""
+    lanes = Lanes.empty(4, torch.zeros(1, 1, 2, 2))
+    lanes.active.fill_(True)
+    lanes.clock.copy_(torch.tensor([0, 3, 3, 3]))
+    least = torch.tensor([torch.nan, 1.0, torch.nan, 1.0])
+    margin = torch.tensor([torch.nan, torch.nan, 2.0, 0.5])
+    proposal = torch.ones(4, 1, 2, 2)
+    _keep(10, lanes, least, proposal, margin, torch.ones(4, dtype=torch.bool))
+    assert lanes.point.amax((1, 2, 3)).tolist() == [1, 0, 1, 1]
+    torch.testing.assert_close(least, torch.tensor([torch.nan, 1.0, 2.0, 0.5]), equal_nan=True)
+    assert not lanes.broken.any()

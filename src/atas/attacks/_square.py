@@ -122,9 +122,9 @@ def _margin(logits: Tensor, y: Tensor) -> Tensor:
 
 @fusable
 def _keep(queries: int, lanes: Lanes, least: Tensor, proposal: Tensor, margin: Tensor, right: Tensor) -> None:
-    """Keep the proposals that are better than what there was, in the lanes that move; all are better than NaN."""
+    """Keep the proposals that are better than what there was, in the lanes that move; NaN is the worst of all."""
     moving = lanes.moving()
-    better = (lanes.clock == 0) | ~(margin >= least) | ~right
+    better = (lanes.clock == 0) | (margin < least) | least.isnan() | ~right
     write(least, margin.to(least.dtype), moving & better)
     write(lanes.point, proposal, moving & better)
     lanes.broken.logical_or_(moving & ~right)

@@ -59,7 +59,8 @@ def _keep(  # type: ignore[no-untyped-def]
     lane = tl.program_id(0)
     if moves(active, broken, done, lane):
         time, margin, fooled = tl.load(clock + lane), tl.load(margins + lane), tl.load(right + lane) == 0
-        better = (time == 0) | ~(margin >= tl.load(least + lane)) | fooled
+        before = tl.load(least + lane)
+        better = (time == 0) | (margin < before) | (before != before) | fooled
         if better:
             for first in range(0, size, block):
                 at = first + tl.arange(0, block)
