@@ -27,6 +27,11 @@ CASES = [
     (2, 160, 320, 16, 2, 3),
     (3, 64, 128, 16, 2, 3),
     (2, 64, 128, 16, 2, 1),
+    (3, 64, 64, 12, 1, 3),  # sides that are no power of two
+    (9, 64, 128, 5, 1, 3),
+    (3, 160, 160, 10, 1, 3),
+    (3, 64, 128, 20, 2, 3),
+    (5, 64, 128, 12, 2, 1),
 ]
 CUT_AS_LARGE = [(2, 64, 64, 32, 1, 3), (3, 320, 320, 8, 1, 3), (2, 640, 64, 8, 1, 3)]
 
@@ -91,7 +96,9 @@ def test_forward(case, adds, training):
     close(bn.running_var, statistics[1], 1e-3)
 
 
-@pytest.mark.parametrize("channels", [(64, 128, 8), (160, 320, 8), (256, 512, 4), (320, 640, 8)], ids=str)
+@pytest.mark.parametrize(
+    "channels", [(64, 128, 8), (160, 320, 8), (256, 512, 4), (320, 640, 8), (64, 128, 10)], ids=str
+)
 @pytest.mark.parametrize("training", [False, True])
 @pytest.mark.parametrize("large", [False, True])
 def test_forward_with_the_shortcut_of_a_block_that_halves(channels, training, large, monkeypatch):
@@ -137,11 +144,12 @@ def test_backward(case, adds, training):
 
 @pytest.mark.parametrize("activated", [False, True])
 @pytest.mark.parametrize("training", [False, True])
-def test_backward_through_a_block_that_halves(activated, training):
+@pytest.mark.parametrize("side", [16, 20, 10])
+def test_backward_through_a_block_that_halves(activated, training, side):
     from atas.kernels import _strided
 
-    case = Case(5, 64, 128, 16, 2, 3)
-    shortcut = Case(5, 64, 128, 16, 2, 1).conv
+    case = Case(5, 64, 128, side, 2, 3)
+    shortcut = Case(5, 64, 128, side, 2, 1).conv
     assert _strided.fits(case.conv, shortcut, case.x)
     bn = case.bn(64, training)
     total = case.x.float().requires_grad_()

@@ -14,15 +14,17 @@ import atas
 @pytest.mark.gpu
 @pytest.mark.parametrize("name", ["preact-resnet18", "wrn-28-10"])
 @pytest.mark.parametrize("training", [True, False])
-def test_gradients_are_those_of_the_plain_network(name, training):
+@pytest.mark.parametrize(("side", "window"), [(32, None), (40, None), (40, 4)])
+def test_gradients_are_those_of_the_plain_network(name, training, side, window):
     from atas.kernels import fused_forward, weights
 
     torch.manual_seed(0)
     allowed, torch.backends.cudnn.allow_tf32 = torch.backends.cudnn.allow_tf32, False
     try:
         plain = atas.models.create(name, 10).cuda().to(memory_format=torch.channels_last)
+        plain.window = window
         by_hand = copy.deepcopy(plain)
-        x, y = torch.rand(32, 3, 32, 32, device="cuda"), torch.randint(10, (32,), device="cuda")
+        x, y = torch.rand(32, 3, side, side, device="cuda"), torch.randint(10, (32,), device="cuda")
         forward = fused_forward(by_hand)
         found = []
         for model, call in ((plain, plain), (by_hand, forward)):

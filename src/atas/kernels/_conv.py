@@ -35,9 +35,9 @@ class Projection:
 
 @triton.jit
 def _products(  # type: ignore[no-untyped-def]
-    x, w, v, image, top, first, channels: tl.constexpr, others: tl.constexpr, taps: tl.constexpr, stride: tl.constexpr,
-    backward: tl.constexpr, images: tl.constexpr, high: tl.constexpr, wide: tl.constexpr, block: tl.constexpr,
-    rest: tl.constexpr, depth: tl.constexpr,
+    x, w, v, image, top, left, first, channels: tl.constexpr, others: tl.constexpr, taps: tl.constexpr,
+    stride: tl.constexpr, backward: tl.constexpr, images: tl.constexpr, high: tl.constexpr, wide: tl.constexpr,
+    block: tl.constexpr, rest: tl.constexpr, depth: tl.constexpr,
 ):  # fmt: skip
     """A tile of the convolution, (block channels, pixels): sums over taps and channels; and of the `rest` channels that
     follow, if there are any."""
@@ -51,9 +51,9 @@ def _products(  # type: ignore[no-untyped-def]
         down = tap // 3 - 1 if taps == 9 else 0
         right = tap % 3 - 1 if taps == 9 else 0
         if stride == 1:
-            tile = x.load([image, top + down, right, at])
+            tile = x.load([image, top + down, left + right, at])
         else:  # x comes as (image, row / 2, row % 2, column / 2, (column % 2, channel))
-            tile = x.load([image, top + (down >> 1), down & 1, right >> 1, (right & 1) * channels + at])
+            tile = x.load([image, top + (down >> 1), down & 1, left + (right >> 1), (right & 1) * channels + at])
         tile = tile.reshape(pixels, depth)
         if backward:
             column = (taps - 1 - tap) * others + first
@@ -69,12 +69,12 @@ def _products(  # type: ignore[no-untyped-def]
 
 @triton.jit
 def _projected(  # type: ignore[no-untyped-def]
-    result, more, source, w, v, image, top, first, channels: tl.constexpr, images: tl.constexpr, high: tl.constexpr,
-    wide: tl.constexpr, block: tl.constexpr, rest: tl.constexpr, depth: tl.constexpr,
+    result, more, source, w, v, image, top, left, first, channels: tl.constexpr, images: tl.constexpr,
+    high: tl.constexpr, wide: tl.constexpr, block: tl.constexpr, rest: tl.constexpr, depth: tl.constexpr,
 ):  # fmt: skip
     """A tile of a convolution with that of the shortcut's added."""
     for turn in range((channels + depth - 1) // depth):
-        tile = source.load([image, top, 0, 0, turn * depth]).reshape(images * high * wide, depth)
+        tile = source.load([image, top, 0, left, turn * depth]).reshape(images * high * wide, depth)
         result = tl.dot(w.load([first, turn * depth]), tile.T, result)
         if rest:
             more = tl.dot(v.load([first + block, turn * depth]), tile.T, more)
@@ -83,30 +83,36 @@ def _projected(  # type: ignore[no-untyped-def]
 
 @triton.jit
 def _place(  # type: ignore[no-untyped-def]
-    height, images: tl.constexpr, high: tl.constexpr, width: tl.constexpr, blocks: tl.constexpr
+    number, height, images: tl.constexpr, high: tl.constexpr, wide: tl.constexpr, across: tl.constexpr
 ):
-    """Which tile this program makes: its number among the pixels', first image, first row, first channel."""
-    part = tl.program_id(0) // blocks
-    tiles = height // high
-    return part, (part // tiles) * images, (part % tiles) * high, (tl.program_id(0) % blocks) * width
+    """Where the tile of this number is: its first image, row and column, and its pixels among those of all images."""
+    tiles = (height // high) * across
+    image, tile = (number // tiles) * images, number % tiles
+    top, left = (tile // across) * high, (tile % across) * wide
+    pixel = tl.arange(0, images * high * wide)
+    if across == 1:  # then they lie one after the other
+        pixels = number * (images * high * wide) + pixel
+    else:
+        row = (image + pixel // (high * wide)) * height + top + pixel // wide % high
+        pixels = row * (wide * across) + left + pixel % wide
+    return image, top, left, pixels
 
 
 @triton.jit
-def _cells(part, first, rows, columns: tl.constexpr, pixels: tl.constexpr, block: tl.constexpr):  # type: ignore[no-untyped-def]
+def _cells(pixels, first, rows, columns: tl.constexpr, block: tl.constexpr):  # type: ignore[no-untyped-def]
     """Columns of a tile, which of them exist, its cells in a matrix (rows, columns), and which of those exist."""
     at = first + tl.arange(0, block)
     inside = at < columns
-    row = part * pixels + tl.arange(0, pixels)
-    return at, inside, row[:, None] * columns + at[None, :], (row < rows)[:, None] & inside[None, :]
+    return at, inside, pixels[:, None] * columns + at[None, :], (pixels < rows)[:, None] & inside[None, :]
 
 
 @triton.jit
 def _finish_eval(  # type: ignore[no-untyped-def]
-    found, part, first, other, total, active, weight, bias, running_mean, running_var, rows, eps, adds: tl.constexpr,
-    keeps: tl.constexpr, columns: tl.constexpr, pixels: tl.constexpr, block: tl.constexpr,
+    found, pixels, first, other, total, active, weight, bias, running_mean, running_var, rows, eps, adds: tl.constexpr,
+    keeps: tl.constexpr, columns: tl.constexpr, block: tl.constexpr,
 ):  # fmt: skip
     """active = relu(bn(total)) for total = found (+ other)."""
-    at, inside, cells, valid = _cells(part, first, rows, columns, pixels, block)
+    at, inside, cells, valid = _cells(pixels, first, rows, columns, block)
     scale = tl.load(weight + at, inside, 0.0) * tl.rsqrt(tl.load(running_var + at, inside, 1.0) + eps)
     shift = tl.load(bias + at, inside, 0.0) - tl.load(running_mean + at, inside, 0.0) * scale
     out = tl.trans(found.to(active.dtype.element_ty))
@@ -120,11 +126,11 @@ def _finish_eval(  # type: ignore[no-untyped-def]
 
 @triton.jit
 def _finish_train(  # type: ignore[no-untyped-def]
-    found, part, first, count, other, total, parts, counters, saved, weight, bias, running_mean, running_var, rows, eps,
-    momentum, adds: tl.constexpr, columns: tl.constexpr, pixels: tl.constexpr, block: tl.constexpr,
+    found, pixels, part, first, count, other, total, parts, counters, saved, weight, bias, running_mean, running_var,
+    rows, eps, momentum, adds: tl.constexpr, columns: tl.constexpr, block: tl.constexpr,
 ):  # fmt: skip
     """total = found (+ other), and from its column sums mean and deviation; running statistics follow."""
-    at, inside, cells, valid = _cells(part, first, rows, columns, pixels, block)
+    at, inside, cells, valid = _cells(pixels, first, rows, columns, block)
     shift = tl.load(running_mean + at, inside, 0.0)
     out = tl.trans(found.to(total.dtype.element_ty))
     if adds:
@@ -143,11 +149,11 @@ def _finish_train(  # type: ignore[no-untyped-def]
 
 @triton.jit
 def _finish_backward_eval(  # type: ignore[no-untyped-def]
-    found, part, first, past, active, out, weight, running_var, rows, eps, adds: tl.constexpr, columns: tl.constexpr,
-    pixels: tl.constexpr, block: tl.constexpr,
+    found, pixels, first, past, active, out, weight, running_var, rows, eps, adds: tl.constexpr, columns: tl.constexpr,
+    block: tl.constexpr,
 ):  # fmt: skip
     """Back through ReLU and BatchNorm by the running statistics (+ past)."""
-    at, inside, cells, valid = _cells(part, first, rows, columns, pixels, block)
+    at, inside, cells, valid = _cells(pixels, first, rows, columns, block)
     scale = tl.load(weight + at, inside, 0.0) * tl.rsqrt(tl.load(running_var + at, inside, 1.0) + eps)
     g = tl.trans(found.to(out.dtype.element_ty)).to(tl.float32)
     d = tl.where(tl.load(active + cells, valid, 0.0) > 0, g, 0.0) * scale[None, :]
@@ -158,11 +164,11 @@ def _finish_backward_eval(  # type: ignore[no-untyped-def]
 
 @triton.jit
 def _finish_backward_train(  # type: ignore[no-untyped-def]
-    found, part, first, count, total, out, parts, counters, saved, sums, rows, columns: tl.constexpr,
-    pixels: tl.constexpr, block: tl.constexpr,
+    found, pixels, part, first, count, total, out, parts, counters, saved, sums, rows, columns: tl.constexpr,
+    block: tl.constexpr,
 ):  # fmt: skip
     """Back through the ReLU, and the sums that BatchNorm's gradient needs."""
-    at, inside, cells, valid = _cells(part, first, rows, columns, pixels, block)
+    at, inside, cells, valid = _cells(pixels, first, rows, columns, block)
     _behind_relu(
         found, part, count, first // _LEAST, at, inside, cells, valid, total, out, parts, counters, saved, sums,
         columns, block,
@@ -196,27 +202,28 @@ def _behind_relu(  # type: ignore[no-untyped-def]
 def _forward_eval(  # type: ignore[no-untyped-def]
     x, w, v, source, p, q, other, total, active, weight, bias, running_mean, running_var, rows, height, eps,
     adds: tl.constexpr, columns: tl.constexpr, blocks: tl.constexpr, channels: tl.constexpr, taps: tl.constexpr,
-    stride: tl.constexpr, images: tl.constexpr, high: tl.constexpr, wide: tl.constexpr, block: tl.constexpr,
-    rest: tl.constexpr, depth: tl.constexpr, before: tl.constexpr, fetched: tl.constexpr,
+    stride: tl.constexpr, images: tl.constexpr, high: tl.constexpr, wide: tl.constexpr, across: tl.constexpr,
+    block: tl.constexpr, rest: tl.constexpr, depth: tl.constexpr, before: tl.constexpr, fetched: tl.constexpr,
 ):  # fmt: skip
     """relu(bn(total)) for total = conv(x) (+ other, or a shortcut's convolution of so many channels `before`); the
     total is kept where something was added."""
-    part, image, top, first = _place(height, images, high, block + rest, blocks)
+    part, first = tl.program_id(0) // blocks, (tl.program_id(0) % blocks) * (block + rest)
+    image, top, left, pixels = _place(part, height, images, high, wide, across)
     found, more = _products(
-        x, w, v, image, top, first, channels, columns, taps, stride, False, images, high, wide, block, rest, depth
+        x, w, v, image, top, left, first, channels, columns, taps, stride, False, images, high, wide, block, rest, depth
     )  # fmt: skip
     if before:
         found, more = _projected(
-            found, more, source, p, q, image, top, first, before, images, high, wide, block, rest, fetched
+            found, more, source, p, q, image, top, left, first, before, images, high, wide, block, rest, fetched
         )  # fmt: skip
     _finish_eval(
-        found, part, first, other, total, active, weight, bias, running_mean, running_var, rows, eps, adds,
-        adds or before > 0, columns, images * high * wide, block,
+        found, pixels, first, other, total, active, weight, bias, running_mean, running_var, rows, eps, adds,
+        adds or before > 0, columns, block,
     )  # fmt: skip
     if rest:
         _finish_eval(
-            more, part, first + block, other, total, active, weight, bias, running_mean, running_var, rows, eps, adds,
-            adds or before > 0, columns, images * high * wide, rest,
+            more, pixels, first + block, other, total, active, weight, bias, running_mean, running_var, rows, eps, adds,
+            adds or before > 0, columns, rest,
         )  # fmt: skip
 
 
@@ -225,25 +232,27 @@ def _forward_train(  # type: ignore[no-untyped-def]
     x, w, v, source, p, q, other, total, parts, counters, saved, weight, bias, running_mean, running_var, rows, height,
     eps, momentum, adds: tl.constexpr, columns: tl.constexpr, blocks: tl.constexpr, channels: tl.constexpr,
     taps: tl.constexpr, stride: tl.constexpr, images: tl.constexpr, high: tl.constexpr, wide: tl.constexpr,
-    block: tl.constexpr, rest: tl.constexpr, depth: tl.constexpr, before: tl.constexpr, fetched: tl.constexpr,
+    across: tl.constexpr, block: tl.constexpr, rest: tl.constexpr, depth: tl.constexpr, before: tl.constexpr,
+    fetched: tl.constexpr,
 ):  # fmt: skip
     """total = conv(x) (+ other, or a shortcut's convolution of so many channels `before`), and its statistics."""
-    part, image, top, first = _place(height, images, high, block + rest, blocks)
+    part, first = tl.program_id(0) // blocks, (tl.program_id(0) % blocks) * (block + rest)
+    image, top, left, pixels = _place(part, height, images, high, wide, across)
     found, more = _products(
-        x, w, v, image, top, first, channels, columns, taps, stride, False, images, high, wide, block, rest, depth
+        x, w, v, image, top, left, first, channels, columns, taps, stride, False, images, high, wide, block, rest, depth
     )  # fmt: skip
     if before:
         found, more = _projected(
-            found, more, source, p, q, image, top, first, before, images, high, wide, block, rest, fetched
+            found, more, source, p, q, image, top, left, first, before, images, high, wide, block, rest, fetched
         )  # fmt: skip
     _finish_train(
-        found, part, first, tl.num_programs(0) // blocks, other, total, parts, counters, saved, weight, bias,
-        running_mean, running_var, rows, eps, momentum, adds, columns, images * high * wide, block,
+        found, pixels, part, first, tl.num_programs(0) // blocks, other, total, parts, counters, saved, weight, bias,
+        running_mean, running_var, rows, eps, momentum, adds, columns, block,
     )  # fmt: skip
     if rest:
         _finish_train(
-            more, part, first + block, tl.num_programs(0) // blocks, other, total, parts, counters, saved, weight, bias,
-            running_mean, running_var, rows, eps, momentum, adds, columns, images * high * wide, rest,
+            more, pixels, part, first + block, tl.num_programs(0) // blocks, other, total, parts, counters, saved,
+            weight, bias, running_mean, running_var, rows, eps, momentum, adds, columns, rest,
         )  # fmt: skip
 
 
@@ -251,21 +260,22 @@ def _forward_train(  # type: ignore[no-untyped-def]
 def _backward_eval(  # type: ignore[no-untyped-def]
     gradient, w, v, past, active, out, weight, running_var, rows, height, eps, adds: tl.constexpr,
     columns: tl.constexpr, blocks: tl.constexpr, channels: tl.constexpr, taps: tl.constexpr, images: tl.constexpr,
-    high: tl.constexpr, wide: tl.constexpr, block: tl.constexpr, rest: tl.constexpr, depth: tl.constexpr,
+    high: tl.constexpr, wide: tl.constexpr, across: tl.constexpr, block: tl.constexpr, rest: tl.constexpr,
+    depth: tl.constexpr,
 ):  # fmt: skip
     """The gradient by the input of BatchNorm and ReLU that the convolution's input went through (+ past)."""
-    part, image, top, first = _place(height, images, high, block + rest, blocks)
+    part, first = tl.program_id(0) // blocks, (tl.program_id(0) % blocks) * (block + rest)
+    image, top, left, pixels = _place(part, height, images, high, wide, across)
     found, more = _products(
-        gradient, w, v, image, top, first, channels, columns, taps, 1, True, images, high, wide, block, rest, depth
+        gradient, w, v, image, top, left, first, channels, columns, taps, 1, True, images, high, wide, block, rest,
+        depth,
     )  # fmt: skip
     _finish_backward_eval(
-        found, part, first, past, active, out, weight, running_var, rows, eps, adds, columns, images * high * wide,
-        block,
+        found, pixels, first, past, active, out, weight, running_var, rows, eps, adds, columns, block,
     )  # fmt: skip
     if rest:
         _finish_backward_eval(
-            more, part, first + block, past, active, out, weight, running_var, rows, eps, adds, columns,
-            images * high * wide, rest,
+            more, pixels, first + block, past, active, out, weight, running_var, rows, eps, adds, columns, rest,
         )  # fmt: skip
 
 
@@ -273,21 +283,23 @@ def _backward_eval(  # type: ignore[no-untyped-def]
 def _backward_train(  # type: ignore[no-untyped-def]
     gradient, w, v, total, out, parts, counters, saved, sums, rows, height, columns: tl.constexpr, blocks: tl.constexpr,
     channels: tl.constexpr, taps: tl.constexpr, images: tl.constexpr, high: tl.constexpr, wide: tl.constexpr,
-    block: tl.constexpr, rest: tl.constexpr, depth: tl.constexpr,
+    across: tl.constexpr, block: tl.constexpr, rest: tl.constexpr, depth: tl.constexpr,
 ):  # fmt: skip
     """The gradient behind the ReLU that the convolution's input went through, and the sums that BatchNorm's needs."""
-    part, image, top, first = _place(height, images, high, block + rest, blocks)
+    part, first = tl.program_id(0) // blocks, (tl.program_id(0) % blocks) * (block + rest)
+    image, top, left, pixels = _place(part, height, images, high, wide, across)
     found, more = _products(
-        gradient, w, v, image, top, first, channels, columns, taps, 1, True, images, high, wide, block, rest, depth
+        gradient, w, v, image, top, left, first, channels, columns, taps, 1, True, images, high, wide, block, rest,
+        depth,
     )  # fmt: skip
     _finish_backward_train(
-        found, part, first, tl.num_programs(0) // blocks, total, out, parts, counters, saved, sums, rows, columns,
-        images * high * wide, block,
+        found, pixels, part, first, tl.num_programs(0) // blocks, total, out, parts, counters, saved, sums, rows,
+        columns, block,
     )  # fmt: skip
     if rest:
         _finish_backward_train(
-            more, part, first + block, tl.num_programs(0) // blocks, total, out, parts, counters, saved, sums, rows,
-            columns, images * high * wide, rest,
+            more, pixels, part, first + block, tl.num_programs(0) // blocks, total, out, parts, counters, saved, sums,
+            rows, columns, rest,
         )  # fmt: skip
 
 

@@ -15,6 +15,7 @@ from atas.kernels._launch import rehearsal
 from atas.kernels._layers import Trace
 from atas.kernels._overlap import weights
 from atas.models import Normalize, PreActResNet, WideResNet
+from atas.models._pooling import pooled
 from atas.passes import mode
 
 _SMALLEST: dict[type[nn.Module], tuple[int, ...]] = {PreActResNet: (), WideResNet: (10, 2)}  # what to build one with
@@ -36,9 +37,9 @@ class FusedForward:
         model = self.model
         self.passes += model.training
         active = _Body.apply(x, self, *self._parameters())
-        if _head.fits(active):
+        if self._has_head(active):
             return _head.Head.apply(active, model.fc.weight, model.fc.bias)
-        return model.fc(active.mean((2, 3)))
+        return model.fc(pooled(active, model.window))
 
     def walk(self, x: Tensor) -> list[Trace]:
         """Through the stem and every block; what each convolution leaves."""
@@ -68,10 +69,13 @@ class FusedForward:
                 way = WayBack(self, traces, parameters, (True, False, *(training for _ in parameters)))
                 way.go(torch.empty_like(traces[-1].active), traces[-1])
                 weights.join()
-                if _head.fits(traces[-1].active):
+                if self._has_head(traces[-1].active):
                     fc = self.model.fc
                     logits, _ = _head.forward(traces[-1].active, fc.weight, fc.bias)
                     _head.backward(logits, traces[-1].active.shape, fc.weight)
+
+    def _has_head(self, active: Tensor) -> bool:
+        return self.model.window is None and _head.fits(active)
 
     def _parameters(self) -> list[nn.Parameter]:
         return [parameter for name, parameter in self.model.named_parameters() if not name.startswith("fc.")]

@@ -62,8 +62,8 @@ def _stem_eval(  # type: ignore[no-untyped-def]
     seen = _patches(x, mean, std, row, rows, height, width, channels, depth, active.dtype.element_ty)
     found = _convolved(seen, w, channels, columns, depth)
     _finish_eval(
-        found, part, 0, total, total, active, weight, bias, running_mean, running_var, rows, eps, False, True, columns,
-        pixels, columns,
+        found, row, 0, total, total, active, weight, bias, running_mean, running_var, rows, eps, False, True, columns,
+        columns,
     )  # fmt: skip
 
 
@@ -79,8 +79,8 @@ def _stem_train(  # type: ignore[no-untyped-def]
     tl.store(patches + tl.arange(0, depth)[:, None] * rows + row[None, :], seen, (row < rows)[None, :])
     found = _convolved(seen, w, channels, columns, depth)
     _finish_train(
-        found, part, 0, tl.num_programs(0), total, total, parts, counters, saved, weight, bias, running_mean,
-        running_var, rows, eps, momentum, False, columns, pixels, columns,
+        found, row, part, 0, tl.num_programs(0), total, total, parts, counters, saved, weight, bias, running_mean,
+        running_var, rows, eps, momentum, False, columns, columns,
     )  # fmt: skip
 
 

@@ -12,20 +12,20 @@ import triton
 import triton.language as tl
 from torch import Tensor, nn
 
-from atas.kernels._conv import _behind_relu
+from atas.kernels._conv import _behind_relu, _place
 from atas.kernels._launch import has_copy_engine, launch
 from atas.kernels._norm import apply_gradient
 from atas.kernels._sums import counter, space
-from atas.kernels._tiles import HALF, Cut, Tiling
+from atas.kernels._tiles import HALF, WIDEST, Cut, Tiling
 
 _TILING = Tiling(256, 64, warps=8, stages=3)
 
 
 @triton.jit
 def _quarter(  # type: ignore[no-untyped-def]
-    gradient, w, beyond, v, image, top, first, odd_row, odd_column, activated: tl.constexpr, channels: tl.constexpr,
-    others: tl.constexpr, images: tl.constexpr, high: tl.constexpr, wide: tl.constexpr, block: tl.constexpr,
-    depth: tl.constexpr,
+    gradient, w, beyond, v, image, top, left, first, odd_row, odd_column, activated: tl.constexpr,
+    channels: tl.constexpr, others: tl.constexpr, images: tl.constexpr, high: tl.constexpr, wide: tl.constexpr,
+    block: tl.constexpr, depth: tl.constexpr,
 ):  # fmt: skip
     """A tile of the gradient by what the convolution saw, and of that by what the shortcut saw, (block, pixels)."""
     pixels: tl.constexpr = images * high * wide
@@ -35,12 +35,12 @@ def _quarter(  # type: ignore[no-untyped-def]
         tap, at = turn // chunks, (turn % chunks) * depth
         later_row, later_column = tap // (1 + odd_column), tap % (1 + odd_column)
         row, column = 1 - odd_row + 2 * later_row, 1 - odd_column + 2 * later_column
-        tile = gradient.load([image, top + odd_row * (1 - later_row), odd_column * (1 - later_column), at])
+        tile = gradient.load([image, top + odd_row * (1 - later_row), left + odd_column * (1 - later_column), at])
         weights = w.load([at, (3 * row + column) * others + first])
         result = tl.dot(weights.T, tile.reshape(pixels, depth).T, result)
     direct = result if activated else tl.zeros((block, pixels), tl.float32)
     for turn in range((1 - odd_row) * (1 - odd_column) * chunks):
-        tile = beyond.load([image, top, 0, turn * depth])
+        tile = beyond.load([image, top, left, turn * depth])
         weights = v.load([turn * depth, first])
         direct = tl.dot(weights.T, tile.reshape(pixels, depth).T, direct)
     if activated:
@@ -51,39 +51,38 @@ def _quarter(  # type: ignore[no-untyped-def]
 @triton.jit
 def _where(  # type: ignore[no-untyped-def]
     rows, height, columns: tl.constexpr, blocks: tl.constexpr, quarters, images: tl.constexpr, high: tl.constexpr,
-    wide: tl.constexpr, block: tl.constexpr,
+    wide: tl.constexpr, across: tl.constexpr, block: tl.constexpr,
 ):  # fmt: skip
     """Which tile of which quarter this program makes, and its cells; quarters with more taps come first."""
     quarter = 3 - tl.program_id(0) // quarters
     odd_row, odd_column = quarter // 2, quarter % 2
     number = tl.program_id(0) % quarters
     tile, first = number // blocks, (number % blocks) * block
-    tiles = height // high
-    image, top = (tile // tiles) * images, (tile % tiles) * high
+    image, top, left, pixel = _place(tile, height, images, high, wide, across)
     at = first + tl.arange(0, block)
     inside = at < columns
-    pixel = tile * (images * high * wide) + tl.arange(0, images * high * wide)
-    row, column = pixel // wide, pixel % wide  # rows of all images, one after the other
-    place = (2 * row + odd_row) * (2 * wide) + 2 * column + odd_column
+    width: tl.constexpr = wide * across
+    row, column = pixel // width, pixel % width  # rows of all images, one after the other
+    place = (2 * row + odd_row) * (2 * width) + 2 * column + odd_column
     cells = place[:, None] * columns + at[None, :]
     valid = (pixel < rows)[:, None] & inside[None, :]
     part = (3 - quarter) * (quarters // blocks) + tile
-    return part, image, top, first, odd_row, odd_column, at, inside, cells, valid
+    return part, image, top, left, first, odd_row, odd_column, at, inside, cells, valid
 
 
 @triton.jit
 def _strided_eval(  # type: ignore[no-untyped-def]
     gradient, w, beyond, v, active, out, weight, running_var, rows, height, quarters, eps, activated: tl.constexpr,
     columns: tl.constexpr, blocks: tl.constexpr, channels: tl.constexpr, images: tl.constexpr, high: tl.constexpr,
-    wide: tl.constexpr, block: tl.constexpr, depth: tl.constexpr,
+    wide: tl.constexpr, across: tl.constexpr, block: tl.constexpr, depth: tl.constexpr,
 ):  # fmt: skip
     """The gradient by the input of BatchNorm and ReLU before the convolution, with the shortcut's."""
-    _, image, top, first, odd_row, odd_column, at, inside, cells, valid = _where(
-        rows, height, columns, blocks, quarters, images, high, wide, block
+    _, image, top, left, first, odd_row, odd_column, at, inside, cells, valid = _where(
+        rows, height, columns, blocks, quarters, images, high, wide, across, block
     )
     found, direct = _quarter(
-        gradient, w, beyond, v, image, top, first, odd_row, odd_column, activated, channels, columns, images, high,
-        wide, block, depth,
+        gradient, w, beyond, v, image, top, left, first, odd_row, odd_column, activated, channels, columns, images,
+        high, wide, block, depth,
     )  # fmt: skip
     scale = tl.load(weight + at, inside, 0.0) * tl.rsqrt(tl.load(running_var + at, inside, 1.0) + eps)
     kind = out.dtype.element_ty
@@ -98,15 +97,15 @@ def _strided_eval(  # type: ignore[no-untyped-def]
 def _strided_train(  # type: ignore[no-untyped-def]
     gradient, w, beyond, v, total, out, past, parts, counters, saved, sums, rows, height, quarters,
     activated: tl.constexpr, columns: tl.constexpr, blocks: tl.constexpr, channels: tl.constexpr, images: tl.constexpr,
-    high: tl.constexpr, wide: tl.constexpr, block: tl.constexpr, depth: tl.constexpr,
+    high: tl.constexpr, wide: tl.constexpr, across: tl.constexpr, block: tl.constexpr, depth: tl.constexpr,
 ):  # fmt: skip
     """The gradient behind the ReLU before the convolution, the sums that BatchNorm's needs, and the shortcut's."""
-    part, image, top, first, odd_row, odd_column, at, inside, cells, valid = _where(
-        rows, height, columns, blocks, quarters, images, high, wide, block
+    part, image, top, left, first, odd_row, odd_column, at, inside, cells, valid = _where(
+        rows, height, columns, blocks, quarters, images, high, wide, across, block
     )
     found, direct = _quarter(
-        gradient, w, beyond, v, image, top, first, odd_row, odd_column, activated, channels, columns, images, high,
-        wide, block, depth,
+        gradient, w, beyond, v, image, top, left, first, odd_row, odd_column, activated, channels, columns, images,
+        high, wide, block, depth,
     )  # fmt: skip
     if not activated:
         tl.store(past + cells, tl.trans(direct.to(past.dtype.element_ty)), valid)
@@ -131,7 +130,7 @@ def fits(conv: nn.Conv2d, shortcut: nn.Conv2d, x: Tensor) -> bool:
         return False
     if not has_copy_engine(x.device):
         return False
-    return 4 <= side <= 64 and width & (width - 1) == 0 and conv.out_channels % _TILING.depth == 0
+    return side <= WIDEST and width % 2 == 0 and conv.out_channels % _TILING.depth == 0
 
 
 def _cut(gradient: Tensor, conv: nn.Conv2d) -> tuple[Cut, dict[str, int]]:

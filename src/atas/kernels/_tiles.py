@@ -1,7 +1,10 @@
 """How convolutions are cut into tiles, and which of them the kernels take.
 
 They take those of residual networks: 3x3 with padding 1 and stride 1 or 2, or 1x1 of stride 2, without bias, in half
-precision and channels_last, on images whose width is a power of two.
+precision and channels_last, on square images.
+
+A tile is a box of pixels whose sides are powers of two and divide those of the image: whole rows of one or several
+images where the image's width is a power of two, 8 x 8 pixels of several images of 40 x 40.
 """
 
 from __future__ import annotations
@@ -16,6 +19,7 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 from atas.kernels._launch import has_copy_engine
 
 HALF = torch.bfloat16, torch.float16
+WIDEST = 64  # pixels a side, of a result
 
 
 @dataclass(frozen=True)
@@ -61,11 +65,12 @@ class Cut:
         self.how = how = how or tiling(whole * height * width, columns)
         self.depth = next(depth for depth in (how.depth, 64, 32) if channels % depth == 0)
         self.columns, self.channels, self.height, self.rows = columns, channels, height, images * height * width
-        self.high = min(height, how.pixels // width)
-        self.images = how.pixels // (width * self.high)
-        self.wide = width
+        self.wide = _power(width)
+        self.high = min(_power(height), how.pixels // self.wide)
+        self.images = how.pixels // (self.wide * self.high)
+        self.across = width // self.wide
         self.blocks = triton.cdiv(columns, how.block + how.rest)
-        self.parts = triton.cdiv(images, self.images) * (height // self.high)
+        self.parts = triton.cdiv(images, self.images) * (height // self.high) * self.across
         self.grid = (self.parts * self.blocks,)
 
     def constants(self, taps: int) -> dict[str, int]:
@@ -73,15 +78,16 @@ class Cut:
         how = self.how
         return {
             "columns": self.columns, "blocks": self.blocks, "channels": self.channels, "taps": taps,
-            "images": self.images, "high": self.high, "wide": self.wide, "block": how.block, "rest": how.rest,
-            "depth": self.depth, "num_warps": how.warps, "num_stages": how.stages,
+            "images": self.images, "high": self.high, "wide": self.wide, "across": self.across, "block": how.block,
+            "rest": how.rest, "depth": self.depth, "num_warps": how.warps, "num_stages": how.stages,
         }  # fmt: skip
 
     def pixels_of(self, x: Tensor, stride: int) -> TensorDescriptor:
         """The input, as tiles of shifted pixels are fetched from it."""
         n, c, h, w = x.shape
         if stride == 1:
-            return TensorDescriptor(x, [n, h, w, c], [h * w * c, w * c, c, 1], [self.images, self.high, w, self.depth])
+            box = [self.images, self.high, self.wide, self.depth]
+            return TensorDescriptor(x, [n, h, w, c], [h * w * c, w * c, c, 1], box)
         shape, strides = [n, h // 2, 2, w // 2, 2 * c], [h * w * c, 2 * w * c, w * c, 2 * c, 1]
         return TensorDescriptor(x, shape, strides, [self.images, self.high, 1, self.wide, self.depth])
 
@@ -112,4 +118,13 @@ def fits(conv: nn.Conv2d, x: Tensor, backward: bool = False) -> bool:
         return False
     side = w // stride
     channels = all(count % 64 == 0 or count in _UNEVENLY for count in (conv.in_channels, conv.out_channels))
-    return 4 <= side <= 64 and side & (side - 1) == 0 and channels
+    return side <= WIDEST and channels
+
+
+def _power(size: int) -> int:
+    """The largest power of two that divides a size.
+
+    >>> [_power(size) for size in (32, 40, 20, 5)]
+    [32, 8, 4, 1]
+    """
+    return size & -size

@@ -6,6 +6,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from atas.models._normalize import Normalize
+from atas.models._pooling import pooled
 
 
 class _Block(nn.Module):
@@ -36,6 +37,9 @@ class PreActResNet(nn.Module):
     images may have any size; weights start as PyTorch's defaults.
     """
 
+    window: int | None = None
+    """Pool no more than so many rows and columns."""
+
     def __init__(self, num_classes: int, normalize: Normalize) -> None:
         super().__init__()
         self.normalize = normalize
@@ -51,8 +55,7 @@ class PreActResNet(nn.Module):
         """Logits of pixels in [0, 1]."""
         x = self.conv1(self.normalize(x))
         x = self.layer4(self.layer3(self.layer2(self.layer1(x))))
-        x = F.relu(self.bn(x))
-        return self.fc(x.mean((2, 3)))
+        return self.fc(pooled(F.relu(self.bn(x)), self.window))
 
 
 def _stage(in_width: int, width: int, stride: int) -> nn.Sequential:

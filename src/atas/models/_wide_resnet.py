@@ -6,6 +6,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from atas.models._normalize import Normalize
+from atas.models._pooling import pooled
 
 
 class _Block(nn.Module):
@@ -33,6 +34,9 @@ class WideResNet(nn.Module):
     Convolutions start with variance 2 / fan-out, the last bias at 0, the rest as PyTorch's defaults.
     """
 
+    window: int | None = None
+    """Pool no more than so many rows and columns."""
+
     def __init__(self, num_classes: int, normalize: Normalize, depth: int, width: int) -> None:
         super().__init__()
         blocks = (depth - 4) // 6
@@ -52,8 +56,7 @@ class WideResNet(nn.Module):
         """Logits of pixels in [0, 1]."""
         x = self.conv1(self.normalize(x))
         x = self.layer3(self.layer2(self.layer1(x)))
-        x = F.relu(self.bn(x))
-        return self.fc(x.mean((2, 3)))
+        return self.fc(pooled(F.relu(self.bn(x)), self.window))
 
 
 def _stage(in_width: int, width: int, blocks: int, stride: int) -> nn.Sequential:

@@ -12,7 +12,7 @@ from __future__ import annotations
 import copy
 
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import nn
 
 from atas.data import Split
 from atas.models import PreActResNet, WideResNet
@@ -23,18 +23,6 @@ NOTE = (
     "rows marked so are evaluated in that way, all others on the images as they are."
 )
 _WINDOW: dict[type[nn.Module], int] = {PreActResNet: 4, WideResNet: 8}  # sides of the authors' last pooling
-
-
-class Window(nn.Module):
-    """The upper left of a feature map."""
-
-    def __init__(self, side: int) -> None:
-        super().__init__()
-        self.side = side
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Cut it out."""
-        return x[..., : self.side, : self.side]
 
 
 def padded(split: Split, padding: int) -> Split:
@@ -52,6 +40,5 @@ def as_released(model: nn.Module) -> nn.Module:
     if not isinstance(model, PreActResNet | WideResNet):
         return model
     twin = copy.deepcopy(model)
-    last = nn.Sequential(twin.bn, Window(_WINDOW[type(model)]))  # what is pooled comes out of it
-    twin.add_module("bn", last)
+    twin.window = _WINDOW[type(model)]
     return twin
