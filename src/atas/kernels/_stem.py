@@ -12,7 +12,7 @@ import triton
 import triton.language as tl
 from torch import Tensor, nn
 
-from atas.kernels._conv import _finish_eval, _finish_train
+from atas.kernels._finish import _finish_eval, _finish_train
 from atas.kernels._launch import launch
 from atas.kernels._norm import Plan, _scale_and_clip
 from atas.kernels._sums import counter, space

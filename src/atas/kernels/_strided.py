@@ -12,7 +12,8 @@ import triton
 import triton.language as tl
 from torch import Tensor, nn
 
-from atas.kernels._conv import _behind_relu, _place
+from atas.kernels._conv import _place
+from atas.kernels._finish import _behind_relu
 from atas.kernels._launch import has_copy_engine, launch
 from atas.kernels._norm import apply_gradient
 from atas.kernels._sums import counter, space
