@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 from pathlib import Path
+from typing import TypeGuard
 
 import numpy as np
 from PIL import Image, ImageOps
@@ -52,6 +53,11 @@ def reason(error: Exception) -> str:
     # Pillow repeats the path or the object, which stands right before.
     said = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
     return said.split(" '")[0].split(" <")[0] or type(error).__name__
+
+
+def unreadable(error: Exception) -> TypeGuard[OSError]:
+    """Whether a file could not be had, which need not be damaged: errors of the system have a number, Pillow's none."""
+    return isinstance(error, OSError) and error.errno is not None
 
 
 def _rgb(image: Image.Image) -> Image.Image:

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from atas._files import write_atomically, write_text
-from atas.data._decode import decode, planes, reason
+from atas.data._decode import decode, planes, reason, unreadable
 from atas.data._manifest import SUFFIXES, Shard
 from atas.data._verify import file_sha256
 from atas.errors import DataError
@@ -145,7 +145,7 @@ class _Writer:
                 try:
                     raw, size = _encoded(self._work.root / name, self._settings)
                 except Exception as error:
-                    if isinstance(error, OSError) and error.errno is not None:
+                    if unreadable(error):
                         raise _cannot_read(self._work.root / name, error) from error
                     # Pillow's decoders raise many kinds; whichever it is, the file is of no use and must be named.
                     self.faults.append((name, reason(error)))

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from atas.data._decode import decode, planes, reason
+from atas.data._decode import decode, planes, reason, unreadable
 from atas.errors import DataError
 
 _PORTION = 32  # images that a thread reads at a time
@@ -160,7 +160,7 @@ class Files(Stored):
             try:
                 target[...] = planes(decode(path, self._size))
             except Exception as error:
-                if isinstance(error, OSError) and error.errno is not None:
+                if unreadable(error):
                     raise DataError(f"cannot read {path} ({error.strerror}); see to it and start again") from error
                 # Pillow's decoders raise many kinds; whichever it is, the file is of no use and must be named.
                 raise DataError(
