@@ -93,6 +93,14 @@ def test_a_training_that_broke_down_is_told_from_a_bad_epoch_and_from_one_that_h
     assert (other.lost, other.broken_down, other.said_broken_down) == (3, True, False)
 
 
+def test_to_forget_on_the_way_to_robustness_is_no_breakdown():
+    """As ATTA does on the digits: at first a model learns what no attack leaves standing."""
+    monitor = Monitor(torch.zeros(10), torch.arange(10), atas.Linf(0.1))
+    for clean, pgd10 in ((0.36, 0.0), (0.88, 0.0), (0.82, 0.01), (0.42, 0.07), (0.15, 0.05), (0.1, 0.05), (0.3, 0.12)):
+        monitor.judge(Probe(clean=clean, fgsm=pgd10, pgd10=pgd10))
+        assert not monitor.lost
+
+
 def test_the_state_comes_back():
     monitor = Monitor(torch.zeros(10), torch.arange(10), atas.Linf(0.1))
     other = Monitor(torch.zeros(10), torch.arange(10), atas.Linf(0.1))

@@ -57,8 +57,9 @@ class Monitor:
     one that always names the same class withstands every attack. Training that was never robust has nothing to fall
     from: there a gap of 80 points between the two tells. Several processes share the images and come to one judgement.
 
-    Training that has broken down is something else: the model has learnt once, and now, two epochs in a row, is hardly
-    better than one that always names the same class. The loss may stay finite, so nothing else tells.
+    Training that has broken down is something else: the model has been robust, and now, two epochs in a row, is hardly
+    better than one that always names the same class, clean or attacked. The loss may stay finite, so nothing else
+    tells. One that was never robust may forget all on its way to become so, and is given the time.
     """
 
     images: Tensor
@@ -105,8 +106,8 @@ class Monitor:
     def judge(self, probe: Probe) -> bool:
         """Whether this probe shows a collapse; remembers the best one, and for how long all that was learnt is gone."""
         best = self.best
-        learnt = probe.clean > self._constant + _LEARNT * (1 - self._constant)
-        self.lost = 0 if learnt or best is None else self.lost + 1
+        learnt = self._tells(probe.clean)
+        self.lost = 0 if learnt or best is None or not self._tells(best.pgd10) else self.lost + 1
         if learnt and (best is None or probe.pgd10 > best.pgd10):
             best = self.best = probe
         self.collapsed = probe.fgsm - probe.pgd10 >= _MASKED
@@ -137,6 +138,10 @@ class Monitor:
             f"more than naming one class for all images gives, and was {100 * self.best.clean:.1f}%. Begin anew with a "
             f"smaller schedule.peak or another training.seed."
         )
+
+    def _tells(self, accuracy: float) -> bool:
+        """Whether an accuracy is more than always naming the most frequent class gives."""
+        return accuracy > self._constant + _LEARNT * (1 - self._constant)
 
     @functools.cached_property
     def _constant(self) -> float:
