@@ -362,8 +362,9 @@ def test_stop_with_averaged_weights_ends_with_the_healthy_average(tmp_path, trai
 
 
 def test_a_training_that_broke_down_is_told_once(tmp_path, train_toy, monkeypatch, observer, rows_of):
+    robust = Probe(clean=0.9, fgsm=0.8, pgd10=0.75)
     lost = Probe(clean=1 / 3, fgsm=1 / 3, pgd10=1 / 3)  # of three classes
-    script(monkeypatch, HEALTHY, lost, lost, lost)
+    script(monkeypatch, robust, lost, lost, lost)
     live = observer()
     train_toy(tmp_path / "run", values={"training.epochs": 4, "training.on_collapse": "stop"}, live=live)
     (said,) = [text for text in live.said if "broke down" in text]
