@@ -98,6 +98,7 @@ _MODULES = (
     "report",
     "reproduce",
     "resampling",
+    "slope",
     "threat",
     "training",
     "twin",

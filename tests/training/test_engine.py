@@ -9,6 +9,8 @@ from torch import nn
 import atas
 from atas.data.resident import Resident
 from atas.fusing import fused
+from atas.models import Normalize, WideResNet
+from atas.slope import slope
 from atas.training.engine import Engine
 from atas.training.recipe import Optimizer, load
 from atas.training.sgd import SGD
@@ -28,7 +30,7 @@ def network() -> nn.Module:
     )
 
 
-def make_engine(name: str, device: str = "cpu", kind: type[Engine] = Engine) -> Engine:
+def make_engine(name: str, device: str = "cpu", kind: type[Engine] = Engine, model: nn.Module | None = None) -> Engine:
     settings = load(f"cifar10-preact-resnet18-{name}").with_values(
         {"engine.precision": "float32", "training.batch_size": BATCH, "training.epochs": 9, "data.pad": 2}
     )
@@ -39,7 +41,7 @@ def make_engine(name: str, device: str = "cpu", kind: type[Engine] = Engine) -> 
     batches = Resident(images, labels, batch_size=BATCH, pad=2, flip=True, seed=0, device=place)
     own = dict(settings.method.settings) | ({"batch_size": BATCH} if name == "free" else {})
     method = atas.methods.create(name, settings.threat, EXAMPLES, SHAPE, pad=2, device=place, **own)
-    return kind(settings, network().to(place), method, batches)
+    return kind(settings, (model or network()).to(place), method, batches)
 
 
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")  # dynamo looks at it itself
@@ -76,6 +78,44 @@ def test_an_epoch_s_order_is_ready_before_it_begins(monkeypatch):
 
 def test_methods_that_cannot_be_compiled_say_so():
     assert [name for name in atas.methods.names() if not atas.methods.get(name).compilable] == ["fgsm-ga", "yopo"]
+
+
+def test_all_methods_but_yopo_from_another_layer_run_by_the_kernels():
+    for name in atas.methods.names():
+        assert atas.methods.create(name, atas.Linf(8 / 255), EXAMPLES, SHAPE).by_kernels
+    assert not atas.methods.create("yopo", atas.Linf(8 / 255), EXAMPLES, SHAPE, layer="layer1").by_kernels
+
+
+class Sloping:
+    """The forward pass of one of our networks, with what the kernels' adds to it."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self.model, self.plain = model, model.forward
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        return self.plain(x)
+
+    def slope(self, x: torch.Tensor, direction: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        return slope(self.model, x, direction, y)
+
+
+def test_gradient_alignment_by_slopes_is_that_by_two_backward_passes():
+    """The way that the captured engine goes, compiled by a backend that needs no compiler."""
+    torch._dynamo.reset()
+    engines = []
+    for backend in (None, "aot_eager"):
+        torch.manual_seed(0)
+        model = WideResNet(4, Normalize(3), 10, 1)
+        engine = make_engine("fgsm-ga", model=model)
+        if backend:
+            engine.working.forward = Sloping(model)
+        with fused(backend):
+            engine.begin(6, 0)
+            engine.step()
+        engines.append(engine)
+    plain, fast = (engine.tensors() for engine in engines)
+    for key, found in fast.items():
+        torch.testing.assert_close(found, plain[key], atol=1e-6, rtol=1e-4, msg=key)
 
 
 @pytest.mark.parametrize("nesterov", [False, True])

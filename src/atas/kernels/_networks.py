@@ -17,6 +17,7 @@ from atas.kernels._overlap import weights
 from atas.models import Normalize, PreActResNet, WideResNet
 from atas.models._pooling import pooled
 from atas.passes import mode
+from atas.slope import slope
 
 _SMALLEST: dict[type[nn.Module], tuple[int, ...]] = {PreActResNet: (), WideResNet: (10, 2)}  # what to build one with
 
@@ -32,14 +33,22 @@ class FusedForward:
         ]
         self.following: list[nn.BatchNorm2d] = [*(block.bn1 for block in self.blocks[1:]), model.bn]
 
-    def __call__(self, x: Tensor) -> Tensor:
-        """Logits of pixels in [0, 1]."""
+    def __call__(self, x: Tensor, stem: Tensor | None = None) -> Tensor:
+        """Logits of pixels in [0, 1]. The gradient by the first convolution's result is that by `stem`."""
         model = self.model
         self.passes += model.training
-        active = _Body.apply(x, self, *self._parameters())
+        active = _Body.apply(x, stem, self, *self._parameters())
         if self._has_head(active):
             return _head.Head.apply(active, model.fc.weight, model.fc.bias)
         return model.fc(pooled(active, model.window))
+
+    def slope(self, x: Tensor, direction: Tensor, y: Tensor) -> Tensor:
+        """How steep the summed cross-entropy is at x along a direction, in train mode, for weights to learn from."""
+        return slope(self.model, x, direction, y)
+
+    def cut(self) -> Cut:
+        """The network, cut behind its first convolution."""
+        return Cut(self)
 
     def walk(self, x: Tensor) -> list[Trace]:
         """Through the stem and every block; what each convolution leaves."""
@@ -66,7 +75,7 @@ class FusedForward:
         for training in modes:
             with rehearsal(), mode(self.model, training), torch.no_grad():
                 traces = self.walk(x)
-                way = WayBack(self, traces, parameters, (True, False, *(training for _ in parameters)))
+                way = WayBack(self, traces, parameters if training else [], image=True)
                 way.go(torch.empty_like(traces[-1].active), traces[-1])
                 weights.join()
                 if self._has_head(traces[-1].active):
@@ -81,11 +90,34 @@ class FusedForward:
         return [parameter for name, parameter in self.model.named_parameters() if not name.startswith("fc.")]
 
 
+class Cut:
+    """A network cut behind its first convolution, for `methods.YOPO`."""
+
+    def __init__(self, network: FusedForward) -> None:
+        self._network, self._model = network, network.model
+
+    def through(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """The logits, and what stands for the convolution's result: it has its shape and gets its gradient."""
+        conv = self._model.conv1
+        nothing = torch.zeros((), dtype=conv.weight.dtype, device=x.device)
+        stem = nothing.expand(len(x), conv.out_channels, *x.shape[2:]).requires_grad_(True)
+        return self._network(x, stem), stem
+
+    def to(self, x: Tensor) -> Tensor:
+        """The convolution's result."""
+        return self._model.conv1(self._model.normalize(x))
+
+    @torch.no_grad()
+    def pull(self, costate: Tensor, x: Tensor) -> Tensor:
+        """The gradient of costate . to(x) by x, which is the same for all x."""
+        return layers.stem_input_gradient(costate, x, self._model.normalize, self._model.conv1)
+
+
 class _Body(torch.autograd.Function):
     """From the image to the last activation."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, network: FusedForward, *parameters: Tensor) -> Tensor:
+    def forward(ctx: Any, x: Tensor, stem: Tensor | None, network: FusedForward, *parameters: Tensor) -> Tensor:
         """Through the stem and every block."""
         ctx.network, ctx.parameters, ctx.traces = network, parameters, network.walk(x)
         last = ctx.traces[-1]
@@ -98,25 +130,25 @@ class _Body(torch.autograd.Function):
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
         """Back through every block and the stem."""
         (active,) = ctx.saved_tensors
-        way = WayBack(ctx.network, ctx.traces, ctx.parameters, ctx.needs_input_grad)
+        image, stem, _, *learns = ctx.needs_input_grad
+        wanted = [parameter for parameter, learn in zip(ctx.parameters, learns, strict=True) if learn]
+        way = WayBack(ctx.network, ctx.traces, wanted, image=image)
         last = ctx.traces[-1]
-        by_input = way.go(_dense(gradient, active), Trace(last.x, last.total, active, last.saved))
-        return by_input, None, *(way.found.get(id(parameter)) for parameter in ctx.parameters)
+        total, by_image = way.go(_dense(gradient, active), Trace(last.x, last.total, active, last.saved))
+        by_weights = (way.found.get(id(parameter)) for parameter in ctx.parameters)
+        return by_image, total if stem else None, None, *by_weights
 
 
 class WayBack:
     """A backward pass under way: what it found so far, by the parameter's identity."""
 
-    def __init__(
-        self, network: FusedForward, traces: list[Trace], parameters: Sequence[Tensor], needed: tuple[bool, ...]
-    ) -> None:
-        self.network, self.traces = network, traces
-        self.image = needed[0]
-        self.wanted = {id(parameter) for parameter, wants in zip(parameters, needed[2:], strict=True) if wants}
+    def __init__(self, network: FusedForward, traces: list[Trace], wanted: Sequence[Tensor], *, image: bool) -> None:
+        self.network, self.traces, self.image = network, traces, image
+        self.wanted = {id(parameter) for parameter in wanted}
         self.found: dict[int, Tensor] = {}
 
-    def go(self, gradient: Tensor, last: Trace) -> Tensor | None:
-        """From the last activation to the image."""
+    def go(self, gradient: Tensor, last: Trace) -> tuple[Tensor, Tensor | None]:
+        """From the last activation to the first convolution's result, and to the image."""
         network, traces = self.network, self.traces
         total = self._note(
             network.following[-1], layers.activation_backward(gradient, last, network.following[-1], None)
@@ -128,7 +160,7 @@ class WayBack:
         if id(stem.weight) in self.wanted:
             with weights.aside(total, x):
                 self.found[id(stem.weight)] = layers.stem_weight_gradient(total, traces[0], normalize, stem)
-        return layers.stem_input_gradient(total, x, normalize, stem) if self.image else None
+        return total, layers.stem_input_gradient(total, x, normalize, stem) if self.image else None
 
     def _block(self, block: Any, total: Tensor, before: Trace, inner: Trace) -> Tensor:
         self._weight(total, block.conv2, inner.active)

@@ -88,7 +88,8 @@ class Method(nn.Module, ABC):
     """
 
     attack_mode: ClassVar[Literal["train", "eval"]] = "train"
-    compilable: ClassVar[bool] = True  # False where a pass needs hooks or a second derivative
+    compilable: ClassVar[bool] = True  # False where a pass of the model needs hooks or a second derivative
+    by_kernels: bool = True  # False where a pass needs what even our networks' kernels do not have
     updates_per_step: int = 1
     epoch: Tensor
     step_scale: Tensor

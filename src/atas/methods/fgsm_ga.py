@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Sequence
 from typing import Literal, Unpack
@@ -12,8 +13,9 @@ from torch import Tensor, nn
 
 from atas.boxes import AnyView
 from atas.errors import UsageError
+from atas.fusing import fusable
 from atas.methods._method import Common, Method, Step, Update
-from atas.passes import frozen, input_gradient
+from atas.passes import frozen, input_gradient, through_gradient
 from atas.threat import Linf, Threat
 
 
@@ -56,14 +58,16 @@ class FGSMGA(Method):
             gradient, _ = input_gradient(model, x, y, self.summed_loss)
         inputs = self.threat.ascend(x, gradient, self.threat.eps * self.step_scale, x)
         noise = self.threat.noise(self.draw(index), x.shape[1:]).to(x.dtype)
-        nearby = (x + noise).requires_grad_(True)
-        (other,) = torch.autograd.grad(self.summed_loss(model(nearby), y), nearby, create_graph=True)
+        aligned = functools.partial(misalignment, gradient)
+        penalty = self.weight * through_gradient(model, x + noise, y, self.summed_loss, aligned)
+        update.backward(penalty)
         logits = model(inputs)
-        loss = self.mean_loss(logits, y) + self.weight * misalignment(gradient, other)
+        loss = self.mean_loss(logits, y)
         update(loss)
-        return Step(loss.detach(), inputs, logits.detach())
+        return Step((loss + penalty).detach(), inputs, logits.detach())
 
 
+@fusable
 def misalignment(first: Tensor, second: Tensor) -> Tensor:
     """One minus the mean cosine of the examples whose gradients are not zero; zero where there are none."""
     first, second = first.flatten(1), second.flatten(1)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Literal, Unpack
+from typing import Literal, Protocol, Unpack
 
 import torch
 from torch import Tensor, nn
@@ -33,38 +33,64 @@ def first_layer(model: nn.Module, name: str | None) -> nn.Module:
     raise UsageError("this model has no convolution or linear layer to start YOPO from; name one with layer=...")
 
 
-def run_to(model: nn.Module, layer: nn.Module, x: Tensor) -> Tensor:
-    """The output of `layer`, without running what comes after it."""
+class Cut(Protocol):
+    """A model cut behind its first layer f1."""
 
-    def stop(_module: nn.Module, _inputs: object, output: Tensor) -> None:
-        raise _Reached(output)
+    def through(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """The logits, and the output of f1 on the way to them, which has a gradient."""
 
-    handle = layer.register_forward_hook(stop)
-    try:
-        model(x)
-    except _Reached as reached:
-        return reached.output
-    finally:
-        handle.remove()
-    raise _unused()
+    def to(self, x: Tensor) -> Tensor:
+        """f1(x), without running what comes after it."""
+
+    def pull(self, costate: Tensor, x: Tensor) -> Tensor:
+        """The gradient of costate . f1(x) by x."""
 
 
-def run_through(model: nn.Module, layer: nn.Module, x: Tensor) -> tuple[Tensor, Tensor]:
-    """The logits, and the output of `layer` on the way to them."""
-    outputs: list[Tensor] = []
+class Hooked:
+    """Any model, cut by hooks behind a layer."""
 
-    def keep(_module: nn.Module, _inputs: object, output: Tensor) -> Tensor:
-        outputs.append(output)
-        return output.clone()  # what comes next may work in place
+    def __init__(self, model: nn.Module, layer: nn.Module) -> None:
+        self._model, self._layer = model, layer
 
-    handle = layer.register_forward_hook(keep)
-    try:
-        logits = model(x)
-    finally:
-        handle.remove()
-    if not outputs:
+    def through(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """The logits, and the layer's output."""
+        outputs: list[Tensor] = []
+
+        def keep(_module: nn.Module, _inputs: object, output: Tensor) -> Tensor:
+            outputs.append(output)
+            return output.clone()  # what comes next may work in place
+
+        handle = self._layer.register_forward_hook(keep)
+        try:
+            logits = self._model(
+                x.detach().requires_grad_(True)
+            )  # the output has a gradient, its weights frozen or not
+        finally:
+            handle.remove()
+        if not outputs:
+            raise _unused()
+        return logits, outputs[-1]
+
+    def to(self, x: Tensor) -> Tensor:
+        """The layer's output."""
+
+        def stop(_module: nn.Module, _inputs: object, output: Tensor) -> None:
+            raise _Reached(output)
+
+        handle = self._layer.register_forward_hook(stop)
+        try:
+            self._model(x)
+        except _Reached as reached:
+            return reached.output
+        finally:
+            handle.remove()
         raise _unused()
-    return logits, outputs[-1]
+
+    def pull(self, costate: Tensor, x: Tensor) -> Tensor:
+        """By autograd."""
+        x = x.detach().requires_grad_(True)
+        (gradient,) = torch.autograd.grad((self.to(x) * costate).sum(), x)
+        return gradient
 
 
 def _unused() -> UsageError:
@@ -103,24 +129,29 @@ class YOPO(Method):
         if outer < 1 or inner < 1:
             raise UsageError(f"YOPO needs outer >= 1 and inner >= 1; got {outer} and {inner}")
         self.outer, self.inner, self.layer, self.twice = outer, inner, layer, first_layer_twice
+        self.by_kernels = layer is None  # they know one place to cut
         self.step_size = threat.size("step_size", threat.usual(2 / 255, 0.25) if step_size == "auto" else step_size)
 
     def learn(self, model: nn.Module, update: Update, x: Tensor, y: Tensor, index: Tensor, view: AnyView) -> Step:
         """All passes of one batch and the update; what is returned belongs to the last whole pass."""
-        layer = first_layer(model, self.layer)
+        cut = self._cut(model)
         point = self.threat.random_start(x, self.draw(index))
         for left in reversed(range(self.outer)):
-            inputs = point.detach().requires_grad_(True)  # the layer's output has a gradient, its weights frozen or not
-            logits, output = run_through(model, layer, inputs)
+            inputs = point
+            logits, output = cut.through(inputs)
             loss = self.mean_loss(logits, y)
             (costate,) = update.backward(loss, output)
             if not left and not self.twice:
                 break  # nothing would be learnt at the next point
             for _ in range(self.inner):
-                point = point.detach().requires_grad_(True)
-                (gradient,) = torch.autograd.grad((run_to(model, layer, point) * costate).sum(), point)
-                point = self.threat.ascend(point.detach(), gradient, self.step_size * self.step_scale, x)
-            if self.twice and (hamiltonian := (run_to(model, layer, point) * costate).sum()).requires_grad:
+                gradient = cut.pull(costate, point)
+                point = self.threat.ascend(point, gradient, self.step_size * self.step_scale, x)
+            if self.twice and (hamiltonian := (cut.to(point) * costate).sum()).requires_grad:
                 update.backward(hamiltonian)
         update.apply()
-        return Step(loss.detach(), inputs.detach(), logits.detach())
+        return Step(loss.detach(), inputs, logits.detach())
+
+    def _cut(self, model: nn.Module) -> Cut:
+        """By the model's fast forward pass where it has one, which no hook sees."""
+        fast = getattr(model.forward, "cut", None)
+        return Hooked(model, first_layer(model, self.layer)) if fast is None else fast()

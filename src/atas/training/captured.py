@@ -62,7 +62,7 @@ class Captured(Engine):
         self._optimizer = FusedSGD(settings.optimizer, self._of_learning(model), self._inputs)
         self._graphs: dict[_Shape, torch.cuda.CUDAGraph | None] = {}
         self._plain = self.working.forward
-        self._by_hand = fused_forward(self.working) if method.compilable else None
+        self._by_hand = fused_forward(self.working) if method.by_kernels else None
         self._passes: dict[_Shape, int] = {}
         self._answer: Recorded | None = None
         self._records = True
@@ -83,8 +83,8 @@ class Captured(Engine):
         whole, last = self.batches.size(0), self.batches.size(len(self.batches) - 1)
         if (whole, self.shown) not in self._graphs:
             talks = self.settings.engine.sync_batchnorm and not self.peers.alone  # within a pass, which is not compiled
-            compiles = self._by_hand is not None or not (self.settings.engine.deterministic or talks)
-            self._graphs[whole, self.shown] = self._try(whole, fast=self.method.compilable and compiles)
+            compiles = self.method.compilable and not (self.settings.engine.deterministic or talks)
+            self._graphs[whole, self.shown] = self._try(whole, fast=self._by_hand is not None or compiles)
         if (last, self.shown) not in self._graphs:
             captured = self._graphs[whole, self.shown] is not None and self.peers.alone
             self._graphs[last, self.shown] = self._try(last, fast=self._by_hand is not None) if captured else None
