@@ -9,8 +9,10 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch import nn
 
-from atas import threat
+from atas import attacks, threat
+from atas.attacks._autoattack import VERSIONS
 from atas.attacks._lanes import Lanes
 from atas.attacks._square import Square, _keep
 from atas.errors import UsageError
@@ -29,7 +31,8 @@ def small_ball(request):
 
 
 def side(query, queries, height, width, norm, p=0.8):
-    """Of a window, by the schedule that the authors publish for 10,000 queries; query 1 has the first window."""
+    """Of a window, by the schedule that the authors publish for 10,000 queries, stretched to so many; query 1 has the
+    first window."""
     elapsed = int((query - 1) / queries * 10_000)
     for end in (10, 50, 200, 500, 1000, 2000, 4000, 6000, 8000):
         if elapsed > end:
@@ -170,6 +173,20 @@ def test_windows_shrink_as_published(queries):
         changes = [query for query in range(1, 5000) if sides[query] != sides[query - 1]]
         assert changes == [7, 27, 102, 252, 502, 1002, 2002, 3002, 4002]
         assert [sides[query] for query in (1, *changes)] == [29, 20, 14, 10, 7, 5, 4, 3, 2, 1]
+
+
+def test_in_autoattack_windows_shrink_by_the_count_of_queries():
+    """The authors' own schedule, by itself and in AutoAttack: there it is not stretched to 5,000 queries."""
+    search = VERSIONS["standard"][-1]
+    assert (search,) == attacks.create("square").stages
+    assert search == Square(5000, stretched=False)
+    sides = [max(round(root), 1) for root in search.roots(32, 32)]
+    changes = [query for query in range(1, 5000) if sides[query] != sides[query - 1]]
+    assert changes == [12, 52, 202, 502, 1002, 2002, 4002]
+    assert [sides[query] for query in (1, *changes)] == [29, 20, 14, 10, 7, 5, 4, 3]
+    code = pytest.importorskip("pyautoattack.autoattack", reason="pyautoattack is not installed")
+    theirs = code.AutoAttack(nn.Identity(), norm="Linf", eps=0.1).square
+    assert [search.share(query) for query in range(1, 5000)] == [theirs.p_selection(query) for query in range(4999)]
 
 
 def proposals(search, shape, ball, count=200, seed=0):
@@ -329,7 +346,7 @@ def test_the_step_can_be_compiled_whole(small_net, make_images, small_ball):
 
 def test_name_targets_and_settings():
     assert (Square().name, Square().targets(10)) == ("square", 0)
-    expected = {"queries": 5000, "p_init": 0.8, "loss": "margin", "restarts": 1}
+    expected = {"queries": 5000, "p_init": 0.8, "stretched": True, "loss": "margin", "restarts": 1}
     assert Square().settings(Linf(0.1)) == expected | {"start": "vertical stripes"}
     assert Square().settings(L2(0.5)) == expected | {"start": "tiles"}
 

@@ -17,7 +17,7 @@ from atas.errors import unknown
 _PATTERN = "pgd<steps>[x<restarts>]"
 _PGD = re.compile(r"pgd([1-9]\d*)(?:x([1-9]\d*))?", re.ASCII)
 _VERSIONS = {"autoattack": "standard", "autoattack-rand": "rand"}
-_SINGLE: tuple[Search, ...] = (APGD("ce"), APGD("t"), APGD("dlr"), FAB(), Square())
+_SINGLE: tuple[Search, ...] = (APGD("ce"), APGD("t"), APGD("dlr"), FAB(), Square(stretched=False))
 
 
 def names() -> list[str]:

@@ -5,9 +5,9 @@ is kept if the margin of the label over the other classes falls. The windows shr
 every channel of the window goes to the end of the ball, up or down, at random. For L2 the window gets more of a pattern
 with a positive and a negative half, and the budget for it comes from another window, which is emptied.
 
-As in AutoAttack, the loss is the margin and the schedule of the window's area is stretched to the number of queries.
-Three things differ from AutoAttack's code: a window may lie at every place, where that leaves out the last row and
-column; the start counts as a query; and each example has a place (for Linf also signs) of its own, not its batch's.
+As in AutoAttack, the loss is the margin. Three things differ from AutoAttack's code: a window may lie at every place,
+where that leaves out the last row and column; the start counts as a query; and each example has a place (for Linf also
+signs) of its own, not its batch's.
 """
 
 from __future__ import annotations
@@ -38,7 +38,8 @@ _TINY = 1e-12
 
 @dataclass(frozen=True)
 class Square:
-    """The settings of Square Attack as AutoAttack runs it.
+    """The settings of Square Attack. The schedule by which windows shrink is made for 10,000 queries. Stretched to
+    those there are, it comes to windows of a pixel; AutoAttack does not stretch it, and so ends half way.
 
     >>> Square().settings(Linf(8 / 255))["start"]
     'vertical stripes'
@@ -46,6 +47,7 @@ class Square:
 
     queries: int = 5000
     p_init: float = 0.8
+    stretched: bool = True
     name: ClassVar[str] = "square"
     evaluations: ClassVar[int] = 1
     gradients: ClassVar[int] = 0
@@ -66,10 +68,11 @@ class Square:
         return 0
 
     def settings(self, threat: Threat) -> dict[str, Any]:
-        """Queries, the first share of pixels, and the start."""
+        """Queries, the first share of pixels, how it falls, and the start."""
         return {
             "queries": self.queries,
             "p_init": self.p_init,
+            "stretched": self.stretched,
             "loss": "margin",
             "restarts": 1,
             "start": "vertical stripes" if isinstance(threat, Linf) else "tiles",
@@ -87,7 +90,7 @@ class Square:
         >>> [Square(queries=10_000).share(query) for query in (1, 11, 12, 10_000)]
         [0.8, 0.8, 0.4, 0.0015625]
         """
-        elapsed = int((query - 1) / self.queries * 10_000)
+        elapsed = int((query - 1) / self.queries * 10_000) if self.stretched else query - 1
         return self.p_init / 2 ** bisect.bisect_left(_HALVINGS, elapsed)
 
     def roots(self, height: int, width: int) -> list[float]:
