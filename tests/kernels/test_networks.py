@@ -76,7 +76,7 @@ def test_a_cut_behind_the_first_layer_is_that_of_the_hooks(side):
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("precision", ["float32", "bf16"])
-@pytest.mark.parametrize("name", ["fgsm-ga", "yopo", "atas"])
+@pytest.mark.parametrize("name", ["fgsm-ga", "yopo", "trades", "atas"])
 def test_a_captured_step_by_the_kernels_is_the_eager_step(name, precision):
     """Weights move the same way: apart by a twentieth of the way in float32, by a third in bf16, where a sign of a
     perturbation is often the rounding's."""

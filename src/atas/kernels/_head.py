@@ -95,7 +95,7 @@ class Head(torch.autograd.Function):
     def forward(ctx: Any, active: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
         """As the mean over the pixels and `nn.Linear`."""
         logits, pooled = forward(active, weight, bias)
-        ctx.shape = active.shape
+        ctx.shape, ctx.name = active.shape, id(weight)
         ctx.save_for_backward(pooled, weight)
         return logits
 
@@ -106,7 +106,7 @@ class Head(torch.autograd.Function):
         gradient = gradient.float().contiguous()
         by_weight = by_bias = None
         if ctx.needs_input_grad[1] or ctx.needs_input_grad[2]:
-            with weights.aside(gradient, pooled):
+            with weights.aside(ctx.name, gradient, pooled):
                 by_weight = (gradient.T @ pooled).to(weight.dtype)
                 by_bias = gradient.sum(0).to(weight.dtype)
         return backward(gradient, ctx.shape, weight), by_weight, by_bias

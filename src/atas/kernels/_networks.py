@@ -110,7 +110,9 @@ class Cut:
     @torch.no_grad()
     def pull(self, costate: Tensor, x: Tensor) -> Tensor:
         """The gradient of costate . to(x) by x, which is the same for all x."""
-        return layers.stem_input_gradient(costate, x, self._model.normalize, self._model.conv1)
+        normalize, conv = self._model.normalize, self._model.conv1
+        costate = costate.contiguous(memory_format=torch.channels_last)
+        return layers.stem_input_gradient(costate, x.contiguous(), normalize, conv)
 
 
 class _Body(torch.autograd.Function):
@@ -158,7 +160,7 @@ class WayBack:
             total = self._block(network.blocks[number], total, before, inner)
         x, normalize, stem = traces[0].x, network.model.normalize, network.model.conv1
         if id(stem.weight) in self.wanted:
-            with weights.aside(total, x):
+            with weights.aside(id(stem.weight), total, x):
                 self.found[id(stem.weight)] = layers.stem_weight_gradient(total, traces[0], normalize, stem)
         return total, layers.stem_input_gradient(total, x, normalize, stem) if self.image else None
 
@@ -184,7 +186,7 @@ class WayBack:
     def _weight(self, gradient: Tensor, conv: nn.Conv2d, x: Tensor) -> None:
         """The gradient by a weight, beside the rest of the way: nothing on the way needs it."""
         if id(conv.weight) in self.wanted:
-            with weights.aside(gradient, x):
+            with weights.aside(id(conv.weight), gradient, x):
                 self.found[id(conv.weight)] = layers.weight_gradient(gradient, conv, x)
 
 
