@@ -125,3 +125,18 @@ def test_all_is_as_it_was_when_a_step_cannot_be_recorded(make, captured, monkeyp
     engine.prepare()
     assert not changed(before, state(engine))
     assert set(engine._graphs.values()) == {None}
+
+
+def test_nothing_is_left_of_a_step_that_broke_off_while_it_was_recorded(make, captured, monkeypatch):
+    engine = make()
+    engine.begin(0, 0)
+    engine._graphs.clear()
+
+    def fail(function):
+        with monkeypatch.context() as patch:
+            patch.setattr(engine, "apply", None)
+            function()  # ends between the gradients and the update
+
+    monkeypatch.setattr(captured, "record", fail)
+    engine.prepare()
+    assert set(engine._gradients) == {None}

@@ -127,6 +127,7 @@ class FusedSGD(SGD):
         shape, device = (4 * len(self.weights),), self.weights[0].device
         self._tables += [torch.zeros(shape, dtype=torch.int64, device=device) for _ in range(steps)]
         self._free = len(self._tables) - steps
+        self._pending.clear()  # of a capture that failed
 
     def finish_capture(self) -> None:
         """Fill the tables of the steps that were captured."""

@@ -206,6 +206,7 @@ class Captured(Engine):
             for tensor, where, value in before:
                 tensor[where] = value
             self._optimizer.refresh()
+            self._gradients = [None] * len(self._inputs)  # of a step that failed
         torch.cuda.synchronize()
         if compiles:
             self._say(f"compiled and captured in {time.perf_counter() - began:.1f} s")
