@@ -14,6 +14,7 @@ import atas
 from atas.errors import DataError, UsageError
 from atas.methods import Standard
 from atas.training import Live, Run, checkpoint
+from atas.training.engine import choose_device
 
 KEYS = {"epoch", "updates", "rate", "loss", "train_accuracy", "clean", "fgsm", "pgd10", "pgd10_loss", "collapsed"}
 KEYS |= {"seconds", "examples_per_second", "probe_gradient_norms"}
@@ -402,6 +403,19 @@ def test_a_device_that_is_not_there(device, match, tmp_path, train_toy):
         pytest.skip("this machine has a CUDA device")
     with pytest.raises(UsageError, match=match):
         train_toy(tmp_path / "run", values={"engine.device": device})
+
+
+def test_a_device_with_a_number_becomes_the_current_one(monkeypatch):
+    """On which streams, graphs and kernels are made."""
+    current = []
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setattr(torch.cuda, "set_device", current.append)
+    assert choose_device("cuda:1") == torch.device("cuda", 1)
+    assert choose_device("auto") == choose_device("cuda") == torch.device("cuda")
+    assert current == [torch.device("cuda", 1)]
+    with pytest.raises(UsageError, match=r"no device 'cuda:2'; this machine has cuda:0 to cuda:1"):
+        choose_device("cuda:2")
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a CUDA device")

@@ -24,7 +24,7 @@ from atas.evaluation._data import MapDataset, open_source
 from atas.evaluation._figures import figures, together
 from atas.evaluation._fingerprint import weights_hash
 from atas.evaluation._journal import Journal
-from atas.evaluation._model import dtype_of, place_of
+from atas.evaluation._model import current, dtype_of, place_of
 from atas.evaluation._portions import Reader
 from atas.evaluation._result import WORST, Evaluation
 from atas.evaluation._search import Runner, ready, usual_lanes
@@ -106,7 +106,7 @@ def evaluate(
         raise UsageError(f"batch_size must be at least 1; got {batch_size}")
 
     meter = Meter(progress)
-    with torch.inference_mode(False), sharing(shard) as part:
+    with torch.inference_mode(False), current(place), sharing(shard) as part:
         reader = Reader(source, dtype)
         threat.check_images(reader.shape)
         weights, data = weights_hash(model), part.from_first(reader.digest() if part.rank == 0 else "")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
@@ -22,6 +23,11 @@ def place_of(model: nn.Module, images: torch.device, wanted: torch.device | str 
     if first is not None and place != home:
         raise UsageError(f"the model lives on {home} and is never moved: move it with model.to('{place}')")
     return place
+
+
+def current(place: torch.device) -> AbstractContextManager[object]:
+    """Inside, this GPU is the one that streams, graphs and kernels are made on."""
+    return torch.cuda.device(place) if place.type == "cuda" else nullcontext()
 
 
 def dtype_of(model: nn.Module) -> torch.dtype:

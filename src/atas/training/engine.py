@@ -32,7 +32,8 @@ _LOOK = 500
 
 
 def choose_device(name: str) -> torch.device:
-    """The device of that name, or for `auto` the GPU where there is one."""
+    """The device of that name, or for `auto` the GPU where there is one. One with a number becomes the current one, on
+    which streams, graphs and kernels are made."""
     if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     try:
@@ -43,6 +44,10 @@ def choose_device(name: str) -> torch.device:
         raise UsageError(f"training runs on auto, cpu or cuda, not on '{name}'")
     if device.type == "cuda" and not torch.cuda.is_available():
         raise UsageError("this machine has no CUDA device, or this PyTorch was built without CUDA; use device cpu")
+    if device.type == "cuda" and device.index is not None:
+        if device.index >= (count := torch.cuda.device_count()):
+            raise UsageError(f"there is no device '{name}'; this machine has cuda:0 to cuda:{count - 1}")
+        torch.cuda.set_device(device)
     return device
 
 
