@@ -2,7 +2,7 @@
 
 A function marked `fusable` runs as it is written, unless it is called inside of `fused`: then a kernel written by hand
 runs in its place where there is one that covers the arguments, and otherwise the function is compiled, once, and the
-compiled form runs. It takes and returns tensors and plain values alone.
+compiled form runs. It takes tensors, plain values and networks, and returns tensors and plain values.
 """
 
 from __future__ import annotations

@@ -60,11 +60,10 @@ class Hooked:
             outputs.append(output)
             return output.clone()  # what comes next may work in place
 
+        point = x.detach().requires_grad_(True)  # so the output has a gradient, the layer's weights frozen or not
         handle = self._layer.register_forward_hook(keep)
         try:
-            logits = self._model(
-                x.detach().requires_grad_(True)
-            )  # the output has a gradient, its weights frozen or not
+            logits = self._model(point)
         finally:
             handle.remove()
         if not outputs:
