@@ -5,7 +5,7 @@ import torch
 
 import atas
 from atas.augment import View
-from atas.checks import Guard, check_images, check_labels, check_shapes
+from atas.checks import Guard, check_images, check_labels, check_module, check_shapes
 from atas.errors import DataError, UsageError
 
 SHAPE, PAD, EXAMPLES = (3, 8, 10), 2, 12
@@ -89,6 +89,7 @@ WRONG = {
     "index-bool": ("index", lambda i: i > 1, ["indices", "integers"]),
     "index-elsewhere": ("index", lambda i: i.to("meta"), ["indices", "meta", "cpu"]),
     "view-of-other-pad": ("view", lambda _: View.centre(4, 4), ["view", "pad=4", "pad=2"]),
+    "view-of-text": ("view", lambda _: "x", ["atas.random_view", "got str"]),
     "view-of-other-batch": ("view", lambda _: View.centre(3, PAD), ["view of 3 images", "4 images"]),
 }
 
@@ -116,6 +117,40 @@ def test_perturb_names_what_is_wrong(train, make_images, case):
         train("atas", call="perturb", **replaced)
     for word in words:
         assert word in sentence(caught)
+
+
+@pytest.mark.parametrize(("name", "call"), [("atas", "perturb"), ("fgsm-rs", "perturb"), ("trades", "step")])
+def test_a_batch_without_images_is_refused(train, name, call):
+    none = {"x": torch.zeros(0, *SHAPE), "y": torch.zeros(0, dtype=torch.long), "index": torch.zeros(0).long()}
+    with pytest.raises(DataError, match="a batch without images has nothing to train on; leave it out"):
+        train(name, call=call, **none)
+
+
+@pytest.mark.parametrize("call", ["perturb", "step"])
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_a_model_in_half_precision_is_named(train, small_net, dtype, call):
+    with pytest.raises(UsageError, match=rf"weights in {dtype} and cannot take images in torch.float32.*autocast"):
+        train(call=call, model=small_net().to(dtype))
+
+
+def test_a_model_in_half_precision_that_casts_its_images_is_taken(train, small_net):
+    class Casting(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.net = small_net().to(torch.bfloat16)
+
+        def forward(self, x):
+            return self.net(x.to(torch.bfloat16)).float()
+
+    assert train(model=Casting()).inputs.dtype == torch.float32
+
+
+def test_lazy_weights_are_named():
+    lazy = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.LazyLinear(4))
+    with pytest.raises(UsageError, match=r"lazy layers .*call it once on a batch of images"):
+        check_module(lazy)
+    lazy(torch.zeros(1, *SHAPE))
+    check_module(lazy)
 
 
 @every_method

@@ -13,9 +13,11 @@ from contextlib import contextmanager
 
 import torch
 from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
 
 from atas.errors import AtasError, DataError, UsageError
 
+_LOW = (torch.float16, torch.bfloat16)
 _TOLERANCE = 1e-4  # rounding of a resize or of half precision is no reason to stop
 
 _NOT_FINITE = "the images hold NaN or infinite values; look for a division by zero in the preprocessing"
@@ -37,7 +39,7 @@ def check_shapes(x: Tensor, y: Tensor, index: Tensor | None, shape: Sequence[int
             raise DataError(f"{name} must be a tensor; got {type(value).__name__}: convert with torch.as_tensor()")
     if not x.dtype.is_floating_point:
         raise DataError(f"images must be float in [0, 1]; got {x.dtype}: convert with x.float() / 255")
-    if x.dtype in (torch.float16, torch.bfloat16):
+    if x.dtype in _LOW:
         raise DataError(
             f"images must be float32, or the budget is lost in rounding; got {x.dtype}: convert with x.float() and "
             f"leave low precision to torch.autocast"
@@ -63,6 +65,8 @@ def check_module(model: object) -> None:
     """A model is a module, which has a mode and weights, and can take part in a backward pass."""
     if not isinstance(model, nn.Module):
         raise UsageError(f"the model must be a torch.nn.Module; got {type(model).__name__}: wrap it in one")
+    if any(map(is_lazy, itertools.chain(model.parameters(), model.buffers()))):
+        raise UsageError("the model has lazy layers without weights as yet: call it once on a batch of images")
     if any(tensor.is_inference() for tensor in itertools.chain(model.parameters(), model.buffers())):
         raise UsageError(
             "the model was made in torch.inference_mode(), without gradients: make or load it outside of that"
@@ -79,6 +83,23 @@ def trying(sentence: str) -> Iterator[None]:
     except (RuntimeError, TypeError, ValueError, AttributeError) as error:
         why = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise UsageError(sentence.format(why=why)) from error
+
+
+@contextmanager
+def low_precision_named(model: nn.Module, x: Tensor) -> Iterator[None]:
+    """Where a model with weights in half precision cannot take float images, say so; one that casts them itself can."""
+    try:
+        yield
+    except torch.OutOfMemoryError:
+        raise
+    except RuntimeError as error:
+        low = next((p.dtype for p in model.parameters() if p.dtype in _LOW), None)
+        if low is None:
+            raise
+        raise UsageError(
+            f"the model has weights in {low} and cannot take images in {x.dtype} ({str(error).splitlines()[0]}); "
+            f"convert it with model.float() and leave low precision to torch.autocast"
+        ) from error
 
 
 CANNOT_TAKE = "the model cannot take float32 images of shape {shape}: {{why}}"

@@ -82,6 +82,11 @@ class LowResolution(Memory):
     ) -> None:
         if grid < 1:
             raise UsageError(f"grid must be at least 1 cell a side; got {grid}")
+        if grid > max(shape[1:]):
+            raise UsageError(
+                f"grid = {grid} cells a side are more than the pixels of images of {shape[1]} x {shape[2]}; use a "
+                f"smaller grid, or none to remember every pixel"
+            )
         super().__init__(threat, examples, (shape[0], grid, grid), dtype=dtype, device=device, store=store)
         self.frame = (int(shape[1]), int(shape[2]))
 

@@ -50,6 +50,12 @@ def test_other_names_are_unknown(name):
     assert "pgd<steps>[x<restarts>]" in str(caught.value)
 
 
+@pytest.mark.parametrize(("name", "what"), [("pgd" + 23 * "9", "steps"), ("pgd10x" + 10 * "9", "restarts")])
+def test_an_attack_that_would_never_end_is_refused(name, what):
+    with pytest.raises(UsageError, match=f"{what} of PGD must be at most 100,000; got 9"):
+        attacks.create(name)
+
+
 def test_a_near_name_is_suggested():
     for name, meant in {"fgms": "fgsm", "auto-attack": "autoattack", "apgd_t": "apgd-t", "fab": "fab-t"}.items():
         with pytest.raises(UsageError, match=f"did you mean '{meant}'"):

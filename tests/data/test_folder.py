@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -34,6 +35,7 @@ def root(tmp_path):
 def only_image(root: Path, image: Image.Image, name: str = "x.png", size: int = 8, **options: object) -> np.ndarray:
     for half in ("train", "test"):
         save(root / half / "a" / name, image, **options)
+        save(root / half / "b" / "other.png", RED)
     return data.load("imagefolder", root, size=size).train.images[0].numpy()
 
 
@@ -61,7 +63,7 @@ def test_training_images_can_be_left_in_their_files(root):
 def test_many_images_keep_their_order(tmp_path):
     for half in ("train", "test"):
         for number in range(150):
-            save(tmp_path / half / "a" / f"{number:03}.png", (number, 0, 0))
+            save(tmp_path / half / ("a" if number < 100 else "b") / f"{number:03}.png", (number, 0, 0))
     told = []
     images = data.load("imagefolder", tmp_path, size=1, progress=lambda *how: told.append(how)).train.images
     assert images[:, 0, 0, 0].tolist() == list(range(150))
@@ -82,9 +84,10 @@ def test_every_file_type_is_read_and_others_are_left(tmp_path):
         (tmp_path / half / "a" / "notes.txt").write_text("no image")
         (tmp_path / half / "a" / "._a.png").write_text("no image either")
         (tmp_path / half / ".cache").mkdir()
+        save(tmp_path / half / "b" / "a.png", RED)
     dataset = data.load("imagefolder", tmp_path, size=8)
-    assert len(dataset.train) == 5
-    assert dataset.train.classes == ("a",)
+    assert len(dataset.train) == 6
+    assert dataset.train.classes == ("a", "b")
 
 
 def test_short_side_is_resized_and_the_centre_kept(tmp_path):
@@ -197,6 +200,13 @@ def test_different_classes(root):
         data.load("imagefolder", root, size=8)
 
 
+def test_a_single_class_is_named(root):
+    for half in ("train", "test"):
+        shutil.rmtree(root / half / "blue")
+    with pytest.raises(DataError, match=rf"{root / 'train'} holds a single class folder, green, .*two classes or more"):
+        data.load("imagefolder", root, size=8)
+
+
 def test_no_class_folders(root):
     (root / "flat" / "train").mkdir(parents=True)
     (root / "flat" / "test").mkdir()
@@ -219,3 +229,8 @@ def test_missing_halves(root, tmp_path, monkeypatch):
 def test_size_below_one(root):
     with pytest.raises(UsageError, match="size is 0"):
         data.load("imagefolder", root, size=0)
+
+
+def test_size_beyond_memory(root):
+    with pytest.raises(UsageError, match=r"size is 10000000, .* takes 300,000 GB, too much .*give a smaller size"):
+        data.load("imagefolder", root, size=10_000_000)

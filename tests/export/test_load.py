@@ -170,6 +170,11 @@ def test_what_is_not_there(name, tmp_path):
         atas.load(tmp_path / name)
 
 
+def test_a_path_is_text_or_a_path():
+    with pytest.raises(UsageError, match="the path of a model is text or a Path; got int"):
+        atas.load(5)
+
+
 def test_a_folder_that_is_no_run(tmp_path):
     with pytest.raises(DataError, match="is not the folder of a run"):
         atas.load(tmp_path)

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 import atas
 from atas.augment import View
-from atas.errors import UsageError
+from atas.errors import CheckpointError, UsageError
 
 SHAPE, PAD, EXAMPLES = (3, 8, 10), 2, 12
 NAMES = atas.methods.names()
@@ -424,6 +424,26 @@ def test_epochs_count_from_zero(name):
         make(name, begin=False).start_epoch(-1)
 
 
+@pytest.mark.parametrize(("epoch", "epochs"), [(5, 2), (2, 2), (0, 0)])
+def test_an_epoch_beyond_the_last_is_refused(epoch, epochs):
+    method = make("atas", begin=False)
+    with pytest.raises(UsageError, match=f"epoch {epoch}, counted from 0, is beyond the last of epochs={epochs};"):
+        method.start_epoch(epoch, epochs)
+    assert int(method.epoch) == -1
+
+
+@pytest.mark.parametrize("name", ["atas", "fgsm-rs-adaptive"])
+def test_the_state_of_a_method_for_other_data_is_named(name):
+    ball = THREATS["linf"]
+    state = atas.methods.create(name, ball, 3, SHAPE).state_dict()
+    other = atas.methods.create(name, ball, 2, SHAPE)
+    with pytest.raises(
+        CheckpointError, match=r"has the shape \(3,.* in it and \(2,.* for 2 examples .*; create"
+    ) as caught:
+        other.load_state_dict(state)
+    assert "\n" not in str(caught.value)
+
+
 @every_method
 @both_norms
 def test_a_method_is_a_module_without_parameters(small_net, data, name, threat):
@@ -622,10 +642,18 @@ def test_wrong_settings_are_named(name, threat, hyper, words):
     assert "\n" not in str(caught.value)
 
 
-@pytest.mark.parametrize(("examples", "shape"), [(0, SHAPE), (2, (8, 8)), (2, 8), (2, (3, 0, 8))])
+@pytest.mark.parametrize(
+    ("examples", "shape"), [(0, SHAPE), (2, (8, 8)), (2, 8), (2, (3, 0, 8)), (1.5, SHAPE), (2, (3, 8.0, 8))]
+)
 def test_wrong_sizes_are_named(examples, shape):
     with pytest.raises(UsageError, match=r"examples >= 1, a shape \(C, H, W\)"):
         atas.methods.create("fgsm", THREATS["linf"], examples, shape)
+
+
+@pytest.mark.parametrize(("hyper", "words"), [({"pad": 100}, "pad = 100 is more"), ({"grid": 100}, "grid = 100 cells")])
+def test_sizes_beyond_the_image_are_named(hyper, words):
+    with pytest.raises(UsageError, match=words):
+        atas.methods.create("atas", THREATS["linf"], 2, (3, 8, 8), **hyper)
 
 
 @pytest.mark.parametrize("layer", ["conv9", "activation"])

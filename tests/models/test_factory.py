@@ -47,6 +47,8 @@ def users_folder(tmp_path, monkeypatch):
     (tmp_path / "users_models.py").write_text(SOURCE)
     (tmp_path / "users_helper.py").write_text("WIDTH = 5\n")
     (tmp_path / "users_needy.py").write_text("import users_missing_dependency\n")
+    (tmp_path / "users_syntax.py").write_text("import torch\ndef f(:\n")
+    (tmp_path / "users_toplevel.py").write_text("import torch\n\ntorch.nn, 1 / 0\n")
     package = tmp_path / "users_package" / "nets"
     package.mkdir(parents=True)
     (package / "tiny.py").write_text("from users_models import linear as build\n")
@@ -87,6 +89,18 @@ def test_a_factory_in_the_current_directory_is_called(name):
         ("users_models:not_a_function", "has no function 'not_a_function'"),
         ("users_models:only_classes", "cannot be called with .* num_classes and channels .*'channels'"),
         ("users_models:wants_width", "cannot be called with .* num_classes and channels .*'width'"),
+        (
+            "users_models:broken",
+            r"'users_models:broken' failed .*TypeError: .*\(file .*users_models.py, line \d+\); mend it",
+        ),
+        (
+            "users_syntax:f",
+            r"'users_syntax' .* cannot be imported: SyntaxError: .*\(users_syntax.py, line 2\); mend it",
+        ),
+        (
+            "users_toplevel:f",
+            r"cannot be imported: ZeroDivisionError: .* \(file .*users_toplevel.py, line 3\); mend it there",
+        ),
         ("users_models:returns_text", r"returned str; let it return a torch\.nn\.Module"),
         ("users_models:", "write your own one as package.module:function"),
         (":linear", "write your own one as package.module:function"),
@@ -104,9 +118,12 @@ def test_what_is_wrong_is_said_in_one_sentence(name, message):
     assert sys.path == path
 
 
-def test_an_error_inside_the_factory_is_left_to_the_user():
-    with pytest.raises(TypeError, match="unsupported operand"):
-        models.create("users_models:broken", num_classes=6, channels=2)
+def test_a_sentence_of_ours_inside_the_factory_stays_as_it_is(tmp_path):
+    (tmp_path / "users_nested.py").write_text(
+        "from atas import models\n\ndef build(num_classes, channels):\n    models.create('resnet81', num_classes)\n"
+    )
+    with pytest.raises(UsageError, match=r"^unknown model 'resnet81'"):
+        models.create("users_nested:build", num_classes=6, channels=2)
 
 
 @pytest.mark.parametrize("arguments", [{"mean": 0.5}, {"std": (0.2, 0.2)}, {"mean": 0, "std": 1}])

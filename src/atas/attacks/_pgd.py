@@ -21,6 +21,8 @@ from atas.threat import Threat
 
 _STEPS_ACROSS = 5  # the default step is eps/5, so ten steps cross the ball once
 
+_MOST = 100_000  # steps or restarts; beyond is a slip of the keyboard
+
 
 def pgd(
     model: nn.Module,
@@ -60,8 +62,8 @@ def pgd(
     >>> torch.allclose(pgd(model, x, y, Linf(8/255), restarts=2)[1:], alone)
     True
     """
-    _at_least_one("steps", steps)
-    _at_least_one("restarts", restarts)
+    _check_count("steps", steps)
+    _check_count("restarts", restarts)
     size = _size(step_size, threat)
     if index is None:
         index = torch.arange(len(x), device=x.device)
@@ -93,6 +95,10 @@ class PGD:
     restarts: int = 1
     step_size: float | None = None
     counts_clean: ClassVar[bool] = False
+
+    def __post_init__(self) -> None:
+        _check_count("steps", self.steps)
+        _check_count("restarts", self.restarts)
 
     @property
     def stages(self) -> tuple[Start, ...]:
@@ -187,6 +193,8 @@ def _size(step_size: float | None, threat: Threat) -> float:
     return threat.eps / _STEPS_ACROSS if step_size is None else threat.size("step_size", step_size)
 
 
-def _at_least_one(name: str, value: int) -> None:
+def _check_count(name: str, value: int) -> None:
     if value < 1:
         raise UsageError(f"{name} must be at least 1; got {value}")
+    if value > _MOST:
+        raise UsageError(f"{name} of PGD must be at most {_MOST:,}; got {value:,}, which would never end")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import sys
+from typing import Any
 
 import typer
 
@@ -29,6 +30,8 @@ app.command("export")(export.export)
 app.command("reproduce")(reproduce.reproduce)
 app.command("bench")(bench.bench)
 
+_Misuse: Any = typer.BadParameter.__base__  # UsageError of click, which some versions of typer carry within
+
 
 def _version(asked: bool) -> None:
     if asked:
@@ -46,16 +49,30 @@ def _options(
 def main() -> None:
     """Run the command; errors that a user can mend are one sentence on standard error."""
     try:
-        app()
+        sys.exit(app(prog_name="atas", standalone_mode=False))
     except AtasError as error:
         _fail(str(error), error.exit_status, everywhere=error.everywhere)
-    except KeyboardInterrupt:
+    except _Misuse as error:
+        if type(error).show is not _Misuse.show:  # the help, where a command was called with nothing
+            error.show()
+            sys.exit(error.exit_code)
+        _fail(_misused(error), error.exit_code, everywhere=True)
+    except (KeyboardInterrupt, typer.Abort):
         _fail("interrupted", 1, everywhere=True)
     except OSError as error:
         where = f" ({error.filename})" if error.filename else ""
         remedy = "make room on the disk" if error.errno in (errno.ENOSPC, errno.EDQUOT) else "check the path"
         everywhere = getattr(error, "everywhere", False)
         _fail(f"{error.strerror or error}{where}; {remedy} and try again", 1, everywhere=everywhere)
+
+
+def _misused(error: Any) -> str:
+    """One sentence about a wrong option or argument, from what typer has to say of it."""
+    said = " ".join(error.format_message().split()).removesuffix(".")  # choices stand in lines of their own
+    said = said.replace(": Value error, ", ": ").replace(". Choose from:", ", one of").replace(". Did", "; did")
+    command = error.ctx.command_path if error.ctx else "atas"
+    see = " See" if said.endswith("?") else "; see"
+    return f"{said[:1].lower()}{said[1:]}{see} {command} --help"
 
 
 def _fail(sentence: str, status: int, *, everywhere: bool) -> None:

@@ -33,7 +33,7 @@ def reproduce(
     eps: str | None = typer.Option(None, "--eps", help="Only these budgets, such as 8/255,12/255."),
     seeds: str | None = typer.Option(None, "--seeds", help="Of the trainings, such as 0,1,2; 0 by default."),
     attacks: str | None = typer.Option(None, "--attacks", help="Instead of the study's own, such as pgd10,pgd50."),
-    padding: str | None = typer.Option(None, "--padding", help="Of test images: 0, 4 (as released) or 0,4 for both."),
+    padding: str | None = typer.Option(None, "--padding", help="Of test images, such as 0,4; 4 is as released."),
     examples: int | None = typer.Option(None, "--examples", min=1, help="Only the first so many test images."),
     root: str | None = typer.Option(None, "--root", help="The data's folder."),
     assignments: list[str] = typer.Option([], "--set", metavar="KEY=VALUE", help="Override a key of all recipes."),

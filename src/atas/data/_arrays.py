@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import numpy as np
@@ -37,17 +38,30 @@ def from_arrays(
     """
     images = [_images(train_images, "training images"), _images(test_images, "test images")]
     labels = [_labels(train_labels, "training labels"), _labels(test_labels, "test labels")]
-    if classes is None:
-        if len(labels[0]) and (lowest := int(labels[0].min())) > 0:
-            raise DataError(
-                f"training labels begin at {lowest}, and classes count from 0; subtract {lowest} from all labels, or "
-                "name every class with classes=[...]."
-            )
-        highest = max((int(some.max()) for some in labels if len(some)), default=-1)
-        names = tuple(str(number) for number in range(highest + 1))
-    else:
-        names = tuple(classes)
+    names = _numbered(*labels) if classes is None else tuple(classes)
     return Dataset(name, Split(images[0], labels[0], names), Split(images[1], labels[1], names))
+
+
+def _numbered(train: Tensor, test: Tensor) -> tuple[str, ...]:
+    """Names for the classes that the labels tell of, each of which the training images should show."""
+    lowest = int(train.min()) if len(train) else 0
+    if lowest > 0:
+        raise DataError(
+            f"training labels begin at {lowest}, and classes count from 0; subtract {lowest} from all labels, or "
+            "name every class with classes=[...]."
+        )
+    highest, highest_in_test = (int(some.max()) if len(some) else -1 for some in (train, test))
+    if highest >= len(train) > 0:
+        raise DataError(
+            f"training labels run up to {highest}, but there are {len(train)} training images, too few to show every "
+            "class from 0 to that; check the labels, or name every class with classes=[...]."
+        )
+    if lowest == 0 and highest_in_test > highest >= 0:
+        raise DataError(
+            f"test labels run up to {highest_in_test}, but training labels end at {highest}, so nothing teaches the "
+            "classes in between; check the labels, or name every class with classes=[...]."
+        )
+    return tuple(str(number) for number in range(highest + 1))
 
 
 def _tensor(array: Array) -> Tensor:
@@ -89,10 +103,13 @@ def _pixels(images: Tensor, what: str) -> Tensor:
         )
     if not images.numel():
         return images.to(torch.uint8)
-    # One pass finds all three faults: a NaN makes both ends NaN.
+    # One pass finds all faults: a NaN makes both ends NaN.
     low, high = (float(end) for end in torch.aminmax(images))
-    if low != low or high != high:
-        raise DataError(f"{what} contain NaN; repair or drop those images, and undo a normalisation that divided by 0.")
+    if not math.isfinite(low) or not math.isfinite(high):
+        found = "NaN" if math.isnan(low) else "infinite values"
+        raise DataError(
+            f"{what} contain {found}; repair or drop those images, and undo a normalisation that divided by 0."
+        )
     if low < 0 or high > 1:
         remedy = "divide by 255" if low >= 0 and high <= 255 else "undo the normalisation (x * std + mean)"
         raise DataError(

@@ -13,6 +13,7 @@ import numpy as np
 import torch
 from PIL import Image
 
+from atas._text import in_bytes
 from atas.data._dataset import Dataset, Split
 from atas.data._decode import decode, planes, reason
 from atas.data._manifest import MANIFEST
@@ -26,6 +27,7 @@ _UNREAD = {".heic", ".heif", ".avif"}  # images that Pillow may not know by name
 CHUNK = 64
 
 
+_AT_ONCE = 32  # images that memory must hold, or no batch could be made
 _SHARE = 0.5  # of the machine's memory that decoded images may take before they are left in their files
 
 
@@ -55,8 +57,7 @@ def read_folder_of_images(
     `lazy` leaves them in their files and decodes them when they are asked for, "train" those for training alone; what
     it does not name is left there too where memory is short, unless it is False.
     """
-    if size < 1:
-        raise UsageError(f"size is {size}, expected a number of pixels from 1 up, such as 224.")
+    _check_size(size)
     train, test = listings(root, root_given=root_given)
     classes = tuple(train.classes)
     halves = train, test
@@ -75,6 +76,16 @@ def read_folder_of_images(
     return Dataset("imagefolder", *splits)
 
 
+def _check_size(size: int) -> None:
+    if size < 1:
+        raise UsageError(f"size is {size}, expected a number of pixels from 1 up, such as 224.")
+    if _AT_ONCE * 3 * size * size > host_memory():
+        raise UsageError(
+            f"size is {size}, and a single image of {size} x {size} pixels takes {in_bytes(3 * size * size)}, too much "
+            f"for batches in the {in_bytes(host_memory())} of memory here; give a smaller size, such as 224."
+        )
+
+
 def listings(root: Path, *, root_given: bool = True) -> tuple[Half, Half]:
     """The files of both splits, which have the same classes."""
     train_root, test_root = _halves(root, root_given)
@@ -88,6 +99,11 @@ def listings(root: Path, *, root_given: bool = True) -> tuple[Half, Half]:
         raise DataError(
             f"training and test folders have different classes ({'; '.join(differences)}); "
             "give both the same class folders."
+        )
+    if len(train) == 1:
+        raise DataError(
+            f"{train_root} holds a single class folder, {next(iter(train))}, with nothing to tell it from; give two "
+            "classes or more, a folder each."
         )
     return Half(train_root, train), Half(test_root, test)
 

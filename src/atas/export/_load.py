@@ -20,6 +20,8 @@ def load(path: str | os.PathLike[str], model: nn.Module | None = None) -> nn.Mod
 
     >>> model = load("runs/mine/export/safetensors/model.safetensors")  # doctest: +SKIP
     """
+    if not isinstance(path, (str, os.PathLike)):
+        raise UsageError(f"the path of a model is text or a Path; got {type(path).__name__}")
     place = Path(path)
     if place.is_dir():
         return Run.load(place, model=model).model

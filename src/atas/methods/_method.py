@@ -4,15 +4,16 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from typing import ClassVar, Literal, NamedTuple, Protocol, TypedDict
+from numbers import Integral
+from typing import Any, ClassVar, Literal, NamedTuple, Protocol, TypedDict
 
 import torch
 from torch import Tensor, nn
 
 from atas.augment import View
 from atas.boxes import AnyView, BoxView
-from atas.checks import Guard, check_shapes, checked_logits
-from atas.errors import DataError, UsageError
+from atas.checks import Guard, check_shapes, checked_logits, low_precision_named
+from atas.errors import CheckpointError, DataError, UsageError
 from atas.noise import Draw
 from atas.parts import Part
 from atas.passes import cross_entropy, cross_entropy_sum, frozen, mode
@@ -107,10 +108,17 @@ class Method(nn.Module, ABC):
         super().__init__()
         if not isinstance(threat, Threat):
             raise UsageError(f"the first argument is the threat model, such as atas.Linf(8/255); got {threat!r}")
-        if not isinstance(shape, Sequence) or len(shape) != 3 or examples < 1 or min(shape) < 1 or pad < 0:
+        three = isinstance(shape, Sequence) and len(shape) == 3
+        whole = three and all(isinstance(number, Integral) for number in (examples, pad, *shape))
+        if not whole or examples < 1 or min(shape) < 1 or pad < 0:
             raise UsageError(
-                f"a method needs examples >= 1, a shape (C, H, W) and pad >= 0; "
+                f"a method needs examples >= 1, a shape (C, H, W) and pad >= 0, all whole numbers; "
                 f"got examples={examples}, shape={shape}, pad={pad}"
+            )
+        if pad > max(shape[1:]):
+            raise UsageError(
+                f"pad = {pad} is more than images of {shape[1]} x {shape[2]} pixels are wide, so most crops would show "
+                f"none of them; use a smaller pad"
             )
         threat.check_images(shape)
         self.threat, self.examples, self.shape, self.pad, self.seed = threat, examples, tuple(shape), pad, seed
@@ -130,6 +138,11 @@ class Method(nn.Module, ABC):
         for it again, after a resume for example, changes nothing."""
         if epoch < 0:
             raise UsageError(f"epochs count from 0; got {epoch}")
+        if epochs is not None and epoch >= epochs:
+            raise UsageError(
+                f"epoch {epoch}, counted from 0, is beyond the last of epochs={epochs}; give the number of all epochs "
+                f"as epochs, or leave it out"
+            )
         self.guard.raise_if_set()
         self._begun = True
         if epoch != int(self.epoch):
@@ -159,7 +172,7 @@ class Method(nn.Module, ABC):
         """One whole training step, whatever the method needs: attack, loss, backward passes, optimiser."""
         y, index, view = self._checked(x, y, index, view)
         self.before_step(index)
-        with mode(model, training=True):
+        with low_precision_named(model, x), mode(model, training=True):
             done = self.learn(model, OptimizerUpdate(optimizer), x, y, index, view)
         self.after_step(index)
         return done
@@ -189,6 +202,17 @@ class Method(nn.Module, ABC):
         """The random numbers of these examples in this epoch."""
         return Draw(self.seed, self.epoch, self.part.numbers(index))
 
+    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any, **kwargs: Any) -> None:
+        for name, own in self.state_dict(keep_vars=True).items():
+            given = state_dict.get(prefix + name)
+            if isinstance(given, Tensor) and given.shape != own.shape:
+                raise CheckpointError(
+                    f"this state is of a method that was made for other data or with other settings: {name} has the "
+                    f"shape {tuple(given.shape)} in it and {tuple(own.shape)} in this method for {self.examples} "
+                    f"examples of shape {self.shape}; create the method as the one that was saved"
+                )
+        super()._load_from_state_dict(state_dict, prefix, *args, **kwargs)
+
     def _checked(self, x: Tensor, y: Tensor, index: Tensor, view: AnyView | None) -> tuple[Tensor, Tensor, AnyView]:
         if not self._begun:
             raise UsageError("call method.start_epoch(epoch, epochs=...) before the first batch of each epoch")
@@ -196,11 +220,17 @@ class Method(nn.Module, ABC):
         for name, tensor in (("labels", y), ("indices", index), ("the method", self.epoch)):
             if tensor.device != x.device:
                 raise DataError(f"{name} lives on {tensor.device}, the images on {x.device}: move it there with .to()")
+        if not len(x):
+            raise DataError("a batch without images has nothing to train on; leave it out")
         if view is None:
             view = View.centre(len(x), self.pad, x.device)
         elif isinstance(view, BoxView):
             if len(view) != len(x):
                 raise DataError(f"a view of {len(view)} images does not fit {len(x)} images; draw it from this batch")
+        elif not isinstance(view, View):
+            raise DataError(
+                f"a view is what atas.random_view gives with the images, or None; got {type(view).__name__}"
+            )
         elif view.pad != self.pad or len(view) != len(x):
             raise DataError(
                 f"a view of {len(view)} images with pad={view.pad} does not fit {len(x)} images and a method with "
@@ -221,7 +251,8 @@ class Perturbing(Method):
         """The inputs to train on with cross-entropy, in your own loop; costs one attack."""
         y, index, view = self._checked(x, y, index, view)
         self.before_step(index)
-        perturbed = self._attack(model, x, y, index, view)
+        with low_precision_named(model, x):
+            perturbed = self._attack(model, x, y, index, view)
         self.after_step(index)
         return perturbed
 
