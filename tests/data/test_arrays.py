@@ -55,8 +55,8 @@ def test_uint8_images_are_not_copied():
     assert np.shares_memory(images_of(own).numpy(), own)
 
 
-def test_classes_are_numbered_or_named():
-    data = from_arrays("mine", PIXELS, [0, 1, 0, 3], PIXELS, [0, 0, 2, 0])
+def test_classes_are_numbered_over_both_splits_or_named():
+    data = from_arrays("mine", PIXELS, [0, 1, 0, 1], PIXELS, [0, 0, 3, 0])
     assert data.test.classes == ("0", "1", "2", "3")
     named = from_arrays("mine", PIXELS, LABELS, PIXELS, LABELS, classes=["a", "b", "c"])
     assert named.train.classes == ("a", "b", "c")
@@ -106,19 +106,12 @@ def test_bad_images(array, message):
         (LABELS > 0, "training labels are bool"),
         (LABELS - 1, "labels run from -1"),
         (LABELS[:3], "4 images but 3 labels"),
-        ([0, 1, 2, 3 * 10**9], "run up to 3000000000, but there are 4 training images"),
-        ([0, 1, 0, 1], "test labels run up to 2, but training labels end at 1"),
+        ([0, 1, 2, 3 * 10**9], "labels run up to 3000000000, .*check the labels"),
     ],
 )
 def test_bad_labels(labels, message):
     with pytest.raises(DataError, match=message):
         from_arrays("mine", PIXELS, labels, PIXELS, LABELS)
-
-
-def test_a_wrong_label_in_the_test_set_makes_no_names():
-    with pytest.raises(DataError, match="test labels run up to 3000000000, but training labels end at 2"):
-        from_arrays("mine", PIXELS, LABELS, PIXELS, [0, 1, 2, 3 * 10**9])
-    assert from_arrays("mine", PIXELS, [0, 1, 0, 1], PIXELS, LABELS, classes=list("abc")).num_classes == 3
 
 
 def test_labels_that_count_from_one_are_seen():

@@ -16,6 +16,8 @@ Array = np.ndarray | Tensor | Sequence[object]
 
 CHANNELS = (1, 3)
 
+_MOST = 1_000_000  # classes; a number beyond is no label
+
 
 def from_arrays(
     name: str,
@@ -38,30 +40,22 @@ def from_arrays(
     """
     images = [_images(train_images, "training images"), _images(test_images, "test images")]
     labels = [_labels(train_labels, "training labels"), _labels(test_labels, "test labels")]
-    names = _numbered(*labels) if classes is None else tuple(classes)
+    if classes is None:
+        if len(labels[0]) and (lowest := int(labels[0].min())) > 0:
+            raise DataError(
+                f"training labels begin at {lowest}, and classes count from 0; subtract {lowest} from all labels, or "
+                "name every class with classes=[...]."
+            )
+        highest = max((int(some.max()) for some in labels if len(some)), default=-1)
+        if highest >= _MOST:
+            raise DataError(
+                f"labels run up to {highest}, and every number up to that would be a class; check the labels, or name "
+                "every class with classes=[...]."
+            )
+        names = tuple(str(number) for number in range(highest + 1))
+    else:
+        names = tuple(classes)
     return Dataset(name, Split(images[0], labels[0], names), Split(images[1], labels[1], names))
-
-
-def _numbered(train: Tensor, test: Tensor) -> tuple[str, ...]:
-    """Names for the classes that the labels tell of, each of which the training images should show."""
-    lowest = int(train.min()) if len(train) else 0
-    if lowest > 0:
-        raise DataError(
-            f"training labels begin at {lowest}, and classes count from 0; subtract {lowest} from all labels, or "
-            "name every class with classes=[...]."
-        )
-    highest, highest_in_test = (int(some.max()) if len(some) else -1 for some in (train, test))
-    if highest >= len(train) > 0:
-        raise DataError(
-            f"training labels run up to {highest}, but there are {len(train)} training images, too few to show every "
-            "class from 0 to that; check the labels, or name every class with classes=[...]."
-        )
-    if lowest == 0 and highest_in_test > highest >= 0:
-        raise DataError(
-            f"test labels run up to {highest_in_test}, but training labels end at {highest}, so nothing teaches the "
-            "classes in between; check the labels, or name every class with classes=[...]."
-        )
-    return tuple(str(number) for number in range(highest + 1))
 
 
 def _tensor(array: Array) -> Tensor:

@@ -100,11 +100,6 @@ def listings(root: Path, *, root_given: bool = True) -> tuple[Half, Half]:
             f"training and test folders have different classes ({'; '.join(differences)}); "
             "give both the same class folders."
         )
-    if len(train) == 1:
-        raise DataError(
-            f"{train_root} holds a single class folder, {next(iter(train))}, with nothing to tell it from; give two "
-            "classes or more, a folder each."
-        )
     return Half(train_root, train), Half(test_root, test)
 
 

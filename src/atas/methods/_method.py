@@ -115,11 +115,6 @@ class Method(nn.Module, ABC):
                 f"a method needs examples >= 1, a shape (C, H, W) and pad >= 0, all whole numbers; "
                 f"got examples={examples}, shape={shape}, pad={pad}"
             )
-        if pad > max(shape[1:]):
-            raise UsageError(
-                f"pad = {pad} is more than images of {shape[1]} x {shape[2]} pixels are wide, so most crops would show "
-                f"none of them; use a smaller pad"
-            )
         threat.check_images(shape)
         self.threat, self.examples, self.shape, self.pad, self.seed = threat, examples, tuple(shape), pad, seed
         self.part = Part(examples)
