@@ -49,8 +49,8 @@ def evaluate(
     """Evaluate a model on a test set; verdicts are in float32.
 
     Writes evaluation.json and evaluation.md into the run's folder, or beside the weights; an earlier result on more
-    images, or by AutoAttack, stays, and the new one goes beside it. After a stop, the same command goes on where it
-    was. Under torchrun, processes share the images.
+    images, by AutoAttack, or on the run's own images stays, and the new one goes beside it. After a stop, the same
+    command goes on where it was. Under torchrun, processes share the images.
 
     \b
     Example: atas evaluate runs/cifar10-preact-resnet18-atas --attacks pgd10,pgd50x5,autoattack
