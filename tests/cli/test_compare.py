@@ -94,7 +94,7 @@ def test_not_the_folder_of_a_run(runs, command, tmp_path):
 
 def test_a_run_without_an_epoch(unfinished, command):
     (unfinished / "metrics.jsonl").write_text("")
-    command("compare", unfinished).sentence("has no epoch to compare yet", status=1)
+    command("compare", unfinished).sentence("has no epoch to show yet", status=1)
 
 
 def test_an_unfinished_run_can_be_compared(unfinished, command):

@@ -16,7 +16,6 @@ from atas.data import Dataset, Split
 from atas.errors import AtasError
 from atas.evaluation import Evaluation
 from atas.evaluation._data import open_source
-from atas.evaluation._fingerprint import weights_hash
 from atas.evaluation._portions import Reader
 from atas.passes import frozen, input_gradient, mode
 from atas.report._compare import Summary
@@ -75,15 +74,10 @@ class Subject:
         """Where the model is."""
         return next(self.model.parameters()).device
 
-    @cached_property
+    @property
     def weights_differ(self) -> bool | None:
         """Whether the evaluation is of other weights than the run's; None where that cannot be told."""
-        if self.evaluation is None:
-            return None
-        try:
-            return weights_hash(self.model) != self.evaluation.weights
-        except NotAtHand:
-            return None
+        return self.summary.weights_differ
 
     @cached_property
     def tested(self) -> tuple[Evaluation, Split]:
