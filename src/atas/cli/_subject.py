@@ -11,16 +11,16 @@ from torch import nn
 
 from atas import data, models, threat
 from atas.cli._bars import Bars
-from atas.cli._classes import check_classes
 from atas.cli._options import Options
 from atas.cli._place import place_of
 from atas.cli._say import first_process
 from atas.errors import UsageError
+from atas.evaluation._classes import check_classes
 from atas.training import Run
 from atas.training.run import Folder, load_data
 from atas.training.values import convert
 from atas.training.views import as_tested
-from atas.training.weights import load_weights
+from atas.training.weights import load_weights, read_weights
 
 _ATTACKS = ("pgd10", "pgd50")
 
@@ -43,7 +43,7 @@ def of_run(run: Run, options: Options) -> Subject:
     ball = threat.create(options.norm or trained_for.name, _eps(options, trained_for))
     with _bars() as bars:
         seen = as_tested(load_data(run.recipe, options.root, bars, to_train=False), run.recipe.data)
-    check_classes(Folder(run.folder).model, seen.test.classes)
+    _check_classes(Folder(run.folder).model, seen)
     examples, attacks = options.examples or wanted.examples, options.attacks_or(wanted.attacks)
     out = options.out or place_of(run, options.root, seen.test, examples, ball, attacks)
     test = seen.test.part(slice(examples))
@@ -58,7 +58,7 @@ def of_model(options: Options) -> Subject:
         lazy: Literal["train"] | None = "train" if options.data == "imagefolder" else None
         found = data.load(options.data, options.root, size=options.size, lazy=lazy, progress=bars)
     if options.weights is not None:
-        check_classes(options.weights, found.test.classes)
+        _check_classes(options.weights, found)
     test = found.test.part(slice(options.examples))
     name = options.model
     if name is None:
@@ -73,6 +73,12 @@ def of_model(options: Options) -> Subject:
     folder = options.weights.parent if options.weights is not None else Path()
     attacks = options.attacks_or(_ATTACKS)
     return Subject(model, test, ball, attacks, None, options.out or folder / f"{stem}-evaluation.json")
+
+
+def _check_classes(weights: Path, found: data.Dataset) -> None:
+    """Labels of other data may be of other classes than the weights' outputs."""
+    about, _ = read_weights(weights)
+    check_classes(about.get("classes") or (), found.test.classes)
 
 
 def _bars() -> Bars:
