@@ -2,19 +2,44 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import json
 import os
+import tempfile
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from atas.errors import AtasError
+from atas.errors import AtasError, UsageError
+
+
+def check_target(path: Path, option: str, *endings: str) -> None:
+    """Refuse what an option cannot mean, before the work whose result goes there: a folder, and a file of another kind,
+    which would be lost."""
+    if path.is_dir():
+        such_as = f" such as result{endings[0]}" if endings else ""
+        raise UsageError(f"{option} names a file, and {path} is a folder; add a file's name{such_as}")
+    if endings and path.suffix.lower() not in endings:
+        raise UsageError(f"{option} names a file that ends in {endings[0]}; got {path}")
+
+
+def make_ready(path: Path) -> None:
+    """Make a file's folder, and see now that files can be made there, not when all is done."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        with tempfile.TemporaryFile(dir=path.parent):
+            pass
+    except OSError as error:
+        error.filename = str(path)  # nobody knows the other name
+        raise
 
 
 def write_atomically(path: Path, write: Callable[[Path], object]) -> None:
     """Let `write` fill a file under a temporary name beside `path`, sync it, and rename it into place."""
+    if not path.name:
+        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
         write(temporary)
@@ -24,11 +49,12 @@ def write_atomically(path: Path, write: Callable[[Path], object]) -> None:
         temporary.replace(path)
         _sync_folder(path.parent)
     except OSError as error:
-        if error.filename == str(temporary):  # nobody but us knows that name
+        if error.errno is not None and error.filename in (None, str(temporary)):  # nobody but us knows that name
             error.filename = str(path)
         raise
     finally:
-        temporary.unlink(missing_ok=True)
+        with suppress(OSError):  # where nothing could be written, there is nothing to remove
+            temporary.unlink()
 
 
 def write_text(path: Path, text: str) -> None:

@@ -1,8 +1,12 @@
 """`atas compare`."""
 
+import io
 import json
+import sys
 
 import pytest
+
+from atas import cli
 
 
 @pytest.fixture
@@ -53,9 +57,29 @@ def test_a_plot_of_a_kind_that_there_is_not(runs, command, tmp_path):
     assert not path.exists()
 
 
-def test_without_matplotlib(runs, command, tmp_path, monkeypatch):
-    import sys
+@pytest.mark.parametrize("plot", [".", ""])
+def test_a_plot_is_no_folder(plot, unfinished, command):
+    command("compare", unfinished, "--plot", plot).sentence("--plot names a file, and . is a folder", status=2)
 
+
+def test_names_are_shown_as_they_stand(copy_of, command):
+    names = ["a[s0]", "a[s1]", "a:smile:"]
+    out = command("compare", *map(copy_of, names)).out
+    for name in names:
+        assert name in out
+
+
+def test_a_letter_that_standard_output_does_not_have(copy_of, monkeypatch):
+    shown = io.TextIOWrapper(io.BytesIO(), encoding="ascii")
+    monkeypatch.setattr(sys, "argv", ["atas", "compare", str(copy_of("é"))])
+    monkeypatch.setattr(sys, "stdout", shown)
+    with pytest.raises(SystemExit) as end:
+        cli.main()
+    assert not end.value.code
+    assert b"|?   |atas" in shown.buffer.getvalue()
+
+
+def test_without_matplotlib(runs, command, tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
     monkeypatch.setitem(sys.modules, "matplotlib.backends.backend_agg", None)
@@ -70,7 +94,7 @@ def test_not_the_folder_of_a_run(runs, command, tmp_path):
 
 def test_a_run_without_an_epoch(unfinished, command):
     (unfinished / "metrics.jsonl").write_text("")
-    command("compare", unfinished).sentence("has no epoch to compare yet", status=1)
+    command("compare", unfinished).sentence("has no epoch to show yet", status=1)
 
 
 def test_an_unfinished_run_can_be_compared(unfinished, command):

@@ -15,6 +15,7 @@ from atas.attacks import _autoattack
 from atas.attacks._apgd import APGD
 from atas.attacks._square import Square
 from atas.cli import _bars, _watch
+from atas.cli import evaluate as evaluate_command
 from atas.evaluation import _journal, _result
 
 
@@ -76,6 +77,44 @@ def test_wrong_use_is_one_sentence(arguments, status, parts, command, copy_of, c
     before = contents(folder)
     command("evaluate", folder, *arguments).sentence(*parts, status=status)
     assert contents(folder) == before
+
+
+@pytest.mark.parametrize("name", ["model.safetensors", "recipe.toml", "evaluation.md", "result"])
+def test_a_result_replaces_no_other_kind_of_file(name, command, copy_of, contents):
+    folder = copy_of()
+    before = contents(folder)
+    command("evaluate", folder, "--out", folder / name).sentence("ends in .json; got", name, status=2)
+    assert contents(folder) == before
+
+
+@pytest.mark.parametrize("out", ["", ".", "folder.json/"])
+def test_a_result_is_no_folder(out, command, finished, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "folder.json").mkdir()
+    command("evaluate", finished, "--out", out).sentence("is a folder; add a file's name", status=2)
+    assert [path.name for path in tmp_path.iterdir()] == ["folder.json"]
+
+
+def test_a_place_that_takes_no_file_shows_before_the_work(command, finished, monkeypatch):
+    monkeypatch.setattr(_watch.Watch, "__enter__", lambda watch: pytest.fail("too late"))
+    command("evaluate", finished, "--out", "/proc/result.json").sentence("(/proc/result.json)", status=1)
+
+
+@pytest.mark.parametrize("options", [[], ["--json"]], ids=["table", "json"])
+@pytest.mark.parametrize(
+    "error", [BrokenPipeError(32, "Broken pipe"), OSError(28, "No space left on device")], ids=repr
+)
+def test_a_result_that_cannot_be_shown_is_written(error, options, command, copy_of, monkeypatch):
+    def fail(*_):
+        raise error
+
+    for name in ("echo", "show_table"):
+        monkeypatch.setattr(evaluate_command, name, fail)
+    folder = copy_of()
+    assert command("evaluate", folder, *options).status == 1
+    assert json.loads((folder / "evaluation.json").read_text())["n"] == 40
+    assert (folder / "evaluation.md").exists()
+    assert not (folder / "evaluation.progress.json").exists()
 
 
 def test_no_examples_at_all(command, finished):

@@ -1,5 +1,9 @@
 """`atas report`: where the page goes, what is said, and how it fails."""
 
+import pytest
+
+from atas.report import page
+
 
 def test_one_run_goes_into_its_folder(command, copy_of):
     folder = copy_of()
@@ -32,6 +36,17 @@ def test_what_goes_wrong(command, copy_of, tmp_path):
     (folder / "metrics.jsonl").write_text("")
     command("report", folder).sentence("no epoch", status=1)
     assert not (folder / "report.html").exists()
+
+
+def test_where_no_page_can_be(command, copy_of, contents, monkeypatch):
+    folder = copy_of()
+    before = contents(folder)
+    monkeypatch.chdir(folder)
+    for out, why in ((".", "is a folder"), ("", "is a folder"), ("model.safetensors", "ends in .html")):
+        command("report", folder, "--out", out).sentence("--out names a file", why, status=2)
+    monkeypatch.setattr(page, "one", lambda *_: pytest.fail("too late"))
+    command("report", folder, "--out", "/proc/page.html").sentence("(/proc/page.html)", status=1)
+    assert contents(folder) == before
 
 
 def test_no_run_is_wrong_use(command):

@@ -166,3 +166,10 @@ def test_tables(result):
     assert any(all(cell in line for cell in cells) for line in text.splitlines())
     assert "worst" in text
     assert repr(result).startswith("Evaluation(Linf(4/255), n=30, clean=0.9000, fgsm=")
+
+
+def test_names_are_no_markup(result):
+    marked, name = Console(file=io.StringIO(), width=100), "mine[v2]"
+    figures = {key: {**getattr(result, key), name: getattr(result, key)["clean"]} for key in ("correct", "seconds")}
+    marked.print(dataclasses.replace(result, **figures).table())
+    assert name in marked.file.getvalue()

@@ -56,6 +56,7 @@ BAD = {
     "quantised": {"before": lambda x: (5 * x).round() / 5},
     "saturated": {"behind": lambda z: 1e4 * z},
     "not-a-number": {"behind": lambda z: z + (z[:, :1] - 1e9).sqrt() * 0},
+    "infinite": {"behind": lambda z: z * torch.where(z.argmax(1, keepdim=True) == 3, math.inf, 1.0)},
     "waves": {"before": waves},
     "few-gradients": {"before": FewGradients.apply},
 }
@@ -66,7 +67,8 @@ EXPECTED = {
     "log-softmax": {"softmax"},
     "quantised": {"zero-gradients", "square", "large-budget"},
     "saturated": {"zero-gradients", "exploding-gradients"},
-    "not-a-number": {"exploding-gradients"},
+    "not-a-number": {"exploding-gradients", "not-finite"},
+    "infinite": {"exploding-gradients", "not-finite"},
     "waves": {"fgsm-stronger", "square"},
     "few-gradients": {"more-steps"},
 }

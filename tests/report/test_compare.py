@@ -7,6 +7,7 @@ import pytest
 from atas import report
 from atas.errors import DataError
 from atas.evaluation import wilson
+from atas.training.weights import read_weights, save_weights
 
 COLLAPSE = [(0.5, 0.4, 0.35), (0.7, 0.6, 0.45), (0.8, 0.9, 0.02), (0.8, 0.95, 0.0)]
 
@@ -93,6 +94,22 @@ def test_the_table(make_run, show):
     assert "not evaluated yet; run atas evaluate" in text
 
 
+def test_figures_of_other_weights_are_marked(copy_of, subject_of, show, small_net):
+    folder, same = copy_of("[retrained]"), copy_of("same")
+    path = folder / "model.safetensors"
+    about, _ = read_weights(path)
+    save_weights(path, small_net(channels=1, classes=10), about)
+    runs = report.summarise([folder, same])
+    assert [run.to_json()["other_weights"] for run in runs] == [True, False]
+    lines = show(report.table(runs)).splitlines()
+    marked, unmarked = (next(line for line in lines if name in line) for name in ("[retrained]", "same"))
+    assert (marked.count("]*"), unmarked.count("*")) == (4, 0)
+    assert any("a star: of other weights than those in the folder; evaluate again" in line for line in lines)
+    assert subject_of(folder).weights_differ
+    path.write_bytes(b"damaged")
+    assert report.summarise([folder])[0].weights_differ is None
+
+
 def test_the_table_without_a_gap_has_no_footnote(make_run, show):
     text = show(report.table(report.summarise([make_run("one", right={"clean": 90})])))
     assert "not evaluated" not in text
@@ -101,7 +118,7 @@ def test_the_table_without_a_gap_has_no_footnote(make_run, show):
 def test_what_cannot_be_compared(make_run, tmp_path):
     with pytest.raises(DataError, match="is not the folder of a run"):
         report.summarise([tmp_path])
-    with pytest.raises(DataError, match="has no epoch to compare yet"):
+    with pytest.raises(DataError, match="has no epoch to show yet"):
         report.summarise([make_run("new", curve=())])
     folder = make_run("damaged", right={"clean": 90})
     (folder / "evaluation.json").write_text("{}")

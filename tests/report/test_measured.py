@@ -62,7 +62,6 @@ def test_other_weights_and_other_images_are_told(copy_of, subject_of):
     assert subject.weights_differ is False
     subject.evaluation.correct["clean"][0] ^= True
     object.__setattr__(subject.evaluation, "weights", "others")
-    del subject.__dict__["weights_differ"]
     with pytest.raises(NotAtHand, match="other weights"):
         attempt(subject)
     subject = subject_of(folder)

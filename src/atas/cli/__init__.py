@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import io
 import sys
 from typing import Any
 
@@ -48,6 +49,8 @@ def _options(
 
 def main() -> None:
     """Run the command; errors that a user can mend are one sentence on standard error."""
+    if isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout.errors == "strict":
+        sys.stdout.reconfigure(errors="replace")  # a letter that a terminal does not have is no reason to fail
     try:
         sys.exit(app(prog_name="atas", standalone_mode=False))
     except AtasError as error:

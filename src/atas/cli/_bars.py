@@ -18,7 +18,12 @@ class Bars:
 
     def __init__(self, console: Console | None = None) -> None:
         self._console = console or Console(stderr=True)
-        columns = (TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TimeRemainingColumn())
+        columns = (
+            TextColumn("{task.description}", markup=False),
+            BarColumn(),
+            TaskProgressColumn(),
+            TimeRemainingColumn(),
+        )
         self._progress = Progress(*columns, console=self._console, disable=not self._console.is_terminal)
         self._tasks: dict[str, TaskID] = {}
         self._last = time.monotonic()

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
+from atas._files import check_target
 from atas.errors import UsageError
 
 
@@ -31,6 +32,8 @@ class Options:
 
     def check(self, run: Path | None) -> None:
         """An error where something is missing or does not go together; nothing is loaded for that."""
+        if self.out is not None:
+            check_target(self.out, "--out", ".json")
         if run is not None:
             for name in ("weights", "model", "data", "mean", "std", "size"):
                 if getattr(self, name) is not None:

@@ -3,7 +3,14 @@
 from __future__ import annotations
 
 import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
+
+import typer
+
+from atas.errors import AtasError
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -31,19 +38,39 @@ def say(text: str) -> None:
     """One line as it stands: paths are neither broken nor read as markup."""
     from rich.console import Console
 
-    Console().print(text, highlight=False, soft_wrap=True, markup=False)
+    with _printing():
+        Console().print(text, highlight=False, soft_wrap=True, markup=False, emoji=False)
+
+
+def echo(text: str) -> None:
+    """What another program reads."""
+    with _printing():
+        typer.echo(text)
 
 
 def show(table: Table) -> None:
     """A table, as wide as the terminal; in a pipe, and where a terminal is too narrow for its words, as wide as it
-    needs. Names and figures are never cut."""
+    needs. Names and figures are never cut, and shown as they stand."""
     from rich.console import Console
 
     console = Console()
-    wide = Console(width=_PIPE_WIDTH)
+    wide = Console(width=_PIPE_WIDTH, markup=False, emoji=False)
     if console.is_terminal:
         _fit(table, console.width, wide)
-    wide.print(table)
+    with _printing():
+        wide.print(table)
+
+
+@contextmanager
+def _printing() -> Iterator[None]:
+    """A sentence where standard output takes nothing. A pipe that nobody reads any more is no error to speak of."""
+    try:
+        yield
+    except BrokenPipeError:
+        raise
+    except OSError as error:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # what is left would fail again at the end
+        raise AtasError(f"standard output takes nothing ({error.strerror}); send it elsewhere") from error
 
 
 def _fit(table: Table, width: int, wide: Console) -> None:

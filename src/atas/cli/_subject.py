@@ -10,19 +10,19 @@ from rich.console import Console
 from torch import nn
 
 from atas import data, models, threat
-from atas._files import read_json
 from atas.cli._bars import Bars
 from atas.cli._options import Options
+from atas.cli._place import place_of
 from atas.cli._say import first_process
 from atas.errors import UsageError
+from atas.evaluation._classes import check_classes
 from atas.training import Run
 from atas.training.run import Folder, load_data
 from atas.training.values import convert
 from atas.training.views import as_tested
-from atas.training.weights import load_weights
+from atas.training.weights import load_weights, read_weights
 
 _ATTACKS = ("pgd10", "pgd50")
-_AUTOATTACK = "autoattack"  # takes far longer than the others
 
 
 @dataclass(frozen=True)
@@ -43,13 +43,10 @@ def of_run(run: Run, options: Options) -> Subject:
     ball = threat.create(options.norm or trained_for.name, _eps(options, trained_for))
     with _bars() as bars:
         seen = as_tested(load_data(run.recipe, options.root, bars, to_train=False), run.recipe.data)
-    test = seen.test.part(slice(options.examples or wanted.examples))
-    attacks, out = options.attacks_or(wanted.attacks), options.out
-    if out is None:
-        out = Folder(run.folder).evaluation
-        if ball != trained_for:
-            out = out.with_name(f"{out.stem}-{ball.name}-{ball.eps:.4g}.json")
-        out = _beside_better(out, len(test), attacks)
+    _check_classes(Folder(run.folder).model, seen)
+    examples, attacks = options.examples or wanted.examples, options.attacks_or(wanted.attacks)
+    out = options.out or place_of(run, options.root, seen.test, examples, ball, attacks)
+    test = seen.test.part(slice(examples))
     return Subject(run.model, test, ball, attacks, wanted.batch_size, out)
 
 
@@ -60,6 +57,8 @@ def of_model(options: Options) -> Subject:
     with _bars() as bars:
         lazy: Literal["train"] | None = "train" if options.data == "imagefolder" else None
         found = data.load(options.data, options.root, size=options.size, lazy=lazy, progress=bars)
+    if options.weights is not None:
+        _check_classes(options.weights, found)
     test = found.test.part(slice(options.examples))
     name = options.model
     if name is None:
@@ -74,6 +73,12 @@ def of_model(options: Options) -> Subject:
     folder = options.weights.parent if options.weights is not None else Path()
     attacks = options.attacks_or(_ATTACKS)
     return Subject(model, test, ball, attacks, None, options.out or folder / f"{stem}-evaluation.json")
+
+
+def _check_classes(weights: Path, found: data.Dataset) -> None:
+    """Labels of other data may be of other classes than the weights' outputs."""
+    about, _ = read_weights(weights)
+    check_classes(about.get("classes") or (), found.test.classes)
 
 
 def _bars() -> Bars:
@@ -96,14 +101,3 @@ def _numbers(text: str | None, option: str) -> tuple[float, ...] | float | None:
         return None
     found = tuple(float(convert(part.strip(), float, option)) for part in text.split(","))
     return found[0] if len(found) == 1 else found
-
-
-def _beside_better(path: Path, n: int, attacks: tuple[str, ...]) -> Path:
-    """The run's evaluation, unless one on more images, or by AutoAttack, is there: that one stays, and this goes
-    beside it."""
-    earlier = read_json(path)
-    if n < earlier.get("n", 0):
-        return path.with_name(f"{path.stem}-{n}.json")
-    if _AUTOATTACK in earlier.get("accuracy", ()) and _AUTOATTACK not in attacks:
-        return path.with_name(f"{path.stem}-{'-'.join(attacks)}.json")
-    return path

@@ -8,6 +8,7 @@ from pathlib import Path
 import typer
 
 from atas import _catalogue
+from atas._files import check_target, make_ready, write_text
 from atas.cli import _assignments
 from atas.cli._complete import recipes
 from atas.cli._say import load_torch, show
@@ -29,17 +30,20 @@ def bench(
     Example: atas bench cifar10-preact-resnet18-atas --steps 100
     """
     values = _assignments.parse(assignments)
+    if out is not None:
+        check_target(out, "--out", ".json")
     _catalogue.find_recipe(recipe)  # a wrong name shows before torch is loaded
 
     load_torch()
     from rich.console import Console
 
-    from atas._files import write_text
     from atas.training import Live
     from atas.training import recipe as known
     from atas.training.bench import bench as run_bench
 
     settings = known.load(recipe).with_values(values)
+    if out is not None:
+        make_ready(out)
     result = run_bench(settings, steps, Live(Console(stderr=True)))
     text = json.dumps(result.to_json(), indent=1)
     if out is not None:

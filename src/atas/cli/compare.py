@@ -7,6 +7,7 @@ from pathlib import Path
 
 import typer
 
+from atas._files import check_target
 from atas.cli._say import say, show
 
 
@@ -20,6 +21,8 @@ def compare(
     \b
     Example: atas compare runs/atas runs/atta --plot curves.png
     """
+    if plot is not None:
+        check_target(plot, "--plot")
     from atas import report
 
     found = report.summarise(runs)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Literal
 import typer
 
 from atas.cli._options import Options
-from atas.cli._say import load_torch, say
+from atas.cli._say import echo, load_torch, say
 from atas.cli._say import show as show_table
 
 if TYPE_CHECKING:
@@ -49,8 +49,8 @@ def evaluate(
     """Evaluate a model on a test set; verdicts are in float32.
 
     Writes evaluation.json and evaluation.md into the run's folder, or beside the weights; an earlier result on more
-    images, or by AutoAttack, stays, and the new one goes beside it. After a stop, the same command goes on where it
-    was. Under torchrun, processes share the images.
+    images, by AutoAttack, or on the run's own images stays, and the new one goes beside it. After a stop, the same
+    command goes on where it was. Under torchrun, processes share the images.
 
     \b
     Example: atas evaluate runs/cifar10-preact-resnet18-atas --attacks pgd10,pgd50x5,autoattack
@@ -94,13 +94,14 @@ def evaluate_subject(
     show: Shown = "table",
 ) -> Evaluation:
     """Evaluate with progress on the screen, and write the result."""
+    from atas._files import make_ready
     from atas.cli._watch import Watch
     from atas.evaluation import evaluate as run_evaluation
     from atas.processes import launched
     from atas.training.values import convert
 
     path = subject.out
-    path.parent.mkdir(parents=True, exist_ok=True)  # a wrong path shows now, not when all is done
+    make_ready(path)
     progress = path.with_name(f"{path.stem}.progress.json")
     with launched() as process, Watch(quiet=process.rank > 0) as watch, _can_go_on(progress):
         result = run_evaluation(
@@ -136,23 +137,29 @@ def _can_go_on(progress: Path) -> Iterator[None]:
 
 
 def _write(result: Evaluation, path: Path, *, show: Shown, said: set[str]) -> None:
-    """Show the result, then write it: figures that took long are not to be lost to a full disk."""
+    """Show the result and write it: figures that took long are neither lost to a full disk nor to a reader who left."""
     from atas._files import write_text
 
     page = path.with_suffix(".md")
+    try:
+        _show(result, show, said)
+    finally:
+        write_text(page, result.markdown())
+        result.save(path)  # last: it ends the progress
+    if show == "table":
+        say(f"written: {page}")
+        say(f"written: {path}")
+
+
+def _show(result: Evaluation, show: Shown, said: set[str]) -> None:
     if show == "json":
-        typer.echo(json.dumps(result.to_json(), indent=2))
+        echo(json.dumps(result.to_json(), indent=2))
     elif show == "table":
         show_table(result.table())
         for caution in result.warnings:
             if f"warning: {caution}" not in said:
                 say(f"warning: {caution}")
         say(result.sentence())
-    write_text(page, result.markdown())
-    result.save(path)  # last: it ends the progress
-    if show == "table":
-        say(f"written: {page}")
-        say(f"written: {path}")
 
 
 def _device(name: str, processes: int) -> torch.device:

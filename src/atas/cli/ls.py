@@ -34,7 +34,6 @@ def ls(
     Example: atas ls methods
     """
     from rich import box
-    from rich.markup import escape
     from rich.table import Table
 
     rows = _rows(what)
@@ -44,7 +43,7 @@ def ls(
     shown = _SHOWN.get(what, list(rows[0]))
     table = Table(*shown, box=box.SIMPLE, padding=(0, 1, 0, 0))
     for row in rows:
-        table.add_row(*(escape(row[key]) for key in shown))
+        table.add_row(*(row[key] for key in shown))
     show(table)
 
 

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import typer
 
+from atas._files import check_target
 from atas.cli._say import load_torch, say
 
 
@@ -25,6 +26,9 @@ def report(
     Example: atas report runs/cifar10-preact-resnet18-atas
              atas report runs/atas runs/atta runs/fgsm-rs --out compared.html
     """
+    if out is not None:
+        check_target(out, "--out", ".html", ".htm")
+
     load_torch()
     from atas.report import write_page
     from atas.reproduce import paper

@@ -58,6 +58,22 @@ def different_answers(first: Tensor, again: Tensor, elsewhere: Tensor) -> Cautio
     return None
 
 
+def not_finite(output: Tensor) -> Caution | None:
+    """By the model's output.
+
+    >>> import torch
+    >>> str(not_finite(torch.tensor([[0.9, float("nan")], [0.2, 0.8], [float("inf"), 0.0]])))[:56]
+    "the model's output is NaN or infinite on 2 of 3 images: "
+    """
+    if not (number := int((~output.isfinite()).any(1).sum())):
+        return None
+    return Caution(
+        "not-finite",
+        f"the model's output is NaN or infinite on {number} of {len(output)} images: NaN counts as wrong, and attacks "
+        "cannot weigh infinities; look for an overflow or a division by zero in the model, or for damaged weights",
+    )
+
+
 def not_logits(output: Tensor) -> Caution | None:
     """By the model's output.
 

@@ -18,6 +18,7 @@ from atas.evaluation._cautions import (
     gradient_trouble,
     holds_at_any_budget,
     more_steps_help,
+    not_finite,
     not_logits,
     square_goes_further,
 )
@@ -63,7 +64,8 @@ class Checks:
             once, again = torch.cat([first, *handful[1:]]), torch.cat([again, *handful[:-1]])
             elsewhere = torch.cat([elsewhere, *handful[1:]])
             largest, rise = _in_parts(self._gradient, size, x, y).unbind(1)
-        return _those(different_answers(once, again, elsewhere), not_logits(first), *gradient_trouble(largest, rise))
+        answers = different_answers(once, again, elsewhere)
+        return _those(not_finite(first), answers, not_logits(first), *gradient_trouble(largest, rise))
 
     def _gradient(self, x: Tensor, y: Tensor) -> Tensor:
         """The largest entry of each gradient, and by how much the loss would rise within the ball if it were right."""

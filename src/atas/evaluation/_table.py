@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from rich import box
 from rich.table import Table
+from rich.text import Text
 
 if TYPE_CHECKING:
     from atas.evaluation._result import Evaluation
@@ -46,7 +47,7 @@ def rich_table(result: Evaluation) -> Table:
     for heading in HEADER:
         table.add_column(heading, justify="left" if heading == HEADER[0] else "right")
     for row in rows(result):
-        table.add_row(*row)
+        table.add_row(*map(Text, row))  # an attack's name is not read as markup
     return table
 
 

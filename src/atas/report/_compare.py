@@ -9,23 +9,34 @@ from typing import Any
 
 from rich import box
 from rich.table import Table
+from rich.text import Text
 
-from atas.errors import DataError
+from atas.errors import AtasError, DataError
 from atas.evaluation import Evaluation
+from atas.evaluation._fingerprint import state_hash
 from atas.training.logs import read_metrics
 from atas.training.recipe import Recipe
 from atas.training.run import Folder, epochs_of, load_recipe
+from atas.training.weights import read_weights
 
 
 @dataclass(frozen=True)
 class Summary:
-    """What a comparison shows of a run."""
+    """What a comparison shows of a run; `weights` is the hash of those in its folder, where they can be read."""
 
     name: str
     recipe: Recipe
     epochs: list[dict[str, Any]]
     events: list[dict[str, Any]]
     evaluation: Evaluation | None
+    weights: str | None
+
+    @property
+    def weights_differ(self) -> bool | None:
+        """Whether the evaluation is of other weights than the run's; None where that cannot be told."""
+        if self.evaluation is None or self.weights is None:
+            return None
+        return self.weights != self.evaluation.weights
 
     @property
     def seconds(self) -> float:
@@ -60,6 +71,7 @@ class Summary:
             "collapsed_in_epoch": self.collapsed_in,
             "rollbacks": sum(row["event"] == "rollback" for row in self.events),
             "n": found.n if found else None,
+            "other_weights": self.weights_differ,
             "accuracy": dict(found.accuracy) if found else None,
             "interval": {key: list(value) for key, value in found.interval.items()} if found else None,
         }
@@ -75,22 +87,33 @@ def summarise(folders: Sequence[str | Path]) -> list[Summary]:
         recipe, lines = load_recipe(place), read_metrics(place.metrics)
         rows, events = epochs_of(lines), [line for line in lines if "event" in line]
         if not rows:
-            raise DataError(f"the run in {path} has no epoch to compare yet; let it train for one at least")
+            raise DataError(f"the run in {path} has no epoch to show yet; let it train for one at least")
         evaluation = Evaluation.load(place.evaluation) if place.evaluation.exists() else None
-        found.append(Summary(path.resolve().name if unique else str(path), recipe, rows, events, evaluation))
+        weights = _weights_of(place) if evaluation is not None else None
+        found.append(Summary(path.resolve().name if unique else str(path), recipe, rows, events, evaluation, weights))
     return found
 
 
+def _weights_of(place: Folder) -> str | None:
+    """The hash of a run's weights; None where there are none, or none that can be read."""
+    try:
+        about, tensors = read_weights(place.model)
+    except AtasError:
+        return None
+    return about.get("weights") or state_hash(tensors)
+
+
 def table(runs: Sequence[Summary]) -> Table:
-    """Accuracy in percent with its 95% interval, time, and where training collapsed."""
+    """Accuracy in percent with its 95% interval, time, and where training collapsed. Figures of other weights than the
+    run's have a star."""
     attacks = list(dict.fromkeys(key for run in runs if run.evaluation for key in run.evaluation.accuracy))
     attacks = [name for name in attacks if name != "worst"]
     columns = ["run", "method", "threat", "n", *(f"{name} %" for name in attacks), "time", "collapse"]
     shown = Table(*columns, box=box.SIMPLE, padding=(0, 1, 0, 0))
     for run in runs:
-        cells = [_accuracy(run.evaluation, name) for name in attacks]
+        cells = [_accuracy(run, name) for name in attacks]
         shown.add_row(
-            run.name,
+            Text(run.name),  # not read as markup
             run.recipe.method.name,
             repr(run.recipe.threat),
             str(run.evaluation.n) if run.evaluation else "-",
@@ -98,13 +121,18 @@ def table(runs: Sequence[Summary]) -> Table:
             f"{run.seconds:.0f} s",
             run.collapse,
         )
-    if any(run.evaluation is None for run in runs):
-        shown.caption = "a dash: not evaluated yet; run atas evaluate"
+    notes = {
+        "a dash: not evaluated yet; run atas evaluate": any(run.evaluation is None for run in runs),
+        "a star: of other weights than those in the folder; evaluate again": any(run.weights_differ for run in runs),
+    }
+    shown.caption = "\n".join(note for note, needed in notes.items() if needed) or None
     return shown
 
 
-def _accuracy(evaluation: Evaluation | None, attack: str) -> str:
-    if evaluation is None or attack not in evaluation.accuracy:
-        return "-"
-    low, high = evaluation.interval[attack]
-    return f"{100 * evaluation.accuracy[attack]:.1f} [{100 * low:.1f}, {100 * high:.1f}]"
+def _accuracy(run: Summary, attack: str) -> Text:
+    found = run.evaluation
+    if found is None or attack not in found.accuracy:
+        return Text("-")
+    low, high = found.interval[attack]
+    star = "*" if run.weights_differ else ""
+    return Text(f"{100 * found.accuracy[attack]:.1f} [{100 * low:.1f}, {100 * high:.1f}]{star}")

@@ -15,8 +15,8 @@ from atas._text import in_shell
 from atas.data import Dataset, Split
 from atas.errors import AtasError
 from atas.evaluation import Evaluation
+from atas.evaluation._classes import check_classes
 from atas.evaluation._data import open_source
-from atas.evaluation._fingerprint import weights_hash
 from atas.evaluation._portions import Reader
 from atas.passes import frozen, input_gradient, mode
 from atas.report._compare import Summary
@@ -24,7 +24,7 @@ from atas.training import Run
 from atas.training.engine import choose_device
 from atas.training.run import Folder, load_data
 from atas.training.views import as_tested
-from atas.training.weights import GIVEN
+from atas.training.weights import GIVEN, read_weights
 
 _SAMPLE = 16  # images that the pace is measured on
 _FEWEST, _LONGER = 20, 4  # images that say anything, and how much longer than asked for they may take
@@ -58,9 +58,12 @@ class Subject:
     def data(self) -> Dataset:
         """The data that the run was trained on."""
         try:
-            return as_tested(load_data(self.recipe, self._root), self.recipe.data)
+            found = as_tested(load_data(self.recipe, self._root), self.recipe.data)
+            if self.place.model.exists():
+                check_classes(read_weights(self.place.model)[0].get("classes") or (), found.test.classes)
         except AtasError as error:
             raise NotAtHand(f"The data is not at hand: {error}") from error
+        return found
 
     @cached_property
     def model(self) -> nn.Module:
@@ -75,15 +78,10 @@ class Subject:
         """Where the model is."""
         return next(self.model.parameters()).device
 
-    @cached_property
+    @property
     def weights_differ(self) -> bool | None:
         """Whether the evaluation is of other weights than the run's; None where that cannot be told."""
-        if self.evaluation is None:
-            return None
-        try:
-            return weights_hash(self.model) != self.evaluation.weights
-        except NotAtHand:
-            return None
+        return self.summary.weights_differ
 
     @cached_property
     def tested(self) -> tuple[Evaluation, Split]:

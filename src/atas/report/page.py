@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from importlib import resources
 from pathlib import Path
 
-from atas._files import write_text
+from atas._files import make_ready, write_text
 from atas._version import __version__
 from atas.evaluation._precision import full_precision
 from atas.report._compare import summarise
@@ -31,9 +31,9 @@ def write_page(
     """Write the page of these runs. `root` is the data's folder where it is not that of the training; `paper` looks up
     the paper's figures."""
     subjects = [Subject(found, Path(folder), root) for found, folder in zip(summarise(folders), folders, strict=True)]
+    make_ready(out)
     with full_precision(choose_device("auto")):  # what is computed for the page agrees with the evaluation
         text = one(subjects[0], paper) if len(subjects) == 1 else several(subjects)
-    out.parent.mkdir(parents=True, exist_ok=True)
     write_text(out, text)
 
 

@@ -37,8 +37,8 @@ def _warnings(subject: Subject) -> Content:
     if not subject.evaluation.warnings:
         return tag(
             "p",
-            "The evaluation gave no warnings: it looked for random answers, outputs that are no logits, "
-            "gradients that vanish or explode, and signs of masked gradients.",
+            "The evaluation gave no warnings: it looked for outputs that are NaN or infinite, for random answers, "
+            "outputs that are no logits, gradients that vanish or explode, and signs of masked gradients.",
         )
     rows = [tag("li", tag("b", caution.kind), f": {caution}.") for caution in subject.evaluation.warnings]
     return tag("ul", rows, class_="warnings")
