@@ -250,6 +250,24 @@ def test_a_full_disk_in_a_process(tiny, tmp_path, process, command, contents):
     Run.load(folder)
 
 
+@pytest.mark.parametrize("lost", ["closed", "full"])
+def test_the_training_goes_on_where_its_output_is_lost(lost, tiny, tmp_path):
+    if lost == "full":
+        output = os.open("/dev/full", os.O_WRONLY)
+    else:
+        reader, output = os.pipe()
+        os.close(reader)
+    train = [sys.executable, "-m", "atas", "train", str(tiny), "--out", str(tmp_path / "run")]
+    done = subprocess.run(
+        train, env=os.environ | {"OMP_NUM_THREADS": "1"}, stdout=output, stderr=subprocess.PIPE, text=True, timeout=120
+    )
+    os.close(output)
+    assert done.returncode == 0, done.stderr
+    assert done.stderr.startswith("atas: the output takes no more (")
+    assert done.stderr.count("\n") == 1
+    Run.load(tmp_path / "run")
+
+
 def test_ctrl_c_saves_and_says_how_to_go_on(tiny, tmp_path):
     train = [sys.executable, "-m", "atas", "train", str(tiny), "--set", "training.epochs=2000", "--out", "run"]
     running = subprocess.Popen(
