@@ -25,7 +25,9 @@ def train(
     ),
     seed: int | None = typer.Option(None, "--seed", help="Short for --set training.seed=..."),
     resume: bool = typer.Option(False, "--resume", help="Go on with the run in the folder."),
-    overwrite: bool = typer.Option(False, "--overwrite", help="Begin anew where the folder holds a run."),
+    overwrite: bool = typer.Option(
+        False, "--overwrite", help="Begin anew; deletes the folder's earlier run, its evaluations and exports too."
+    ),
     evaluate_after: bool = typer.Option(False, "--evaluate", help="Evaluate on the test set when training has ended."),
     as_json: bool = typer.Option(False, "--json", help="Print JSON at the end; progress goes to standard error."),
 ) -> None:

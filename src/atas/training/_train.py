@@ -156,7 +156,7 @@ def _goes_on(place: Folder, settings: recipes.Recipe, *, resume: bool, overwrite
 def _begin(place: Folder, trainer: Trainer) -> None:
     """Give up what an earlier run left, its recipe last, when the new one replaces it."""
     results = [path for kind in ("json*", "md") for path in place.path.glob(f"{place.evaluation.stem}*.{kind}")]
-    for path in (place.metrics, place.model, place.environment, *results):
+    for path in (place.metrics, place.model, place.environment, place.page, *results):
         path.unlink(missing_ok=True)
     for folder in (place.last.parent, place.board, place.wandb, place.exports):
         shutil.rmtree(folder, ignore_errors=True)

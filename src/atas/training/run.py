@@ -75,6 +75,11 @@ class Folder:
         return self.path / "wandb"
 
     @property
+    def page(self) -> Path:
+        """What `atas report` wrote."""
+        return self.path / "report.html"
+
+    @property
     def exports(self) -> Path:
         """What `atas export` wrote, a folder a format."""
         return self.path / "export"
