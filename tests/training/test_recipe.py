@@ -74,7 +74,7 @@ def recipes(draw):
             peak_at=draw(share),
         ),
         training=recipe.Training(
-            epochs=draw(st.integers(1, 10**6)),
+            epochs=draw(st.integers(1, 10**5)),
             batch_size=draw(st.integers(1, 10**6)),
             seed=draw(st.integers(-(2**62), 2**62)),
             ema=draw(st.floats(0, 1, exclude_max=True)),
@@ -315,6 +315,7 @@ def test_a_missing_recipe_file(tmp_path):
         ("method.eps", True, ("method.eps must be a number",)),
         ("method.eps", [0.1], ("method.eps must be a number",)),
         ("training.epochs", 0, ("training.epochs must be at least 1; got 0",)),
+        ("training.epochs", 10_000_000, ("training.epochs must be at most 100,000; got 10000000",)),
         ("training.epochs", 1.5, ("training.epochs must be a whole number; got 1.5",)),
         ("training.epochs", "ten", ("training.epochs must be a whole number; got 'ten'",)),
         ("training.epochs", True, ("training.epochs must be a whole number",)),

@@ -147,6 +147,7 @@ class Trainer:
         engine = self.engine
         engine.method.guard.raise_if_set()
         means = self._check_loss()
+        self.live.look()
         self._probe = probe = self.monitor.probe(engine.watched, engine.ask)
         collapsed = self.monitor.judge(probe)
         row, histograms = epoch_row(self.epoch, engine, means, probe, collapsed, self.seconds)
