@@ -202,6 +202,21 @@ def test_resume_of_a_finished_run(command, copy_of):
     )
 
 
+@pytest.mark.parametrize("content", [None, b"garbage"], ids=["missing", "damaged"])
+def test_resume_writes_lost_weights_of_a_finished_run_anew(content, command, copy_of, finished):
+    folder = copy_of()
+    weights = folder / "model.safetensors"
+    weights.unlink()
+    if content is not None:
+        weights.write_bytes(content)
+    remedy = f"atas train --resume --out {folder}"
+    assert remedy in command("evaluate", folder).sentence(status=1)
+    result = command("train", "--resume", "--out", folder)
+    assert "has finished already; its weights, missing or damaged, are written anew from the last" in result.out
+    assert weights.read_bytes() == (finished / "model.safetensors").read_bytes()
+    assert "written anew" not in command("train", "--resume", "--out", folder).out
+
+
 def test_resume_of_nothing(command, tmp_path):
     command("train", "--resume", "--out", tmp_path / "none").sentence("there is no such folder", status=1)
     command("train", "--resume").sentence("give a recipe", status=2)

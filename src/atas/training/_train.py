@@ -27,7 +27,7 @@ from atas.training.observe import Observer
 from atas.training.run import Folder, Run, build_model, load_data, load_recipe
 from atas.training.trainer import Trainer
 from atas.training.views import as_tested
-from atas.training.weights import GIVEN, save_weights
+from atas.training.weights import GIVEN, is_whole, save_weights
 
 
 def train(
@@ -172,7 +172,9 @@ def _take_up(trainer: Trainer, settings: recipes.Recipe, place: Folder, shown: L
     if not trainer.resume():
         shown.say(f"there is no checkpoint in {place.path} yet; beginning anew")
     elif trainer.epoch == settings.training.epochs:
-        shown.say(f"the run in {place.path} has finished already")
+        lost = trainer.peers.first and not is_whole(place.model)
+        more = "; its weights, missing or damaged, are written anew from the last checkpoint" if lost else ""
+        shown.say(f"the run in {place.path} has finished already{more}")
     else:
         shown.say(f"going on in {place.path} at epoch {trainer.epoch + 1}, batch {trainer.batch + 1}")
     if trainer.peers.first:
