@@ -40,9 +40,8 @@ class _Steady:
         """Write as much of it as can be."""
         try:
             return 0 if self._lost else self._stream.write(text)
-        except UnicodeEncodeError:
-            encoding = self._stream.encoding
-            return self.write(text.encode(encoding, "replace").decode(encoding))
+        except UnicodeEncodeError as error:
+            return self.write(text.encode(error.encoding, "replace").decode(error.encoding))
         except OSError as error:
             return self._lose(error)
 

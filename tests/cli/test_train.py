@@ -97,6 +97,7 @@ def test_the_saved_recipe_is_a_recipe(command, tiny, tmp_path):
         (["TINY", "--set", "engine.device=tpu9"], ["there is no device 'tpu9'; use auto, cpu or cuda"]),
         (["TINY", "--set", "model.name=no_such_module:build"], ["cannot import 'no_such_module'"]),
         (["TINY", "--set", "evaluation.attacks=['pgd0']"], ["pgd0"]),
+        (["TINY", "--seed", "5", "--set", "training.seed=6"], ["the seed is 5 and training.seed is 6; give one of"]),
     ],
     ids=lambda value: " ".join(value)[-40:] if isinstance(value, list) else "",
 )

@@ -9,6 +9,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
+from torch.utils.data import TensorDataset
 
 import atas
 from atas.errors import DataError, UsageError
@@ -273,6 +274,19 @@ def test_own_model_and_data_objects(tmp_path, toy_data, tiny_net, train_toy):
         atas.train(tmp_path / "run" / "recipe.toml", out=tmp_path / "again", model=tiny_net())
     with pytest.raises(UsageError, match=r"given in Python \(given:TinyNet\); pass it to atas\.train\(model=\.\.\.\)"):
         atas.train(tmp_path / "run" / "recipe.toml", out=tmp_path / "again", data=toy_data)
+
+
+@pytest.mark.parametrize(
+    ("given", "match"),
+    [
+        ({"model": 5}, r"the model must be a torch\.nn\.Module; got int"),
+        ({"data": TensorDataset(torch.zeros(4))}, r"data must be an atas\.data\.Dataset, .*; got TensorDataset"),
+    ],
+    ids=["model", "data"],
+)
+def test_objects_of_another_kind(given, match, tmp_path, train_toy):
+    with pytest.raises(UsageError, match=match):
+        train_toy(tmp_path / "run", **given)
 
 
 def test_a_named_model_on_own_data(tmp_path, toy_data, toy_recipe):
