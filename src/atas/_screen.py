@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
+import sys
 from types import TracebackType
-from typing import Self
+from typing import IO, Any, Self, cast
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn
@@ -23,10 +26,51 @@ def bar(console: Console) -> Progress | None:
     )
 
 
+class _Steady:
+    """A stream that never raises: one that can take no more, as its reader went away or the disk is full, is left with
+    one line on standard error, and a character that it cannot encode is replaced."""
+
+    def __init__(self, stream: IO[str]) -> None:
+        self._stream, self._lost = stream, False
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+    def write(self, text: str) -> int:
+        """Write as much of it as can be."""
+        try:
+            return 0 if self._lost else self._stream.write(text)
+        except UnicodeEncodeError as error:
+            return self.write(text.encode(error.encoding, "replace").decode(error.encoding))
+        except OSError as error:
+            return self._lose(error)
+
+    def flush(self) -> None:
+        """Flush what can be."""
+        try:
+            if not self._lost:
+                self._stream.flush()
+        except OSError as error:
+            self._lose(error)
+
+    def _lose(self, error: OSError) -> int:
+        self._lost = True
+        if self._stream in (sys.__stdout__, sys.__stderr__):  # what is buffered would be an error at the end
+            nothing = os.open(os.devnull, os.O_WRONLY)
+            os.dup2(nothing, self._stream.fileno())
+            os.close(nothing)
+        with contextlib.suppress(OSError):
+            sentence = f"atas: the output takes no more ({error.strerror or error}); going on without it"
+            print(sentence, file=sys.stderr, flush=True)
+        return 0
+
+
 class Screen:
-    """A console, and a bar where it is a terminal, shown from entry to exit."""
+    """A console, and a bar where it is a terminal, shown from entry to exit. The work goes on where it is lost."""
 
     def __init__(self, console: Console, progress: Progress | None = None) -> None:
+        if not isinstance(console.file, _Steady):
+            console.file = cast("IO[str]", _Steady(console.file))
         self.console, self._progress = console, progress
 
     def say(self, text: str, style: str | None = None) -> None:

@@ -97,6 +97,7 @@ def test_the_saved_recipe_is_a_recipe(command, tiny, tmp_path):
         (["TINY", "--set", "engine.device=tpu9"], ["there is no device 'tpu9'; use auto, cpu or cuda"]),
         (["TINY", "--set", "model.name=no_such_module:build"], ["cannot import 'no_such_module'"]),
         (["TINY", "--set", "evaluation.attacks=['pgd0']"], ["pgd0"]),
+        (["TINY", "--seed", "5", "--set", "training.seed=6"], ["the seed is 5 and training.seed is 6; give one of"]),
     ],
     ids=lambda value: " ".join(value)[-40:] if isinstance(value, list) else "",
 )
@@ -202,6 +203,21 @@ def test_resume_of_a_finished_run(command, copy_of):
     )
 
 
+@pytest.mark.parametrize("content", [None, b"garbage"], ids=["missing", "damaged"])
+def test_resume_writes_lost_weights_of_a_finished_run_anew(content, command, copy_of, finished):
+    folder = copy_of()
+    weights = folder / "model.safetensors"
+    weights.unlink()
+    if content is not None:
+        weights.write_bytes(content)
+    remedy = f"atas train --resume --out {folder}"
+    assert remedy in command("evaluate", folder).sentence(status=1)
+    result = command("train", "--resume", "--out", folder)
+    assert "has finished already; its weights, missing or damaged, are written anew from the last" in result.out
+    assert weights.read_bytes() == (finished / "model.safetensors").read_bytes()
+    assert "written anew" not in command("train", "--resume", "--out", folder).out
+
+
 def test_resume_of_nothing(command, tmp_path):
     command("train", "--resume", "--out", tmp_path / "none").sentence("there is no such folder", status=1)
     command("train", "--resume").sentence("give a recipe", status=2)
@@ -248,6 +264,24 @@ def test_a_full_disk_in_a_process(tiny, tmp_path, process, command, contents):
     assert not [path for path in contents(folder) if path.name.endswith(".tmp")]
     assert command("train", "--resume", "--out", folder).status == 0
     Run.load(folder)
+
+
+@pytest.mark.parametrize("lost", ["closed", "full"])
+def test_the_training_goes_on_where_its_output_is_lost(lost, tiny, tmp_path):
+    if lost == "full":
+        output = os.open("/dev/full", os.O_WRONLY)
+    else:
+        reader, output = os.pipe()
+        os.close(reader)
+    train = [sys.executable, "-m", "atas", "train", str(tiny), "--out", str(tmp_path / "run")]
+    done = subprocess.run(
+        train, env=os.environ | {"OMP_NUM_THREADS": "1"}, stdout=output, stderr=subprocess.PIPE, text=True, timeout=120
+    )
+    os.close(output)
+    assert done.returncode == 0, done.stderr
+    assert done.stderr.startswith("atas: the output takes no more (")
+    assert done.stderr.count("\n") == 1
+    Run.load(tmp_path / "run")
 
 
 def test_ctrl_c_saves_and_says_how_to_go_on(tiny, tmp_path):

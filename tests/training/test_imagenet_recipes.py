@@ -71,7 +71,8 @@ def test_every_row_of_the_paper(network, method, eps):
 
 def test_drops_fall_on_the_first_update_of_epochs_51_and_76():
     schedule, steps = recipe.load("imagenet-resnet18-atas").schedule, 10_010  # 1,281,167 images in batches of 128
-    rates = [learning_rate(schedule, epoch * steps + step, 90 * steps) for epoch in range(90) for step in (0, 10_009)]
+    updates = torch.tensor([epoch * steps + step for epoch in range(90) for step in (0, 10_009)])
+    rates = learning_rate(schedule, updates, 90 * steps).tolist()
     assert rates == pytest.approx([0.1] * 100 + [0.01] * 50 + [0.001] * 30)
 
 

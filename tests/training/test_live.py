@@ -115,6 +115,22 @@ def test_time_left_counts_from_where_the_run_was_taken_up(observer, monkeypatch)
     assert live.out.getvalue().strip().endswith("2:46:39 left")
 
 
+def test_the_look_at_the_end_of_an_epoch_is_not_the_pace_of_its_steps(observer, monkeypatch):
+    """A run that was taken up one step before the end of an epoch has made one step, and a long look, by then."""
+    now = [100.0]
+    monkeypatch.setattr(live_module.time, "monotonic", lambda: now[0])
+    live = observer(force_terminal=False)
+    live.begin("toy", 1000, 899)
+    now[0] += 1
+    live.look()
+    now[0] += 30
+    live.epoch(900, {"epoch": 8, "loss": 1.0}, 10)
+    assert live.out.getvalue().strip().endswith("2:10 left")  # a hundred steps of a second, and a look
+    now[0] += 10
+    live.update(910, 9, 10, loss=1.0)
+    assert live.out.getvalue().strip().endswith("2:00 left")
+
+
 def test_the_bar_follows_epochs_that_are_too_short_to_look_into(observer):
     live = observer(force_terminal=True)
     with live:

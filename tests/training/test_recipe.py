@@ -43,7 +43,7 @@ def recipes(draw):
     }
     share = st.floats(0, 1, exclude_min=True, exclude_max=True)
     return Recipe(
-        name=draw(texts),
+        name="a" + draw(texts).translate(dict.fromkeys(map(ord, "/\\\0"))),
         data=recipe.Data(
             name=draw(texts),
             root=draw(st.none() | texts),
@@ -74,7 +74,7 @@ def recipes(draw):
             peak_at=draw(share),
         ),
         training=recipe.Training(
-            epochs=draw(st.integers(1, 10**6)),
+            epochs=draw(st.integers(1, 10**5)),
             batch_size=draw(st.integers(1, 10**6)),
             seed=draw(st.integers(-(2**62), 2**62)),
             ema=draw(st.floats(0, 1, exclude_max=True)),
@@ -315,6 +315,7 @@ def test_a_missing_recipe_file(tmp_path):
         ("method.eps", True, ("method.eps must be a number",)),
         ("method.eps", [0.1], ("method.eps must be a number",)),
         ("training.epochs", 0, ("training.epochs must be at least 1; got 0",)),
+        ("training.epochs", 10_000_000, ("training.epochs must be at most 100,000; got 10000000",)),
         ("training.epochs", 1.5, ("training.epochs must be a whole number; got 1.5",)),
         ("training.epochs", "ten", ("training.epochs must be a whole number; got 'ten'",)),
         ("training.epochs", True, ("training.epochs must be a whole number",)),
@@ -353,6 +354,25 @@ def test_a_method_that_is_no_section(tmp_path):
 
 def test_a_file_that_is_no_recipe(tmp_path):
     one_of_us(lambda: load(write(tmp_path, "a.toml", "[training\nepochs = 3\n")), "is not valid TOML", "a.toml")
+
+
+@pytest.mark.parametrize("content", ["", "# later\n", 'name = "mine"\n'])
+def test_a_file_that_says_nothing(content, tmp_path):
+    path = tmp_path / "mine.toml"
+    path.write_text(content)
+    with pytest.raises(UsageError, match=r"mine\.toml is empty; begin it from another, such as extends = "):
+        recipe.load(path)
+
+
+@pytest.mark.parametrize("name", ["", ".", "..", "../../evil", "/evil", "a/b", "a\\b", "a\0b"])
+def test_a_name_that_is_no_name_of_a_folder(name):
+    with pytest.raises(UsageError, match="a recipe's name is the name of a folder"):
+        recipe.from_dict({"name": name}, "mine")
+
+
+def test_what_is_no_recipe():
+    with pytest.raises(UsageError, match="by its name, its path or as a Recipe; got int"):
+        recipe.load(5)
 
 
 def test_a_file_that_is_no_text(tmp_path):

@@ -152,7 +152,7 @@ def test_recipes_differ_from_each_other():
 def rates(name, steps_per_epoch, updates_per_step=1):
     loaded = recipe.load(name)
     updates = loaded.training.epochs * steps_per_epoch * updates_per_step
-    return [learning_rate(loaded.schedule, update, updates) for update in range(updates)]
+    return learning_rate(loaded.schedule, torch.arange(updates), updates).tolist()
 
 
 @pytest.mark.parametrize("method", ["standard", "atas", "atta", "pgd", "trades", "atas-literal"])

@@ -38,19 +38,35 @@ def test_interrupted_after_every_single_batch(tmp_path, train_toy, interrupt_aft
     assert_same_run(tmp_path / "whole", tmp_path / "parts")
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_a_signal_ends_the_run_after_the_step_and_handlers_are_put_back(number, tmp_path, train_toy, observer):
-    found = {other: signal.getsignal(other) for other in (signal.SIGINT, signal.SIGTERM)}
+@pytest.fixture
+def hangup():
+    """Say how a lost terminal is answered; tests may run under nohup."""
+    before = signal.getsignal(signal.SIGHUP)
+    yield lambda handler: signal.signal(signal.SIGHUP, handler)
+    signal.signal(signal.SIGHUP, before)
+
+
+@pytest.mark.parametrize("numbers", [[signal.SIGINT], [signal.SIGTERM], [signal.SIGHUP, signal.SIGHUP]])
+def test_a_signal_ends_the_run_after_the_step_and_handlers_are_put_back(numbers, tmp_path, train_toy, observer, hangup):
+    """A lost terminal may send its own twice, from the kernel and from the shell."""
+    hangup(signal.SIG_DFL)
+    found = {other: signal.getsignal(other) for other in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
 
     def stop(seen):
         if seen == 3:
-            os.kill(os.getpid(), number)
+            for number in numbers:
+                os.kill(os.getpid(), number)
 
     with pytest.raises(Interrupted, match="batch 3 of epoch 1"):
         train_toy(tmp_path / "run", live=observer(on_batch=stop))
     assert {other: signal.getsignal(other) for other in found} == found
     _, state = checkpoint.load(tmp_path / "run" / "checkpoints" / "last.safetensors")
     assert (state["epoch"], state["batch"], state["updates"]) == (0, 3, 3)
+
+
+def test_under_nohup_a_lost_terminal_ends_nothing(tmp_path, train_toy, observer, hangup):
+    hangup(signal.SIG_IGN)
+    train_toy(tmp_path / "run", live=observer(on_batch=lambda seen: os.kill(os.getpid(), signal.SIGHUP)))
 
 
 @pytest.fixture

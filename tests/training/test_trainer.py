@@ -9,11 +9,13 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
+from torch.utils.data import TensorDataset
 
 import atas
 from atas.errors import DataError, UsageError
 from atas.methods import Standard
 from atas.training import Live, Run, checkpoint
+from atas.training._checks import check_model
 from atas.training.engine import choose_device
 
 KEYS = {"epoch", "updates", "rate", "loss", "train_accuracy", "clean", "fgsm", "pgd10", "pgd10_loss", "collapsed"}
@@ -274,6 +276,19 @@ def test_own_model_and_data_objects(tmp_path, toy_data, tiny_net, train_toy):
         atas.train(tmp_path / "run" / "recipe.toml", out=tmp_path / "again", data=toy_data)
 
 
+@pytest.mark.parametrize(
+    ("given", "match"),
+    [
+        ({"model": 5}, r"the model must be a torch\.nn\.Module; got int"),
+        ({"data": TensorDataset(torch.zeros(4))}, r"data must be an atas\.data\.Dataset, .*; got TensorDataset"),
+    ],
+    ids=["model", "data"],
+)
+def test_objects_of_another_kind(given, match, tmp_path, train_toy):
+    with pytest.raises(UsageError, match=match):
+        train_toy(tmp_path / "run", **given)
+
+
 def test_a_named_model_on_own_data(tmp_path, toy_data, toy_recipe):
     run = atas.train(toy_recipe("fgsm-rs", {"training.epochs": 1}), out=tmp_path / "run", data=toy_data)
     assert run.model.fc.out_features == 3
@@ -393,8 +408,10 @@ def test_bf16_trains_resumes_and_leaves_float32_weights(tmp_path, train_toy, int
 def test_a_loss_that_diverges_is_an_error_with_a_remedy(tmp_path, train_toy):
     with pytest.raises(DataError, match=r"in epoch \d+: training has diverged; .* smaller schedule\.peak"):
         train_toy(tmp_path / "run", "fgsm-rs", {"schedule.peak": 1e30})
-    with pytest.raises(DataError, match="has not finished"):
+    with pytest.raises(DataError, match=r"it diverged in epoch \d+; begin anew with --overwrite and a smaller sched"):
         Run.load(tmp_path / "run", model=nn.Flatten())
+    with pytest.raises(DataError, match=r"a smaller optimizer\.weight_decay or schedule\.peak"):
+        train_toy(tmp_path / "decay", values={"optimizer.weight_decay": 1e30})
 
 
 @pytest.mark.parametrize(("device", "match"), [("tpu9", "no device 'tpu9'"), ("cuda", "no CUDA device")])
@@ -436,6 +453,57 @@ def test_more_classes_in_the_data_than_in_the_model(tmp_path, train_toy, tiny_ne
         train_toy(tmp_path / "run", model=tiny_net(num_classes=2))
 
 
+class Wrong(nn.Module):
+    """A network of which one thing is wrong."""
+
+    def __init__(self, forward):
+        super().__init__()
+        self.norm, self.linear, self._forward = nn.BatchNorm1d(64), nn.Linear(64, 3), forward
+
+    def forward(self, x):
+        return self._forward(self, x.flatten(1))
+
+
+@pytest.mark.parametrize(
+    ("forward", "match"),
+    [
+        (lambda net, x: net.linear(x).detach(), "no gradient of the loss reaches the images through the model; look"),
+        (lambda net, x: net.linear(x.detach()), "no gradient of the loss reaches the images"),
+        (lambda net, x: x[:, :3], "no gradient of the loss reaches the weights"),
+        (lambda net, x: net.linear(x) / 0, "outputs are NaN or infinite before any training"),
+        (lambda net, x: net.linear(x).log() * 0, "outputs are NaN or infinite before any training"),
+        (lambda net, x: (net.linear(x), x) if net.training else net.linear(x), "tensor of logits .*; got tuple"),
+        (lambda net, x: net.linear(x), r"its weights are torch\.float64: give model\.float\(\)"),
+    ],
+    ids=["detached", "images detached", "weights unused", "infinite", "NaN", "tuple in training", "double"],
+)
+def test_a_model_that_cannot_learn_is_refused_before_anything_is_given_up(forward, match, tmp_path, train_toy):
+    model = Wrong(forward)
+    if "float64" in match:
+        model.double()
+    train_toy(tmp_path / "run", values={"training.epochs": 1})
+    kept = {path: path.read_bytes() for path in (tmp_path / "run").rglob("*") if path.is_file()}
+    with pytest.raises(UsageError, match=match):
+        train_toy(tmp_path / "run", model=model, overwrite=True)
+    assert {path: path.read_bytes() for path in (tmp_path / "run").rglob("*") if path.is_file()} == kept
+
+
+def test_trying_a_model_leaves_no_trace(toy_data, tiny_net):
+    model = nn.Sequential(tiny_net(), nn.Dropout()).train()
+    model[0].bn1.eval()
+    before, state = weights_of(model), torch.get_rng_state()
+    check_model(model, toy_data)
+    assert_equal_states(before, weights_of(model))
+    assert torch.equal(torch.get_rng_state(), state)
+    assert all(parameter.grad is None for parameter in model.parameters())
+    assert (model.training, model[0].bn1.training, model[0].bn2.training) == (True, False, True)
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")
+def test_a_scripted_model_is_taken(toy_data, tiny_net):
+    check_model(torch.jit.script(tiny_net()), toy_data)
+
+
 def test_a_folder_that_holds_something_else(tmp_path, train_toy):
     (tmp_path / "thesis").mkdir()
     (tmp_path / "thesis" / "chapter1.txt").write_text("it was a dark and stormy night")
@@ -453,9 +521,11 @@ def test_a_folder_that_holds_a_run(tmp_path, train_toy, assert_same_run):
         train_toy(tmp_path / "run")
     assert {path: path.read_bytes() for path in (tmp_path / "run").rglob("*") if path.is_file()} == kept
     (tmp_path / "run" / "evaluation.json").write_text("{}")
+    (tmp_path / "run" / "report.html").write_text("<p>")
     (tmp_path / "run" / "notes.txt").write_text("mine")
     train_toy(tmp_path / "run", overwrite=True)
     assert not (tmp_path / "run" / "evaluation.json").exists(), "the result of other weights"
+    assert not (tmp_path / "run" / "report.html").exists()
     assert (tmp_path / "run" / "notes.txt").exists()
     train_toy(tmp_path / "other")
     assert_same_run(tmp_path / "run", tmp_path / "other")

@@ -11,7 +11,7 @@ from atas import _catalogue
 from atas._text import in_shell
 from atas.cli import _assignments
 from atas.cli._complete import recipes
-from atas.cli._say import load_torch, say
+from atas.cli._say import load_torch
 from atas.errors import UsageError
 
 
@@ -25,7 +25,9 @@ def train(
     ),
     seed: int | None = typer.Option(None, "--seed", help="Short for --set training.seed=..."),
     resume: bool = typer.Option(False, "--resume", help="Go on with the run in the folder."),
-    overwrite: bool = typer.Option(False, "--overwrite", help="Begin anew where the folder holds a run."),
+    overwrite: bool = typer.Option(
+        False, "--overwrite", help="Begin anew; deletes the folder's earlier run, its evaluations and exports too."
+    ),
     evaluate_after: bool = typer.Option(False, "--evaluate", help="Evaluate on the test set when training has ended."),
     as_json: bool = typer.Option(False, "--json", help="Print JSON at the end; progress goes to standard error."),
 ) -> None:
@@ -52,7 +54,7 @@ def train(
     from atas.training import train as run_training
 
     with launched() as processes:
-        live = Live(Console(stderr=True), quiet=not processes.first) if as_json else None
+        live = Live(Console(stderr=as_json, quiet=not processes.first))
         run = run_training(recipe, out=out, values=values, seed=seed, resume=resume, overwrite=overwrite, live=live)
         evaluation = evaluate_run(run, quiet=as_json) if evaluate_after else None
     if not processes.first:
@@ -62,4 +64,4 @@ def train(
         about = {"folder": str(run.folder), "recipe": run.recipe.name, "epochs": len(run.metrics)}
         typer.echo(json.dumps(about | {"last_epoch": run.metrics[-1], "evaluation": measured}, indent=2))
     elif not evaluate_after:
-        say(f"done: {run.folder}; next: atas evaluate {in_shell(run.folder)}")
+        live.say(f"done: {run.folder}; next: atas evaluate {in_shell(run.folder)}")

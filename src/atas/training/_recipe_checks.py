@@ -11,6 +11,8 @@ from atas.training.views import check_views
 if TYPE_CHECKING:
     from atas.training.recipe import Recipe
 
+_MOST_EPOCHS = 100_000  # the rate of every update is kept on the device
+
 
 def check(recipe: Recipe) -> None:
     """An error, in one sentence, for values that cannot be meant."""
@@ -24,6 +26,10 @@ def check(recipe: Recipe) -> None:
             raise unknown(f"value of {key}", value, allowed)
 
     training, schedule, optimizer = recipe.training, recipe.schedule, recipe.optimizer
+    demand(
+        recipe.name not in ("", ".", "..") and not set(recipe.name) & set("/\\\0"),
+        f"a recipe's name is the name of a folder, without / and \\ in it; got {recipe.name!r}",
+    )
     methods.get(recipe.method.name)
     threat.create(recipe.method.norm, recipe.method.eps)
     choice("data.loading", recipe.data.loading, "auto", "resident", "streaming")
@@ -34,6 +40,7 @@ def check(recipe: Recipe) -> None:
     choice("engine.kind", recipe.engine.kind, "auto", "eager", "captured")
     choice("engine.precision", recipe.engine.precision, "auto", "bf16", "float32")
     demand(training.epochs >= 1, f"training.epochs must be at least 1; got {training.epochs}")
+    demand(training.epochs <= _MOST_EPOCHS, f"training.epochs must be at most {_MOST_EPOCHS:,}; got {training.epochs}")
     demand(training.batch_size >= 1, f"training.batch_size must be at least 1; got {training.batch_size}")
     demand(0 <= training.ema < 1, f"training.ema must be in [0, 1), such as 0.999; got {training.ema}")
     demand(-(2**63) <= training.seed < 2**63, f"training.seed must fit 64 bits; got {training.seed}")

@@ -1,4 +1,4 @@
-"""Ctrl-C and termination: a request to stop, answered between two steps."""
+"""Ctrl-C, termination and a lost terminal: a request to stop, answered between two steps."""
 
 from __future__ import annotations
 
@@ -16,7 +16,8 @@ class Interrupted(AtasError):  # noqa: N818  (nothing went wrong)
 
 
 class StopRequest:
-    """While it is entered, a first signal sets `asked`; a second one does what it always did.
+    """While it is entered, a first signal sets `asked`; a second one does what it always did. But a terminal that goes
+    away may send more than one, and where that is ignored already, as under nohup, it stays so.
 
     A `patient` one takes any number of signals, and where an error ends it goes on to do so until the process has said
     why: torchrun sends its processes what a terminal has sent them already, tells all to end as soon as one does, and
@@ -30,7 +31,8 @@ class StopRequest:
 
     def __enter__(self) -> StopRequest:
         if threading.current_thread() is threading.main_thread():  # elsewhere signals cannot be caught
-            for number in (signal.SIGINT, signal.SIGTERM):
+            hangup = () if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN else (signal.SIGHUP,)
+            for number in (signal.SIGINT, signal.SIGTERM, *hangup):
                 self._found[number] = signal.signal(number, self._ask)
         return self
 
@@ -44,5 +46,5 @@ class StopRequest:
 
     def _ask(self, number: int, _frame: object) -> None:
         self.asked = True
-        if not self._patient:
+        if not self._patient and number != signal.SIGHUP:
             signal.signal(number, self._found[number])

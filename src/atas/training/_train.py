@@ -16,6 +16,7 @@ from atas import data as data_sets
 from atas import environment
 from atas._files import held, read_json, write_text
 from atas._text import in_shell
+from atas.checks import check_module
 from atas.errors import UsageError
 from atas.processes import Processes, launched
 from atas.training import recipe as recipes
@@ -27,7 +28,7 @@ from atas.training.observe import Observer
 from atas.training.run import Folder, Run, build_model, load_data, load_recipe
 from atas.training.trainer import Trainer
 from atas.training.views import as_tested
-from atas.training.weights import GIVEN, save_weights
+from atas.training.weights import GIVEN, is_whole, save_weights
 
 
 def train(
@@ -56,12 +57,10 @@ def train(
 
     >>> run = train("digits-small-cnn-atas", out="/tmp/run", values={"training.epochs": 1})  # doctest: +SKIP
     """
+    _check_given(model, data)
     with launched() as peers:
         settings = peers.by_first(lambda: _begun_with(out, resume)) if recipe is None else recipes.load(recipe)
-        changes = dict(values or {})
-        if seed is not None:
-            changes["training.seed"] = seed
-        settings = settings.with_values(changes)
+        settings = settings.with_values(_with_seed(values or {}, seed))
         if model is not None:
             given = dataclasses.replace(settings.model, name=f"{GIVEN}{type(model).__name__}")
             settings = dataclasses.replace(settings, model=given)
@@ -85,6 +84,26 @@ def train(
                         peers.by_first(lambda: _begin(place, trainer))
                     trainer.fit()
                     return _finished(trainer, _about(settings, data))
+
+
+def _check_given(model: object, data: object) -> None:
+    """An error where what was passed in Python is of another kind."""
+    if model is not None:
+        check_module(model)
+    if data is not None and not isinstance(data, data_sets.Dataset):
+        raise UsageError(
+            f"data must be an atas.data.Dataset, as atas.data.from_arrays and atas.data.load make it; got "
+            f"{type(data).__name__}"
+        )
+
+
+def _with_seed(values: Mapping[str, Any], seed: int | None) -> dict[str, Any]:
+    """The values, and the seed among them."""
+    if seed is None:
+        return dict(values)
+    if values.get("training.seed", seed) != seed:
+        raise UsageError(f"the seed is {seed} and training.seed is {values['training.seed']}; give one of them")
+    return {**values, "training.seed": seed}
 
 
 def _undertaking(trainer: Trainer) -> str:
@@ -156,7 +175,7 @@ def _goes_on(place: Folder, settings: recipes.Recipe, *, resume: bool, overwrite
 def _begin(place: Folder, trainer: Trainer) -> None:
     """Give up what an earlier run left, its recipe last, when the new one replaces it."""
     results = [path for kind in ("json*", "md") for path in place.path.glob(f"{place.evaluation.stem}*.{kind}")]
-    for path in (place.metrics, place.model, place.environment, *results):
+    for path in (place.metrics, place.model, place.environment, place.page, *results):
         path.unlink(missing_ok=True)
     for folder in (place.last.parent, place.board, place.wandb, place.exports):
         shutil.rmtree(folder, ignore_errors=True)
@@ -172,7 +191,9 @@ def _take_up(trainer: Trainer, settings: recipes.Recipe, place: Folder, shown: L
     if not trainer.resume():
         shown.say(f"there is no checkpoint in {place.path} yet; beginning anew")
     elif trainer.epoch == settings.training.epochs:
-        shown.say(f"the run in {place.path} has finished already")
+        lost = trainer.peers.first and not is_whole(place.model)
+        more = "; its weights, missing or damaged, are written anew from the last checkpoint" if lost else ""
+        shown.say(f"the run in {place.path} has finished already{more}")
     else:
         shown.say(f"going on in {place.path} at epoch {trainer.epoch + 1}, batch {trainer.batch + 1}")
     if trainer.peers.first:

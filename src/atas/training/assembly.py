@@ -19,7 +19,15 @@ from atas.methods import Free, Method
 from atas.parts import Part
 from atas.processes import ALONE, Processes
 from atas.training import recipe
-from atas.training._checks import check_alike, check_model, check_single, part_of, rows_of_steps, split_probe
+from atas.training._checks import (
+    check_alike,
+    check_model,
+    check_single,
+    check_without_images,
+    part_of,
+    rows_of_steps,
+    split_probe,
+)
 from atas.training.batchnorm import synchronise
 from atas.training.engine import Engine, choose_device
 from atas.training.gathering import share_weights
@@ -63,7 +71,7 @@ def assemble(
     part = part_of(settings, len(examples), peers)
     rows_at_once = rows_of_steps(part, training.batch_size, peers)
     if 0 in rows_at_once:
-        check_model(model, seen, images=0)
+        check_without_images(model, seen)
     if settings.engine.sync_batchnorm:
         rows_at_once = rows_of_steps(part, training.batch_size, ALONE)
     if 1 in rows_at_once:

@@ -19,6 +19,7 @@ from torch import Tensor
 from atas._files import write_atomically
 from atas.errors import CheckpointError
 
+LAST = Path("checkpoints", "last.safetensors")  # in a run's folder, the one to resume from
 _KEY = "atas-checkpoint-1"  # the one entry of the header: with several, their order would change from file to file
 
 

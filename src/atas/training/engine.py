@@ -105,11 +105,9 @@ class Engine:
         self._gradients: list[Tensor | None] = [None] * len(self._inputs)
         total = settings.training.epochs * len(batches) * method.updates_per_step
         schedule, usual = settings.schedule, settings.optimizer.momentum
-        paces = [
-            (learning_rate(schedule, update, total), momentum_at(schedule, usual, update, total))
-            for update in range(total + 1)
-        ]
-        self._paces = torch.tensor(paces, dtype=torch.float64, device=self.device)  # rate and momentum of each update
+        update = torch.arange(total + 1)
+        paces = learning_rate(schedule, update, total), momentum_at(schedule, usual, update, total)
+        self._paces = torch.stack(paces, dim=1).to(self.device)  # rate and momentum of each update
         self._update = torch.zeros((), dtype=torch.int64, device=self.device)
         self._order = torch.zeros(len(batches.labels), dtype=torch.int64, device=self.device)
         self._place = torch.zeros((), dtype=torch.int64, device=self.device)

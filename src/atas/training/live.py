@@ -41,6 +41,7 @@ class Live(Screen):
         """Start the line; `done` of `total` steps were made before a resume."""
         self._total, self._done_before, self._done = total, done, done
         self._started = time.monotonic()
+        self._looks, self._looking, self._look_began = 0, 0.0, self._started
         if self.console.is_terminal:
             rest = Column(ratio=1, no_wrap=True, overflow="ellipsis")  # in a narrow terminal the text is cut, no number
             self._progress = Progress(
@@ -68,22 +69,31 @@ class Live(Screen):
             moving = {key: value for key, value in status.items() if key not in _ACCURACIES}
             self._progress.update(self._task, completed=done, status=f"{number}  {_status(moving)}")
         else:
-            self.say(f"{number}  {done:,} of {self._total:,} steps  {_status(status)}  {self._time_left()} left")
+            left = self._time_left(epochs - epoch)
+            self.say(f"{number}  {done:,} of {self._total:,} steps  {_status(status)}  {left} left")
+
+    def look(self) -> None:
+        """The steps of an epoch are made, and the monitor's look follows, whose time is not theirs."""
+        self._look_began = time.monotonic()
 
     def epoch(self, done: int, row: dict[str, Any], epochs: int) -> None:
-        """One line for an epoch that has ended."""
+        """One line for an epoch that has ended with a look at the model."""
         self._last, self._done = time.monotonic(), done
+        self._looks, self._looking = self._looks + 1, self._looking + self._last - self._look_began
         number = f"{row['epoch'] + 1:>{len(str(epochs))}}/{epochs}"
         if self._progress is not None:  # short epochs end before a look inside of one is due
             self._progress.update(self._task, completed=done, status=f"epoch {number} done")
-        left = "" if done >= self._total else f"  {self._time_left()} left"
+        left = "" if done >= self._total else f"  {self._time_left(epochs - row['epoch'] - 1)} left"
         self.say(f"epoch {number}  {_status(row)}{left}")
 
-    def _time_left(self) -> str:
+    def _time_left(self, looks: int) -> str:
+        """Of the steps and looks that are left, at the pace of those since the beginning or the resume."""
         made = self._done - self._done_before
-        if not made:
+        if made <= 0:
             return "?"
-        return clock((time.monotonic() - self._started) / made * (self._total - self._done))
+        a_step = (time.monotonic() - self._started - self._looking) / made
+        a_look = self._looking / max(1, self._looks)
+        return clock(a_step * (self._total - self._done) + a_look * looks)
 
 
 def _status(values: dict[str, Any]) -> str:

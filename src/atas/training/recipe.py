@@ -108,6 +108,8 @@ def load(source: str | Path | Recipe) -> Recipe:
     """
     if isinstance(source, Recipe):
         return source
+    if not isinstance(source, str | Path):
+        raise UsageError(f"a recipe is given by its name, its path or as a Recipe; got {type(source).__name__}")
     document, name = _read(source, ())
     return from_dict(document, name)
 
@@ -168,6 +170,10 @@ def _read(source: str | Path, seen: tuple[str, ...]) -> tuple[dict[str, Any], st
         document = tomllib.loads(content.decode("utf-8"))
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise UsageError(f"recipe {source} is not valid TOML: {error}") from error
+    if not document.keys() - {"name"}:
+        raise UsageError(
+            f'recipe {source} is empty; begin it from another, such as extends = "cifar10-preact-resnet18-atas"'
+        )
     base = document.pop("extends", None)
     if base is None:
         return document, name

@@ -14,8 +14,11 @@ from atas._text import in_shell
 from atas.data._sources import Progress
 from atas.errors import DataError, UsageError
 from atas.training import recipe
+from atas.training.checkpoint import LAST
 from atas.training.logs import read_metrics
 from atas.training.weights import GIVEN, load_weights, of_all_channels
+
+DIVERGED = "diverged"  # the event that ends the metrics of such a run
 
 
 @dataclass(frozen=True)
@@ -42,12 +45,12 @@ class Folder:
     @property
     def last(self) -> Path:
         """The checkpoint to resume from."""
-        return self.path / "checkpoints" / "last.safetensors"
+        return self.path / LAST
 
     @property
     def healthy(self) -> Path:
         """The checkpoint to return to after a collapse."""
-        return self.path / "checkpoints" / "healthy.safetensors"
+        return self.last.with_name("healthy.safetensors")
 
     @property
     def model(self) -> Path:
@@ -75,6 +78,11 @@ class Folder:
         return self.path / "wandb"
 
     @property
+    def page(self) -> Path:
+        """What `atas report` wrote."""
+        return self.path / "report.html"
+
+    @property
     def exports(self) -> Path:
         """What `atas export` wrote, a folder a format."""
         return self.path / "export"
@@ -94,11 +102,23 @@ class Run:
         """A run from its folder; `model` is needed only where it was passed in Python at training."""
         place = Folder(Path(folder))
         settings = load_recipe(place)
+        rows = read_metrics(place.metrics)
         if not place.model.exists():
-            raise DataError(
-                f"the run {folder} has not finished; go on with: atas train --resume --out {in_shell(folder)}"
-            )
-        return cls(place.path, settings, load_weights(place.model, model), epochs_of(read_metrics(place.metrics)))
+            raise DataError(f"the run {folder} has not finished{_way_on(place, settings, rows)}")
+        return cls(place.path, settings, load_weights(place.model, model), epochs_of(rows))
+
+
+def _way_on(place: Folder, settings: recipe.Recipe, rows: list[dict[str, Any]]) -> str:
+    """What is left to do with a run that has no weights; one that diverged would do so again."""
+    if rows and rows[-1].get("event") == DIVERGED:
+        return f": it diverged in epoch {rows[-1]['epoch'] + 1}; begin anew with --overwrite and {calmer(settings)}"
+    return f"; go on with: atas train --resume --out {in_shell(place.path)}"
+
+
+def calmer(settings: recipe.Recipe) -> str:
+    """What to set where a training diverges."""
+    large = settings.optimizer.weight_decay >= 1
+    return "a smaller optimizer.weight_decay or schedule.peak" if large else "a smaller schedule.peak"
 
 
 def load_recipe(place: Folder) -> recipe.Recipe:

@@ -24,7 +24,7 @@ from atas.training.logs import Metrics
 from atas.training.monitor import Probe
 from atas.training.observe import Moment, Observer
 from atas.training.rows import epoch_row, examples_per_second
-from atas.training.run import Folder
+from atas.training.run import DIVERGED, Folder, calmer
 from atas.training.saving import Checkpoints
 
 _SHRINK = 0.75  # of the step size, at each rollback
@@ -147,6 +147,7 @@ class Trainer:
         engine = self.engine
         engine.method.guard.raise_if_set()
         means = self._check_loss()
+        self.live.look()
         self._probe = probe = self.monitor.probe(engine.watched, engine.ask)
         collapsed = self.monitor.judge(probe)
         row, histograms = epoch_row(self.epoch, engine, means, probe, collapsed, self.seconds)
@@ -170,9 +171,10 @@ class Trainer:
     def _check_loss(self) -> tuple[float, float, float]:
         loss, *_ = means = self.engine.totals.read(self.peers)
         if not math.isfinite(loss):
+            self._metrics.write({"event": DIVERGED, "epoch": self.epoch})
             raise DataError(
                 f"the loss is {loss} in epoch {self.epoch + 1}: training has diverged; begin anew with --overwrite and "
-                f"a smaller schedule.peak"
+                f"{calmer(self.settings)}"
             )
         return means
 

@@ -17,9 +17,10 @@ from torch import Tensor, nn
 
 from atas import models
 from atas._files import write_atomically
+from atas._text import in_shell
 from atas.errors import AtasError, CheckpointError, DataError, UsageError
 from atas.evaluation._fingerprint import state_hash
-from atas.training.checkpoint import separate
+from atas.training.checkpoint import LAST, separate
 
 _KEY = "atas-model-1"
 _PICKLES = (
@@ -57,6 +58,15 @@ def read_weights(path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
     if "weights" in about and about["weights"] != state_hash(tensors):
         raise _damaged(path, "its tensors are not those that were written")
     return about, tensors
+
+
+def is_whole(path: Path) -> bool:
+    """Whether a weights file is there and can be read."""
+    try:
+        read_weights(path)
+    except DataError:
+        return False
+    return True
 
 
 def load_weights(path: Path, model: nn.Module | None = None) -> nn.Module:
@@ -105,10 +115,14 @@ def _unreadable(path: Path, error: Exception) -> DataError:
                 )
     elif not path.exists():
         return DataError(f"there is no weights file {path}; check the path")
-    return DataError(
-        f"the weights file {path} cannot be read ({str(error).splitlines()[0]}); restore it or train again"
-    )
+    return DataError(f"the weights file {path} cannot be read ({str(error).splitlines()[0]}); {_remedy(path)}")
 
 
 def _damaged(path: Path, why: str) -> DataError:
-    return DataError(f"the weights file {path} is damaged ({why}); restore it or train again")
+    return DataError(f"the weights file {path} is damaged ({why}); {_remedy(path)}")
+
+
+def _remedy(path: Path) -> str:
+    if (path.parent / LAST).exists():
+        return f"write it anew from the last checkpoint: atas train --resume --out {in_shell(path.parent)}"
+    return "restore it or train again"
