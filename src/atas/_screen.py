@@ -17,10 +17,10 @@ def bar(console: Console) -> Progress | None:
     if not console.is_terminal:
         return None
     return Progress(
-        TextColumn("{task.description}"),
+        TextColumn("{task.description}", markup=False),
         BarColumn(bar_width=24),
         TaskProgressColumn(),
-        TextColumn("{task.fields[text]}"),
+        TextColumn("{task.fields[text]}", markup=False),
         console=console,
         transient=True,
     )

@@ -350,6 +350,13 @@ def test_a_batch_of_one_image_that_the_model_cannot_normalise(tmp_path, train_to
     assert model.bn1.num_batches_tracked == 2
 
 
+def test_a_single_class_is_named(tmp_path):
+    pixels = np.zeros((4, 1, 8, 8), np.uint8)
+    data = atas.data.from_arrays("one", pixels, [0] * 4, pixels, [0] * 4, classes=["cat"])
+    with pytest.raises(DataError, match="the data has a single class, cat, and nothing to tell it from"):
+        atas.train("digits-small-cnn-atas", out=tmp_path / "run", data=data)
+
+
 def test_a_model_given_in_eval_mode_is_trained(tmp_path, train_toy, tiny_net):
     net = tiny_net().eval()
     before = weights_of(net)

@@ -48,7 +48,7 @@ class Live(Screen):
                 BarColumn(bar_width=12),
                 TaskProgressColumn(),
                 TimeRemainingColumn(compact=True),
-                TextColumn("{task.fields[status]}  {task.description}", table_column=rest),
+                TextColumn("{task.fields[status]}  {task.description}", markup=False, table_column=rest),
                 console=self.console,
                 transient=True,
                 expand=True,

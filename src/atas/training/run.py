@@ -164,6 +164,10 @@ def build_model(settings: recipe.Recipe, images: data.Dataset) -> nn.Module:
         raise UsageError(
             f"the model of this recipe was given in Python ({settings.model.name}); pass it to atas.train(model=...)"
         )
+    if images.num_classes == 1:
+        raise DataError(
+            f"the data has a single class, {images.train.classes[0]}, and nothing to tell it from; give two or more"
+        )
     mean, std = of_all_channels(settings.model.mean), of_all_channels(settings.model.std)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(settings.training.seed)
