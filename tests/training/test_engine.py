@@ -99,6 +99,7 @@ class Sloping:
         return slope(self.model, x, direction, y)
 
 
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")  # as above
 def test_gradient_alignment_by_slopes_is_that_by_two_backward_passes():
     """The way that the captured engine goes, compiled by a backend that needs no compiler."""
     torch._dynamo.reset()

@@ -1,5 +1,6 @@
 """The trainer: what is trained on, in which order, with which rate, and what is left alone."""
 
+import dataclasses
 import json
 import random
 import sys
@@ -237,6 +238,15 @@ def test_the_default_folder_is_named_by_the_recipe(tmp_path, monkeypatch, toy_re
     monkeypatch.chdir(tmp_path)
     run = atas.train(toy_recipe("standard", {"training.epochs": 1}), data=toy_data, model=tiny_net())
     assert run.folder.resolve() == tmp_path / "runs" / "toy"
+
+
+@pytest.mark.parametrize("name", ["", ".", "..", "../../evil", "/evil", "a/b", "a\\b", "a\0b"])
+def test_a_recipe_s_name_that_leads_out_of_the_runs(name, tmp_path, monkeypatch, toy_recipe):
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+    with pytest.raises(UsageError, match="is not that of a folder below runs; change it or give --out"):
+        atas.train(dataclasses.replace(toy_recipe(), name=name))
+    assert [path.name for path in tmp_path.rglob("*")] == ["here"]
 
 
 def test_learning_happens(tmp_path, train_toy):

@@ -26,7 +26,7 @@ def train(
     seed: int | None = typer.Option(None, "--seed", help="Short for --set training.seed=..."),
     resume: bool = typer.Option(False, "--resume", help="Go on with the run in the folder."),
     overwrite: bool = typer.Option(
-        False, "--overwrite", help="Begin anew; deletes the folder's earlier run, its evaluations and exports too."
+        False, "--overwrite", help="Begin anew; deletes the earlier run's weights, evaluations, report and exports."
     ),
     evaluate_after: bool = typer.Option(False, "--evaluate", help="Evaluate on the test set when training has ended."),
     as_json: bool = typer.Option(False, "--json", help="Print JSON at the end; progress goes to standard error."),

@@ -26,10 +26,6 @@ def check(recipe: Recipe) -> None:
             raise unknown(f"value of {key}", value, allowed)
 
     training, schedule, optimizer = recipe.training, recipe.schedule, recipe.optimizer
-    demand(
-        recipe.name not in ("", ".", "..") and not set(recipe.name) & set("/\\\0"),
-        f"a recipe's name is the name of a folder, without / and \\ in it; got {recipe.name!r}",
-    )
     methods.get(recipe.method.name)
     threat.create(recipe.method.norm, recipe.method.eps)
     choice("data.loading", recipe.data.loading, "auto", "resident", "streaming")

@@ -67,7 +67,7 @@ def train(
         if data is not None:
             named = dataclasses.replace(settings.data, name=f"{GIVEN}{data.name}")
             settings = dataclasses.replace(settings, data=named)
-        place = Folder(Path(out) if out is not None else Path("runs") / settings.name)
+        place = Folder(Path(out) if out is not None else _usual_folder(settings.name))
         with peers.reached(f"go on from the last checkpoint with --resume --out {in_shell(place.path)}"):
             going_on = peers.by_first(lambda: _goes_on(place, settings, resume=resume, overwrite=overwrite))
             with live or Live(quiet=not peers.first) as shown, determinism(settings.engine.deterministic):
@@ -104,6 +104,13 @@ def _with_seed(values: Mapping[str, Any], seed: int | None) -> dict[str, Any]:
     if values.get("training.seed", seed) != seed:
         raise UsageError(f"the seed is {seed} and training.seed is {values['training.seed']}; give one of them")
     return {**values, "training.seed": seed}
+
+
+def _usual_folder(name: str) -> Path:
+    """Where a recipe's run goes; an error where its name leads to somewhere else."""
+    if name in ("", ".", "..") or set(name) & set("/\\\0"):
+        raise UsageError(f"the recipe's name {name!r} is not that of a folder below runs; change it or give --out")
+    return Path("runs", name)
 
 
 def _undertaking(trainer: Trainer) -> str:
