@@ -35,7 +35,7 @@ def engine(name: str, args: argparse.Namespace, device: torch.device) -> Engine:
     own = dict(settings.method.settings) | ({"batch_size": args.batch} if name == "free" else {})
     method = atas.methods.create(name, settings.threat, examples, (3, 32, 32), device=device, **own)
     made = Engine(settings, atas.models.create(args.model, 10).to(device), method, batches)
-    made.begin(10, 0)
+    made.begin(min(10, settings.training.epochs - 1), 0)
     return made
 
 

@@ -133,7 +133,7 @@ class Method(nn.Module, ABC):
         for it again, after a resume for example, changes nothing."""
         if epoch < 0:
             raise UsageError(f"epochs count from 0; got {epoch}")
-        if epochs is not None and epoch >= epochs:
+        if epochs is not None and 1 <= epochs <= epoch:  # Lightning has -1 for an open end
             raise UsageError(
                 f"epoch {epoch}, counted from 0, is beyond the last of epochs={epochs}; give the number of all epochs "
                 f"as epochs, or leave it out"
