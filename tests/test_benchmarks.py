@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
-from atas import data
+from atas import data, methods
 
 BENCHMARKS = Path(__file__).parent.parent / "benchmarks"
 
@@ -71,3 +71,10 @@ def test_how_far_yopo_moves_its_first_layer(bench):
     assert [(row["twice"], row["seed"]) for row in found["runs"]] == [(False, 3), (True, 3)]
     for row in found["runs"]:
         assert 0 < row["median_move"] <= row["largest_move"]
+
+
+def test_what_a_step_of_each_method_costs(bench):
+    small = ["--model", "small-cnn", "--batch", "4", "--rounds", "2", "--device", "cpu"]
+    _, found = bench("step_cost.py", *small)
+    assert list(found["rows"]) == methods.names()
+    assert found["rows"]["standard"]["relative"] == 1
