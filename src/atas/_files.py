@@ -10,7 +10,7 @@ import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from atas.errors import AtasError, UsageError
 
@@ -34,6 +34,13 @@ def make_ready(path: Path) -> None:
     except OSError as error:
         error.filename = str(path)  # nobody knows the other name
         raise
+
+
+def discard(stream: IO[str]) -> None:
+    """Send what a lost stream still holds, and all that follows, nowhere; it would be an error at the end."""
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, stream.fileno())
+    os.close(nowhere)
 
 
 def write_atomically(path: Path, write: Callable[[Path], object]) -> None:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import sys
 from types import TracebackType
 from typing import IO, Any, Self, cast
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn
+
+from atas._files import discard
 
 
 def bar(console: Console) -> Progress | None:
@@ -55,10 +56,8 @@ class _Steady:
 
     def _lose(self, error: OSError) -> int:
         self._lost = True
-        if self._stream in (sys.__stdout__, sys.__stderr__):  # what is buffered would be an error at the end
-            nothing = os.open(os.devnull, os.O_WRONLY)
-            os.dup2(nothing, self._stream.fileno())
-            os.close(nothing)
+        if self._stream in (sys.__stdout__, sys.__stderr__):
+            discard(self._stream)
         with contextlib.suppress(OSError):
             sentence = f"atas: the output takes no more ({error.strerror or error}); going on without it"
             print(sentence, file=sys.stderr, flush=True)

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 import typer
 
+from atas._files import discard
 from atas.errors import AtasError
 
 if TYPE_CHECKING:
@@ -69,7 +70,7 @@ def _printing() -> Iterator[None]:
     except BrokenPipeError:
         raise
     except OSError as error:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # what is left would fail again at the end
+        discard(sys.stdout)
         raise AtasError(f"standard output takes nothing ({error.strerror}); send it elsewhere") from error
 
 
