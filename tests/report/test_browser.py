@@ -75,7 +75,9 @@ def show(browser, pages):
 
 # How many colours a canvas shows: axes alone make a few, curves with their soft edges many.
 COLOURS = """(canvas) => {
-  const { data } = canvas.getContext("2d").getImageData(0, 0, canvas.width, canvas.height);
+  const copy = new OffscreenCanvas(canvas.width, canvas.height).getContext("2d"); // of reading a canvas often, it warns
+  copy.drawImage(canvas, 0, 0);
+  const { data } = copy.getImageData(0, 0, canvas.width, canvas.height);
   const found = new Set();
   for (let i = 0; i < data.length; i += 4) if (data[i + 3]) found.add(data.slice(i, i + 4).join());
   return found.size;
@@ -84,7 +86,9 @@ COLOURS = """(canvas) => {
 HOLDS = """(canvas, name) => {
   const text = getComputedStyle(document.documentElement).getPropertyValue(`--${name}`).trim();
   const wanted = [1, 3, 5].map((place) => parseInt(text.slice(place, place + 2), 16));
-  const { data } = canvas.getContext("2d").getImageData(0, 0, canvas.width, canvas.height);
+  const copy = new OffscreenCanvas(canvas.width, canvas.height).getContext("2d"); // of reading a canvas often, it warns
+  copy.drawImage(canvas, 0, 0);
+  const { data } = copy.getImageData(0, 0, canvas.width, canvas.height);
   for (let i = 0; i < data.length; i += 4)
     if (data[i + 3] === 255 && wanted.every((value, place) => data[i + place] === value)) return true;
   return false;
