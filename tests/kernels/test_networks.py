@@ -75,28 +75,32 @@ def test_a_cut_behind_the_first_layer_is_that_of_the_hooks(side):
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("precision", ["float32", "bf16"])
+@pytest.mark.parametrize(("precision", "times"), [("float32", 1.0), ("bf16", 1.5)])
 @pytest.mark.parametrize("name", ["fgsm-ga", "yopo", "trades", "atas"])
-def test_a_captured_step_by_the_kernels_is_the_eager_step(name, precision):
-    """Weights move the same way: apart by a twentieth of the way in float32, by a third in bf16, where a sign of a
-    perturbation is often the rounding's."""
+def test_a_captured_step_by_the_kernels_is_the_eager_step(name, precision, times):
+    """To rounding: signs of a new network's gradients are often rounding errors', and so is part of the way that its
+    weights go. How large a part, the eager step shows by taking it in bf16."""
     from atas.training.captured import Captured
 
     allowed, torch.backends.cudnn.allow_tf32 = torch.backends.cudnn.allow_tf32, False
     said: list[str] = []
     try:
-        moves = []
-        for kind, more in ((Engine, {}), (Captured, {"say": said.append})):
-            engine = kind(*parts_of_a_run(name, precision), **more)
-            before = [weight.detach().clone() for weight in engine.model.parameters()]
-            engine.begin(6, 0)
-            engine.step()
-            moves.append([weight.detach() - old for weight, old in zip(engine.model.parameters(), before, strict=True)])
+        exact, rounded = (way_of_the_weights(Engine, name, kind) for kind in ("float32", "bf16"))
+        captured = way_of_the_weights(Captured, name, precision, say=said.append)
     finally:
         torch.backends.cudnn.allow_tf32 = allowed
     assert not any("cannot" in line for line in said), said
-    eager, captured = (torch.cat([move.flatten() for move in moved]) for moved in moves)
-    assert (eager - captured).norm() <= (0.05 if precision == "float32" else 0.33) * eager.norm()
+    assert (captured - exact).norm() <= times * (rounded - exact).norm() < exact.norm()
+
+
+def way_of_the_weights(kind, name, precision, **more):
+    """By how much a step after the warm-up changes them."""
+    engine = kind(*parts_of_a_run(name, precision), **more)
+    before = [weight.detach().clone() for weight in engine.model.parameters()]
+    engine.begin(6, 0)
+    engine.step()
+    after = [weight.detach() for weight in engine.model.parameters()]
+    return torch.cat([(new - old).flatten() for new, old in zip(after, before, strict=True)])
 
 
 def parts_of_a_run(name, precision):

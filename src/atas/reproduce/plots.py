@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -61,6 +61,12 @@ def epochs(axes: Any, label: str = "epoch") -> None:
 
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     axes.set_xlabel(label)
+
+
+def budgets(axes: Any, values: Iterable[float], factor: float, called: str) -> None:
+    """A horizontal axis of budgets, with a mark at each of these, in the unit `called` so."""
+    axes.set_xticks(sorted({round(factor * eps, 3) for eps in values}))
+    axes.set_xlabel(f"budget eps, {called}")
 
 
 def legend(figure: Any, grid: Any, columns: int = 4) -> None:

@@ -16,7 +16,7 @@ from atas.reproduce.trial import level
 
 ATTACK = "autoattack"
 _QUICK_EXAMPLES = 16
-_APART = 0.01  # of a budget, so that intervals do not hide each other
+_APART = 0.015  # of the smallest budget, so that intervals do not hide each other
 _QUICK_METHODS = ("fgsm-rs", "atta", "atas")
 
 
@@ -58,7 +58,8 @@ class Budgets(FigureStudy):
         for axes, (name, found) in zip(grid.flat, parts, strict=False):
             _panel(axes, found)
             axes.set_title(name, fontsize=11)
-            axes.set_xlabel(f"budget eps, {unit(found[0][0].trial.settings.method.eps)[1]}")
+            eps = [line.trial.settings.method.eps for line, _ in found]
+            plots.budgets(axes, eps, *unit(eps[0]))
             axes.set_ylabel("AutoAttack accuracy, test images, %")
             axes.set_ylim(bottom=-1)
         plots.legend(figure_, grid, 5)
@@ -79,21 +80,20 @@ def _paper(line: Line) -> float | None:
 def _panel(axes: Any, found: Found) -> None:
     """Ours as lines with their intervals, the paper's as open markers; methods a little apart."""
     methods = list(dict.fromkeys(line.name for line, _ in found))
+    smallest = min(line.trial.settings.method.eps for line, _ in found)
     for number, method in enumerate(methods):
         colour, style, marker = plots.METHODS[method]
         own = [(line, figure(records, ATTACK)) for line, records in found if line.name == method]
-        factor = unit(own[0][0].trial.settings.method.eps)[0]
-        factor *= 1 + _APART * (number - (len(methods) - 1) / 2)
-        ours = [(factor * line.trial.settings.method.eps, known) for line, known in own if known is not None]
+        aside = _APART * smallest * (number - (len(methods) - 1) / 2)
+        places = [unit(smallest)[0] * (line.trial.settings.method.eps + aside) for line, _ in own]
+        ours = [(x, known) for x, (_, known) in zip(places, own, strict=True) if known is not None]
         if ours:
-            x = [place for place, _ in ours]
+            x = [x for x, _ in ours]
             axes.plot(x, [known.value for _, known in ours], style, marker=marker, color=colour, label=method)
             axes.vlines(x, [known.low for _, known in ours], [known.high for _, known in ours], color=colour)
-        theirs = [(factor * line.trial.settings.method.eps, _paper(line)) for line, _ in own]
-        points = [(x, y) for x, y in theirs if y is not None]
+        points = [(x, y) for x, y in zip(places, [_paper(line) for line, _ in own], strict=True) if y is not None]
         if points:
-            places, values = [x for x, _ in points], [y for _, y in points]
-            axes.plot(places, values, " ", marker=marker, color=colour, fillstyle="none")
+            axes.plot(*zip(*points, strict=True), " ", marker=marker, color=colour, fillstyle="none")
             axes.plot([], [], " ", marker="o", color=plots.GREY, fillstyle="none", label="paper")
 
 

@@ -15,6 +15,7 @@ from atas.reproduce.study import Request, chosen, chosen_budgets
 from atas.reproduce.trial import level
 
 _TOP = 1.1  # the largest loss that is drawn, as a multiple of the first epoch's
+_BOTTOM = 0.95  # where the axis begins, as a multiple of the smallest loss
 
 
 class Convergence(FigureStudy):
@@ -55,9 +56,9 @@ class Convergence(FigureStudy):
             axes.set_visible(False)
         for axes, (name, found) in zip(grid.flat, parts, strict=False):
             curves.draw(axes, found, "pgd10_loss", lambda line: plots.METHODS[line.name][:2], share=True)
-            first = [curves.curve(record, "pgd10_loss")[0] for _, records in found for record in records]
-            if first:
-                axes.set_ylim(top=_TOP * max(first))  # a collapsed run's loss is beyond
+            losses = [curves.curve(record, "pgd10_loss") for _, records in found for record in records]
+            if losses:  # a collapsed run's are beyond, and matplotlib's own margin is a share of those
+                axes.set_ylim(_BOTTOM * min(map(min, losses)), _TOP * max(loss[0] for loss in losses))
             axes.set_title(name, fontsize=11)
             axes.set_ylabel("training loss under PGD-10")
         plots.legend(figure, grid, 8)
