@@ -50,7 +50,7 @@ class Convergence(FigureStudy):
     def picture(self, request: Request, store: Store) -> Any:
         """A panel for each network and budget."""
         parts = list(by_panel(self.found(request, store)))
-        columns = min(3, len(parts))
+        columns = min(2, len(parts))
         figure, grid = plots.panels(-(-len(parts) // columns), columns)
         for axes in grid.flat[len(parts) :]:
             axes.set_visible(False)
