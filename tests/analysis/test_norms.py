@@ -141,6 +141,19 @@ def test_snapshots_stay_around_a_collapse(tmp_path):
     assert found[0].into(torch.nn.Linear(2, 2)).weight.tolist() == [[30.0, 30.0]] * 2
 
 
+def test_snapshots_of_an_attempt_that_was_cut_off_go(tmp_path):
+    """It had collapsed, and the training that begins anew collapses later."""
+    observer, engine = Snapshots(tmp_path, an_epoch=2, before=3, after=2), Weights()
+    for collapse in (1, 3):
+        for epoch in range(collapse + 1):
+            for batch in (5, 10):
+                moment = Moment(epoch, batch, 10, collapsed=epoch >= collapse)
+                assert observer.due(moment)
+                observer.look(moment, engine)
+    found = [(shot.step, shot.collapsed) for shot in snapshots(tmp_path)]
+    assert found == [(20, False), (25, False), (30, False), (35, True), (40, True)]
+
+
 def test_without_a_collapse_the_last_snapshots_stay(tmp_path):
     observer, engine = Snapshots(tmp_path, an_epoch=4, before=2), Weights()
     for batch in range(1, 4):

@@ -204,6 +204,24 @@ def test_adaptive_steps_are_on_the_wide_network():
     assert [settings.method.name for settings in found] == ["fgsm-rs", "fgsm-rs", "fgsm-rs-adaptive"]
 
 
+def test_adaptive_steps_at_another_budget_and_on_another_network():
+    cell = {"networks": ("preact-resnet18",), "eps": (12 / 255,)}
+    fixed, usual, adaptive = get("figure-adaptive").trials(Request(None, **cell))
+    for trial in (fixed, usual, adaptive):
+        assert (trial.settings.model.name, round(255 * trial.settings.method.eps)) == ("preact-resnet18", 12)
+    assert round(255 * fixed.settings.method.settings["step_size"]) == 12
+    (row,) = get("table-cifar10").trials(Request(None, methods=("fgsm-rs",), **cell))
+    assert usual.training_key == row.training_key
+
+
+def test_rankings_come_first_whatever_is_named_first(tmp_path):
+    """A run that both studies share is observed with the ranks of another one."""
+    studies = [get(name) for name in ("figure-step-size", "figure-loss-surface")]
+    first, *others = joint_plan(studies, Request(tmp_path)).trials
+    assert first.settings.method.name == "fgsm-rs-adaptive"
+    assert [trial.key for trial in others] == [trial.key for trial in studies[0].trials(Request(tmp_path))]
+
+
 def test_atta_steps_by_the_budget():
     atta, atas = settings_of("figure-atta-atas")
     assert round(255 * atta.method.settings["step_size"]) == 8

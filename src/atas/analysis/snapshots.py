@@ -40,11 +40,15 @@ class Snapshots:
     def due(self, moment: Moment) -> bool:
         """At equal distances, and at the end of an epoch; not when there are enough."""
         here = moment.ends_epoch or moment.batch % max(1, -(-moment.batches // self._an_epoch)) == 0
-        return here and sum(shot.collapsed for shot in snapshots(self.folder)) < self._after
+        return here and sum(shot.collapsed and shot.step < moment.step for shot in snapshots(self.folder)) < self._after
 
     def look(self, moment: Moment, engine: Engine) -> None:
-        """Write the weights; of those before a collapse the oldest go."""
+        """Write the weights; of those before a collapse the oldest go, and all that an attempt left which was cut off
+        and did come further."""
         self.folder.mkdir(parents=True, exist_ok=True)
+        for shot in snapshots(self.folder):
+            if shot.step >= moment.step:
+                shot.path.unlink()
         tensors = separate(engine.best_model.state_dict())
         name = f"step-{moment.step:07}{f'-{_COLLAPSED}' if moment.collapsed else ''}.safetensors"
         write_atomically(self.folder / name, lambda path: save_file(tensors, path))

@@ -44,10 +44,10 @@ def draw(axes: Any, found: Found, key: str, style: Style, *, scale: float = 1.0,
         plots.epochs(axes)
 
 
-def mean_steps(line: Line, records: Sequence[Record], fixed: float | None) -> list[str]:
-    """The step of a line, ours and the paper's: a fixed one, or the mean of adaptive ones."""
+def mean_steps(line: Line, records: Sequence[Record], fixed: float | None, *, printed: bool = True) -> list[str]:
+    """The step of a line, ours and the paper's: a fixed one, or the mean of adaptive ones, if it is `printed`."""
     method, eps = line.trial.settings.method, line.trial.settings.method.eps
-    theirs = None if fixed is not None or eps > LARGE else paper.mean_step(method.name)
+    theirs = paper.mean_step(method.name) if printed and fixed is None and eps <= LARGE else None
     seen = [record.observed[Norms.name]["average"]["step_size"] for record in records if Norms.name in record.observed]
     ours = fixed if fixed is not None else mean(seen) if seen else None
     return ["-" if value is None else size(value, eps) for value in (ours, theirs)]

@@ -11,6 +11,7 @@ from atas._screen import clock
 from atas.data import Dataset
 from atas.errors import AtasError
 from atas.reproduce.execute import execute, is_done, make_room, work
+from atas.reproduce.part import TENTHS
 from atas.reproduce.progress import PlanProgress
 from atas.reproduce.record import Record
 from atas.reproduce.store import Store
@@ -29,7 +30,8 @@ class Failure:
 
 class Plan:
     """Trials and the store that their results go to. Trials that come to the same are carried out once; those of one
-    training follow each other, what is to be observed of it first, so that it is not done a second time for that."""
+    training follow each other, what is to be observed of it first, so that it is not done a second time for that. A
+    training that ranks images comes before all others, which may need its ranks."""
 
     def __init__(self, trials: Sequence[Trial], store: Store) -> None:
         merged: dict[str, Trial] = {}
@@ -43,7 +45,8 @@ class Plan:
         trainings: dict[str, list[Trial]] = {}
         for trial in merged.values():
             trainings.setdefault(trial.training_key, []).append(trial)
-        self.trials = [trial for some in trainings.values() for trial in sorted(some, key=lambda one: not one.observe)]
+        ordered = sorted(trainings.values(), key=lambda some: not any(map(_ranks, some)))
+        self.trials = [trial for some in ordered for trial in sorted(some, key=lambda one: not one.observe)]
         self.store = store
         self._data: dict[tuple[str, str | None, int | None], Dataset] = {}
 
@@ -110,3 +113,7 @@ class Plan:
 
 def _figures(trial: Trial, record: Record) -> str:
     return ", ".join(f"{name} {100 * record.attacks[name]['accuracy']:.2f}%" for name in ("clean", *trial.attacks))
+
+
+def _ranks(trial: Trial) -> bool:
+    return any(found.name == TENTHS for found in trial.observe)

@@ -23,6 +23,7 @@ METHODS = {
     "pgd": (BLACK, ":", "*"),
 }
 SERIES = ((BLUE, "-"), (SKY, "-"), (GREEN, "-"), (ORANGE, "--"), (RED, "--"), (PURPLE, "--"))
+BELOW_NOTHING = -2  # where an axis of percentages begins, so that a line at 0 can be seen
 _WIDTH, _HEIGHT = 4.6, 3.5  # of a panel, in inches
 _LABEL = 1.5
 

@@ -26,7 +26,7 @@ from atas.reproduce.trial import Trial, level
 
 _BATCH = 128
 _NAMES = {"max_step": "gamma/c", "c": "c"}
-_CLIPS = {"clipped": "steps clipped to {clip}, as released", "unclipped": "steps not clipped"}
+_CLIPS = {"clipped": "steps clipped to {clip}, as released", "unclipped": "steps not clipped, with the warm-up"}
 
 
 @dataclass(frozen=True)

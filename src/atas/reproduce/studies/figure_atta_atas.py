@@ -39,7 +39,7 @@ class AttaAtas(FigureStudy):
         found = self.found(request, store)
         curves.draw(axes, found, "pgd10", lambda line: plots.METHODS[line.trial.settings.method.name][:2], scale=100)
         axes.set_ylabel("PGD-10 accuracy on training images, %")
-        axes.set_ylim(bottom=0)
+        axes.set_ylim(bottom=plots.BELOW_NOTHING)
         plots.legend(figure, grid)
         return figure
 
@@ -52,7 +52,8 @@ STUDY = AttaAtas(
     "figure-atta-atas",
     "ATTA at a step of 8/255 against ATAS: training accuracy under PGD-10 by epoch",
     "ATTA with a large step beside ATAS",
-    "ATTA with a step of 8/255 collapses; ATAS does not, though its mean step, 9.3/255, is larger.",
+    "ATTA with a step of 8/255 collapses; ATAS does not, though its mean step, 9.3/255, is larger. It says neither "
+    "for which budget nor for which network; 8/255 and the smaller network are taken here.",
     "accuracy under PGD-10 after every epoch, on a fixed slice of the training images; the mean step of ATAS is over "
     "all images and the epochs after the warm-up.",
 )

@@ -83,7 +83,7 @@ class LossSurface(FigureStudy):
             if moments:
                 _same_scale(images[row::2])
                 figure.colorbar(images[row], ax=grid[row], label="mean loss")
-        figure.suptitle(f"{line.name}, {line.panel}; circle: largest loss", fontsize=11)
+        figure.suptitle(f"{line.name}, {line.panel}; circle: largest loss of the plane", fontsize=11)
         return figure
 
 
@@ -92,10 +92,12 @@ def _when(moment: dict[str, Any], seen: dict[str, Any]) -> str:
 
 
 def _around(record: Record) -> list[dict[str, Any]]:
-    """The moments about the first at which the hard subset's loss is largest inside of the ball; else the last."""
+    """The moments about the last at which the hard subset's loss came to be largest inside of the ball; else the last
+    ones."""
     moments: list[dict[str, Any]] = record.observed[Surfaces.name]["moments"]
-    bent = [number for number, moment in enumerate(moments) if peak(torch.tensor(moment["10"])) < 1]
-    first = bent[0] - _COLUMNS // 2 if bent else len(moments)
+    bent = [peak(torch.tensor(moment["10"])) < 1 for moment in moments]
+    turns = [number for number, now in enumerate(bent) if now and not any(bent[max(number - 1, 0) : number])]
+    first = turns[-1] - _COLUMNS // 2 if turns else len(moments)
     first = min(max(first, 0), max(len(moments) - _COLUMNS, 0))
     return moments[first : first + _COLUMNS]
 
@@ -127,7 +129,8 @@ STUDY = LossSurface(
     "distorted first, with its largest loss in the middle of the ball; that of the smallest is less distorted. No "
     "figures are printed.",
     "the mean loss at x + eps (a v1 + b v2), a and b from 0 to 1: v1 is the sign of the image's gradient, v2 has "
-    "random signs. Weights are kept four times an epoch, of the two epochs before the monitor finds a collapse and "
-    "half of one after; where it finds none, of the last two. Images are ranked by a run of FGSM-RS with a step of "
-    "10/255.",
+    "random signs. Weights are kept four times an epoch, of the four epochs before the monitor finds a collapse and "
+    "half of one after; where it finds none, of the last four. The picture has the moments about the last at which the "
+    "loss of the subset with the largest norms came to be largest inside of the ball, along v1. Images are ranked by "
+    "a run of FGSM-RS with a step of 10/255.",
 )

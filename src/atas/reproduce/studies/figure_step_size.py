@@ -130,6 +130,7 @@ STUDY = StepSize(
     "robust accuracy grows with the step until training collapses. No figures are printed.",
     "the gap on the first 10,000 training images, for the model trained with the usual step (FGSM-RS: 10/255, ATTA: "
     "4/255). Steps are from noise, as FGSM-RS and, after a reset, ATTA take them, and for ATTA also from the "
-    "perturbations that it remembers at the end of its training. Accuracy is on the test images, of a model trained "
+    "perturbations that it remembers at the end of its training. Those were made with the usual step, so a larger one "
+    "may leave a point that is better. Accuracy is on the test images, of a model trained "
     "with each step; bars are 95% intervals, or the range over seeds.",
 )

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 from atas.analysis.subsets import equal_epochs
 from atas.reproduce import curves, markdown, paper, plots
-from atas.reproduce.figure_study import FigureStudy, Line, Table, by_panel
+from atas.reproduce.figure_study import FigureStudy, Line, Table, by_panel, mean
 from atas.reproduce.grid import QUICK_EPS
-from atas.reproduce.observations import Curves
+from atas.reproduce.observations import Curves, RobustLoss
 from atas.reproduce.part import TENTHS, Part
 from atas.reproduce.ranking import grid_of, quick_values, ranking
+from atas.reproduce.record import Record
 from atas.reproduce.store import Store
 from atas.reproduce.study import Request, chosen, chosen_budgets
 from atas.reproduce.trial import Trial, level
@@ -72,13 +74,13 @@ class Subsets(FigureStudy):
 
     def table(self, request: Request, store: Store) -> Table:
         """Accuracies of each subset, then the share of each class in each tenth."""
-        table = curves.accuracies(self.found(request, store), lambda line, _: [str(_updates(line))], ["iterations"])
+        table = curves.accuracies(self.found(request, store), _more, ["all images, last", "iterations"])
         return replace(table, notes=self._shares(request, store))
 
     def picture(self, request: Request, store: Store) -> Any:
         """A panel for each setting: subsets of small norms are solid, of large ones dashed."""
         parts = list(by_panel(self.found(request, store)))
-        columns = min(3, len(parts))
+        columns = min(2, len(parts))
         figure, grid = plots.panels(-(-len(parts) // columns), columns, sharey=True)
         for axes in grid.flat[len(parts) :]:
             axes.set_visible(False)
@@ -86,8 +88,8 @@ class Subsets(FigureStudy):
             curves.draw(axes, found, "pgd10", _style, scale=100, share=True)
             axes.set_title(name, fontsize=11)
         for row in grid:
-            row[0].set_ylim(bottom=0)  # shared, so only now: all is drawn
-            row[0].set_ylabel("PGD-10 accuracy on all training images, %")
+            row[0].set_ylim(bottom=plots.BELOW_NOTHING)  # shared, so only now: all is drawn
+            row[0].set_ylabel("PGD-10 accuracy, %")
         plots.legend(figure, grid, len(_SUBSETS))
         return figure
 
@@ -99,7 +101,7 @@ class Subsets(FigureStudy):
         grid = grid_of(request)
         cell = (grid.networks[0], setting.method, setting.eps)
         values = {"method.step_size": setting.step, **quick_values(request)}
-        trial = self.trial(request, grid, cell, (Curves(),), values=values)
+        trial = self.trial(request, grid, cell, (Curves(), RobustLoss()), values=values)
         training, count = trial.settings.training, _EXAMPLES[grid.data]
         epochs = equal_epochs(count, round(part.share * count), training.batch_size, training.epochs)
         trial = replace(trial, values={**trial.values, "training.epochs": epochs}, part=part)
@@ -107,7 +109,7 @@ class Subsets(FigureStudy):
 
     def _shares(self, request: Request, store: Store) -> list[str]:
         notes = []
-        for trial in self.before(request):
+        for method, trial in zip(self._methods(request), self.before(request), strict=True):
             record = store.record(trial)
             if record is None or TENTHS not in record.observed:
                 continue
@@ -117,7 +119,7 @@ class Subsets(FigureStudy):
             least, most = min(map(min, shares)), max(map(max, shares))
             theirs = "" if request.quick else " (the paper: {:.2f} and {:.2f})".format(*paper.class_share_of_subsets())
             notes += [
-                f"Shares of the classes, in percent, as {trial.settings.method.name} with a fixed step of "
+                f"Shares of the classes, in percent, as {method} with a step of "
                 f"{level(trial.settings.method.settings['max_step'])} ranks the images: least {least:.2f}, most "
                 f"{most:.2f}{theirs}.",
                 "\n".join(markdown.table(header, rows, left=1)),
@@ -129,6 +131,13 @@ def _style(line: Line) -> tuple[str, str]:
     part = line.trial.part
     assert part is not None
     return _STYLES[part.first, part.last]
+
+
+def _more(line: Line, records: Sequence[Record]) -> list[str]:
+    """The accuracy of the final weights on all training images, and the length of the training."""
+    seen = [record.observed[RobustLoss.name] for record in records if RobustLoss.name in record.observed]
+    whole = f"{mean([100 * found['right'] / found['n'] for found in seen]):.1f}" if seen else "-"
+    return [whole, str(_updates(line))]
 
 
 def _updates(line: Line) -> int:
@@ -147,6 +156,7 @@ STUDY = Subsets(
     "D_1^2, D_1^3 and D_1^4. Classes are balanced in all subsets. Of FGSM-RS it names 8/255 with 10/255 alone.",
     "images are ranked by the gradient norm at the start of the attack, averaged over the epochs of a run on all of "
     "them at 8/255 (FGSM-RS with 10/255, ATTA with 4/255). D_i^j has the i-th to the j-th tenth. Each training has as "
-    "many iterations as one on all images, to the nearest epoch. PGD-10 accuracy is after every epoch, on a fixed "
-    "slice of all training images.",
+    "many iterations as one on all images, to the nearest epoch; ATTA resets its memory every ten of its epochs, "
+    "which are shorter then. PGD-10 accuracy is after every epoch, on a fixed slice of all training images, and of "
+    "the final weights on all of them.",
 )
