@@ -294,3 +294,26 @@ def test_a_record_that_lacks_an_observation_is_not_shown(page, fill, store):
     fill(trial, {"clean": 8000})
     assert not study.found(Request(store.folder, networks=("preact-resnet18",)), store)[0][1]
     assert len(joint_plan([study], Request(store.folder, networks=("preact-resnet18",))).left()) == 1
+
+
+@pytest.mark.parametrize(
+    ("bent", "shown"),
+    [
+        ("...b......bbb", ["8.00", "9.00", "10.00", "11.00", "12.00"]),  # the last turn, not the first
+        ("bbbbbbbbbbbbb", ["0.00", "3.00", "6.00", "9.00", "12.00"]),
+        (".............", ["0.00", "3.00", "6.00", "9.00", "12.00"]),
+        (".b", ["0.00", "1.00"]),
+    ],
+)
+def test_the_loss_surface_shows_the_distortion(bent, shown, fill, store):
+    """Moments are drawn about the one at which the hard subset's loss came to be largest inside of the ball."""
+    study = get("figure-loss-surface")
+    request = Request(store.folder)
+    trial = study.trials(request)[-1]
+    fill(trial, {"clean": 8000})
+    surfaces = {".": [[0.0] * 3, [0.5] * 3, [1.0] * 3], "b": [[0.0] * 3, [1.0] * 3, [0.5] * 3]}
+    moments = [{"step": step, "1": surfaces["."], "10": surfaces[now]} for step, now in enumerate(bent)]
+    seen = {"n": 500, "steps_an_epoch": 1, "moments": moments}
+    tell(store, trial, surfaces=seen, curves={"collapsed_in": 11})
+    axes = study.picture(request, store).axes
+    assert [one.get_title() for one in axes if one.get_title()] == [f"epoch {epoch}" for epoch in shown]

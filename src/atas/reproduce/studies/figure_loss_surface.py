@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 import torch
@@ -66,7 +67,7 @@ class LossSurface(FigureStudy):
         return Table(header, lines, rows, notes=notes)
 
     def picture(self, request: Request, store: Store) -> Any:
-        """A row for each subset, a column for each moment around the first distortion; of the first seed."""
+        """A row for each subset, a column for each moment around the distortion; of the first seed."""
         ((line, records),) = self.found(request, store)
         moments = _around(records[0]) if records else []
         figure, grid = plots.panels(2, max(1, len(moments)), width=2.5, height=2.5, sharex=True, sharey=True)
@@ -92,13 +93,15 @@ def _when(moment: dict[str, Any], seen: dict[str, Any]) -> str:
 
 
 def _around(record: Record) -> list[dict[str, Any]]:
-    """The moments about the last at which the hard subset's loss came to be largest inside of the ball; else the last
-    ones."""
+    """The moments about the last at which the hard subset's loss came to be largest inside of the ball; where it does
+    not, some at equal distances."""
     moments: list[dict[str, Any]] = record.observed[Surfaces.name]["moments"]
     bent = [peak(torch.tensor(moment["10"])) < 1 for moment in moments]
-    turns = [number for number, now in enumerate(bent) if now and not any(bent[max(number - 1, 0) : number])]
-    first = turns[-1] - _COLUMNS // 2 if turns else len(moments)
-    first = min(max(first, 0), max(len(moments) - _COLUMNS, 0))
+    turns = [number for number, (before, now) in enumerate(itertools.pairwise(bent), 1) if now and not before]
+    if not turns:
+        columns = min(_COLUMNS, len(moments))
+        return [moments[round(number * (len(moments) - 1) / max(columns - 1, 1))] for number in range(columns)]
+    first = min(max(turns[-1] - _COLUMNS // 2, 0), max(len(moments) - _COLUMNS, 0))
     return moments[first : first + _COLUMNS]
 
 
@@ -131,6 +134,6 @@ STUDY = LossSurface(
     "the mean loss at x + eps (a v1 + b v2), a and b from 0 to 1: v1 is the sign of the image's gradient, v2 has "
     "random signs. Weights are kept four times an epoch, of the four epochs before the monitor finds a collapse and "
     "half of one after; where it finds none, of the last four. The picture has the moments about the last at which the "
-    "loss of the subset with the largest norms came to be largest inside of the ball, along v1. Images are ranked by "
-    "a run of FGSM-RS with a step of 10/255.",
+    "loss of the subset with the largest norms came to be largest inside of the ball, along v1, or, where it did not, "
+    "some at equal distances. Images are ranked by a run of FGSM-RS with a step of 10/255.",
 )
