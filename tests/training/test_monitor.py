@@ -30,6 +30,12 @@ def test_a_collapse_is_pgd_falling_while_fgsm_rises():
     assert judge((0.45, 0.5), (0.0, 0.9), (0.0, 0.95)) == [False, True, True]
 
 
+def test_a_collapse_is_found_though_fgsm_falls_at_first():
+    """As FGSM-RS collapsed on CIFAR-10 at 12/255 and at 16/255."""
+    assert judge((0.30, 0.33), (0.28, 0.33), (0.001, 0.125), (0.0, 0.34)) == [False, False, True, True]
+    assert judge((0.231, 0.259), (0.009, 0.099), (0.0, 0.103), (0.0, 0.45)) == [False, True, True, True]
+
+
 def test_a_collapse_to_weak_robustness_is_one_too():
     assert judge((0.6, 0.65), (0.24, 0.78)) == [False, True]
 
@@ -44,6 +50,8 @@ def test_a_slow_collapse_is_found_when_half_is_gone():
     [
         [(0.45, 0.5), (0.1, 0.15), (0.46, 0.51)],  # a bad epoch: both fall
         [(0.45, 0.5), (0.1, 0.1)],
+        [(0.45, 0.5), (0.0, 0.0)],
+        [(0.45, 0.5), (0.02, 0.1), (0.4, 0.45)],
         [(0.45, 0.5), (0.2, 0.28), (0.4, 0.5)],
         [(0.0, 0.1), (0.0, 0.5), (0.0, 0.7)],  # never robust: ordinary training seen by FGSM
         [(0.02, 0.1), (0.01, 0.7), (0.0, 0.75)],
@@ -313,6 +321,18 @@ def test_a_model_on_the_edge_is_not_spoken_of_in_every_epoch(tmp_path, train_toy
     live = observer()
     train_toy(tmp_path / "run", values={"training.epochs": 6}, live=live)
     assert len(collapse_sentences(live)) == 1
+
+
+def test_a_fallen_epoch_is_not_returned_to(tmp_path, train_toy, monkeypatch, tiny_net, watched):
+    """Whether it was a bad one or the beginning of a collapse shows later."""
+    script(monkeypatch, HEALTHY, Probe(clean=0.6, fgsm=0.3, pgd10=0.1), COLLAPSED)
+    net = tiny_net()
+    live = watched(net)
+    run = train_toy(
+        tmp_path / "run", values={"training.epochs": 6, "training.on_collapse": "stop"}, model=net, live=live
+    )
+    assert [epoch for epoch, _ in live.at_epochs] == [0, 1, 2]
+    assert_equal_states(run.model.state_dict(), live.at_epochs[0][1])
 
 
 def test_stop_ends_with_the_healthy_weights(tmp_path, train_toy, monkeypatch, tiny_net, watched, rows_of):

@@ -163,7 +163,7 @@ class Trainer:
             self._say_broken_down(probe)
         if collapsed and self._guards and self.peers.by_first(self.place.healthy.exists):
             self._return_to_health(epochs)
-        elif self._guards and not collapsed and not self.monitor.lost:
+        elif self._guards and not collapsed and not self.monitor.fallen and not self.monitor.lost:
             self._write(self.place.healthy)
         if self.epoch == epochs:
             self._save()
