@@ -30,10 +30,10 @@ def test_a_collapse_is_pgd_falling_while_fgsm_rises():
     assert judge((0.45, 0.5), (0.0, 0.9), (0.0, 0.95)) == [False, True, True]
 
 
-def test_a_collapse_is_found_though_fgsm_falls_at_first():
-    """As FGSM-RS collapsed on CIFAR-10 at 12/255 and at 16/255."""
-    assert judge((0.30, 0.33), (0.28, 0.33), (0.001, 0.125), (0.0, 0.34)) == [False, False, True, True]
-    assert judge((0.231, 0.259), (0.009, 0.099), (0.0, 0.103), (0.0, 0.45)) == [False, True, True, True]
+def test_a_collapse_in_which_fgsm_falls_at_first_is_found_when_it_rises():
+    """As FGSM-RS collapsed on CIFAR-10 at 16/255. On the digits, ATTA and ATAS have such epochs and recover."""
+    assert judge((0.231, 0.259), (0.009, 0.099), (0.0, 0.103), (0.0, 0.45)) == [False, False, False, True]
+    assert judge((0.153, 0.18), (0.093, 0.25), (0.007, 0.14), (0.067, 0.12)) == [False] * 4
 
 
 def test_a_collapse_to_weak_robustness_is_one_too():
@@ -50,8 +50,6 @@ def test_a_slow_collapse_is_found_when_half_is_gone():
     [
         [(0.45, 0.5), (0.1, 0.15), (0.46, 0.51)],  # a bad epoch: both fall
         [(0.45, 0.5), (0.1, 0.1)],
-        [(0.45, 0.5), (0.0, 0.0)],
-        [(0.45, 0.5), (0.02, 0.1), (0.4, 0.45)],
         [(0.45, 0.5), (0.2, 0.28), (0.4, 0.5)],
         [(0.0, 0.1), (0.0, 0.5), (0.0, 0.7)],  # never robust: ordinary training seen by FGSM
         [(0.02, 0.1), (0.01, 0.7), (0.0, 0.75)],

@@ -26,7 +26,6 @@ from atas.training.spread import quantiles
 
 _FALL = 0.5  # of the best PGD accuracy so far
 _LEAST_FALL = 0.1
-_NOTHING = 0.1  # of the FGSM accuracy: an honest model has more under PGD, in a bad epoch too
 _MASKED = 0.8  # no honest model is so much better against one step than against ten
 _LEARNT = 0.1  # of what always naming the most frequent class gets wrong
 _LOST = 2  # epochs: one may be bad
@@ -54,8 +53,8 @@ class Monitor:
     """Probes a fixed slice of images and recognises catastrophic overfitting.
 
     A collapse is a PGD accuracy of at most half of the best so far, by 10 points at least, while FGSM accuracy is no
-    lower than it was at that best, or is ten times that under PGD: it may fall at first, and rise an epoch or two
-    later. A bad epoch lowers both; and a model that has learnt nothing yet has no best, though one that always names
+    lower than it was at that best. A bad epoch lowers both; so may the first epoch or two of a collapse, which is told
+    apart when FGSM accuracy rises again. A model that has learnt nothing yet has no best, though one that always names
     the same class withstands every attack. Training that was never robust has nothing to fall from: there a gap of 80
     points between the two tells. Several processes share the images and come to one judgement.
 
@@ -70,7 +69,7 @@ class Monitor:
     batch: int = 500
     best: Probe | None = None
     collapsed: bool = False
-    fallen: bool = False  # half of the best PGD accuracy is gone, by a collapse or for an epoch
+    fallen: bool = False  # half of the best PGD accuracy is gone, in a bad epoch or in a collapse
     lost: int = 0  # epochs in a row in which what was learnt is gone
     said: bool = False  # a run says it once
     said_broken_down: bool = False
@@ -116,7 +115,7 @@ class Monitor:
         self.collapsed = probe.fgsm - probe.pgd10 >= _MASKED
         self.fallen = best is not None and best.pgd10 - probe.pgd10 >= max(_FALL * best.pgd10, _LEAST_FALL)
         if best is not None and self.fallen:
-            self.collapsed |= probe.fgsm >= best.fgsm or probe.pgd10 < _NOTHING * probe.fgsm
+            self.collapsed |= probe.fgsm >= best.fgsm
         return self.collapsed
 
     def sentence(self, epoch: int, probe: Probe) -> str:
