@@ -32,9 +32,9 @@ class Snapshot:
 
 class Snapshots:
     """An observer that keeps weights of `an_epoch` moments of each epoch: the last `before` that a collapse was found,
-    or of the training where none was, and the first `after`."""
+    or of the training where none was, and the first `after`. The monitor may find a collapse an epoch or two late."""
 
-    def __init__(self, folder: Path, an_epoch: int = 4, before: int = 8, after: int = 2) -> None:
+    def __init__(self, folder: Path, an_epoch: int = 4, before: int = 16, after: int = 2) -> None:
         self.folder, self._an_epoch, self._before, self._after = folder, an_epoch, before, after
 
     def due(self, moment: Moment) -> bool:
@@ -43,8 +43,8 @@ class Snapshots:
         return here and sum(shot.collapsed and shot.step < moment.step for shot in snapshots(self.folder)) < self._after
 
     def look(self, moment: Moment, engine: Engine) -> None:
-        """Write the weights; of those before a collapse the oldest go, and all that an attempt left which was cut off
-        and did come further."""
+        """Write the weights; of those before a collapse the oldest go. So do later ones, which an attempt left that was
+        cut off."""
         self.folder.mkdir(parents=True, exist_ok=True)
         for shot in snapshots(self.folder):
             if shot.step >= moment.step:

@@ -134,8 +134,8 @@ class Surfaces(Observation):
     name: ClassVar[str] = "surfaces"
 
     def observers(self, place: Folder) -> list[Observer]:
-        """Weights on the way; of four epochs before, as the monitor may find a collapse an epoch or two late."""
-        return [Snapshots(place.path / SNAPSHOTS, an_epoch=4, before=16)]
+        """Weights on the way."""
+        return [Snapshots(place.path / SNAPSHOTS)]
 
     def ready(self, trial: Trial, place: Folder) -> bool:
         """Whether there are such weights."""

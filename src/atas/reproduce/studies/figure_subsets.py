@@ -74,8 +74,11 @@ class Subsets(FigureStudy):
 
     def table(self, request: Request, store: Store) -> Table:
         """Accuracies of each subset, then the share of each class in each tenth."""
-        table = curves.accuracies(self.found(request, store), _more, ["all images, last", "iterations"])
-        return replace(table, notes=self._shares(request, store))
+        found = self.found(request, store)
+        table = curves.accuracies(found, _more, ["all images, last", "iterations"])
+        pairs = zip(table.rows, found, strict=True)
+        rows = [row | {"pgd10_percent_of_all_images": _whole(records)} for row, (_, records) in pairs]
+        return replace(table, rows=rows, notes=self._shares(request, store))
 
     def picture(self, request: Request, store: Store) -> Any:
         """A panel for each setting: subsets of small norms are solid, of large ones dashed."""
@@ -135,9 +138,13 @@ def _style(line: Line) -> tuple[str, str]:
 
 def _more(line: Line, records: Sequence[Record]) -> list[str]:
     """The accuracy of the final weights on all training images, and the length of the training."""
+    whole = _whole(records)
+    return [f"{mean(whole):.1f}" if whole else "-", str(_updates(line))]
+
+
+def _whole(records: Sequence[Record]) -> list[float]:
     seen = [record.observed[RobustLoss.name] for record in records if RobustLoss.name in record.observed]
-    whole = f"{mean([100 * found['right'] / found['n'] for found in seen]):.1f}" if seen else "-"
-    return [whole, str(_updates(line))]
+    return [100 * found["right"] / found["n"] for found in seen]
 
 
 def _updates(line: Line) -> int:
