@@ -75,11 +75,11 @@ def test_a_cut_behind_the_first_layer_is_that_of_the_hooks(side):
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize(("precision", "times"), [("float32", 1.0), ("bf16", 1.5)])
+@pytest.mark.parametrize("precision", ["float32", "bf16"])
 @pytest.mark.parametrize("name", ["fgsm-ga", "yopo", "trades", "atas"])
-def test_a_captured_step_by_the_kernels_is_the_eager_step(name, precision, times):
-    """To rounding: signs of a new network's gradients are often rounding errors', and so is part of the way that its
-    weights go. How large a part, the eager step shows by taking it in bf16."""
+def test_a_captured_step_by_the_kernels_is_the_eager_step(name, precision):
+    """Weights go the same way: apart by a twentieth of it in float32. In bf16, where a sign of a perturbation is often
+    the rounding's, by no more than half as much again as the eager step itself is when it is taken in bf16."""
     from atas.training.captured import Captured
 
     allowed, torch.backends.cudnn.allow_tf32 = torch.backends.cudnn.allow_tf32, False
@@ -90,7 +90,8 @@ def test_a_captured_step_by_the_kernels_is_the_eager_step(name, precision, times
     finally:
         torch.backends.cudnn.allow_tf32 = allowed
     assert not any("cannot" in line for line in said), said
-    assert (captured - exact).norm() <= times * (rounded - exact).norm() < exact.norm()
+    limit = 0.05 * exact.norm() if precision == "float32" else 1.5 * (rounded - exact).norm()
+    assert (captured - exact).norm() <= limit < exact.norm()
 
 
 def way_of_the_weights(kind, name, precision, **more):
@@ -104,10 +105,11 @@ def way_of_the_weights(kind, name, precision, **more):
 
 
 def parts_of_a_run(name, precision):
-    """The arguments of an engine for two batches of random images."""
-    settings = load(f"cifar10-preact-resnet18-{name}").with_values(
-        {"engine.precision": precision, "training.batch_size": 32, "training.epochs": 9}
-    )
+    """The arguments of an engine for two batches of random images. YOPO goes twice through the network: with its five
+    passes, the last bit of float32 changes a sixth of the way that weights go."""
+    values = {"engine.precision": precision, "training.batch_size": 32, "training.epochs": 9}
+    values |= {"method.outer": 2, "method.inner": 1} if name == "yopo" else {}
+    settings = load(f"cifar10-preact-resnet18-{name}").with_values(values)
     torch.manual_seed(0)
     model = atas.models.create("preact-resnet18", 10).cuda()
     images, labels = torch.randint(256, (64, 3, 32, 32), dtype=torch.uint8), torch.randint(10, (64,))

@@ -88,7 +88,8 @@ class GradientNorms(FigureStudy):
             budgets, known = [factor * eps for eps, _ in theirs], [gap["ratio"] for _, gap in theirs if gap]
             right.plot(budgets, known, " ", marker="x", color=plots.BLACK, label="paper: cifar10, preact-resnet18")
         right.axhline(1, color=plots.GREY, linewidth=1)
-        plots.budgets(right, [line.trial.settings.method.eps for line, _ in found], factor, called)
+        run = [pair for pair in found if pair[1]] or found
+        plots.budgets(right, [line.trial.settings.method.eps for line, _ in run], factor, called)
         right.set_ylabel("mean G² / (mean G)²")
         right.set_title("how long the tail is (1: all norms equal)", fontsize=11)
         plots.legend(figure, grid[:, 1:], 2)
