@@ -122,6 +122,11 @@ class Wishes:
         return granted
 
 
+def started() -> int:
+    """How many processes torchrun has started; without it, one."""
+    return int(os.environ.get("WORLD_SIZE", "1"))
+
+
 @contextmanager
 def launched() -> Iterator[Processes]:
     """The processes that torchrun started, or that the caller made a group of; without either there is one.
@@ -131,7 +136,7 @@ def launched() -> Iterator[Processes]:
     if dist.is_available() and dist.is_initialized():
         yield Processes(dist.get_rank(), dist.get_world_size())
         return
-    count = int(os.environ.get("WORLD_SIZE", "1"))
+    count = started()
     if count == 1:
         yield Processes()
         return

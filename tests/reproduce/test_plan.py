@@ -161,7 +161,7 @@ def test_a_stop_is_no_failure(tiny, store, quiet, monkeypatch, error):
     monkeypatch.setattr(plan_module, "execute", stop)
     with pytest.raises(AtasError, match="the same command goes on"):
         Plan([tiny()], store).run(quiet)
-    assert files(store.folder) == []
+    assert files(store.folder) == [".claims"]
 
 
 SCRIPT = """

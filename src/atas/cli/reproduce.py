@@ -47,7 +47,8 @@ def reproduce(
 
     A study is a plan of runs. It can be stopped at any moment; the same command goes on, and finished runs are used
     again, by other studies too. Several studies make one plan, in which a training that more than one of them needs is
-    done once; each heeds the options that it takes. The exit status is 1 if a run failed.
+    done once; each heeds the options that it takes. The same command started once for each GPU
+    (CUDA_VISIBLE_DEVICES=0, 1, ...) shares the work. The exit status is 1 if a run failed.
 
     \b
     Example: atas reproduce table-cifar10 --quick

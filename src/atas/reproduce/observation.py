@@ -47,6 +47,11 @@ class Observation(ABC):
 
     name: ClassVar[str]
 
+    @property
+    def rests_on(self) -> tuple[Trial, ...]:
+        """The trials whose results it needs."""
+        return ()
+
     def observers(self, place: Folder) -> list[Observer]:
         """What has to look at the training."""
         return []

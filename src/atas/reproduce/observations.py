@@ -133,6 +133,11 @@ class Surfaces(Observation):
     points: int = 11
     name: ClassVar[str] = "surfaces"
 
+    @property
+    def rests_on(self) -> tuple[Trial, ...]:
+        """The run that ranks."""
+        return (self.ranking,)
+
     def observers(self, place: Folder) -> list[Observer]:
         """Weights on the way."""
         return [Snapshots(place.path / SNAPSHOTS)]

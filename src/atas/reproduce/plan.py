@@ -5,19 +5,24 @@ from __future__ import annotations
 import time
 import traceback
 from collections.abc import Callable, Sequence
+from contextlib import closing
 from dataclasses import dataclass, replace
+from typing import Any
 
 from atas._screen import clock
 from atas.data import Dataset
-from atas.errors import AtasError
+from atas.errors import AtasError, UsageError
+from atas.processes import started
 from atas.reproduce.execute import execute, is_done, make_room, work
-from atas.reproduce.part import TENTHS
 from atas.reproduce.progress import PlanProgress
 from atas.reproduce.record import Record
 from atas.reproduce.store import Store
 from atas.reproduce.trial import Trial
+from atas.reproduce.turns import turns
 from atas.training.run import load_data
 from atas.training.trainer import Interrupted
+
+WAIT = 1.0  # seconds between looks at what other processes are at
 
 
 @dataclass(frozen=True)
@@ -31,7 +36,10 @@ class Failure:
 class Plan:
     """Trials and the store that their results go to. Trials that come to the same are carried out once; those of one
     training follow each other, what is to be observed of it first, so that it is not done a second time for that. A
-    training that ranks images comes before all others, which may need its ranks."""
+    training that others rest on comes before them.
+
+    Processes that run a plan in the same folder share its work: each takes what nobody is at, and waits for the rest.
+    """
 
     def __init__(self, trials: Sequence[Trial], store: Store) -> None:
         merged: dict[str, Trial] = {}
@@ -45,7 +53,8 @@ class Plan:
         trainings: dict[str, list[Trial]] = {}
         for trial in merged.values():
             trainings.setdefault(trial.training_key, []).append(trial)
-        ordered = sorted(trainings.values(), key=lambda some: not any(map(_ranks, some)))
+        needed = {other.training_key for trial in merged.values() for other in trial.rests_on}
+        ordered = sorted(trainings.values(), key=lambda some: some[0].training_key not in needed)
         self.trials = [trial for some in ordered for trial in sorted(some, key=lambda one: not one.observe)]
         self.store = store
         self._data: dict[tuple[str, str | None, int | None], Dataset] = {}
@@ -59,16 +68,30 @@ class Plan:
 
         What no trial can do without, such as its data, is looked at first.
         """
+        if started() > 1:
+            raise UsageError(
+                "a plan is not for torchrun, whose processes train one model; start the same command once for each GPU "
+                "(CUDA_VISIBLE_DEVICES=0, 1, ...) with the same --out, and they share its runs"
+            )
         left = self.left()
         if done := len(self.trials) - len(left):
             progress.say(f"{done} of {len(self.trials)} runs are done already")
-        expected = self._work(left)
-        progress.expect(sum(expected))
+        expected = dict(zip((trial.key for trial in left), self._work(left), strict=True))
+        errors = {trial.key: self.store.error(trial) for trial in left}
+        progress.expect(sum(expected.values()))
         failures = []
-        with progress:
-            for number, (trial, amount) in enumerate(zip(left, expected, strict=True), done + 1):
-                progress.begin(f"{number}/{len(self.trials)} {trial.label}", amount)
-                failure = self._one(trial, progress)
+        with (
+            progress,
+            self.store.claims() as claims,
+            closing(turns(left, self.store, claims, lambda count: _wait(progress, count))) as mine,
+        ):
+            for trial in mine:
+                place = f"{self.trials.index(trial) + 1}/{len(self.trials)}"
+                progress.begin(f"{place} {trial.label}", expected[trial.key])
+                if is_done(trial, self.store):
+                    progress.skip("done by another process")
+                    continue
+                failure = self._elsewhere(trial, errors[trial.key], progress) or self._one(trial, progress)
                 failures += [failure] if failure else []
                 after_each(trial)
         return failures
@@ -81,6 +104,14 @@ class Plan:
             found.append(evaluation + (0.0 if trial.training_key in trained else training))
             trained.add(trial.training_key)
         return found
+
+    def _elsewhere(self, trial: Trial, before: dict[str, Any], progress: PlanProgress) -> Failure | None:
+        """A failure in another process since the beginning; it would be the same here."""
+        error = self.store.error(trial)
+        if error in ({}, before):
+            return None
+        progress.skip(f"failed in another process: {error.get('error')}", style="bold red")
+        return Failure(trial, str(error.get("error")))
 
     def _one(self, trial: Trial, progress: PlanProgress) -> Failure | None:
         began = time.monotonic()
@@ -115,5 +146,10 @@ def _figures(trial: Trial, record: Record) -> str:
     return ", ".join(f"{name} {100 * record.attacks[name]['accuracy']:.2f}%" for name in ("clean", *trial.attacks))
 
 
-def _ranks(trial: Trial) -> bool:
-    return any(found.name == TENTHS for found in trial.observe)
+def _wait(progress: PlanProgress, count: int) -> None:
+    """Until other processes may have done something."""
+    progress.wait(f"waiting for {count} run{'s' * (count > 1)} that other processes are at")
+    try:
+        time.sleep(WAIT)
+    except KeyboardInterrupt:
+        raise AtasError("stopped while other processes are at the last runs; the same command shows them") from None

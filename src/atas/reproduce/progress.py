@@ -75,10 +75,27 @@ class PlanProgress(Screen):
         self._ahead -= self._work
         self._work = self._over = 0.0
 
+    def skip(self, text: str, style: str | None = None) -> None:
+        """The trial that began is settled, by another process."""
+        self._made += self._work
+        self.end()
+        self.close(text, "", style)
+
+    def wait(self, text: str) -> None:
+        """Nothing can be done for now; said once, as long as it is the same."""
+        if text == self._title:
+            return
+        self._title = text
+        if self._progress is None:
+            self.say(text)
+        else:
+            self._show("")
+
     def close(self, text: str, took: str, style: str | None = None) -> None:
         """A line on a trial that is over: what it came to, how long it took, how long the rest will take."""
         title = f"{self._title}: " if self._progress is not None else "  "
-        self.say(f"{title}{text}  ({', '.join(part for part in (took, self.left()) if part)})", style)
+        times = ", ".join(part for part in (took, self.left()) if part)
+        self.say(f"{title}{text}" + (f"  ({times})" if times else ""), style)
 
     def _end_part(self) -> None:
         self._made += self._part * (self._share - self._from)

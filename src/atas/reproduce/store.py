@@ -6,6 +6,7 @@ trainings/<recipe>-seed<n>-<key>/                    the training's own folder, 
 trainings/<recipe>-seed<n>-again-<key>/              a second one, where the first was not observed
 evaluations/<recipe>-seed<n>-<key>-<attacks>.json    the verdict on every example
 <study>.md, <study>.json                             what a study shows
+.claims                                              which process is at which training
 """
 
 from __future__ import annotations
@@ -14,17 +15,20 @@ import itertools
 import json
 import shutil
 from collections.abc import Callable, Sequence
+from datetime import UTC, datetime
 from functools import reduce
 from pathlib import Path
 from typing import Any
 
 from atas._files import read_json, write_text
 from atas.errors import UsageError
+from atas.reproduce.claims import Claims
 from atas.reproduce.record import Record
 from atas.reproduce.trial import Trial
 from atas.training.run import Folder
 
 RUNS, TRAININGS, EVALUATIONS = "runs", "trainings", "evaluations"
+CLAIMS = ".claims"
 SNAPSHOTS = "snapshots"  # in a training's folder: weights on the way, for observations
 
 
@@ -66,7 +70,16 @@ class Store:
         path = self._error_path(trial)
         path.parent.mkdir(parents=True, exist_ok=True)
         about = {"key": trial.key, "row": trial.row, "trial": trial.label, "error": sentence, "trace": trace}
+        about["time"] = datetime.now(UTC).isoformat()
         write_text(path, json.dumps(about, indent=1) + "\n")
+
+    def error(self, trial: Trial) -> dict[str, Any]:
+        """Why a trial failed; empty where it did not."""
+        return read_json(self._error_path(trial))
+
+    def claims(self) -> Claims:
+        """Who is at what, among the processes that share this folder."""
+        return Claims(self.folder / CLAIMS)
 
     def errors_by_row(self) -> dict[str, list[str]]:
         """Why trials failed that have no result, by their row."""

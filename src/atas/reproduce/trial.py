@@ -92,6 +92,12 @@ class Trial:
         return ", ".join(parts)
 
     @property
+    def rests_on(self) -> tuple[Trial, ...]:
+        """The trials whose results it needs."""
+        ranked = () if self.part is None else (self.part.ranking,)
+        return (*ranked, *(trial for found in self.observe for trial in found.rests_on))
+
+    @property
     def slug(self) -> str:
         """The beginning of file names."""
         return f"{Path(self.recipe).stem}-seed{self.seed}"

@@ -1,0 +1,191 @@
+"""Processes that work in one folder: every run is done once, by whichever process is free."""
+
+import subprocess
+import sys
+import time
+from contextlib import contextmanager
+from types import SimpleNamespace
+
+import pytest
+
+from atas.errors import AtasError, UsageError
+from atas.reproduce import Plan, plan
+from atas.reproduce import claims as claims_module
+from atas.reproduce.claims import Claims
+from atas.reproduce.observations import Surfaces, Tenths
+from atas.reproduce.part import Part
+
+HOLD = """
+import runpy, sys
+from pathlib import Path
+
+Claims = runpy.run_path(sys.argv[1])["Claims"]  # without the package, whose import is slow
+with Claims(Path(sys.argv[2])) as claims, claims.claim(sys.argv[3]) as free:
+    print(free, flush=True)
+    sys.stdin.read()
+"""
+
+SHARE = """
+import json, os, sys
+import torch
+
+torch.set_num_threads(1)
+import torch.utils.tensorboard  # the import is slow; let it be done before the fork
+from pathlib import Path
+from rich.console import Console
+from atas.data import load
+from atas.reproduce import Plan, PlanProgress, Store, Trial
+
+load("digits")  # so is that of scikit-learn
+folder = Path(json.loads(sys.argv[1])["shared"])
+values = {"training.epochs": 1, "training.batch_size": 256, "training.probe": 50, "engine.device": "cpu"}
+trials = [Trial("digits-small-cnn-atta", values, seed=seed, attacks=("fgsm",), examples=40) for seed in range(5)]
+
+
+def work(name):
+    folder.mkdir(exist_ok=True)
+    plan = Plan(trials, Store(folder))
+    failures = plan.run(PlanProgress(Console(file=(folder / name).open("w"), width=200)))
+    return 1 if failures or plan.left() else 0
+
+
+children = []
+for name in ("one.txt", "two.txt"):
+    child = os.fork()
+    if child == 0:
+        status = 1
+        try:
+            status = work(name)
+        finally:
+            os._exit(status)
+    children.append(child)
+print(json.dumps([os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in children]))
+"""
+
+
+@contextmanager
+def another_process(store, key):
+    """One that is at a training, until it is told to end: `end()`."""
+    command = [sys.executable, "-c", HOLD, claims_module.__file__, str(store.folder / ".claims"), key]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout.readline() == "True\n"
+
+        def end():
+            process.stdin.close()
+            process.wait()
+
+        yield end
+        process.kill()
+
+
+@pytest.fixture
+def waits(monkeypatch):
+    """What is done instead of waiting: `waits.append(function)`, one for each time."""
+    planned = []
+    monkeypatch.setattr(plan, "time", SimpleNamespace(sleep=lambda _: planned.pop(0)(), monotonic=time.monotonic))
+    return planned
+
+
+@pytest.fixture
+def done(monkeypatch):
+    """The seeds of the runs that this process has done."""
+    found, execute = [], plan.execute
+
+    def counted(trial, *rest):
+        found.append(trial.seed)
+        return execute(trial, *rest)
+
+    monkeypatch.setattr(plan, "execute", counted)
+    return found
+
+
+def test_a_claim_is_of_one_process_and_ends_with_it(store):
+    store.folder.mkdir()
+    with Claims(store.folder / ".claims") as claims:
+        with another_process(store, "ff" * 8) as end:
+            with claims.claim("ff" * 8) as free:
+                assert not free
+            with claims.claim("fe" * 8) as free:
+                assert free
+            end()
+            with claims.claim("ff" * 8) as free:
+                assert free
+        with another_process(store, "fe" * 8):
+            pass  # this one was given back here
+
+
+def test_what_another_process_is_at_is_put_off_and_taken_over(tiny, store, quiet, waits, done):
+    store.folder.mkdir()
+    trials = [tiny(seed=seed) for seed in range(3)]
+    with another_process(store, trials[0].training_key) as killed:
+        waits += [lambda: None, killed]
+        assert Plan(trials, store).run(quiet) == []
+    assert done == [1, 2, 0]
+    said = quiet.console.file.getvalue()
+    assert said.count("waiting for 1 run that other processes are at") == 1
+
+
+def test_what_another_process_has_done_is_not_done_again(tiny, store, quiet, waits, done, fill):
+    store.folder.mkdir()
+    trials = [tiny(seed=0), tiny(seed=1)]
+    with another_process(store, trials[0].training_key) as end:
+        waits += [lambda: (fill(trials[0], {"clean": 30, "fgsm": 20}, n=40), end())]
+        assert Plan(trials, store).run(quiet) == []
+    assert done == [1]
+    assert quiet.console.file.getvalue().endswith("  done by another process\n")
+
+
+@pytest.mark.parametrize("before", [False, True])
+def test_what_failed_in_another_process_is_not_tried_again(tiny, store, quiet, waits, done, before):
+    store.folder.mkdir()
+    trial = tiny()
+    if before:
+        store.fail(trial, "no electricity", "")
+    with another_process(store, trial.training_key) as end:
+        waits += [lambda: (store.fail(trial, "no electricity", ""), end())]
+        (failure,) = Plan([trial], store).run(quiet)
+    assert failure.sentence == "no electricity"
+    assert done == []
+    assert "failed in another process: no electricity" in quiet.console.file.getvalue()
+
+
+@pytest.mark.parametrize("kind", ["part", "observation"])
+def test_what_rests_on_the_run_of_another_process_waits_for_it(tiny, store, quiet, waits, done, kind):
+    store.folder.mkdir()
+    values = {"method.max_step": 0.2, "method.c": 1e9, "method.beta": 0.0}
+    ranks = tiny("fgsm-rs-adaptive", values, attacks=(), seed=7, observe=(Tenths(),))
+    if kind == "part":
+        rests = tiny(seed=1, part=Part(ranks, 1, 3))
+    else:
+        rests = tiny(seed=1, observe=(Surfaces(ranks, images=5, points=2),))
+    with another_process(store, ranks.training_key) as killed:
+        waits += [lambda: None, killed]
+        assert Plan([rests, tiny(seed=2), ranks], store).run(quiet) == []
+    assert done == [2, 7, 1]
+
+
+def test_a_stop_while_waiting(tiny, store, quiet, waits):
+    def stop():
+        raise KeyboardInterrupt
+
+    store.folder.mkdir()
+    with another_process(store, tiny().training_key):
+        waits.append(stop)
+        with pytest.raises(AtasError, match="stopped while other processes are at the last runs"):
+            Plan([tiny()], store).run(quiet)
+
+
+def test_two_processes_share_a_plan(tmp_path, nursery):
+    """Neither does what the other one does, and both see all of it done in the end."""
+    assert nursery(SHARE, shared=str(tmp_path / "shared")) == [0, 0]
+    said = [(tmp_path / "shared" / name).read_text() for name in ("one.txt", "two.txt")]
+    assert sum(text.count("(took ") for text in said) == 5
+    assert all(text.count("(took ") >= 1 for text in said)
+    assert not list((tmp_path / "shared" / "runs").glob("*.error.json"))
+
+
+def test_torchrun_is_for_one_training(tiny, store, quiet, monkeypatch):
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    with pytest.raises(UsageError, match="once for each GPU"):
+        Plan([tiny()], store).run(quiet)
+    assert not store.folder.exists()
