@@ -6,13 +6,17 @@ import errno
 import fcntl
 import json
 import os
+import secrets
 import tempfile
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, Any
 
 from atas.errors import AtasError, UsageError
+
+PATIENCE = 2.0  # seconds
 
 
 def check_target(path: Path, option: str, *endings: str) -> None:
@@ -47,7 +51,8 @@ def write_atomically(path: Path, write: Callable[[Path], object]) -> None:
     """Let `write` fill a file under a temporary name beside `path`, sync it, and rename it into place."""
     if not path.name:
         raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    # Not by the process's number, which another one in another container may have too.
+    temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp")
     try:
         write(temporary)
         temporary.chmod(0o666 & ~_umask())
@@ -71,12 +76,20 @@ def write_text(path: Path, text: str) -> None:
 
 @contextmanager
 def held(lock: Path, sentence: str) -> Iterator[None]:
-    """Keep other processes out, which are told the sentence; the lock ends with the process, however that ends."""
+    """Keep other processes out, which are told the sentence; the lock ends with the process, however that ends.
+
+    Workers of a process that was killed hold its lock for a moment longer, so an answer is not taken at the first word.
+    """
+    end = time.monotonic() + PATIENCE
     with lock.open("w") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
-            raise AtasError(sentence) from error
+        while True:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError as error:
+                if time.monotonic() >= end:
+                    raise AtasError(sentence) from error
+                time.sleep(0.05)
         yield
 
 

@@ -139,6 +139,7 @@ def test_snapshots_stay_around_a_collapse(tmp_path):
         (50, True),
     ]
     assert found[0].into(torch.nn.Linear(2, 2)).weight.tolist() == [[30.0, 30.0]] * 2
+    assert observer.complete(6)
 
 
 def test_snapshots_of_an_attempt_that_was_cut_off_go(tmp_path):
@@ -161,3 +162,17 @@ def test_without_a_collapse_the_last_snapshots_stay(tmp_path):
         assert observer.due(moment)  # epochs of fewer batches than snapshots
         observer.look(moment, engine)
     assert [shot.step for shot in snapshots(tmp_path)] == [2, 3]
+    assert observer.complete(1)
+    assert not observer.complete(2)  # of a longer training, its end is missing
+
+
+@pytest.mark.parametrize("unseen", [range(6), range(12, 14), range(18, 21)])
+def test_snapshots_tell_of_moments_that_nobody_saw(tmp_path, unseen):
+    """Before the first, in between, and at the end."""
+    observer, engine = Snapshots(tmp_path, an_epoch=2, before=30), Weights()
+    assert not observer.complete(5)
+    for step in range(1, 21):
+        moment = Moment((step - 1) // 4, (step - 1) % 4 + 1, 4)
+        if step not in unseen and observer.due(moment):
+            observer.look(moment, engine)
+    assert not observer.complete(5)

@@ -150,7 +150,7 @@ def test_records_alone_are_enough(ranks, tiny, store, quiet, trainings, tmp_path
     other = tmp_path / "other"
     shutil.copytree(store.folder / "runs", other / "runs")
     for elsewhere in (Store(other), Store(tmp_path / "third", [other])):
-        assert Plan(trials, elsewhere).left() == []
+        assert Plan(trials, elsewhere).run(quiet) == []
         assert len(elsewhere.by_row()) == len(trials)
     part = tiny("fgsm-rs", attacks=(), part=Part(ranks, 1, 2))
     assert Plan([*trials, part], Store(other)).run(quiet) == []

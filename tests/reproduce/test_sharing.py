@@ -1,19 +1,25 @@
 """Processes that work in one folder: every run is done once, by whichever process is free."""
 
+import io
+import signal
 import subprocess
 import sys
 import time
 from contextlib import contextmanager
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
+from rich.console import Console
 
 from atas.errors import AtasError, UsageError
-from atas.reproduce import Plan, plan
+from atas.reproduce import Plan, PlanProgress, Store, execute, plan
 from atas.reproduce import claims as claims_module
 from atas.reproduce.claims import Claims
 from atas.reproduce.observations import Surfaces, Tenths
 from atas.reproduce.part import Part
+from atas.training import train
+from atas.training.trainer import Interrupted
 
 HOLD = """
 import runpy, sys
@@ -99,6 +105,26 @@ def done(monkeypatch):
     return found
 
 
+@pytest.fixture
+def trainings(monkeypatch):
+    """The seeds of all trainings that this process begins or goes on with."""
+    begun = []
+
+    def counted(settings, **options):
+        begun.append(settings.training.seed)
+        return train(settings, **options)
+
+    monkeypatch.setattr(execute, "train", counted)
+    return begun
+
+
+@pytest.fixture
+def ranks(tiny):
+    """A trial that ranks the images."""
+    values = {"method.max_step": 0.2, "method.c": 1e9, "method.beta": 0.0}
+    return tiny("fgsm-rs-adaptive", values, attacks=(), seed=7, observe=(Tenths(),))
+
+
 def test_a_claim_is_of_one_process_and_ends_with_it(store):
     store.folder.mkdir()
     with Claims(store.folder / ".claims") as claims:
@@ -135,25 +161,20 @@ def test_what_another_process_has_done_is_not_done_again(tiny, store, quiet, wai
     assert quiet.console.file.getvalue().endswith("  done by another process\n")
 
 
-@pytest.mark.parametrize("before", [False, True])
-def test_what_failed_in_another_process_is_not_tried_again(tiny, store, quiet, waits, done, before):
+def test_what_failed_in_another_process_is_tried_here(tiny, store, quiet, waits, done):
+    """Its machine may be the cause."""
     store.folder.mkdir()
     trial = tiny()
-    if before:
-        store.fail(trial, "no electricity", "")
     with another_process(store, trial.training_key) as end:
         waits += [lambda: (store.fail(trial, "no electricity", ""), end())]
-        (failure,) = Plan([trial], store).run(quiet)
-    assert failure.sentence == "no electricity"
-    assert done == []
-    assert "failed in another process: no electricity" in quiet.console.file.getvalue()
+        assert Plan([trial], store).run(quiet) == []
+    assert done == [0]
+    assert store.errors_by_row() == {}
 
 
 @pytest.mark.parametrize("kind", ["part", "observation"])
-def test_what_rests_on_the_run_of_another_process_waits_for_it(tiny, store, quiet, waits, done, kind):
+def test_what_rests_on_the_run_of_another_process_waits_for_it(ranks, tiny, store, quiet, waits, done, kind):
     store.folder.mkdir()
-    values = {"method.max_step": 0.2, "method.c": 1e9, "method.beta": 0.0}
-    ranks = tiny("fgsm-rs-adaptive", values, attacks=(), seed=7, observe=(Tenths(),))
     if kind == "part":
         rests = tiny(seed=1, part=Part(ranks, 1, 3))
     else:
@@ -162,6 +183,67 @@ def test_what_rests_on_the_run_of_another_process_waits_for_it(tiny, store, quie
         waits += [lambda: None, killed]
         assert Plan([rests, tiny(seed=2), ranks], store).run(quiet) == []
     assert done == [2, 7, 1]
+
+
+def test_what_rests_on_a_run_that_is_given_up_meanwhile_waits_for_it_too(ranks, tiny, store, quiet, done):
+    """The other process ends while this one is at something else: the run that was put off comes first."""
+    store.folder.mkdir()
+    trials = [ranks, tiny(seed=2), tiny(seed=1, part=Part(ranks, 1, 3))]
+    with another_process(store, ranks.training_key) as killed:
+        assert Plan(trials, store).run(quiet, lambda trial: killed() if trial.seed == 2 else None) == []
+    assert done == [2, 7, 1]
+
+
+def test_a_training_that_went_on_unobserved_is_done_once_more(ranks, tiny, store, quiet, trainings):
+    """A process that wants no surfaces is stopped on its way; one that does takes over, and has seen a part alone."""
+    plain = tiny(seed=1, values={"training.epochs": 3})
+    observed = replace(plain, observe=(Surfaces(ranks, images=5, points=2),))
+    place = store.training(plain)
+
+    class Stop:
+        def due(self, moment):
+            return moment.epoch == 1 and moment.ends_epoch
+
+        def look(self, moment, engine):
+            signal.raise_signal(signal.SIGINT)
+
+    place.path.parent.mkdir(parents=True)
+    with pytest.raises(Interrupted):
+        train(plain.settings, out=place.path, observers=[Stop()])
+    assert Plan([ranks, observed], store).run(quiet) == []
+    assert trainings == [7, 1, 1]
+    moments = store.record(observed).observed["surfaces"]["moments"]
+    assert [moment["step"] for moment in moments] == list(range(1, 10))
+
+
+def test_what_another_folder_knows_is_written_down_unless_another_process_is_at_it(tiny, store, quiet, tmp_path, fill):
+    fill(tiny(), {"clean": 30, "fgsm": 20}, n=40)
+    here = Store(tmp_path / "here", [store.folder])
+    plan = Plan([tiny()], here)
+    assert plan.left() == []
+    assert not here.folder.exists()
+    here.folder.mkdir()
+    with another_process(here, tiny().training_key):
+        plan.adopt()
+        assert not here.by_row()
+    plan.run(quiet)
+    assert list(here.by_row()) == [tiny().row]
+
+
+def test_the_pace_is_that_of_the_own_clock(tiny):
+    progress = PlanProgress(Console(file=io.StringIO()))
+    progress.expect(100)
+    progress.begin("one", 60)
+    progress.skip("done by another process")  # before there is a clock: it says nothing of the pace
+    progress.begin("two", 10)
+    progress.part(10)
+    progress._began -= 8
+    progress.reach(0.5)
+    assert progress.seconds_left == pytest.approx(8 / 5 * 35, rel=0.05)
+    progress.end()
+    progress.begin("three", 15)
+    progress.skip("done by another process")  # meanwhile, so all go at the common pace
+    assert progress.seconds_left == pytest.approx(8 / 20 * 15, rel=0.05)
 
 
 def test_a_stop_while_waiting(tiny, store, quiet, waits):

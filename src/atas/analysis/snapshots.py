@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
+from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from torch import nn
 
@@ -13,7 +14,7 @@ from atas.training.checkpoint import separate
 from atas.training.engine import Engine
 from atas.training.observe import Moment
 
-_COLLAPSED = "collapsed"
+_COLLAPSED, _BATCHES = "collapsed", "batches"
 
 
 @dataclass(frozen=True)
@@ -23,6 +24,12 @@ class Snapshot:
     path: Path
     step: int
     collapsed: bool
+
+    @property
+    def batches(self) -> int:
+        """Of an epoch of its training."""
+        with safe_open(self.path, "pt") as file:
+            return int(file.metadata()[_BATCHES])
 
     def into(self, model: nn.Module) -> nn.Module:
         """The model with these weights."""
@@ -39,7 +46,7 @@ class Snapshots:
 
     def due(self, moment: Moment) -> bool:
         """At equal distances, and at the end of an epoch; not when there are enough."""
-        here = moment.ends_epoch or moment.batch % max(1, -(-moment.batches // self._an_epoch)) == 0
+        here = moment.ends_epoch or moment.batch % self._distance(moment.batches) == 0
         return here and sum(shot.collapsed and shot.step < moment.step for shot in snapshots(self.folder)) < self._after
 
     def look(self, moment: Moment, engine: Engine) -> None:
@@ -51,9 +58,26 @@ class Snapshots:
                 shot.path.unlink()
         tensors = separate(engine.best_model.state_dict())
         name = f"step-{moment.step:07}{f'-{_COLLAPSED}' if moment.collapsed else ''}.safetensors"
-        write_atomically(self.folder / name, lambda path: save_file(tensors, path))
+        about = {_BATCHES: str(moment.batches)}
+        write_atomically(self.folder / name, lambda path: save_file(tensors, path, about))
         for shot in [shot for shot in snapshots(self.folder) if not shot.collapsed][: -self._before]:
             shot.path.unlink()
+
+    def complete(self, epochs: int) -> bool:
+        """Whether a finished training was looked at whenever it had to be, also where it was stopped and went on."""
+        found = snapshots(self.folder)
+        if not found:
+            return False
+        batches = found[-1].batches
+        inner = [*range(self._distance(batches), batches, self._distance(batches)), batches]
+        moments = [epoch * batches + batch for epoch in range(epochs) for batch in inner]
+        fallen = next((shot.step for shot in found if shot.collapsed), moments[-1] + 1)
+        before = [step for step in moments if step < fallen][-self._before :]
+        after = [step for step in moments if step >= fallen][: self._after]
+        return [shot.step for shot in found] == before + after
+
+    def _distance(self, batches: int) -> int:
+        return max(1, -(-batches // self._an_epoch))
 
 
 def snapshots(folder: Path) -> list[Snapshot]:

@@ -55,6 +55,10 @@ def execute(trial: Trial, store: Store, load: Load, progress: PlanProgress) -> R
     progress.part(training)
     place = _place(trial, store)
     model = _trained(trial, store, place, load, progress)
+    if (anew := _place(trial, store)).path != place.path:
+        # It went on from where others had not observed what is wanted here, so once more, from the beginning.
+        place = anew
+        model = _trained(trial, store, place, load, progress)
     make_room()  # the training's records of its steps are not wanted any more
     progress.part(evaluation)
     record = _evaluated(trial, store, place, model, load, progress)

@@ -143,8 +143,8 @@ class Surfaces(Observation):
         return [Snapshots(place.path / SNAPSHOTS)]
 
     def ready(self, trial: Trial, place: Folder) -> bool:
-        """Whether there are such weights."""
-        return bool(snapshots(place.path / SNAPSHOTS))
+        """Whether there are such weights, of all moments."""
+        return Snapshots(place.path / SNAPSHOTS).complete(trial.settings.training.epochs)
 
     def measure(self, seen: Seen) -> dict[str, Any]:
         """A grid for each moment and tenth."""

@@ -7,7 +7,6 @@ import traceback
 from collections.abc import Callable, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
-from typing import Any
 
 from atas._screen import clock
 from atas.data import Dataset
@@ -73,11 +72,29 @@ class Plan:
                 "a plan is not for torchrun, whose processes train one model; start the same command once for each GPU "
                 "(CUDA_VISIBLE_DEVICES=0, 1, ...) with the same --out, and they share its runs"
             )
+        self.adopt()
         left = self.left()
         if done := len(self.trials) - len(left):
             progress.say(f"{done} of {len(self.trials)} runs are done already")
+        failures = self._carry_out(left, progress, after_each) if left else []
+        self.adopt()
+        return failures
+
+    def adopt(self) -> None:
+        """Write down here what other folders know of these trials: pages are made of this folder alone."""
+        if not self.store.reuses:
+            return
+        with self.store.claims() as claims:
+            for trial in self.trials:
+                with claims.claim(trial.training_key) as free:
+                    if free:
+                        self.store.adopt(trial)
+
+    def _carry_out(
+        self, left: Sequence[Trial], progress: PlanProgress, after_each: Callable[[Trial], object]
+    ) -> list[Failure]:
+        """What is left, when it is its turn."""
         expected = dict(zip((trial.key for trial in left), self._work(left), strict=True))
-        errors = {trial.key: self.store.error(trial) for trial in left}
         progress.expect(sum(expected.values()))
         failures = []
         with (
@@ -91,7 +108,7 @@ class Plan:
                 if is_done(trial, self.store):
                     progress.skip("done by another process")
                     continue
-                failure = self._elsewhere(trial, errors[trial.key], progress) or self._one(trial, progress)
+                failure = self._one(trial, progress)
                 failures += [failure] if failure else []
                 after_each(trial)
         return failures
@@ -104,14 +121,6 @@ class Plan:
             found.append(evaluation + (0.0 if trial.training_key in trained else training))
             trained.add(trial.training_key)
         return found
-
-    def _elsewhere(self, trial: Trial, before: dict[str, Any], progress: PlanProgress) -> Failure | None:
-        """A failure in another process since the beginning; it would be the same here."""
-        error = self.store.error(trial)
-        if error in ({}, before):
-            return None
-        progress.skip(f"failed in another process: {error.get('error')}", style="bold red")
-        return Failure(trial, str(error.get("error")))
 
     def _one(self, trial: Trial, progress: PlanProgress) -> Failure | None:
         began = time.monotonic()

@@ -75,11 +75,12 @@ class PlanProgress(Screen):
         self._ahead -= self._work
         self._work = self._over = 0.0
 
-    def skip(self, text: str, style: str | None = None) -> None:
-        """The trial that began is settled, by another process."""
-        self._made += self._work
+    def skip(self, text: str) -> None:
+        """The trial that began was done by another process; once there is a pace, its work counts for it."""
+        if self._began is not None:
+            self._made += self._work
         self.end()
-        self.close(text, "", style)
+        self.close(text, "")
 
     def wait(self, text: str) -> None:
         """Nothing can be done for now; said once, as long as it is the same."""

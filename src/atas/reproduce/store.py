@@ -15,7 +15,6 @@ import itertools
 import json
 import shutil
 from collections.abc import Callable, Sequence
-from datetime import UTC, datetime
 from functools import reduce
 from pathlib import Path
 from typing import Any
@@ -42,15 +41,20 @@ class Store:
         self.folder, self._others = folder, tuple(reuse)
 
     def record(self, trial: Trial) -> Record | None:
-        """What is known of a trial, here and elsewhere; what was elsewhere is written down here too."""
-        path = self._record_path(trial)
+        """What is known of a trial, here and elsewhere."""
         found = [Record.load(file) for place in self._places for file in _files(place, f"*-{trial.key}.json")]
-        if not found:
-            return None
-        known = reduce(Record.joined, found)
-        if not path.exists() or known != found[0]:
+        return reduce(Record.joined, found) if found else None
+
+    @property
+    def reuses(self) -> bool:
+        """Whether other folders count as well."""
+        return bool(self._others)
+
+    def adopt(self, trial: Trial) -> None:
+        """Write down here what is known of a trial elsewhere. Nobody else may be at it."""
+        known, path = self.record(trial), self._record_path(trial)
+        if known is not None and not (path.exists() and Record.load(path) == known):
             known.save(path)
-        return known
 
     def by_row(self) -> dict[str, list[Record]]:
         """All records here by their row, each row in the order of its seeds."""
@@ -70,12 +74,7 @@ class Store:
         path = self._error_path(trial)
         path.parent.mkdir(parents=True, exist_ok=True)
         about = {"key": trial.key, "row": trial.row, "trial": trial.label, "error": sentence, "trace": trace}
-        about["time"] = datetime.now(UTC).isoformat()
         write_text(path, json.dumps(about, indent=1) + "\n")
-
-    def error(self, trial: Trial) -> dict[str, Any]:
-        """Why a trial failed; empty where it did not."""
-        return read_json(self._error_path(trial))
 
     def claims(self) -> Claims:
         """Who is at what, among the processes that share this folder."""

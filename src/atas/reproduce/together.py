@@ -40,7 +40,8 @@ def joint_plan(studies: Sequence[Study], request: Request) -> Plan:
 
 
 def _known(plan: Plan, progress: PlanProgress) -> list[Failure]:
-    """Instead of running a plan: say how much of it is done. What is known in other folders is written down here."""
+    """Instead of running a plan: say how much of it is done."""
+    plan.adopt()
     done = len(plan.trials) - len(plan.left())
     progress.say(f"{done} of {len(plan.trials)} runs are done; what is missing is left out")
     return []

@@ -19,9 +19,11 @@ def turns(trials: Sequence[Trial], store: Store, claims: Claims, wait: Callable[
     """
     left = [list(some) for _, some in groupby(trials, key=lambda trial: trial.training_key)]
     while left:
-        later = []
+        later: list[list[Trial]] = []
         for some in left:
-            if any(_under_way(other, store, claims) for trial in some for other in trial.rests_on):
+            put_off = {one[0].training_key for one in later}
+            missing = [other for trial in some for other in trial.rests_on if not is_done(other, store)]
+            if any(other.training_key in put_off or _under_way(other, claims) for other in missing):
                 later.append(some)
                 continue
             with claims.claim(some[0].training_key) as free:
@@ -34,9 +36,7 @@ def turns(trials: Sequence[Trial], store: Store, claims: Claims, wait: Callable[
         left = later
 
 
-def _under_way(trial: Trial, store: Store, claims: Claims) -> bool:
-    """Whether another process is at a trial that is not done."""
-    if is_done(trial, store):
-        return False
+def _under_way(trial: Trial, claims: Claims) -> bool:
+    """Whether another process is at a trial."""
     with claims.claim(trial.training_key) as free:
         return not free
