@@ -45,7 +45,8 @@ is an error that names the nearest known one. The resolved recipe is saved with 
 without `extends`: running that file again gives the same run. Where `extends` is followed by another method, the
 settings of the first method are left out; its norm and budget stay.
 
-A value of `"none"` stands for a key that is not set.
+A value of `"none"` stands for a key that is not set. The path of an extended file is looked up from the folder of the
+file that extends it; `data.root` and a model's file from the folder that the command is run in.
 """
 
 

@@ -44,7 +44,10 @@ class Memory(nn.Module, ABC):
     ) -> None:
         super().__init__()
         if dtype == torch.int8 and not threat.int8_is_enough:
-            raise UsageError("int8 steps are too coarse for an L2 ball; use dtype=torch.float16 for this memory")
+            raise UsageError(
+                "int8 steps are too coarse for an L2 ball; use dtype=torch.float16 for this memory, in a recipe "
+                "method.dtype=float16"
+            )
         if dtype != torch.int8 and not dtype.is_floating_point:
             raise UsageError(f"a memory of perturbations is float32, float16 or int8; got {dtype}")
         if store not in get_args(Store):

@@ -262,7 +262,19 @@ def test_a_difference_that_chance_explains_is_none(generator):
     one, other = torch.ones(100, dtype=torch.bool), torch.ones(100, dtype=torch.bool)
     one[:10], other[10:26] = False, False
     assert cautions.more_steps_help(one, other, ("pgd10", "pgd50")) is None
-    assert cautions.fgsm_is_stronger(other, one, "pgd10") is None
+    more = torch.ones(300, dtype=torch.bool)
+    assert cautions.fgsm_is_stronger(torch.cat([other, more]), torch.cat([one, more]), "pgd10") is None
+
+
+@pytest.mark.parametrize(("alone", "fires"), [(50, False), (51, True)])
+def test_fgsm_must_not_break_much_that_pgd_does_not(alone, fires):
+    """Though both break as many."""
+    fgsm, pgd = torch.ones(1000, dtype=torch.bool), torch.ones(1000, dtype=torch.bool)
+    fgsm[:alone], pgd[200 : 200 + alone] = False, False
+    found = cautions.fgsm_is_stronger(fgsm, pgd, "pgd50")
+    assert bool(found) is fires
+    if fires:
+        assert "one step breaks 51 of 1000 examples that hold under pgd50" in str(found)
 
 
 @pytest.mark.parametrize(("broken", "n", "fires"), [(10, 1000, False), (11, 1000, True), (2, 50, False), (3, 50, True)])

@@ -53,6 +53,20 @@ def make_run(tmp_path):
 
 
 @pytest.fixture
+def add_result():
+    """Add a result to a run's folder: `add_result(folder, "autoattack.json", n=50, clean=45, autoattack=3)`."""
+
+    def add(folder, name, n, weights="weights", eps=8 / 255, warnings=(), **right):
+        correct = {key: torch.arange(n) < count for key, count in right.items()}
+        correct["worst"] = torch.stack(list(correct.values())).all(0)
+        seconds = dict.fromkeys(correct, 1.0)
+        result = Evaluation(atas.Linf(eps), correct, seconds, {}, {}, weights, "data", warnings=tuple(warnings))
+        result.save(folder / name)
+
+    return add
+
+
+@pytest.fixture
 def show():
     """A table as text, wide enough that no cell is broken."""
 

@@ -1,8 +1,10 @@
 """Runs side by side: what is read from their folders, and the table of it."""
 
 import json
+from dataclasses import replace
 
 import pytest
+import torch
 
 from atas import report
 from atas.errors import DataError
@@ -124,3 +126,27 @@ def test_what_cannot_be_compared(make_run, tmp_path):
     (folder / "evaluation.json").write_text("{}")
     with pytest.raises(DataError, match="is damaged"):
         report.summarise([folder])
+
+
+def test_a_further_result_fills_in_what_the_first_one_lacks(make_run, add_result, show):
+    first = make_run("first", right={"clean": 90, "pgd50": 60})
+    add_result(first, "autoattack.json", n=50, clean=50, autoattack=29)
+    (run,) = report.summarise([first])
+    text = show(report.table([run]))
+    assert "60.0 [50.2, 69.1]" in text
+    assert "58.0 [44.2, 70.6] of 50" in text
+    assert "worst" not in text
+    assert run.to_json()["accuracy"]["worst"] == 0.6
+    assert [(one["n"], one["accuracy"]["autoattack"]) for one in run.to_json()["more"]] == [(50, 0.58)]
+
+
+@pytest.mark.parametrize("further", [0, 2])
+def test_what_attacks_break_together_is_shown_where_it_is_more(make_run, show, further):
+    folder = make_run("first", right={"clean": 90, "fgsm": 60})
+    (run,) = report.summarise([folder])
+    image, verdicts = torch.arange(100), dict(run.evaluation.correct)
+    verdicts["pgd50"] = (image >= further) & (image < 60 + further)
+    verdicts["worst"] = verdicts["fgsm"] & verdicts["pgd50"]
+    found = replace(run.evaluation, correct=verdicts, seconds=dict.fromkeys(verdicts, 1.0))
+    text = show(report.table([replace(run, evaluation=found)]))
+    assert ("worst %" in text) is ("58.0 [48.2, 67.2]" in text) is (further > 0)

@@ -18,7 +18,8 @@ def told(make_run, subject_of):
         options = {key: right.pop(key) for key in ("curve", "collapsed_from") if key in right}
         subject = subject_of(make_run(name, right=right or None, **options))
         if warnings:
-            subject.evaluation = dataclasses.replace(subject.evaluation, warnings=tuple(warnings))
+            found = dataclasses.replace(subject.evaluation, warnings=tuple(warnings))
+            subject.summary = dataclasses.replace(subject.summary, evaluation=found)
         return answers(subject, foreseen)
 
     return tell
@@ -59,6 +60,34 @@ def test_warnings_come_before_praise(told):
     _, _, trust = told(clean=90, autoattack=60, warnings=warnings)
     assert (trust.word, trust.tone) == ("With care", "care")
     assert "2 reasons to doubt the figures: Square breaks more." in trust.why
+
+
+def test_autoattack_in_another_result_is_not_overlooked(make_run, add_result, subject_of):
+    folder = make_run("run", right={"clean": 90, "pgd50": 60})
+    add_result(folder, "autoattack.json", n=50, clean=50, autoattack=29)
+    robust, _, trust = answers(subject_of(folder), None)
+    assert robust.word == "In part: 60.0%"
+    assert trust.word == "In part"
+    assert "on 50 images, of which 58.0% hold (44.2 to 70.6%)" in trust.why
+
+
+def test_autoattack_that_shows_the_figure_to_be_wrong_takes_its_place(make_run, add_result, subject_of):
+    folder = make_run("run", right={"clean": 90, "pgd50": 60})
+    warning = Caution("square", "Square breaks more")
+    add_result(folder, "evaluation-50.json", n=50, warnings=(warning,), clean=50, autoattack=3)
+    robust, _, trust = answers(subject_of(folder), None)
+    assert robust.word == "In part: 6.0%"
+    assert (trust.word, trust.why) == ("With care", "1 reason to doubt the figures: Square breaks more.")
+
+
+@pytest.mark.parametrize("other", [{"weights": "others"}, {"eps": 4 / 255}, {"clean": 49}])
+def test_results_of_other_weights_budgets_and_images_are_left_out(make_run, add_result, subject_of, other):
+    folder = make_run("run", right={"clean": 90, "pgd50": 60})
+    add_result(folder, "autoattack.json", n=50, autoattack=3, **{"clean": 50, **other})
+    (folder / "notes.json").write_text('{"format": "of somebody else"}')
+    robust, _, trust = answers(subject_of(folder), None)
+    assert robust.word == "In part: 60.0%"
+    assert "AutoAttack was not run" in trust.why
 
 
 def test_other_weights_come_before_all(copy_of, subject_of):

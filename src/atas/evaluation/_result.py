@@ -105,6 +105,11 @@ class Evaluation:
     progress_files: tuple[Path, ...] = ()
 
     @property
+    def has_autoattack(self) -> bool:
+        """Whether AutoAttack, of whatever version, is among the attacks."""
+        return any(name.startswith("autoattack") for name in self.correct)
+
+    @property
     def n(self) -> int:
         """How many examples there were."""
         return len(self.correct["clean"])

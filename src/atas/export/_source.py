@@ -16,6 +16,7 @@ from atas._files import read_json
 from atas.errors import DataError
 from atas.evaluation import Evaluation
 from atas.evaluation._fingerprint import weights_hash
+from atas.evaluation._folder import results_in
 from atas.training import Run
 from atas.training.recipe import fingerprint
 from atas.training.run import Folder
@@ -50,7 +51,7 @@ class Source:
             model,
             known | _identity(run, model, environment, weights),
             environment,
-            tuple(found for found in _evaluations(place) if found.weights == weights),
+            tuple(found for found in results_in(place.path) if found.weights == weights),
         )
 
     @property
@@ -101,12 +102,6 @@ def _identity(run: Run, model: nn.Module, environment: dict[str, Any], weights: 
     if isinstance(normalize, models.Normalize):
         found |= {name: getattr(normalize, name).double().flatten().tolist() for name in ("mean", "std")}
     return found
-
-
-def _evaluations(place: Folder) -> list[Evaluation]:
-    """The run's own first."""
-    paths = sorted(place.path.glob(f"{place.evaluation.stem}*.json"), key=lambda path: (path != place.evaluation, path))
-    return [Evaluation.load(path) for path in paths if not path.name.endswith(".progress.json")]
 
 
 def example(shape: tuple[int, int, int], count: int = 2) -> torch.Tensor:

@@ -13,16 +13,21 @@ from rich.text import Text
 
 from atas.errors import AtasError, DataError
 from atas.evaluation import Evaluation
+from atas.evaluation._cautions import Caution
 from atas.evaluation._fingerprint import state_hash
+from atas.evaluation._folder import results_in
 from atas.training.logs import read_metrics
 from atas.training.recipe import Recipe
 from atas.training.run import Folder, epochs_of, load_recipe
 from atas.training.weights import read_weights
 
+_MORE = 0.01
+
 
 @dataclass(frozen=True)
 class Summary:
-    """What a comparison shows of a run; `weights` is the hash of those in its folder, where they can be read."""
+    """What a comparison shows of a run. `weights` is the hash of those in its folder, where they can be read; in `more`
+    are further results of the same weights and budget."""
 
     name: str
     recipe: Recipe
@@ -30,6 +35,23 @@ class Summary:
     events: list[dict[str, Any]]
     evaluation: Evaluation | None
     weights: str | None
+    more: tuple[Evaluation, ...] = ()
+
+    @property
+    def by_autoattack(self) -> Evaluation | None:
+        """The result with AutoAttack, on the most images; None where it was not run."""
+        found = [one for one in self.results if one.has_autoattack]
+        return max(found, key=lambda one: one.n, default=None)
+
+    @property
+    def warnings(self) -> list[Caution]:
+        """Of all results."""
+        return list({str(caution): caution for one in self.results for caution in one.warnings}.values())
+
+    @property
+    def results(self) -> list[Evaluation]:
+        """All, the one to show first."""
+        return [one for one in (self.evaluation, *self.more) if one is not None]
 
     @property
     def weights_differ(self) -> bool | None:
@@ -74,6 +96,10 @@ class Summary:
             "other_weights": self.weights_differ,
             "accuracy": dict(found.accuracy) if found else None,
             "interval": {key: list(value) for key, value in found.interval.items()} if found else None,
+            "more": [
+                {"n": one.n, "accuracy": dict(one.accuracy), "interval": {k: list(v) for k, v in one.interval.items()}}
+                for one in self.more
+            ],
         }
 
 
@@ -88,10 +114,27 @@ def summarise(folders: Sequence[str | Path]) -> list[Summary]:
         rows, events = epochs_of(lines), [line for line in lines if "event" in line]
         if not rows:
             raise DataError(f"the run in {path} has no epoch to show yet; let it train for one at least")
-        evaluation = Evaluation.load(place.evaluation) if place.evaluation.exists() else None
-        weights = _weights_of(place) if evaluation is not None else None
-        found.append(Summary(path.resolve().name if unique else str(path), recipe, rows, events, evaluation, weights))
+        results = results_in(path)
+        weights = _weights_of(place) if results else None
+        chosen = _chosen(results, weights, recipe)
+        evaluation, more = next(iter(chosen), None), tuple(chosen[1:])
+        name = path.resolve().name if unique else str(path)
+        found.append(Summary(name, recipe, rows, events, evaluation, weights, more))
     return found
+
+
+def _chosen(results: list[Evaluation], weights: str | None, recipe: Recipe) -> list[Evaluation]:
+    """The result to show, and after it others of the same weights and budget. It is the run's own, the first, unless
+    that is of other weights; or unless AutoAttack, in another one, leaves less of it than chance explains."""
+    if not results:
+        return []
+    of_run = [one for one in results if one.weights == (weights or results[0].weights)] or results[:1]
+    threat = of_run[0].threat if of_run[0] is results[0] else recipe.threat
+    first, *others = [one for one in of_run if one.threat == threat] or of_run[:1]
+    worse = [one for one in others if one.has_autoattack and one.interval["worst"][1] < first.accuracy["worst"]]
+    if worse and not first.has_autoattack:
+        first, others = worse[0], [first, *(one for one in others if one is not worse[0])]
+    return [first, *others]
 
 
 def _weights_of(place: Folder) -> str | None:
@@ -106,8 +149,10 @@ def _weights_of(place: Folder) -> str | None:
 def table(runs: Sequence[Summary]) -> Table:
     """Accuracy in percent with its 95% interval, time, and where training collapsed. Figures of other weights than the
     run's have a star."""
-    attacks = list(dict.fromkeys(key for run in runs if run.evaluation for key in run.evaluation.accuracy))
-    attacks = [name for name in attacks if name != "worst"]
+    results = [one for run in runs for one in run.results]
+    attacks = list(dict.fromkeys(key for one in results for key in one.accuracy if key != "worst"))
+    attacks.sort(key=lambda name: name.startswith("autoattack"))  # the strongest last
+    attacks += ["worst"] if any(map(_adds_up, results)) else []
     columns = ["run", "method", "threat", "n", *(f"{name} %" for name in attacks), "time", "collapse"]
     shown = Table(*columns, box=box.SIMPLE, padding=(0, 1, 0, 0))
     for run in runs:
@@ -130,9 +175,15 @@ def table(runs: Sequence[Summary]) -> Table:
 
 
 def _accuracy(run: Summary, attack: str) -> Text:
-    found = run.evaluation
-    if found is None or attack not in found.accuracy:
+    found = next((one for one in run.results if attack in one.accuracy), None)
+    if found is None:
         return Text("-")
     low, high = found.interval[attack]
-    star = "*" if run.weights_differ else ""
-    return Text(f"{100 * found.accuracy[attack]:.1f} [{100 * low:.1f}, {100 * high:.1f}]{star}")
+    mark = "*" if run.weights_differ else "" if found.n == run.results[0].n else f" of {found.n}"
+    return Text(f"{100 * found.accuracy[attack]:.1f} [{100 * low:.1f}, {100 * high:.1f}]{mark}")
+
+
+def _adds_up(found: Evaluation) -> bool:
+    """Whether attacks together break more than each of them: a point at least."""
+    single = min(value for name, value in found.accuracy.items() if name != "worst")
+    return single - found.accuracy["worst"] >= _MORE

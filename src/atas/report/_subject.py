@@ -38,9 +38,14 @@ class Subject:
     """One run. What is loaded is loaded when it is first asked for."""
 
     def __init__(self, summary: Summary, folder: Path, root: str | None = None) -> None:
-        self.summary, self.recipe, self.evaluation = summary, summary.recipe, summary.evaluation
+        self.summary, self.recipe = summary, summary.recipe
         self.place, self._root = Folder(folder), root
         self.environment: dict[str, Any] = read_json(self.place.environment)
+
+    @property
+    def evaluation(self) -> Evaluation | None:
+        """The result that the page is about."""
+        return self.summary.evaluation
 
     @property
     def of_python(self) -> bool:

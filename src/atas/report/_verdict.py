@@ -71,20 +71,31 @@ def _trust(subject: Subject, found: Evaluation) -> Answer:
     question = "Can the evaluation be trusted?"
     if subject.weights_differ:
         return Answer(question, "No", "It was made with other weights than this run ends with: evaluate again.", "bad")
-    if found.warnings:
-        count = len(found.warnings)
-        why = f"{count} {'reason' if count == 1 else 'reasons'} to doubt the figures: {found.warnings[0]}."
+    if warnings := subject.summary.warnings:
+        count = len(warnings)
+        why = f"{count} {'reason' if count == 1 else 'reasons'} to doubt the figures: {warnings[0]}."
         return Answer(question, "With care", why, "care")
-    strong = [name for name in attacks_of(found) if name.startswith("autoattack")]
-    if not strong:
+    strong = subject.summary.by_autoattack
+    if strong is None:
         why = "AutoAttack was not run. Weaker attacks can miss what it finds, so the figure is an upper bound."
         return Answer(question, "In part", why, "care")
+    if strong is not found:
+        return Answer(question, "In part", elsewhere(strong), "care")
     same = "" if subject.weights_differ is None else " The weights in the folder are those that were evaluated."
     why = (
         "AutoAttack was run, which includes an attack without gradients, and no sign of masked gradients was seen; "
         f"every verdict was given in {found.protocol.get('precision', 'float32')}.{same}"
     )
     return Answer(question, "Yes, as far as is known", why, "good")
+
+
+def elsewhere(strong: Evaluation) -> str:
+    """What AutoAttack left, where it is not in the result that is shown."""
+    left, ends = percent(strong.accuracy["worst"]), between(strong.interval["worst"])
+    return (
+        f"AutoAttack was run in another evaluation, on {strong.n:,} images, of which {left}% hold ({ends}%); this one "
+        f"is without it."
+    )
 
 
 def _unknown(subject: Subject) -> Answer:

@@ -60,7 +60,7 @@ def doubts(subjects: list[Subject]) -> Section:
     """The warnings of each run."""
     rows: list[Content] = []
     for subject in subjects:
-        said = [f"{caution.kind}: {caution}." for caution in subject.evaluation.warnings] if subject.evaluation else []
+        said = [f"{caution.kind}: {caution}." for caution in subject.summary.warnings]
         said += notes(subject)
         rows.append(tag("h3", subject.summary.name))
         rows.append(tag("ul", [tag("li", text) for text in said]) if said else tag("p", "None."))
@@ -111,11 +111,9 @@ def _further(place: Place) -> str:
 
 def _trust(question: str, subjects: list[Subject]) -> Answer:
     missing = [subject.summary.name for subject in subjects if subject.evaluation is None]
-    warned = [subject.summary.name for subject in subjects if subject.evaluation and subject.evaluation.warnings]
+    warned = [subject.summary.name for subject in subjects if subject.summary.warnings]
     weak = [
-        subject.summary.name
-        for subject in subjects
-        if subject.evaluation and not any(name.startswith("autoattack") for name in attacks_of(subject.evaluation))
+        subject.summary.name for subject in subjects if subject.evaluation and not subject.evaluation.has_autoattack
     ]
     said = []
     if missing:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from atas.report._html import Content, tag
 from atas.report._section import Section
 from atas.report._subject import Subject
-from atas.report._words import attacks_of
+from atas.report._verdict import elsewhere
 
 _FEW = 1000
 
@@ -24,8 +24,11 @@ def notes(subject: Subject) -> list[str]:
         said.append("The evaluation was made with other weights than those in the run's folder; evaluate again.")
     if found.threat != subject.recipe.threat:
         said.append(f"The model was trained against {subject.recipe.threat} and evaluated against {found.threat}.")
-    if not any(name.startswith("autoattack") for name in attacks_of(found)):
+    strong = subject.summary.by_autoattack
+    if strong is None:
         said.append("AutoAttack was not run: the figures are upper bounds of the true robust accuracy.")
+    elif strong is not found:
+        said.append(elsewhere(strong))
     if found.n < _FEW:
         said.append(f"There were only {found.n} test images, so intervals are wide.")
     return said
@@ -34,13 +37,13 @@ def notes(subject: Subject) -> list[str]:
 def _warnings(subject: Subject) -> Content:
     if subject.evaluation is None:
         return None
-    if not subject.evaluation.warnings:
+    if not subject.summary.warnings:
         return tag(
             "p",
             "The evaluation gave no warnings: it looked for outputs that are NaN or infinite, for random answers, "
             "outputs that are no logits, gradients that vanish or explode, and signs of masked gradients.",
         )
-    rows = [tag("li", tag("b", caution.kind), f": {caution}.") for caution in subject.evaluation.warnings]
+    rows = [tag("li", tag("b", caution.kind), f": {caution}.") for caution in subject.summary.warnings]
     return tag("ul", rows, class_="warnings")
 
 

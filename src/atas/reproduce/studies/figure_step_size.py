@@ -128,9 +128,9 @@ STUDY = StepSize(
     "FGSM-RS and ATTA with other step sizes",
     "the larger the step, the smaller the gap between the losses of PGD-10 and of the single step on a trained model; "
     "robust accuracy grows with the step until training collapses. No figures are printed.",
-    "the gap on the first 10,000 training images, for the model trained with the usual step (FGSM-RS: 10/255, ATTA: "
-    "4/255). Steps are from noise, as FGSM-RS and, after a reset, ATTA take them, and for ATTA also from the "
-    "perturbations that it remembers at the end of its training. Those were made with the usual step, so a larger one "
-    "may leave a point that is better. Accuracy is on the test images, of a model trained "
-    "with each step; bars are 95% intervals, or the range over seeds.",
+    "the gap on training images, the first 10,000 in the full form, for the model trained with the usual step (there "
+    "10/255 for FGSM-RS, 4/255 for ATTA). Steps are from noise, as FGSM-RS and, after a reset, ATTA take them, and for "
+    "ATTA also from the perturbations that it remembers at the end of its training. Those were made with the usual "
+    "step, so a larger one may leave a point that is better. Accuracy is on the test images, of a model trained with "
+    "each step; bars are 95% intervals, or the range over seeds.",
 )
