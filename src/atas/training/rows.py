@@ -12,6 +12,8 @@ from atas.training.gathering import of_all
 from atas.training.monitor import Probe
 from atas.training.spread import by_tenth, quantiles
 
+_FIRST = 2  # epochs
+
 
 def epoch_row(
     epoch: int, engine: Engine, means: tuple[float, float, float], probe: Probe, collapsed: bool, seconds: float
@@ -52,6 +54,18 @@ def epoch_row(
     if engine.shown is not None:
         row["shown"] = engine.shown
     return row, histograms
+
+
+def too_long(row: dict[str, Any], eps: float) -> str | None:
+    """What to tell a person where even the shortest adaptive steps are longer than the ball is wide. In the first
+    epochs they are in any training, as gradients are small."""
+    shortest = row.get("step_size_by_tenth", [0.0])[-1]
+    if row["epoch"] < _FIRST or shortest < (2 - 1e-6) * eps:
+        return None
+    return (
+        f"Steps are too long to adapt: even the shortest tenth of them has {shortest / eps:.3g} times eps, where 2 eps "
+        f"end at the edge of the ball wherever they begin; set method.max_step to about 2 eps, method.clip below it."
+    )
 
 
 def examples_per_second(engine: Engine, epochs: int, batches: int, seconds: float) -> float:

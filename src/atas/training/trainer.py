@@ -23,7 +23,7 @@ from atas.training.loggers import Logger, open_loggers
 from atas.training.logs import Metrics
 from atas.training.monitor import Probe
 from atas.training.observe import Moment, Observer
-from atas.training.rows import epoch_row, examples_per_second
+from atas.training.rows import epoch_row, examples_per_second, too_long
 from atas.training.run import DIVERGED, Folder, calmer
 from atas.training.saving import Checkpoints
 
@@ -89,6 +89,7 @@ class Trainer:
         self._saved_at = time.monotonic()
         self._clock = Clock(self.device)
         self._probe: Probe | None = None
+        self._said_too_long = False
         self.engine.prepare(self.epoch)
         self.live.begin(self.settings.name, epochs * len(self.batches), self._done)
         try:
@@ -159,6 +160,9 @@ class Trainer:
         engine.totals.sums.zero_()
         if collapsed and not self.monitor.said:
             self._say_collapse(probe)
+        if not self._said_too_long and (sentence := too_long(row, self.settings.threat.eps)):
+            self._said_too_long = True
+            self.live.say(sentence)
         if self.monitor.broken_down and not self.monitor.said_broken_down:
             self._say_broken_down(probe)
         if collapsed and self._guards and self.peers.by_first(self.place.healthy.exists):
