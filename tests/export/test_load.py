@@ -13,6 +13,7 @@ from safetensors.torch import load_file, save_file
 
 import atas
 from atas.errors import AtasError, DataError, UsageError
+from atas.training.weights import load_weights
 
 
 @pytest.fixture(scope="module")
@@ -80,6 +81,41 @@ def saved_by_torch():
     content = io.BytesIO()
     torch.save({"bomb": Bomb()}, content)
     return content.getvalue()
+
+
+def tensors(model):
+    """A state dict, in the ways in which people save it."""
+    found = model.state_dict()
+    return {
+        "plain": found,
+        "checkpoint": {"epoch": 3, "state_dict": found},
+        "parallel": {"model": {f"module.{name}": value for name, value in found.items()}},
+    }
+
+
+@pytest.mark.parametrize("kind", ["plain", "checkpoint", "parallel"])
+@pytest.mark.parametrize("old", [False, True])
+def test_a_state_dict_of_torch_save_is_read(kind, old, tmp_path, small_net):
+    net, other = small_net(), small_net()
+    torch.save(tensors(net)[kind], tmp_path / "net.pt", _use_new_zipfile_serialization=not old)
+    for parameter in other.parameters():
+        torch.nn.init.zeros_(parameter)
+    load_weights(tmp_path / "net.pt", other)
+    assert all(torch.equal(value, net.state_dict()[name]) for name, value in other.state_dict().items())
+
+
+@pytest.mark.parametrize("content", [{"epoch": 3}, [torch.zeros(2)], {}])
+def test_a_file_of_torch_save_without_weights(content, tmp_path, small_net):
+    torch.save(content, tmp_path / "net.pt")
+    with pytest.raises(DataError, match=r"holds no state dict.*save model\.state_dict\(\)"):
+        load_weights(tmp_path / "net.pt", small_net())
+
+
+@pytest.mark.parametrize(("name", "loader"), [("net.onnx", "onnxruntime"), ("net.pt2", r"torch\.export\.load")])
+def test_programs_are_not_weights(name, loader, tmp_path):
+    (tmp_path / name).write_bytes(b"PK\x03\x04" if name.endswith("pt2") else b"\x08\x0a")
+    with pytest.raises(DataError, match=rf"holds a program, not weights; load it with {loader}"):
+        atas.load(tmp_path / name)
 
 
 @pytest.mark.parametrize("content", [pickled(), saved_by_torch()], ids=["pickle", "torch.save"])

@@ -1,7 +1,7 @@
 """Weights of a trained model as safetensors, with what is needed to build the model again.
 
-Reading one runs no code that a file brings along: pickles are refused, and what is damaged is told from what is whole
-by a hash in the file.
+Reading one runs no code that a file brings along, and what is damaged is told from what is whole by a hash in the file.
+Files of torch.save are read where they hold tensors alone.
 """
 
 from __future__ import annotations
@@ -30,6 +30,9 @@ _PICKLES = (
     b"\x80\x04",
     b"\x80\x05",
 )  # what torch.save writes, today and long ago
+_PROGRAMS = {".onnx": "onnxruntime.InferenceSession", ".pt2": "torch.export.load"}
+_PLACES = ("state_dict", "model_state_dict", "model", "net")  # of weights in checkpoints
+_PARALLEL = "module."
 GIVEN = "given:"  # marks a model or data set that was passed in Python and has no name to load it by
 
 
@@ -47,6 +50,8 @@ def save_weights(path: Path, model: nn.Module, about: dict[str, Any]) -> None:
 
 def read_weights(path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
     """What a file says about its model (nothing, where another program wrote it), and the tensors, verified."""
+    if _is_pickle(path):
+        return {}, _unpickled(path)
     try:
         with safe_open(path, framework="pt") as file:
             about = json.loads((file.metadata() or {}).get(_KEY, "{}"))
@@ -90,6 +95,8 @@ def of_all_channels(values: Any) -> Any:
 
 def _build(path: Path, about: dict[str, Any]) -> nn.Module:
     name = about.get("name")
+    if name is None and not about:
+        raise UsageError(f"{path} does not say which model its weights are of; name it with --model, or pass it")
     if not isinstance(name, str) or name.startswith(GIVEN):
         raise UsageError(f"the model of {path} was made in Python; pass it to atas.Run.load(folder, model=...)")
     missing = [key for key in ("num_classes", "channels", "mean", "std") if key not in about]
@@ -105,15 +112,36 @@ def _build(path: Path, about: dict[str, Any]) -> nn.Module:
             raise _damaged(path, str(error).splitlines()[0]) from error
 
 
+def _is_pickle(path: Path) -> bool:
+    if not path.is_file():
+        return False
+    with path.open("rb") as file:
+        return file.read(4).startswith(_PICKLES)
+
+
+def _unpickled(path: Path) -> dict[str, Tensor]:
+    """The state dict in a file of torch.save, by itself or in a checkpoint, and without what DataParallel adds."""
+    if path.suffix in _PROGRAMS:
+        raise DataError(f"{path} holds a program, not weights; load it with {_PROGRAMS[path.suffix]}")
+    try:
+        found = torch.load(path, map_location="cpu", weights_only=True)
+    except Exception as error:
+        raise DataError(
+            f"{path} is a pickle that holds more than tensors, or is damaged, and could run any code; load it where "
+            f"you trust it and write its state dict with safetensors.torch.save_file"
+        ) from error
+    places = [found, *(found[key] for key in _PLACES if key in found)] if isinstance(found, dict) else []
+    for tensors in places:
+        if isinstance(tensors, dict) and tensors and all(isinstance(value, Tensor) for value in tensors.values()):
+            shared = all(str(name).startswith(_PARALLEL) for name in tensors)
+            return {str(name).removeprefix(_PARALLEL if shared else ""): value for name, value in tensors.items()}
+    raise DataError(f"{path} holds no state dict, by itself or as {', '.join(_PLACES)}; save model.state_dict()")
+
+
 def _unreadable(path: Path, error: Exception) -> DataError:
-    if path.is_file():
-        with path.open("rb") as file:
-            if file.read(4).startswith(_PICKLES):
-                return DataError(
-                    f"{path} is a pickle, as torch.save writes it, and could run any code; load it where you trust it "
-                    f"and write its state dict with safetensors.torch.save_file"
-                )
-    elif not path.exists():
+    if path.suffix in _PROGRAMS:
+        return DataError(f"{path} holds a program, not weights; load it with {_PROGRAMS[path.suffix]}")
+    if not path.exists():
         return DataError(f"there is no weights file {path}; check the path")
     return DataError(f"the weights file {path} cannot be read ({str(error).splitlines()[0]}); {_remedy(path)}")
 
