@@ -5,7 +5,7 @@ import signal
 
 import pytest
 import torch
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 
 import atas
 from atas.analysis import norms, subsets
@@ -176,3 +176,12 @@ def test_snapshots_tell_of_moments_that_nobody_saw(tmp_path, unseen):
         if step not in unseen and observer.due(moment):
             observer.look(moment, engine)
     assert not observer.complete(5)
+
+
+def test_snapshots_that_do_not_say_how_long_an_epoch_is_are_not_complete(tmp_path):
+    observer = Snapshots(tmp_path)
+    observer.look(Moment(0, 1, 1), Weights())
+    assert observer.complete(1)
+    (shot,) = snapshots(tmp_path)
+    save_file(load_file(shot.path), shot.path)
+    assert not observer.complete(1)

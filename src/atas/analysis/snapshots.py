@@ -27,9 +27,9 @@ class Snapshot:
 
     @property
     def batches(self) -> int:
-        """Of an epoch of its training."""
+        """Of an epoch of its training; 0 where the file does not say."""
         with safe_open(self.path, "pt") as file:
-            return int(file.metadata()[_BATCHES])
+            return int((file.metadata() or {}).get(_BATCHES, 0))
 
     def into(self, model: nn.Module) -> nn.Module:
         """The model with these weights."""
