@@ -13,7 +13,7 @@ from safetensors.torch import load_file, save_file
 
 import atas
 from atas.errors import AtasError, DataError, UsageError
-from atas.training.weights import load_weights
+from atas.training.weights import load_weights, read_weights
 
 
 @pytest.fixture(scope="module")
@@ -102,6 +102,20 @@ def test_a_state_dict_of_torch_save_is_read(kind, old, tmp_path, small_net):
         torch.nn.init.zeros_(parameter)
     load_weights(tmp_path / "net.pt", other)
     assert all(torch.equal(value, net.state_dict()[name]) for name, value in other.state_dict().items())
+
+
+@pytest.mark.parametrize("length", [0x0280, 0x0580])
+def test_safetensors_whose_length_looks_like_a_pickle(length, tmp_path):
+    """The file begins with the length of its header, here 80 02 or 80 05."""
+    path, content = tmp_path / "net.safetensors", {"weight": torch.ones(3)}
+
+    def saved(filling):
+        save_file(content, path, {"filling": "x" * filling})
+        return int.from_bytes(path.read_bytes()[:8], "little")
+
+    assert saved(length - saved(0)) == length
+    _, tensors = read_weights(path)
+    assert torch.equal(tensors["weight"], content["weight"])
 
 
 @pytest.mark.parametrize("content", [{"epoch": 3}, [torch.zeros(2)], {}])

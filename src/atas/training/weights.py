@@ -50,13 +50,13 @@ def save_weights(path: Path, model: nn.Module, about: dict[str, Any]) -> None:
 
 def read_weights(path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
     """What a file says about its model (nothing, where another program wrote it), and the tensors, verified."""
-    if _is_pickle(path):
-        return {}, _unpickled(path)
     try:
         with safe_open(path, framework="pt") as file:
             about = json.loads((file.metadata() or {}).get(_KEY, "{}"))
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
     except (OSError, SafetensorError, ValueError) as error:
+        if _is_pickle(path):  # asked only now: the length that safetensors begin with may look like one
+            return {}, _unpickled(path)
         raise _unreadable(path, error) from error
     if not isinstance(about, dict):
         raise _damaged(path, "what it says of its model is no JSON object")
