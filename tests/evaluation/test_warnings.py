@@ -12,6 +12,7 @@ from atas.attacks._apgd import APGD
 from atas.attacks._square import Square
 from atas.evaluation import _cautions as cautions
 from atas.evaluation import evaluate
+from atas.evaluation._checks import SAMPLE
 
 BALL = atas.Linf(0.15)
 
@@ -98,6 +99,17 @@ def test_a_healthy_model_gives_no_warning(robust_digits, quick, ball):
         found = evaluate(model, x, y, ball, attacks=[quick])
         assert not found.warnings
         assert 0.2 < found.accuracy["quick"] < 0.8 * found.accuracy["clean"]
+
+
+def test_attacks_are_compared_on_the_same_examples(robust_digits):
+    """One of them on a sample, spread over a set that is larger, the other on all of it."""
+    model, _, _ = robust_digits
+    digits = atas.data.load("digits").test
+    x, y = digits.images.float() / 255, digits.labels
+    assert len(x) > SAMPLE
+    found = evaluate(model, x, y, BALL, attacks=["pgd10"])
+    assert 0.2 < found.accuracy["pgd10"] < 0.8
+    assert not found.warnings
 
 
 @pytest.fixture

@@ -41,11 +41,13 @@ _MARGIN, _SQUARE = "apgd-t", "square"
 
 
 class Checks:
-    """A model on a sample of the examples: the first ones, whatever the number of processes."""
+    """A model on a sample of the examples, whatever the number of processes; `rows` says which ones they are."""
 
-    def __init__(self, model: nn.Module, runner: Runner, threat: Threat, seed: int, x: Tensor, y: Tensor) -> None:
-        self._model, self._runner, self._threat, self._seed = model, runner, threat, seed
-        self._sample = runner.examples(x, y, torch.arange(len(x)))
+    def __init__(
+        self, model: nn.Module, runner: Runner, threat: Threat, seed: int, rows: range, x: Tensor, y: Tensor
+    ) -> None:
+        self._model, self._runner, self._threat, self._seed, self._rows = model, runner, threat, seed, rows
+        self._sample = runner.examples(x, y, torch.tensor(rows))
         self._handful = min(_HANDFUL, runner.lanes)
 
     @property
@@ -87,13 +89,14 @@ class Checks:
         size = next((attack.step_size for attack in attacks.values() if isinstance(attack, PGD)), None)
 
         @functools.cache
-        def verdicts(name: str) -> Tensor:
-            """Of all examples where they are known, else of the sample."""
-            return known[name] if name in known else self._verdicts(name, size)
+        def on_sample(name: str) -> Tensor:
+            return known[name][list(self._rows)] if name in known else self._verdicts(name, size)
 
         def both(one: str, other: str) -> tuple[Tensor, Tensor]:
-            a, b = verdicts(one), verdicts(other)
-            return a[: len(b)], b[: len(a)]
+            """Verdicts on the same examples: on all of them where they are known, else on the sample."""
+            if one in known and other in known:
+                return known[one], known[other]
+            return on_sample(one), on_sample(other)
 
         def fgsm_against(name: str) -> Caution | None:
             return fgsm_is_stronger(*both("fgsm", name), name)

@@ -110,7 +110,7 @@ def evaluate(
         reader = Reader(source, dtype)
         threat.check_images(reader.shape)
         weights, data = weights_hash(model), part.from_first(reader.digest() if part.rank == 0 else "")
-        few, _ = reader.sample(SAMPLE)
+        _, few, _ = reader.sample(SAMPLE)
         passes = len(reader) // part.count * passes_at_most(chosen.values(), _CLASSES)
         with ready(model, place, precision=precision, lanes=lanes, images=few, passes=passes, say=meter.say) as runner:
             identity = {

@@ -32,13 +32,14 @@ class Reader:
         x, y = self._held
         return x, y
 
-    def sample(self, count: int) -> tuple[Tensor, Tensor]:
-        """At most so many images and labels, evenly spread, as a set may be sorted by class; what is kept stays."""
-        step = -(-len(self) // count)
+    def sample(self, count: int) -> tuple[range, Tensor, Tensor]:
+        """At most so many rows, evenly spread, as a set may be sorted by class, and what is in them; what is kept
+        stays."""
+        rows = range(0, len(self), -(-len(self) // count))
         if self._rows == range(len(self)):
             x, y = self._held
-            return x[::step], y[::step]
-        return Reader(self._source, self._dtype).read(range(0, len(self), step))
+            return rows, x[:: rows.step], y[:: rows.step]
+        return rows, *Reader(self._source, self._dtype).read(rows)
 
     def portions(self, rows: range) -> list[range]:
         """The rows in pieces."""
