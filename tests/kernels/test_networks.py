@@ -106,9 +106,10 @@ def way_of_the_weights(kind, name, precision, **more):
 
 def parts_of_a_run(name, precision):
     """The arguments of an engine for two batches of random images. YOPO goes twice through the network: with its five
-    passes, the last bit of float32 changes a sixth of the way that weights go."""
+    passes, the last bit of float32 changes a sixth of the way that weights go. FGSM-GA's own rate begins at zero."""
     values = {"engine.precision": precision, "training.batch_size": 32, "training.epochs": 9}
     values |= {"method.outer": 2, "method.inner": 1} if name == "yopo" else {}
+    values |= {"schedule.name": "piecewise", "schedule.peak": 0.1, "schedule.milestones": [0.8]}
     settings = load(f"cifar10-preact-resnet18-{name}").with_values(values)
     torch.manual_seed(0)
     model = atas.models.create("preact-resnet18", 10).cuda()

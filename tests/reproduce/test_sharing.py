@@ -10,12 +10,15 @@ from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
+import torch
 from rich.console import Console
 
 from atas.errors import AtasError, UsageError
 from atas.reproduce import Plan, PlanProgress, Store, execute, plan
 from atas.reproduce import claims as claims_module
 from atas.reproduce.claims import Claims
+from atas.reproduce.figures import time_of
+from atas.reproduce.markdown import provenance
 from atas.reproduce.observations import Surfaces, Tenths
 from atas.reproduce.part import Part
 from atas.training import train
@@ -26,7 +29,7 @@ import runpy, sys
 from pathlib import Path
 
 Claims = runpy.run_path(sys.argv[1])["Claims"]  # without the package, whose import is slow
-with Claims(Path(sys.argv[2])) as claims, claims.claim(sys.argv[3]) as free:
+with Claims(Path(sys.argv[2])) as claims, claims.claim(sys.argv[3]) as free, claims.presence(sys.argv[4]):
     print(free, flush=True)
     sys.stdin.read()
 """
@@ -70,9 +73,9 @@ print(json.dumps([os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child i
 
 
 @contextmanager
-def another_process(store, key):
-    """One that is at a training, until it is told to end: `end()`."""
-    command = [sys.executable, "-c", HOLD, claims_module.__file__, str(store.folder / ".claims"), key]
+def another_process(store, key, device="another"):
+    """One that is at a training on a device, until it is told to end: `end()`."""
+    command = [sys.executable, "-c", HOLD, claims_module.__file__, str(store.folder / ".claims"), key, device]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout.readline() == "True\n"
 
@@ -140,6 +143,34 @@ def test_a_claim_is_of_one_process_and_ends_with_it(store):
             pass  # this one was given back here
 
 
+def test_who_works_on_a_device_sees_others(store):
+    store.folder.mkdir()
+    with Claims(store.folder / ".claims") as claims, claims.presence("gpu 1") as others:
+        assert not others()
+        with another_process(store, "ff" * 8, "gpu 2"):
+            assert not others()
+        with another_process(store, "fe" * 8, "gpu 1") as end:
+            assert others()
+            assert others()  # to look changes nothing
+            end()
+            assert not others()
+
+
+def test_a_training_that_shared_its_device_is_not_timed(tiny, store, quiet):
+    """With a process that was there at its beginning; the next one is timed again."""
+    store.folder.mkdir()
+    trials = [tiny(seed=0), tiny(seed=1)]
+    with another_process(store, "ff" * 8, plan._name(torch.device("cpu"))) as end:
+        assert Plan(trials, store).run(quiet, lambda _: end()) == []
+    shared, alone = (store.record(trial) for trial in trials)
+    assert shared.seconds is None
+    assert shared.training["seconds"] > 0
+    assert alone.seconds > 0
+    assert (time_of([]), time_of([shared])) == ("", "-")
+    assert time_of([shared, alone]) == time_of([alone]) != "-"
+    assert "- not timed: 1 of 2 trainings, which shared their device with others" in provenance([shared, alone])
+
+
 def test_what_another_process_is_at_is_put_off_and_taken_over(tiny, store, quiet, waits, done):
     store.folder.mkdir()
     trials = [tiny(seed=seed) for seed in range(3)]
@@ -158,7 +189,7 @@ def test_what_another_process_has_done_is_not_done_again(tiny, store, quiet, wai
         waits += [lambda: (fill(trials[0], {"clean": 30, "fgsm": 20}, n=40), end())]
         assert Plan(trials, store).run(quiet) == []
     assert done == [1]
-    assert quiet.console.file.getvalue().endswith("  done by another process\n")
+    assert quiet.console.file.getvalue().endswith(f"1/2 {trials[0].label}: done by another process\n")
 
 
 def test_what_failed_in_another_process_is_tried_here(tiny, store, quiet, waits, done):
@@ -230,19 +261,33 @@ def test_what_another_folder_knows_is_written_down_unless_another_process_is_at_
     assert list(here.by_row()) == [tiny().row]
 
 
+def test_what_others_have_done_meanwhile_is_noticed_at_once(tiny, store, quiet, done, fill):
+    """Not when its turn comes: the time left would be told too long until then."""
+    trials = [tiny(seed=seed) for seed in range(3)]
+    figures = {"clean": 30, "fgsm": 20}
+    assert (
+        Plan(trials, store).run(quiet, lambda trial: fill(trials[2], figures, n=40) if trial.seed == 0 else None) == []
+    )
+    assert done == [0, 1]
+    titles = [line for line in quiet.console.file.getvalue().splitlines() if line[0] != " "]
+    assert titles == [
+        f"1/3 {trials[0].label}",
+        f"3/3 {trials[2].label}: done by another process",
+        f"2/3 {trials[1].label}",
+    ]
+
+
 def test_the_pace_is_that_of_the_own_clock(tiny):
     progress = PlanProgress(Console(file=io.StringIO()))
     progress.expect(100)
-    progress.begin("one", 60)
-    progress.skip("done by another process")  # before there is a clock: it says nothing of the pace
+    progress.elsewhere("one", 60)  # before there is a clock: it says nothing of the pace
     progress.begin("two", 10)
     progress.part(10)
     progress._began -= 8
     progress.reach(0.5)
     assert progress.seconds_left == pytest.approx(8 / 5 * 35, rel=0.05)
     progress.end()
-    progress.begin("three", 15)
-    progress.skip("done by another process")  # meanwhile, so all go at the common pace
+    progress.elsewhere("three", 15)  # meanwhile, so all go at the common pace
     assert progress.seconds_left == pytest.approx(8 / 20 * 15, rel=0.05)
 
 

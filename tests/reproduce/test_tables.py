@@ -86,6 +86,13 @@ def test_results_of_other_requests_are_shown(filled, page):
     assert "12/255" not in found
 
 
+def test_a_run_that_was_not_attacked_is_shown_where_it_is_asked_for(fill, trial_of, page):
+    """Figures leave runs at clean images."""
+    fill(trial_of("table-cifar10", **CELL, methods=("fgsm-rs-adaptive",)), {"clean": 8328})
+    assert "fgsm-rs-adaptive" not in page("table-cifar10", **CELL, methods=("atas",)).markdown
+    assert "83.28" in page("table-cifar10", **CELL, methods=("fgsm-rs-adaptive",)).markdown
+
+
 def test_a_failed_run_is_in_the_table(store, trial_of, page):
     trial = trial_of("table-cifar10", **CELL, methods=("ssat",))
     store.fail(trial, "the loss is nan", "")

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import itertools
-import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from atas.attacks import Clean
 from atas.errors import UsageError
 from atas.evaluation._names import written
-from atas.report._words import duration
 from atas.reproduce import markdown, paper
-from atas.reproduce.figures import Figure, collapses, difference, figure
+from atas.reproduce.figures import Figure, collapses, difference, figure, time_of
 from atas.reproduce.grid import Grid
 from atas.reproduce.record import Record
 from atas.reproduce.released import PADDING
@@ -59,7 +58,7 @@ class Line:
     @property
     def time(self) -> str:
         """Of a training, the mean over seeds."""
-        return duration(statistics.fmean(record.seconds for record in self.records)) if self.records else ""
+        return time_of(self.records)
 
     def to_json(self, attacks: Sequence[str]) -> dict[str, Any]:
         """Plain values."""
@@ -133,7 +132,8 @@ class AccuracyTable(Sweep):
                     raise
                 continue  # a value that was set is not for this method
             known, failed = tuple(records.get(row, ())), tuple(errors.get(row, ()))
-            if cell in wanted or known or failed:
+            attacked = any(set(record.attacks) - {Clean.name} for record in known)  # figures leave it at clean images
+            if cell in wanted or attacked or failed:
                 theirs = paper.lookup(grid.data, network, eps, _IN_THE_PAPER.get(method, method))
                 found.append(Line(network, method, eps, padding, known, failed, theirs, _side(known)))
         return found

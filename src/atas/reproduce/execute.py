@@ -21,7 +21,7 @@ from atas.reproduce.observations import usual
 from atas.reproduce.progress import PlanProgress
 from atas.reproduce.record import Record
 from atas.reproduce.released import as_released, padded
-from atas.reproduce.store import Store
+from atas.reproduce.store import SHARED, Store
 from atas.reproduce.trial import Trial
 from atas.training import train
 from atas.training.engine import choose_device
@@ -30,6 +30,7 @@ from atas.training.views import as_tested
 from atas.training.weights import load_weights
 
 Load = Callable[[Trial], Dataset]
+Others = Callable[[], bool]
 
 
 def is_done(trial: Trial, store: Store) -> bool:
@@ -49,16 +50,19 @@ def work(trial: Trial, store: Store, data: Dataset) -> tuple[float, float]:
     return training, cost.evaluation_cost(trial, attacks, images)
 
 
-def execute(trial: Trial, store: Store, load: Load, progress: PlanProgress) -> Record:
-    """Do what is left to do of a trial. After a stop at any moment, the same call goes on where it was."""
+def execute(trial: Trial, store: Store, load: Load, progress: PlanProgress, others: Others) -> Record:
+    """Do what is left to do of a trial. After a stop at any moment, the same call goes on where it was.
+
+    `others` says whether another process works on the same device, which makes a training's time say nothing.
+    """
     training, evaluation = work(trial, store, load(trial))
     progress.part(training)
     place = _place(trial, store)
-    model = _trained(trial, store, place, load, progress)
+    model = _trained(trial, store, place, load, progress, others)
     if (anew := _place(trial, store)).path != place.path:
         # It went on from where others had not observed what is wanted here, so once more, from the beginning.
         place = anew
-        model = _trained(trial, store, place, load, progress)
+        model = _trained(trial, store, place, load, progress, others)
     make_room()  # the training's records of its steps are not wanted any more
     progress.part(evaluation)
     record = _evaluated(trial, store, place, model, load, progress)
@@ -80,13 +84,16 @@ def make_room() -> None:
         torch.cuda.empty_cache()
 
 
-def _trained(trial: Trial, store: Store, place: Folder, load: Load, progress: PlanProgress) -> nn.Module:
+def _trained(
+    trial: Trial, store: Store, place: Folder, load: Load, progress: PlanProgress, others: Others
+) -> nn.Module:
     settings = trial.settings
     device = choose_device(settings.engine.device)
     if place.model.exists():
         return load_weights(place.model).to(device)
     place.path.parent.mkdir(parents=True, exist_ok=True)
     given = hold_out(load(trial), trial.held_out) if trial.held_out else None
+    shared = others()
     wanted = {found.name: found for found in (*trial.observe, *usual(trial))}.values()
     run = train(
         settings,
@@ -97,6 +104,8 @@ def _trained(trial: Trial, store: Store, place: Folder, load: Load, progress: Pl
         observers=[observer for found in wanted for observer in found.observers(place)],
         rows=None if trial.part is None else trial.part.rows(store),
     )
+    if shared or others():
+        (place.path / SHARED).touch()
     return run.model.to(device)
 
 
@@ -125,7 +134,8 @@ def _evaluated(
         record = known.with_evaluation(result)
     else:
         (summary,) = summarise([place.path])
-        record = Record.of(trial, summary, read_json(place.environment), result)
+        shared = (place.path / SHARED).exists()
+        record = Record.of(trial, summary, read_json(place.environment), result, shared)
         record = record if known is None else record.joined(known)  # what was observed stays
     store.save(trial, record)  # before anything is observed, which may take long
     result.forget_progress()

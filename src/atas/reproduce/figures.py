@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from atas.report._words import duration
 from atas.reproduce.record import Record
 
 
@@ -47,6 +48,12 @@ def figure(records: Sequence[Record], attack: str) -> Figure | None:
 def difference(ours: Figure | None, paper: float | None) -> str:
     """Ours less the paper's, in points."""
     return "" if ours is None or paper is None else f"{ours.value - paper:+.2f}"
+
+
+def time_of(records: Sequence[Record]) -> str:
+    """Of a training, the mean over those that had their device to themselves."""
+    found = [record.seconds for record in records if record.seconds is not None]
+    return duration(statistics.fmean(found)) if found else "-" if records else ""
 
 
 def collapses(records: Sequence[Record]) -> str:

@@ -37,7 +37,10 @@ def provenance(records: Sequence[Record]) -> list[str]:
         "commit": _each([*trained, *evaluated], "commit"),
         "torch": _each([*trained, *evaluated], "torch"),
     }
-    return [f"- {name}: {value}" for name, value in parts.items() if value]
+    said = [f"- {name}: {value}" for name, value in parts.items() if value]
+    if shared := sum(record.seconds is None for record in records):
+        said.append(f"- not timed: {shared} of {len(records)} trainings, which shared their device with others")
+    return said
 
 
 def cautions(records: Sequence[Record]) -> list[str]:

@@ -2,22 +2,27 @@
 
 from __future__ import annotations
 
+import socket
 import time
 import traceback
 from collections.abc import Callable, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
 
+import torch
+
 from atas._screen import clock
 from atas.data import Dataset
 from atas.errors import AtasError, UsageError
 from atas.processes import started
+from atas.reproduce.claims import Claims
 from atas.reproduce.execute import execute, is_done, make_room, work
 from atas.reproduce.progress import PlanProgress
 from atas.reproduce.record import Record
 from atas.reproduce.store import Store
 from atas.reproduce.trial import Trial
 from atas.reproduce.turns import turns
+from atas.training.engine import choose_device
 from atas.training.run import load_data
 from atas.training.trainer import Interrupted
 
@@ -96,22 +101,29 @@ class Plan:
         """What is left, when it is its turn."""
         expected = dict(zip((trial.key for trial in left), self._work(left), strict=True))
         progress.expect(sum(expected.values()))
-        failures = []
+        failures: list[Failure] = []
+        over: set[str] = set()
         with (
             progress,
             self.store.claims() as claims,
             closing(turns(left, self.store, claims, lambda count: _wait(progress, count))) as mine,
         ):
             for trial in mine:
-                place = f"{self.trials.index(trial) + 1}/{len(self.trials)}"
-                progress.begin(f"{place} {trial.label}", expected[trial.key])
-                if is_done(trial, self.store):
-                    progress.skip("done by another process")
+                for other in left:
+                    if other.key not in over and is_done(other, self.store):
+                        progress.elsewhere(self._title(other), expected[other.key])
+                        over.add(other.key)
+                if trial.key in over:
                     continue
-                failure = self._one(trial, progress)
+                progress.begin(self._title(trial), expected[trial.key])
+                failure = self._one(trial, progress, claims)
                 failures += [failure] if failure else []
+                over.add(trial.key)
                 after_each(trial)
         return failures
+
+    def _title(self, trial: Trial) -> str:
+        return f"{self.trials.index(trial) + 1}/{len(self.trials)} {trial.label}"
 
     def _work(self, trials: Sequence[Trial]) -> list[float]:
         """Of each of these trials; a training that several share is that of the first."""
@@ -122,11 +134,12 @@ class Plan:
             trained.add(trial.training_key)
         return found
 
-    def _one(self, trial: Trial, progress: PlanProgress) -> Failure | None:
+    def _one(self, trial: Trial, progress: PlanProgress, claims: Claims) -> Failure | None:
         began = time.monotonic()
         failure = None
         try:
-            record = execute(trial, self.store, self._load, progress)
+            with claims.presence(_name(choose_device(trial.settings.engine.device))) as others:
+                record = execute(trial, self.store, self._load, progress, others)
         except (Interrupted, KeyboardInterrupt):
             raise AtasError(f"stopped in {trial.label}; all is saved, and the same command goes on there") from None
         except Exception as error:
@@ -149,6 +162,12 @@ class Plan:
         if key not in self._data:
             self._data = {key: load_data(trial.settings)}  # one at a time: some are large
         return self._data[key]
+
+
+def _name(device: torch.device) -> str:
+    """By which processes know that they work on the same one."""
+    number = torch.cuda.get_device_properties(device).uuid if device.type == "cuda" else ""
+    return f"{socket.gethostname()} {device.type} {number}"
 
 
 def _figures(trial: Trial, record: Record) -> str:

@@ -75,12 +75,12 @@ class PlanProgress(Screen):
         self._ahead -= self._work
         self._work = self._over = 0.0
 
-    def skip(self, text: str) -> None:
-        """The trial that began was done by another process; once there is a pace, its work counts for it."""
+    def elsewhere(self, title: str, work: float) -> None:
+        """A trial was done by another process; once there is a pace, its work counts for it."""
         if self._began is not None:
-            self._made += self._work
-        self.end()
-        self.close(text, "")
+            self._made += work
+        self._ahead -= work
+        self.say(f"{title}: done by another process")
 
     def wait(self, text: str) -> None:
         """Nothing can be done for now; said once, as long as it is the same."""

@@ -37,11 +37,14 @@ class Record:
     observed: dict[str, dict[str, Any]] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, trial: Trial, summary: Summary, environment: dict[str, Any], evaluation: Evaluation) -> Record:
-        """The record of a finished training and a first evaluation."""
+    def of(
+        cls, trial: Trial, summary: Summary, environment: dict[str, Any], evaluation: Evaluation, shared: bool = False
+    ) -> Record:
+        """The record of a finished training, which may have shared its device, and a first evaluation."""
         settings = trial.settings
         training = {
             "seconds": summary.seconds,
+            "shared": shared,
             "epochs": len(summary.epochs),
             "collapsed_in_epoch": summary.collapsed_in,
             "last_epoch": summary.epochs[-1],
@@ -74,9 +77,9 @@ class Record:
         )
 
     @property
-    def seconds(self) -> float:
-        """Time spent in training steps."""
-        return float(self.training["seconds"])
+    def seconds(self) -> float | None:
+        """Time spent in training steps; None where other processes worked on the same device meanwhile."""
+        return None if self.training.get("shared") else float(self.training["seconds"])
 
     @property
     def collapsed_in(self) -> int | None:

@@ -29,6 +29,7 @@ from atas.training.run import Folder
 RUNS, TRAININGS, EVALUATIONS = "runs", "trainings", "evaluations"
 CLAIMS = ".claims"
 SNAPSHOTS = "snapshots"  # in a training's folder: weights on the way, for observations
+SHARED = "shared"  # there too: an empty file, where another process worked on the same device
 
 
 class Store:

@@ -8,15 +8,13 @@ above 14/255 hardly matters there; the paper does not mention it. Hence both.
 from __future__ import annotations
 
 import itertools
-import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from atas.evaluation._names import written
-from atas.report._words import duration
 from atas.reproduce import markdown, paper
-from atas.reproduce.figures import difference, figure
+from atas.reproduce.figures import difference, figure, time_of
 from atas.reproduce.grid import QUICK_EPS, QUICK_EXAMPLES
 from atas.reproduce.record import Record
 from atas.reproduce.released import NOTE, PADDING
@@ -159,8 +157,7 @@ def _rows(
     attack: str,
 ) -> list[list[str]]:
     figures = [figure(found, attack) for found in records]
-    seconds = [record.seconds for found in records for record in found]
-    time = duration(statistics.fmean(seconds)) if seconds else ""
+    time = time_of([record for found in records for record in found])
     name = level(point.shown) if point.setting == "max_step" else f"{point.shown:g}"
     kind = f", padded by {padding}" if padding else ""
     rows = [[name, f"ours{kind}", *(str(found or "-") for found in figures), time]]

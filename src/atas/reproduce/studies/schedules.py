@@ -9,9 +9,8 @@ from __future__ import annotations
 import itertools
 from typing import Any
 
-from atas.report._words import duration
 from atas.reproduce import markdown
-from atas.reproduce.figures import Figure, figure
+from atas.reproduce.figures import Figure, figure, time_of
 from atas.reproduce.grid import METHODS, MORE, Grid, cifar, digits
 from atas.reproduce.record import Record
 from atas.reproduce.store import Store
@@ -110,7 +109,7 @@ def _verdict(figures: list[Figure | None], has: str) -> str:
 
 
 def _time(records: list[list[Record]]) -> str:
-    return " / ".join(duration(sum(r.seconds for r in found) / len(found)) if found else "-" for found in records)
+    return " / ".join(time_of(found) or "-" for found in records)
 
 
 def _json(
