@@ -30,10 +30,21 @@ def test_a_collapse_is_pgd_falling_while_fgsm_rises():
     assert judge((0.45, 0.5), (0.0, 0.9), (0.0, 0.95)) == [False, True, True]
 
 
-def test_a_collapse_in_which_fgsm_falls_at_first_is_found_when_it_rises():
+def test_a_collapse_in_which_fgsm_falls_too_is_found_after_two_epochs():
     """As FGSM-RS collapsed on CIFAR-10 at 16/255. On the digits, ATTA and ATAS have such epochs and recover."""
-    assert judge((0.231, 0.259), (0.009, 0.099), (0.0, 0.103), (0.0, 0.45)) == [False, False, False, True]
+    assert judge((0.231, 0.259), (0.009, 0.099), (0.0, 0.103), (0.0, 0.45)) == [False, False, True, True]
     assert judge((0.153, 0.18), (0.093, 0.25), (0.007, 0.14), (0.067, 0.12)) == [False] * 4
+    assert judge((0.45, 0.5), (0.01, 0.1), (0.06, 0.1), (0.01, 0.1)) == [False] * 4  # not in a row
+
+
+def test_a_breakdown_is_no_collapse():
+    """Robustness is gone in both; in a breakdown clean accuracy is, too."""
+    monitor = Monitor(torch.zeros(10), torch.arange(10), atas.Linf(0.1))
+    epochs = Probe(0.8, 0.45, 0.4), Probe(0.3, 0.1, 0.0), Probe(0.3, 0.1, 0.0)
+    assert not any(monitor.judge(probe) for probe in epochs)
+    assert monitor.judge(Probe(0.5, 0.1, 0.0)) is False
+    assert monitor.judge(Probe(0.5, 0.1, 0.0)) is True
+    assert "while clean accuracy is 50.0%. The model has lost" in monitor.sentence(4, Probe(0.5, 0.1, 0.0))
 
 
 def test_a_collapse_to_weak_robustness_is_one_too():
@@ -115,7 +126,7 @@ def test_the_state_comes_back():
     for probe in (HEALTHY, COLLAPSED):
         monitor.judge(probe)
     other.load_state(monitor.state())
-    assert (other.best, other.collapsed) == (HEALTHY, True)
+    assert (other.best, other.collapsed, other.gone) == (HEALTHY, True, 1)
 
 
 # Probing

@@ -26,9 +26,10 @@ from atas.training.spread import quantiles
 
 _FALL = 0.5  # of the best PGD accuracy so far
 _LEAST_FALL = 0.1
+_GONE = 0.1  # of that best: so little is left
 _MASKED = 0.8  # no honest model is so much better against one step than against ten
 _LEARNT = 0.1  # of what always naming the most frequent class gets wrong
-_LOST = 2  # epochs: one may be bad
+_EPOCHS = 2  # in a row: one may be bad
 _SEEN = 5  # figures of each image
 _STEPS, _STEPS_ACROSS = 10, 5  # PGD-10 as evaluations run it: ten steps cross the ball once
 
@@ -53,10 +54,11 @@ class Monitor:
     """Probes a fixed slice of images and recognises catastrophic overfitting.
 
     A collapse is a PGD accuracy of at most half of the best so far, by 10 points at least, while FGSM accuracy is no
-    lower than it was at that best. A bad epoch lowers both; so may the first epoch or two of a collapse, which is told
-    apart when FGSM accuracy rises again. A model that has learnt nothing yet has no best, though one that always names
-    the same class withstands every attack. Training that was never robust has nothing to fall from: there a gap of 80
-    points between the two tells. Several processes share the images and come to one judgement.
+    lower than it was at that best. A bad epoch lowers both; so may the first epochs of a collapse, which is told apart
+    when FGSM accuracy rises again, or when two epochs in a row have not a tenth of that best and half of its clean
+    accuracy at least. A model that has learnt nothing yet has no best, though one that always names the same class
+    withstands every attack. Training that was never robust has nothing to fall from: there a gap of 80 points between
+    the two tells. Several processes share the images and come to one judgement.
 
     Training that has broken down is something else: the model has been robust, and now, two epochs in a row, is hardly
     better than one that always names the same class, clean or attacked. The loss may stay finite, so nothing else
@@ -70,6 +72,7 @@ class Monitor:
     best: Probe | None = None
     collapsed: bool = False
     fallen: bool = False  # half of the best PGD accuracy is gone, in a bad epoch or in a collapse
+    gone: int = 0  # epochs in a row in which robustness is, and clean accuracy is not
     lost: int = 0  # epochs in a row in which what was learnt is gone
     said: bool = False  # a run says it once
     said_broken_down: bool = False
@@ -114,24 +117,31 @@ class Monitor:
             best = self.best = probe
         self.collapsed = probe.fgsm - probe.pgd10 >= _MASKED
         self.fallen = best is not None and best.pgd10 - probe.pgd10 >= max(_FALL * best.pgd10, _LEAST_FALL)
+        gone = best is not None and probe.pgd10 <= _GONE * best.pgd10 and probe.clean >= _FALL * best.clean
+        self.gone = self.gone + 1 if self.fallen and gone else 0
         if best is not None and self.fallen:
-            self.collapsed |= probe.fgsm >= best.fgsm
+            self.collapsed |= probe.fgsm >= best.fgsm or self.gone >= _EPOCHS
         return self.collapsed
 
     def sentence(self, epoch: int, probe: Probe) -> str:
         """What to tell a person of the collapse that this probe shows."""
         best, now = self.best, f"{100 * probe.pgd10:.1f}%"
         fell = "is" if best is None or best.pgd10 <= probe.pgd10 else f"fell from {100 * best.pgd10:.1f}% to"
+        if best is None or probe.fgsm >= best.fgsm:
+            rest = f"FGSM accuracy is {100 * probe.fgsm:.1f}%"
+            what = "The model withstands the attack that it is trained with and no other"
+        else:
+            rest = f"clean accuracy is {100 * probe.clean:.1f}%"
+            what = "The model has lost its robustness and not the rest"
         return (
-            f"Catastrophic overfitting in epoch {epoch + 1}: PGD-10 accuracy {fell} {now} while FGSM accuracy is "
-            f"{100 * probe.fgsm:.1f}%. The model withstands the attack that it is trained with and no other; a smaller "
-            f"step, or method atas, avoids this."
+            f"Catastrophic overfitting in epoch {epoch + 1}: PGD-10 accuracy {fell} {now} while {rest}. {what}; a "
+            f"smaller step, or method atas, avoids this."
         )
 
     @property
     def broken_down(self) -> bool:
         """Whether training has broken down."""
-        return self.lost >= _LOST
+        return self.lost >= _EPOCHS
 
     def broken_sentence(self, epoch: int, probe: Probe) -> str:
         """What to tell a person of a training that has broken down."""
@@ -155,11 +165,11 @@ class Monitor:
         """What a checkpoint keeps."""
         best = None if self.best is None else asdict(self.best)
         said = {"said": self.said, "said_broken_down": self.said_broken_down}
-        return {"best": best, "collapsed": self.collapsed, "lost": self.lost, **said}
+        return {"best": best, "collapsed": self.collapsed, "gone": self.gone, "lost": self.lost, **said}
 
     def load_state(self, state: dict[str, Any]) -> None:
         """Take up where a checkpoint left off."""
         self.best = None if state["best"] is None else Probe(**state["best"])
         self.collapsed, self.said = state["collapsed"], state["said"]
-        self.lost = state.get("lost", 0)  # older versions did not look
+        self.gone, self.lost = state.get("gone", 0), state.get("lost", 0)  # older versions did not look
         self.said_broken_down = state.get("said_broken_down", False)
