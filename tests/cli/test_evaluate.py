@@ -14,9 +14,11 @@ from atas import _files, models
 from atas.attacks import _autoattack
 from atas.attacks._apgd import APGD
 from atas.attacks._square import Square
-from atas.cli import _bars, _watch
+from atas.cli import _bars, _subject, _watch
 from atas.cli import evaluate as evaluate_command
 from atas.evaluation import _journal, _result
+from atas.reproduce.expected import Expected
+from atas.reproduce.figures import Figure
 
 
 def test_a_table_and_a_file(command, copy_of):
@@ -36,6 +38,20 @@ def test_the_path_of_the_file_is_in_one_piece(command, copy_of, monkeypatch):
     monkeypatch.setenv("COLUMNS", "80")
     folder = copy_of("a-long-name-" * 8)
     assert command("evaluate", folder).out.splitlines()[-1] == f"written: {folder / 'evaluation.json'}"
+
+
+def test_what_the_recipe_gave_elsewhere_is_told(command, copy_of, evaluate_json, monkeypatch):
+    folder = copy_of()
+    data = evaluate_json(folder)["data"]
+    figures = {name: Figure(90.0, 89.0, 91.0, 1, 40) for name in ("clean", "fgsm")}
+    monkeypatch.setattr(_subject, "expected", lambda _: Expected("tiny", data, (0,), 0, ("a GPU",), figures))
+    compared = "for comparison: this recipe gave clean 90.00, FGSM 90.00 (one run on a GPU)"
+    said = command("evaluate", folder).out.splitlines()
+    assert said[-4] == compared
+    assert said[-3].startswith("note: this run is far from that (")
+    assert compared not in command("evaluate", folder, "--examples", 20).out  # fewer images
+    assert compared not in command("evaluate", folder, "--eps", 0.01).out  # another threat
+    assert compared not in command("evaluate", folder, "--json").out
 
 
 def test_options(evaluate_json, copy_of):

@@ -16,6 +16,7 @@ from atas.cli._place import place_of
 from atas.cli._say import first_process
 from atas.errors import UsageError
 from atas.evaluation._classes import check_classes
+from atas.reproduce.expected import Expected, expected
 from atas.training import Run
 from atas.training.run import Folder, load_data
 from atas.training.values import convert
@@ -35,6 +36,7 @@ class Subject:
     attacks: tuple[str, ...]
     batch_size: int | None
     out: Path
+    expected: Expected | None = None
 
 
 def of_run(run: Run, options: Options) -> Subject:
@@ -47,7 +49,8 @@ def of_run(run: Run, options: Options) -> Subject:
     examples, attacks = options.examples or wanted.examples, options.attacks_or(wanted.attacks)
     out = options.out or place_of(run, options.root, seen.test, examples, ball, attacks)
     test = seen.test.part(slice(examples))
-    return Subject(run.model, test, ball, attacks, wanted.batch_size, out)
+    known = expected(run.recipe) if ball == trained_for else None
+    return Subject(run.model, test, ball, attacks, wanted.batch_size, out, known)
 
 
 def of_model(options: Options) -> Subject:

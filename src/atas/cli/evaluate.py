@@ -119,7 +119,8 @@ def evaluate_subject(
             shard=process.count > 1,
         )
     if process.rank == 0:
-        _write(result, path, show=show, said=watch.said)
+        notes = [] if subject.expected is None or step_size is not None else subject.expected.beside(result)
+        _write(result, path, notes, show=show, said=watch.said)
     return result
 
 
@@ -136,7 +137,7 @@ def _can_go_on(progress: Path) -> Iterator[None]:
         raise AtasError(f"interrupted; the same command goes on from {progress}") from None
 
 
-def _write(result: Evaluation, path: Path, *, show: Shown, said: set[str]) -> None:
+def _write(result: Evaluation, path: Path, notes: list[str], *, show: Shown, said: set[str]) -> None:
     """Show the result and write it: figures that took long are neither lost to a full disk nor to a reader who left."""
     from atas._files import write_text
 
@@ -147,6 +148,8 @@ def _write(result: Evaluation, path: Path, *, show: Shown, said: set[str]) -> No
         write_text(page, result.markdown())
         result.save(path)  # last: it ends the progress
     if show == "table":
+        for note in notes:
+            say(note)
         say(f"written: {page}")
         say(f"written: {path}")
 

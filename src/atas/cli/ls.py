@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import enum
 import json
+from typing import Any
 
 import typer
 
@@ -20,8 +21,9 @@ class What(enum.StrEnum):
     RECIPES = "recipes"
 
 
+_MEASURED = "AutoAttack %"
 # The rest is in a recipe's name, and would make the table wider than most terminals; JSON has it.
-_SHOWN = {What.RECIPES: ["recipe", "threat", "epochs"]}
+_SHOWN = {What.RECIPES: ["recipe", "threat", "epochs", _MEASURED]}
 
 
 def ls(
@@ -29,6 +31,9 @@ def ls(
     as_json: bool = typer.Option(False, "--json", help="Print JSON instead of a table."),
 ) -> None:
     """List methods, models, data sets, attacks or recipes. Methods are shown with their settings and defaults.
+
+    Recipes are shown with what they gave under AutoAttack, where they have been run; --json has the other figures,
+    their intervals, seeds and hardware.
 
     \b
     Example: atas ls methods
@@ -47,8 +52,9 @@ def ls(
     show(table)
 
 
-def _rows(what: What) -> list[dict[str, str]]:
+def _rows(what: What) -> list[dict[str, Any]]:
     from atas import attacks, data, methods, models
+    from atas.reproduce.expected import expected
     from atas.training import recipe
 
     if what is What.METHODS:
@@ -70,6 +76,8 @@ def _rows(what: What) -> list[dict[str, str]]:
     rows = []
     for name in recipe.names():
         loaded = recipe.load(name)
+        known = expected(loaded)
+        measured = None if known is None else known.figures.get("autoattack")
         rows.append(
             {
                 "recipe": name,
@@ -78,6 +86,8 @@ def _rows(what: What) -> list[dict[str, str]]:
                 "method": loaded.method.name,
                 "threat": repr(loaded.threat),
                 "epochs": str(loaded.training.epochs),
+                _MEASURED: "-" if measured is None else f"{measured.value:.2f}",
+                "measured": None if known is None else known.to_json(),
             }
         )
     return rows
