@@ -26,6 +26,11 @@ _RANGE = (
     "and clamp after resizing"
 )
 _LABEL = "a label lies outside of 0..{last}, the classes that the model has{found}; check the labels or num_classes"
+_CHANGED = 0.4  # of labels; half of them, or more, where indices and examples have nothing to do with each other
+_NOT_THE_SAME = (
+    "an index must name the same example in every epoch, but {changed} of {again} that came again had another label; "
+    "feed the row in the training set, as atas.indexed(dataset) does, not the place in a batch or in a shuffled order"
+)
 _INDEX = (
     "an example's index lies outside of 0..{last}{found}; create the method with examples=len(train_set) and feed "
     "indices of that set"
@@ -189,3 +194,30 @@ class Guard(nn.Module):
             raise DataError(_LABEL.format(last=self._last_label, found=""))
         if index:
             raise DataError(_INDEX.format(last=self._last_index, found=""))
+
+
+class Constancy:
+    """Whether an index names the same example in every epoch, as far as labels tell."""
+
+    def __init__(self, examples: int) -> None:
+        self._examples = examples
+        self._labels = self._counts = torch.empty(0)
+
+    def note(self, index: Tensor, y: Tensor) -> None:
+        """A batch, with indices in range; nothing stops the host."""
+        if self._labels.device != index.device or not len(self._labels):
+            self._labels = torch.full((self._examples,), -1, device=index.device)
+            self._counts = torch.zeros(2, dtype=torch.int64, device=index.device)
+        before = self._labels[index]
+        again = before >= 0
+        self._counts += torch.stack([again.sum(), (again & (before != y)).sum()])
+        self._labels[index] = y
+
+    def check(self) -> None:
+        """Raise if too many indices came again with another label since the last call; a host synchronisation."""
+        if not len(self._labels):
+            return
+        again, changed = self._counts.tolist()
+        self._counts.zero_()
+        if changed > _CHANGED * again:
+            raise DataError(_NOT_THE_SAME.format(changed=changed, again=again))

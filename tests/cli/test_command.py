@@ -105,7 +105,11 @@ def test_ls_recipes_tells_what_they_are(command):
         "method": "ssat",
         "threat": "Linf(4/255)",
         "epochs": "30",
+        "AutoAttack": "-",
+        "measured": None,
     }
+    known = rows["cifar10-preact-resnet18-atas"]
+    assert known["AutoAttack"] == f"{known['measured']['figures']['autoattack']['percent']:.2f}%"
 
 
 def test_ls_methods_tells_settings_and_mode(command):

@@ -1,6 +1,7 @@
 """What people rely on in every method, whichever it is."""
 
 import inspect
+from contextlib import nullcontext
 
 import pytest
 import safetensors.torch
@@ -11,7 +12,7 @@ from hypothesis import strategies as st
 
 import atas
 from atas.augment import View
-from atas.errors import CheckpointError, UsageError
+from atas.errors import CheckpointError, DataError, UsageError
 
 SHAPE, PAD, EXAMPLES = (3, 8, 10), 2, 12
 NAMES = atas.methods.names()
@@ -81,6 +82,30 @@ def test_the_names():
         "standard", "fgsm", "fgsm-rs", "fgsm-rs-adaptive", "fgsm-ga", "ssat", "free", "yopo", "atta", "atas",
         "atas-literal", "pgd", "trades",
     }  # fmt: skip
+
+
+# What goes in
+
+
+PLACES = {
+    "rows": lambda index, place: index,
+    "places in a batch": lambda index, place: torch.arange(len(index)),
+    "places in a shuffled order": lambda index, place: place + torch.arange(len(index)),
+}
+
+
+@pytest.mark.parametrize("kind", PLACES)
+@pytest.mark.parametrize("name", [*PERTURB, "trades"])
+def test_indices_must_name_the_same_example_in_every_epoch(small_net, make_images, generator, name, kind):
+    """Where anything is kept of it; labels tell. On the first sight of an index nothing can be told."""
+    method, model = make(name, begin=False), small_net().train()
+    images, labels = make_images(EXAMPLES, SHAPE), torch.arange(EXAMPLES) % 4
+    wrong = kind != "rows" and name in (*REMEMBERING, "fgsm-rs-adaptive")
+    with pytest.raises(DataError, match="atas.indexed") if wrong else nullcontext():
+        for epoch in range(3):
+            method.start_epoch(epoch, 3)
+            for place, index in zip((0, 6), torch.randperm(EXAMPLES, generator=generator).split(6), strict=True):
+                method.step(model, sgd(model), images[index], labels[index], PLACES[kind](index, place))
 
 
 # What comes out

@@ -99,7 +99,7 @@ def test_the_checkpoint_holds_all_that_the_next_step_depends_on(tmp_path, train_
     assert tensors["totals.sums"][3] == 32  # examples of the epoch so far
     assert any("memory" in name for name in tensors)
     assert any("norms" in name for name in tensors)
-    assert set(state["monitor"]) == {"best", "collapsed", "lost", "said", "said_broken_down"}
+    assert set(state["monitor"]) == {"best", "collapsed", "gone", "lost", "said", "said_broken_down"}
     assert state["metrics_bytes"] == (tmp_path / "run" / "metrics.jsonl").stat().st_size
 
 

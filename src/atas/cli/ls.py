@@ -21,7 +21,7 @@ class What(enum.StrEnum):
     RECIPES = "recipes"
 
 
-_MEASURED = "AutoAttack %"
+_MEASURED = "AutoAttack"
 # The rest is in a recipe's name, and would make the table wider than most terminals; JSON has it.
 _SHOWN = {What.RECIPES: ["recipe", "threat", "epochs", _MEASURED]}
 
@@ -86,7 +86,7 @@ def _rows(what: What) -> list[dict[str, Any]]:
                 "method": loaded.method.name,
                 "threat": repr(loaded.threat),
                 "epochs": str(loaded.training.epochs),
-                _MEASURED: "-" if measured is None else f"{measured.value:.2f}",
+                _MEASURED: "-" if measured is None else f"{measured.value:.2f}%",
                 "measured": None if known is None else known.to_json(),
             }
         )

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from atas.augment import View
 from atas.boxes import AnyView, BoxView
-from atas.checks import Guard, check_shapes, checked_logits, low_precision_named
+from atas.checks import Constancy, Guard, check_shapes, checked_logits, low_precision_named
 from atas.errors import CheckpointError, DataError, UsageError
 from atas.noise import Draw
 from atas.parts import Part
@@ -90,6 +90,7 @@ class Method(nn.Module, ABC):
 
     attack_mode: ClassVar[Literal["train", "eval"]] = "train"
     compilable: ClassVar[bool] = True  # False where a pass of the model needs hooks or a second derivative
+    remembers: ClassVar[bool] = False  # whether an example's index leads to what was kept of it
     by_kernels: bool = True  # False where a pass needs what even our networks' kernels do not have
     updates_per_step: int = 1
     epoch: Tensor
@@ -119,6 +120,7 @@ class Method(nn.Module, ABC):
         self.threat, self.examples, self.shape, self.pad, self.seed = threat, examples, tuple(shape), pad, seed
         self.part = Part(examples)
         self.guard = Guard(device)
+        self._constancy = Constancy(examples)
         self._begun = False
         self.register_buffer("epoch", torch.tensor(-1, device=device))
         self.register_buffer("step_scale", torch.tensor(1.0, device=device))
@@ -139,6 +141,7 @@ class Method(nn.Module, ABC):
                 f"as epochs, or leave it out"
             )
         self.guard.raise_if_set()
+        self._constancy.check()
         self._begun = True
         if epoch != int(self.epoch):
             self.epoch.fill_(epoch)
@@ -232,7 +235,10 @@ class Method(nn.Module, ABC):
                 f"pad={self.pad}; draw it from this batch and create the method with the same pad"
             )
         self.guard.images(x)
-        return y.long(), self.guard.index(index.long(), self.examples), view
+        y, index = y.long(), self.guard.index(index.long(), self.examples)
+        if self.remembers:
+            self._constancy.note(index, y)
+        return y, index, view
 
 
 class Perturbing(Method):

@@ -28,6 +28,7 @@ class Remembering(Perturbing):
     """
 
     attack_mode = "eval"
+    remembers = True
 
     def __init__(
         self,

@@ -22,6 +22,8 @@ class FGSMRSAdaptive(Adaptive, Perturbing):
     train mode, without clip or warm-up. The authors released no code for it.
     """
 
+    remembers = True
+
     def __init__(
         self,
         threat: Threat,
