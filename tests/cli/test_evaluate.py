@@ -45,7 +45,7 @@ def test_what_the_recipe_gave_elsewhere_is_told(command, copy_of, evaluate_json,
     data = evaluate_json(folder)["data"]
     figures = {name: Figure(90.0, 89.0, 91.0, 1, 40) for name in ("clean", "fgsm")}
     monkeypatch.setattr(_subject, "expected", lambda _: Expected("tiny", data, (0,), 0, ("a GPU",), figures))
-    compared = "for comparison: this recipe gave clean 90.00, FGSM 90.00 (one run on a GPU)"
+    compared = "for comparison: this recipe gave clean 90.00, FGSM 90.00; one run, a GPU"
     said = command("evaluate", folder).out.splitlines()
     assert said[-4] == compared
     assert said[-3].startswith("note: this run is far from that (")

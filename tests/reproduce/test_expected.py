@@ -54,11 +54,11 @@ def test_figures_are_of_the_recipe_as_it_stands():
 def test_a_run_is_held_against_them(known):
     (said,) = known((0, 1, 2), clean=81.5, pgd50=47.4, autoattack=44).beside(result(clean=80, pgd50=46, fgsm=55))
     assert said == (
-        "for comparison: this recipe gave clean 81.50 (81.20 to 81.80), PGD-50 47.40 (47.10 to 47.70) "
-        "(up to 3 seeds on a GPU)"
+        "for comparison: this recipe gave clean 81.50 (81.20 to 81.80), PGD-50 47.40 (47.10 to 47.70); "
+        "mean and range over 3 seeds, a GPU"
     )
     (said,) = known(clean=81.5, pgd50=47.4).beside(result(clean=81, pgd50=47))
-    assert said == "for comparison: this recipe gave clean 81.50, PGD-50 47.40 (one run on a GPU)"
+    assert said == "for comparison: this recipe gave clean 81.50, PGD-50 47.40; one run, a GPU"
 
 
 def test_what_is_far_from_them_is_noted(known):
@@ -78,7 +78,7 @@ def test_what_is_far_from_them_is_noted(known):
 
 def test_a_collapse_ends_anywhere(known):
     (said,) = known((0, 1), collapsed=2, clean=80, pgd50=0).beside(result(clean=70, pgd50=0))
-    assert said.endswith("(up to 2 seeds on a GPU, 2 of which collapsed)")
+    assert said.endswith("; mean and range over 2 seeds, 2 of which collapsed, a GPU")
 
 
 @pytest.mark.parametrize("other", [result("4567", clean=81, pgd50=47), result(clean=81), result(clean=81, fgsm=60)])
@@ -90,4 +90,6 @@ def test_a_recipe_that_was_not_attacked_has_none(fill, tiny, store):
     fill(tiny(), {"clean": 30}, n=40)
     assert Expected.of("tiny", [store.record(tiny())]) is None
     fill(tiny(), {"clean": 30, "fgsm": 20}, n=40)
-    assert Expected.of("tiny", [store.record(tiny())]).figures["fgsm"].value == 50
+    fill(tiny(seed=1), {"clean": 32}, n=40)
+    found = Expected.of("tiny", [store.record(tiny()), store.record(tiny(seed=1))])
+    assert (found.seeds, found.figures["clean"].value, found.figures["fgsm"].value) == ((0,), 75, 50)

@@ -40,9 +40,10 @@ class Expected:
     @classmethod
     def of(cls, recipe: str, records: Sequence[Record]) -> Expected | None:
         """What records of one recipe have in common; None where nothing but clean images was looked at."""
-        names = dict.fromkeys(name for record in records for name in record.attacks)
+        names = max((record.attacks for record in records), key=len)
         if len(names) < 2:
             return None
+        records = [record for record in records if not record.missing(names)]  # figures of all are of the same seeds
         (data,) = {about["data"] for record in records for about in record.evaluations}
         collapsed = sum(record.collapsed_in is not None for record in records)
         hardware = tuple(sorted({record.hardware for record in records}))
@@ -60,9 +61,9 @@ class Expected:
         if result.data != self.data or len(names) < 2:
             return []
         gave = ", ".join(f"{written(name)} {self._told(name)}" for name in names)
-        runs = "one run" if len(self.seeds) == 1 else f"up to {len(self.seeds)} seeds"
-        fell = f", {self.collapsed} of which collapsed" if self.collapsed else ""
-        said = [f"for comparison: this recipe gave {gave} ({runs} on {' and '.join(self.hardware)}{fell})"]
+        runs = "one run" if len(self.seeds) == 1 else f"mean and range over {len(self.seeds)} seeds"
+        runs += f", {self.collapsed} of which collapsed" if self.collapsed else ""
+        said = [f"for comparison: this recipe gave {gave}; {runs}, {' and '.join(self.hardware)}"]
         gaps = {name: 100 * result.accuracy[name] - self.figures[name].value for name in names}
         far = {name: gap for name, gap in gaps.items() if abs(gap) > self._limit(name)}
         if far and not self.collapsed:
