@@ -26,10 +26,12 @@ _RANGE = (
     "and clamp after resizing"
 )
 _LABEL = "a label lies outside of 0..{last}, the classes that the model has{found}; check the labels or num_classes"
-_CHANGED = 0.4  # of labels; half of them, or more, where indices and examples have nothing to do with each other
+_ENOUGH = 256  # examples that came again, to say something about them
+_AS_BY_CHANCE = 0.8  # of the labels that would change if indices and examples had nothing to do with each other
 _NOT_THE_SAME = (
     "an index must name the same example in every epoch, but {changed} of {again} that came again had another label; "
-    "feed the row in the training set, as atas.indexed(dataset) does, not the place in a batch or in a shuffled order"
+    "feed the row in the training set, as atas.indexed(dataset) does, not the place in a batch or in a shuffled order "
+    "(or, where labels change by design, set method.checks_indices = False)"
 )
 _INDEX = (
     "an example's index lies outside of 0..{last}{found}; create the method with examples=len(train_set) and feed "
@@ -201,23 +203,32 @@ class Constancy:
 
     def __init__(self, examples: int) -> None:
         self._examples = examples
+        self.forget()
+
+    def forget(self) -> None:
+        """Begin anew."""
         self._labels = self._counts = torch.empty(0)
 
     def note(self, index: Tensor, y: Tensor) -> None:
         """A batch, with indices in range; nothing stops the host."""
         if self._labels.device != index.device or not len(self._labels):
-            self._labels = torch.full((self._examples,), -1, device=index.device)
-            self._counts = torch.zeros(2, dtype=torch.int64, device=index.device)
+            with torch.inference_mode(False):
+                self._labels = torch.full((self._examples,), -1, device=index.device)
+                self._counts = torch.zeros(2, dtype=torch.int64, device=index.device)
         before = self._labels[index]
         again = before >= 0
         self._counts += torch.stack([again.sum(), (again & (before != y)).sum()])
         self._labels[index] = y
 
     def check(self) -> None:
-        """Raise if too many indices came again with another label since the last call; a host synchronisation."""
+        """Raise if nearly as many indices came again with another label as would by chance; a host synchronisation."""
         if not len(self._labels):
             return
         again, changed = self._counts.tolist()
+        if again < _ENOUGH:
+            return
         self._counts.zero_()
-        if changed > _CHANGED * again:
+        shares = self._labels[self._labels >= 0].bincount().double() / (self._labels >= 0).sum()
+        if changed > _AS_BY_CHANCE * (1 - float(shares.square().sum())) * again:
+            self.forget()
             raise DataError(_NOT_THE_SAME.format(changed=changed, again=again))

@@ -52,6 +52,9 @@ def test_what_the_recipe_gave_elsewhere_is_told(command, copy_of, evaluate_json,
     assert compared not in command("evaluate", folder, "--examples", 20).out  # fewer images
     assert compared not in command("evaluate", folder, "--eps", 0.01).out  # another threat
     assert compared not in command("evaluate", folder, "--json").out
+    surroundings = json.loads((folder / "environment.json").read_text())
+    (folder / "environment.json").write_text(json.dumps(surroundings | {"rows": 100}))
+    assert compared not in command("evaluate", folder).out  # trained on a part of the images
 
 
 def test_options(evaluate_json, copy_of):

@@ -88,24 +88,61 @@ def test_the_names():
 
 
 PLACES = {
-    "rows": lambda index, place: index,
-    "places in a batch": lambda index, place: torch.arange(len(index)),
-    "places in a shuffled order": lambda index, place: place + torch.arange(len(index)),
+    "rows": lambda index, first: index,
+    "places in a batch": lambda index, first: torch.arange(len(index)),
+    "places in a shuffled order": lambda index, first: first + torch.arange(len(index)),
 }
 
 
+@pytest.fixture
+def epochs(small_net, make_images, generator):
+    """Perturb shuffled epochs: `epochs(method, 30, place)`; `place(index, first)` gives the indices that are fed for
+    the examples of a batch, the first of which is so far in the epoch."""
+    model, images, labels = small_net().train(), make_images(EXAMPLES, SHAPE), torch.arange(EXAMPLES) % 4
+
+    def go(method, count, place, noise=0.0):
+        for epoch in range(count):
+            method.start_epoch(epoch, count)
+            wrong = torch.rand(EXAMPLES, generator=generator) < noise
+            y = torch.where(wrong, torch.randint(4, (EXAMPLES,), generator=generator), labels)
+            for first, index in zip((0, 6), torch.randperm(EXAMPLES, generator=generator).split(6), strict=True):
+                method.perturb(model, images[index], y[index], place(index, first))
+
+    return go
+
+
 @pytest.mark.parametrize("kind", PLACES)
-@pytest.mark.parametrize("name", [*PERTURB, "trades"])
-def test_indices_must_name_the_same_example_in_every_epoch(small_net, make_images, generator, name, kind):
-    """Where anything is kept of it; labels tell. On the first sight of an index nothing can be told."""
-    method, model = make(name, begin=False), small_net().train()
-    images, labels = make_images(EXAMPLES, SHAPE), torch.arange(EXAMPLES) % 4
-    wrong = kind != "rows" and name in (*REMEMBERING, "fgsm-rs-adaptive")
+@pytest.mark.parametrize("name", [*REMEMBERING, "fgsm-rs-adaptive", "fgsm-rs"])
+def test_indices_must_name_the_same_example_in_every_epoch(epochs, name, kind):
+    """Where anything is kept of it; labels tell."""
+    wrong = kind != "rows" and name != "fgsm-rs"
     with pytest.raises(DataError, match="the same example in every epoch") if wrong else nullcontext():
-        for epoch in range(3):
-            method.start_epoch(epoch, 3)
-            for place, index in zip((0, 6), torch.randperm(EXAMPLES, generator=generator).split(6), strict=True):
-                method.step(model, sgd(model), images[index], labels[index], PLACES[kind](index, place))
+        epochs(make(name, begin=False), 30, PLACES[kind])
+
+
+def test_a_corrected_loop_goes_on_with_the_same_method(epochs):
+    method = make("atas", begin=False)
+    with pytest.raises(DataError):
+        epochs(method, 30, PLACES["places in a batch"])
+    epochs(method, 30, PLACES["rows"])
+
+
+def test_a_method_that_is_put_back_knows_nothing_of_indices(epochs):
+    """As between the folds of a cross-validation."""
+    method = make("atas", begin=False)
+    beginning = {name: value.clone() for name, value in method.state_dict().items()}
+    for shift in range(4):
+        epochs(method, 5, lambda index, _, shift=shift: (index + shift) % EXAMPLES)
+        method.load_state_dict(beginning)
+    epochs(method, 30, PLACES["rows"])
+
+
+def test_labels_may_change(epochs):
+    """Noise is not chance; and where labels change by design, that can be said."""
+    method = make("atas", begin=False)
+    epochs(method, 60, PLACES["rows"], noise=0.3)
+    method.checks_indices = False
+    epochs(method, 60, PLACES["rows"], noise=1.0)
 
 
 # What comes out

@@ -5,7 +5,7 @@ import signal
 import subprocess
 import sys
 import time
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -169,6 +169,28 @@ def test_a_training_that_shared_its_device_is_not_timed(tiny, store, quiet):
     assert (time_of([]), time_of([shared])) == ("", "-")
     assert time_of([shared, alone]) == time_of([alone]) != "-"
     assert "- not timed: 1 of 2 trainings, which shared their device with others" in provenance([shared, alone])
+
+
+@pytest.mark.parametrize("when", ["only at first", "only between"])
+def test_who_comes_and_goes_during_a_training_is_seen(tiny, store, quiet, monkeypatch, when):
+    """Also where the training is stopped meanwhile and goes on alone."""
+    trial = tiny(values={"training.epochs": 3})
+    looks = iter([True] if when == "only at first" else [False, True])
+
+    class Stop:
+        def due(self, moment):
+            return moment.epoch == 1 and moment.ends_epoch
+
+        def look(self, moment, engine):
+            signal.raise_signal(signal.SIGINT)
+
+    monkeypatch.setattr(execute, "usual", lambda _: [SimpleNamespace(name="stop", observers=lambda _: [Stop()])])
+    monkeypatch.setattr(Claims, "presence", lambda *_: nullcontext(lambda: next(looks, False)))
+    with pytest.raises(AtasError, match="stopped in"):
+        Plan([trial], store).run(quiet)
+    monkeypatch.setattr(execute, "usual", lambda _: ())
+    assert Plan([trial], store).run(quiet) == []
+    assert store.record(trial).seconds is None
 
 
 def test_what_another_process_is_at_is_put_off_and_taken_over(tiny, store, quiet, waits, done):

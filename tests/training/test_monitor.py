@@ -37,6 +37,21 @@ def test_a_collapse_in_which_fgsm_falls_too_is_found_after_two_epochs():
     assert judge((0.45, 0.5), (0.01, 0.1), (0.06, 0.1), (0.01, 0.1)) == [False] * 4  # not in a row
 
 
+@pytest.mark.parametrize(("attacked", "best", "fires"), [(True, 0.4, True), (False, 0.4, False), (True, 0.15, False)])
+def test_robustness_that_is_not_trained_for_may_be_lost(attacked, best, fires):
+    """As in standard training of a model that was robust; nor is one robust whose best is hardly above chance."""
+    monitor = Monitor(torch.zeros(10), torch.arange(10), atas.Linf(0.1), attacked=attacked)
+    probes = Probe(0.5, best + 0.01, best), Probe(0.6, 0.06, 0.0), Probe(0.7, 0.03, 0.0)
+    assert [monitor.judge(probe) for probe in probes] == [False, False, fires]
+
+
+def test_the_sentence_names_the_sign():
+    monitor = Monitor(torch.zeros(10), torch.arange(10), atas.Linf(0.1))
+    monitor.judge(Probe(0.99, 0.95, 0.9))
+    assert monitor.judge(Probe(0.99, 0.94, 0.1))
+    assert "while FGSM accuracy is 94.0%" in monitor.sentence(1, Probe(0.99, 0.94, 0.1))
+
+
 def test_a_breakdown_is_no_collapse():
     """Robustness is gone in both; in a breakdown clean accuracy is, too."""
     monitor = Monitor(torch.zeros(10), torch.arange(10), atas.Linf(0.1))

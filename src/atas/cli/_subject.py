@@ -10,6 +10,7 @@ from rich.console import Console
 from torch import nn
 
 from atas import data, models, threat
+from atas._files import read_json
 from atas.cli._bars import Bars
 from atas.cli._options import Options
 from atas.cli._place import place_of
@@ -18,7 +19,7 @@ from atas.errors import UsageError
 from atas.evaluation._classes import check_classes
 from atas.reproduce.expected import Expected, expected
 from atas.training import Run
-from atas.training.run import Folder, load_data
+from atas.training.run import ROWS, Folder, load_data
 from atas.training.values import convert
 from atas.training.views import as_tested
 from atas.training.weights import load_weights, read_weights
@@ -49,7 +50,8 @@ def of_run(run: Run, options: Options) -> Subject:
     examples, attacks = options.examples or wanted.examples, options.attacks_or(wanted.attacks)
     out = options.out or place_of(run, options.root, seen.test, examples, ball, attacks)
     test = seen.test.part(slice(examples))
-    known = expected(run.recipe) if ball == trained_for else None
+    in_part = ROWS in read_json(Folder(run.folder).environment)
+    known = None if in_part or ball != trained_for else expected(run.recipe)
     return Subject(run.model, test, ball, attacks, wanted.batch_size, out, known)
 
 

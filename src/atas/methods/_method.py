@@ -90,7 +90,7 @@ class Method(nn.Module, ABC):
 
     attack_mode: ClassVar[Literal["train", "eval"]] = "train"
     compilable: ClassVar[bool] = True  # False where a pass of the model needs hooks or a second derivative
-    remembers: ClassVar[bool] = False  # whether an example's index leads to what was kept of it
+    checks_indices: bool = False  # True where an index leads to what was kept of its example
     by_kernels: bool = True  # False where a pass needs what even our networks' kernels do not have
     updates_per_step: int = 1
     epoch: Tensor
@@ -129,6 +129,7 @@ class Method(nn.Module, ABC):
         """For engines, before the first step: the examples that this method was made for are a part of the training
         set; an index is a row of it."""
         self.part = part
+        self._constancy.forget()
 
     def start_epoch(self, epoch: int, epochs: int | None = None) -> None:
         """Begin an epoch, counted from 0; `epochs` is how many there will be. Once an epoch has begun, calling this
@@ -210,6 +211,7 @@ class Method(nn.Module, ABC):
                     f"examples of shape {self.shape}; create the method as the one that was saved"
                 )
         super()._load_from_state_dict(state_dict, prefix, *args, **kwargs)
+        self._constancy.forget()
 
     def _checked(self, x: Tensor, y: Tensor, index: Tensor, view: AnyView | None) -> tuple[Tensor, Tensor, AnyView]:
         if not self._begun:
@@ -236,7 +238,7 @@ class Method(nn.Module, ABC):
             )
         self.guard.images(x)
         y, index = y.long(), self.guard.index(index.long(), self.examples)
-        if self.remembers:
+        if self.checks_indices:
             self._constancy.note(index, y)
         return y, index, view
 

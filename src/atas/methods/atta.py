@@ -28,7 +28,7 @@ class Remembering(Perturbing):
     """
 
     attack_mode = "eval"
-    remembers = True
+    checks_indices = True
 
     def __init__(
         self,

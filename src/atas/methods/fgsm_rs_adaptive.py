@@ -22,7 +22,7 @@ class FGSMRSAdaptive(Adaptive, Perturbing):
     train mode, without clip or warm-up. The authors released no code for it.
     """
 
-    remembers = True
+    checks_indices = True
 
     def __init__(
         self,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Callable
+from pathlib import Path
 
 import torch
 from torch import nn
@@ -24,7 +25,8 @@ from atas.reproduce.released import as_released, padded
 from atas.reproduce.store import SHARED, Store
 from atas.reproduce.trial import Trial
 from atas.training import train
-from atas.training.engine import choose_device
+from atas.training.engine import Engine, choose_device
+from atas.training.observe import Moment
 from atas.training.run import Folder
 from atas.training.views import as_tested
 from atas.training.weights import load_weights
@@ -93,7 +95,7 @@ def _trained(
         return load_weights(place.model).to(device)
     place.path.parent.mkdir(parents=True, exist_ok=True)
     given = hold_out(load(trial), trial.held_out) if trial.held_out else None
-    shared = others()
+    beside = _Beside(place.path / SHARED, others)
     wanted = {found.name: found for found in (*trial.observe, *usual(trial))}.values()
     run = train(
         settings,
@@ -101,12 +103,31 @@ def _trained(
         resume=place.recipe.exists(),
         data=given,
         live=progress.live(),
-        observers=[observer for found in wanted for observer in found.observers(place)],
+        observers=[beside, *(observer for found in wanted for observer in found.observers(place))],
         rows=None if trial.part is None else trial.part.rows(store),
     )
-    if shared or others():
-        (place.path / SHARED).touch()
+    beside.mark()
     return run.model.to(device)
+
+
+class _Beside:
+    """Looks whether another process works on the same device, when a training begins, after each of its epochs and at
+    its end; leaves a file where one does."""
+
+    def __init__(self, file: Path, others: Others) -> None:
+        self._file, self._others = file, others
+        self._seen = others()
+
+    def due(self, moment: Moment) -> bool:
+        return moment.ends_epoch
+
+    def look(self, moment: Moment, engine: Engine) -> None:
+        self.mark()
+
+    def mark(self) -> None:
+        self._seen = self._seen or self._others()
+        if self._seen:
+            self._file.touch()
 
 
 def _evaluated(

@@ -166,8 +166,7 @@ class Plan:
 
 def _name(device: torch.device) -> str:
     """By which processes know that they work on the same one."""
-    number = torch.cuda.get_device_properties(device).uuid if device.type == "cuda" else ""
-    return f"{socket.gethostname()} {device.type} {number}"
+    return str(torch.cuda.get_device_properties(device).uuid) if device.type == "cuda" else socket.gethostname()
 
 
 def _figures(trial: Trial, record: Record) -> str:

@@ -25,7 +25,7 @@ from atas.training.batchnorm import desynchronise
 from atas.training.live import Live
 from atas.training.loggers import Logger
 from atas.training.observe import Observer
-from atas.training.run import Folder, Run, build_model, load_data, load_recipe
+from atas.training.run import ROWS, Folder, Run, build_model, load_data, load_recipe
 from atas.training.trainer import Trainer
 from atas.training.views import as_tested
 from atas.training.weights import GIVEN, is_whole, save_weights
@@ -74,6 +74,7 @@ def train(
                 data = data or load_data(settings, progress=shown.loading)
                 model = model or build_model(settings, data)
                 trainer = Trainer(settings, place, data, model, shown, loggers, observers, rows, peers)
+                learns_from = None if rows is None else len(rows)
                 with _kept(place, peers):
                     shown.open(_undertaking(trainer))
                     if resume and not going_on:
@@ -81,7 +82,7 @@ def train(
                     if going_on:
                         _take_up(trainer, settings, place, shown)
                     else:  # only now, when nothing in the call can be wrong any more, is an earlier run given up
-                        peers.by_first(lambda: _begin(place, trainer))
+                        peers.by_first(lambda: _begin(place, trainer, learns_from))
                     trainer.fit()
                     return _finished(trainer, _about(settings, data))
 
@@ -179,7 +180,7 @@ def _goes_on(place: Folder, settings: recipes.Recipe, *, resume: bool, overwrite
     return False
 
 
-def _begin(place: Folder, trainer: Trainer) -> None:
+def _begin(place: Folder, trainer: Trainer, learns_from: int | None) -> None:
     """Give up what an earlier run left, its recipe last, when the new one replaces it."""
     results = [path for kind in ("json*", "md") for path in place.path.glob(f"{place.evaluation.stem}*.{kind}")]
     for path in (place.metrics, place.model, place.environment, place.page, *results):
@@ -187,7 +188,8 @@ def _begin(place: Folder, trainer: Trainer) -> None:
     for folder in (place.last.parent, place.board, place.wandb, place.exports):
         shutil.rmtree(folder, ignore_errors=True)
     write_text(place.recipe, f"# atas train {place.recipe}\n{trainer.settings.to_toml()}")
-    write_text(place.environment, _surroundings(trainer))
+    part = {} if learns_from is None else {ROWS: learns_from}
+    write_text(place.environment, json.dumps(_surroundings(trainer) | part, indent=2) + "\n")
 
 
 def _take_up(trainer: Trainer, settings: recipes.Recipe, place: Folder, shown: Live) -> None:
@@ -204,17 +206,17 @@ def _take_up(trainer: Trainer, settings: recipes.Recipe, place: Folder, shown: L
     else:
         shown.say(f"going on in {place.path} at epoch {trainer.epoch + 1}, batch {trainer.batch + 1}")
     if trainer.peers.first:
-        before, now = read_json(place.environment), json.loads(_surroundings(trainer))
+        before, now = read_json(place.environment), _surroundings(trainer)
         keys = ("atas", "torch", "device", "cuda", "engine", "precision", "processes")
         changed = {key: now[key] for key in keys if key in before and before[key] != now[key]}
         if changed:
             trainer.note({"event": "resume", "epoch": trainer.epoch, **changed})
 
 
-def _surroundings(trainer: Trainer) -> str:
+def _surroundings(trainer: Trainer) -> dict[str, Any]:
     engine = trainer.engine
     found = environment.describe(trainer.device) | {"engine": engine.kind, "precision": engine.precision_name}
-    return json.dumps(found | {"processes": trainer.peers.count}, indent=2) + "\n"
+    return found | {"processes": trainer.peers.count}
 
 
 def _about(settings: recipes.Recipe, data: data_sets.Dataset) -> dict[str, Any]:

@@ -15,7 +15,7 @@ from atas.data._team import processors
 from atas.data.loading import open_batches
 from atas.data.resident import Batches
 from atas.errors import UsageError
-from atas.methods import Free, Method
+from atas.methods import Free, Method, Standard
 from atas.parts import Part
 from atas.processes import ALONE, Processes
 from atas.training import recipe
@@ -94,7 +94,8 @@ def assemble(
     share_weights(list(model.state_dict().values()), peers)
     engine = _engine(settings, model.to(device), method, batches, say, peers)
     watched = seen.train.images[probe].to(device), seen.train.labels[probe].to(device)
-    monitor = Monitor(*watched, settings.threat, batch=engine.look_size, peers=peers)
+    attacked = not isinstance(method, Standard)
+    monitor = Monitor(*watched, settings.threat, batch=engine.look_size, attacked=attacked, peers=peers)
     return Assembly(engine, monitor, images)
 
 

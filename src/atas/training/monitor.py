@@ -55,10 +55,10 @@ class Monitor:
 
     A collapse is a PGD accuracy of at most half of the best so far, by 10 points at least, while FGSM accuracy is no
     lower than it was at that best. A bad epoch lowers both; so may the first epochs of a collapse, which is told apart
-    when FGSM accuracy rises again, or when two epochs in a row have not a tenth of that best and half of its clean
-    accuracy at least. A model that has learnt nothing yet has no best, though one that always names the same class
-    withstands every attack. Training that was never robust has nothing to fall from: there a gap of 80 points between
-    the two tells. Several processes share the images and come to one judgement.
+    when FGSM accuracy rises again, or, where the training attacks at all, when two epochs in a row have not a tenth of
+    that best and half of its clean accuracy at least. A model that has learnt nothing yet has no best, though one that
+    always names the same class withstands every attack. Training that was never robust has nothing to fall from: there
+    a gap of 80 points between the two tells. Several processes share the images and come to one judgement.
 
     Training that has broken down is something else: the model has been robust, and now, two epochs in a row, is hardly
     better than one that always names the same class, clean or attacked. The loss may stay finite, so nothing else
@@ -76,6 +76,7 @@ class Monitor:
     lost: int = 0  # epochs in a row in which what was learnt is gone
     said: bool = False  # a run says it once
     said_broken_down: bool = False
+    attacked: bool = True  # the images that the model learns from
     peers: Processes = ALONE
 
     def probe(self, model: nn.Module, ask: Ask | None = None) -> Probe:
@@ -117,17 +118,22 @@ class Monitor:
             best = self.best = probe
         self.collapsed = probe.fgsm - probe.pgd10 >= _MASKED
         self.fallen = best is not None and best.pgd10 - probe.pgd10 >= max(_FALL * best.pgd10, _LEAST_FALL)
-        gone = best is not None and probe.pgd10 <= _GONE * best.pgd10 and probe.clean >= _FALL * best.clean
-        self.gone = self.gone + 1 if self.fallen and gone else 0
+        self.gone = self.gone + 1 if self._robustness_alone_is_gone(probe) else 0
         if best is not None and self.fallen:
             self.collapsed |= probe.fgsm >= best.fgsm or self.gone >= _EPOCHS
         return self.collapsed
+
+    def _robustness_alone_is_gone(self, probe: Probe) -> bool:
+        best = self.best
+        if best is None or not self.attacked or not self._tells(best.pgd10):
+            return False
+        return self.fallen and probe.pgd10 <= _GONE * best.pgd10 and probe.clean >= _FALL * best.clean
 
     def sentence(self, epoch: int, probe: Probe) -> str:
         """What to tell a person of the collapse that this probe shows."""
         best, now = self.best, f"{100 * probe.pgd10:.1f}%"
         fell = "is" if best is None or best.pgd10 <= probe.pgd10 else f"fell from {100 * best.pgd10:.1f}% to"
-        if best is None or probe.fgsm >= best.fgsm:
+        if best is None or probe.fgsm >= best.fgsm or probe.fgsm - probe.pgd10 >= _MASKED:
             rest = f"FGSM accuracy is {100 * probe.fgsm:.1f}%"
             what = "The model withstands the attack that it is trained with and no other"
         else:

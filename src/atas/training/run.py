@@ -19,6 +19,7 @@ from atas.training.logs import read_metrics
 from atas.training.weights import GIVEN, load_weights, of_all_channels
 
 DIVERGED = "diverged"  # the event that ends the metrics of such a run
+ROWS = "rows"  # in the environment of a run on a part of the training images: how many
 
 
 @dataclass(frozen=True)
