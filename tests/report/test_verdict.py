@@ -1,6 +1,9 @@
 """The three answers at the top: they must not promise more than was measured."""
 
 import dataclasses
+import runpy
+from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -127,9 +130,53 @@ def test_what_a_run_did_otherwise():
     assert expected(changed).differences == ("training.epochs: 80 became 3",)
 
 
+def test_a_run_on_a_part_of_the_images_is_another_one():
+    atas = recipe.load("digits-small-cnn-atas")
+    assert expected(atas, {"device": "cpu"}) == expected(atas)
+    assert expected(atas, {"device": "cpu", "rows": 100}) is None
+
+
 def test_recipes_that_say_nothing():
-    assert expected(recipe.load("cifar10-preact-resnet18-atas")) is None
+    assert expected(recipe.load("cifar100-preact-resnet18-atas")) is None
     assert expected(recipe.from_dict({}, "mine")) is None
+
+
+def test_recipes_say_what_the_records_do():
+    """After new results: python scripts/expected.py."""
+    made = runpy.run_path(str(Path(__file__).parents[2] / "scripts" / "expected.py"))["made"]()
+    assert made
+    for path, content in made.items():
+        assert path.read_text(encoding="utf-8") == content
+
+
+RANGES = "Expect, on the 10,000 test images, mean and range over seeds 0 to 2 in percent: clean 81.5 (81.2 to 81.8), "
+
+
+def result(n=10_000, **percent):
+    """Of an evaluation, what matters here."""
+    return SimpleNamespace(n=n, correct=percent, accuracy={name: value / 100 for name, value in percent.items()})
+
+
+@pytest.mark.parametrize(
+    ("sentence", "percent", "far"),
+    [
+        (RANGES + "PGD-50 47.4 (47.1 to 47.7).", {"clean": 70, "pgd50": 45.5, "fgsm": 9}, None),
+        (RANGES + "PGD-50 47.4 (47.1 to 47.7).", {"clean": 81, "pgd50": 45.3}, "PGD-50 -2.1"),
+        (RANGES + "PGD-10 60.0 (50.0 to 70.0), PGD-50 47.0.", {"clean": 81, "pgd10": 41, "pgd50": 9}, None),
+        (RANGES + "PGD-10 60.0 (50.0 to 70.0), PGD-50 47.0.", {"clean": 81, "pgd10": 81}, "PGD-10 +21.0"),
+    ],
+)
+def test_a_run_is_held_against_the_recipe(sentence, percent, far):
+    """By the range over seeds; of a single seed none is known, and clean accuracy after a collapse may be any."""
+    said, *notes = Expected("r", sentence).beside(result(**percent))
+    assert said == f"the recipe says: {sentence}"
+    assert notes == ([f"note: this run is far from that ({far} points); look for what differs"] if far else [])
+
+
+def test_another_training_or_fewer_images_are_not_held_against_it():
+    sentence = RANGES + "PGD-50 47.4 (47.1 to 47.7)."
+    assert Expected("r", sentence, ("training.epochs: 80 became 3",)).beside(result(clean=9, pgd50=9)) == []
+    assert Expected("r", sentence).beside(result(1000, clean=9, pgd50=9)) == []
 
 
 def test_the_range_over_seeds_is_told(told):

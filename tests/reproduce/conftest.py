@@ -32,7 +32,7 @@ def make_record(trial, right, n=10_000, seconds=30.0, collapsed_in=None, weights
         weights=weights,
         n=n,
         attacks=attacks,
-        evaluations=[about | {"data": "0123", "warnings": list(warnings)}],
+        evaluations=[about | {"warnings": list(warnings)}],
     )
 
 

@@ -17,9 +17,9 @@ from atas.cli._place import place_of
 from atas.cli._say import first_process
 from atas.errors import UsageError
 from atas.evaluation._classes import check_classes
-from atas.reproduce.expected import Expected, expected
+from atas.report._expected import Expected, expected
 from atas.training import Run
-from atas.training.run import ROWS, Folder, load_data
+from atas.training.run import Folder, load_data
 from atas.training.values import convert
 from atas.training.views import as_tested
 from atas.training.weights import load_weights, read_weights
@@ -50,8 +50,7 @@ def of_run(run: Run, options: Options) -> Subject:
     examples, attacks = options.examples or wanted.examples, options.attacks_or(wanted.attacks)
     out = options.out or place_of(run, options.root, seen.test, examples, ball, attacks)
     test = seen.test.part(slice(examples))
-    in_part = ROWS in read_json(Folder(run.folder).environment)
-    known = None if in_part or ball != trained_for else expected(run.recipe)
+    known = expected(run.recipe, read_json(Folder(run.folder).environment)) if ball == trained_for else None
     return Subject(run.model, test, ball, attacks, wanted.batch_size, out, known)
 
 

@@ -32,8 +32,8 @@ def ls(
 ) -> None:
     """List methods, models, data sets, attacks or recipes. Methods are shown with their settings and defaults.
 
-    Recipes are shown with what they gave under AutoAttack, where they have been run; --json has the other figures,
-    their intervals, seeds and hardware.
+    Recipes are shown with what they gave under AutoAttack, where they have been run; --json has all that they say to
+    expect.
 
     \b
     Example: atas ls methods
@@ -54,7 +54,7 @@ def ls(
 
 def _rows(what: What) -> list[dict[str, Any]]:
     from atas import attacks, data, methods, models
-    from atas.reproduce.expected import expected
+    from atas.report._expected import expected
     from atas.training import recipe
 
     if what is What.METHODS:
@@ -77,7 +77,7 @@ def _rows(what: What) -> list[dict[str, Any]]:
     for name in recipe.names():
         loaded = recipe.load(name)
         known = expected(loaded)
-        measured = None if known is None else known.figures.get("autoattack")
+        figure = known and known.figure("autoattack")
         rows.append(
             {
                 "recipe": name,
@@ -86,8 +86,8 @@ def _rows(what: What) -> list[dict[str, Any]]:
                 "method": loaded.method.name,
                 "threat": repr(loaded.threat),
                 "epochs": str(loaded.training.epochs),
-                _MEASURED: "-" if measured is None else f"{measured.value:.2f}%",
-                "measured": None if known is None else known.to_json(),
+                _MEASURED: f"{figure.split()[0]}%" if figure else "-",
+                "expect": known.sentence if known else None,
             }
         )
     return rows

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Container
 from dataclasses import dataclass
 from importlib import resources
 from typing import Protocol
 
+from atas.evaluation import Evaluation
 from atas.evaluation._names import written
 from atas.training import recipe
+from atas.training.run import ROWS
 
 _NUMBER = r"\d+(?:\.\d+)?"
+_FAR = 2.0  # points; seeds of CIFAR-10's recipes differ by less than one
 _MAY_DIFFER = (*recipe.MAY_CHANGE, "training.seed", "training.on_collapse")
 
 
@@ -46,10 +49,27 @@ class Expected:
         )
         return found[1] if found else None
 
+    def beside(self, result: Evaluation) -> list[str]:
+        """What to tell of a result of a run that did nothing otherwise, on as many images: the sentence, and attacks
+        that left far more or less than its seeds say; of a single one nothing is known of their range."""
+        if self.differences or f"on the {result.n:,} test images" not in self.sentence:
+            return []
+        gaps = {}
+        for name in result.correct:
+            mean, *ends = map(float, re.findall(_NUMBER, self.figure(name) or "0"))
+            gap = 100 * result.accuracy[name] - mean
+            if ends and name != "clean" and abs(gap) > max(_FAR, ends[1] - ends[0]):
+                gaps[name] = f"{written(name)} {gap:+.1f}"
+        said = [f"the recipe says: {self.sentence}"]
+        if gaps:
+            said.append(f"note: this run is far from that ({', '.join(gaps.values())} points); look for what differs")
+        return said
 
-def expected(settings: recipe.Recipe) -> Expected | None:
-    """What the recipe of that name says to expect, if it comes with the package and says so."""
-    if settings.name not in recipe.names():
+
+def expected(settings: recipe.Recipe, environment: Container[str] = ()) -> Expected | None:
+    """What the recipe of that name says to expect, if it comes with the package and says so; nothing of a run whose
+    environment has it that only a part of the images was learnt from."""
+    if settings.name not in recipe.names() or ROWS in environment:
         return None
     sentence = _comment(settings.name)
     if not sentence:

@@ -77,7 +77,9 @@ class Trial:
     @cached_property
     def row(self) -> str:
         """As the key, for whatever seed."""
-        return _row(self._training() | self._measured())
+        content = self._training() | self._measured()
+        content["training"] = {name: value for name, value in content["training"].items() if name != "seed"}
+        return _digest(content)
 
     @property
     def label(self) -> str:
@@ -123,12 +125,6 @@ def resolved(settings: recipes.Recipe) -> dict[str, Any]:
     return plain
 
 
-def row_of(settings: recipes.Recipe) -> str:
-    """The row of a run by these settings, evaluated on the whole test set as it is."""
-    trial = Trial("")
-    return _row(resolved(settings) | {"held_out": trial.held_out} | trial._measured())
-
-
 def level(eps: float) -> str:
     """A budget or a step as people write it: in grey levels, unless it is a large part of the range.
 
@@ -146,12 +142,6 @@ def _plain(value: Any) -> str:
 
 def _digest(content: dict[str, Any]) -> str:
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:_DIGITS]
-
-
-def _row(content: dict[str, Any]) -> str:
-    """Of a trial's content, without the seed."""
-    training = {name: value for name, value in content["training"].items() if name != "seed"}
-    return _digest(content | {"training": training})
 
 
 def _told(key: str) -> bool:

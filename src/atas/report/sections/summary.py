@@ -18,7 +18,7 @@ from atas.training.weights import GIVEN
 
 def section(subject: Subject, paper: Paper | None) -> Section:
     """The first screen."""
-    foreseen = expected(subject.recipe)
+    foreseen = expected(subject.recipe, subject.environment)
     parts: list[Content] = [answer_list(answers(subject, foreseen))]
     if subject.evaluation is not None:
         parts.append(_accuracy(subject.evaluation, foreseen, in_paper(subject.recipe, paper)))
