@@ -1,6 +1,5 @@
 """Recipes and studies by the names of their files."""
 
-import doctest
 import importlib
 import pkgutil
 from pathlib import Path
@@ -51,9 +50,3 @@ def test_a_file_goes_before_a_name(tmp_path, monkeypatch):
 def test_a_wrong_name(find, name, part):
     with pytest.raises(UsageError, match=part):
         find(name)
-
-
-def test_examples():
-    result = doctest.testmod(_catalogue)
-    assert result.attempted == 2
-    assert result.failed == 0

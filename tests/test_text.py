@@ -1,18 +1,10 @@
 """Paths and amounts in sentences."""
 
-import doctest
 import shlex
 
 import pytest
 
-from atas import _text
 from atas._text import in_bytes, in_shell
-
-
-def test_examples_in_docstrings_run():
-    result = doctest.testmod(_text)
-    assert result.attempted > 0
-    assert result.failed == 0
 
 
 @pytest.mark.parametrize("path", ["runs/a", "runs/mein Lauf ä", "runs/it's", "$HOME/x"])

@@ -1,8 +1,5 @@
 """FAB: its projection against solvers, its course against a slow reference, its findings against the authors' code."""
 
-import doctest
-import importlib
-
 import numpy as np
 import pytest
 import torch
@@ -73,12 +70,6 @@ def fab(net, x, y, target, ball, search):
             closest = min(closest, norm(ahead - x))
             point = x + search.beta * (ahead - x)
     return np.stack(points), closest
-
-
-def test_examples_in_docstrings_run():
-    result = doctest.testmod(importlib.import_module("atas.attacks._fab"))
-    assert result.attempted > 0
-    assert result.failed == 0
 
 
 coordinates = st.one_of(st.floats(0, 1), st.sampled_from([0.0, 1.0, 0.5]))

@@ -2,8 +2,6 @@
 
 import copy
 import dataclasses
-import doctest
-import importlib
 
 import pytest
 import torch
@@ -61,12 +59,6 @@ def attacked(search, model, data, ball, *, judge=None, ledger=None, logits=None,
     ledger = ledger or Ledger.open(search, examples, examples.misclassified())
     run(search, logits or model, judge or model, examples, ball, ledger, **{"lanes": 8, "every": 3} | options)
     return ledger
-
-
-def test_examples_in_docstrings_run():
-    result = doctest.testmod(importlib.import_module("atas.attacks._queue"))
-    assert result.attempted > 0
-    assert result.failed == 0
 
 
 def test_a_lane_s_course_depends_on_nothing_else(search, model, data, small_ball):

@@ -1,7 +1,5 @@
 """Square: its course against a slow reference, its findings against the authors' code, its windows and its queries."""
 
-import doctest
-import importlib
 import math
 
 import numpy as np
@@ -137,12 +135,6 @@ def square(net, x, y, ball, queries, seed, example):
         if margin < least or margin <= 0:
             best, least = points[-1], margin
     return np.stack(points), best
-
-
-def test_examples_in_docstrings_run():
-    result = doctest.testmod(importlib.import_module("atas.attacks._square"))
-    assert result.attempted > 0
-    assert result.failed == 0
 
 
 @pytest.mark.parametrize("shape", [(2, 4, 3), (1, 11, 16), (3, 12, 12)], ids=str)

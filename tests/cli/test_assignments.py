@@ -1,7 +1,5 @@
 """`--set section.key=value`."""
 
-import doctest
-
 import pytest
 
 from atas.cli import _assignments
@@ -41,8 +39,3 @@ def test_the_last_of_several_counts():
 def test_what_is_no_assignment(text):
     with pytest.raises(UsageError, match=r"is not an assignment; write section\.key=value"):
         _assignments.parse(["training.seed=1", text])
-
-
-def test_examples():
-    assert doctest.testmod(_assignments).attempted == 1
-    assert doctest.testmod(_assignments).failed == 0

@@ -1,7 +1,5 @@
 from __future__ import annotations
 
-import doctest
-import importlib
 import sys
 
 import numpy as np
@@ -58,10 +56,3 @@ def test_root_defaults_to_the_environment_then_to_data(monkeypatch, tmp_path):
         data.load("cifar10")
     with pytest.raises(DataError, match="given-here"):
         data.load("cifar10", tmp_path / "given-here")
-
-
-@pytest.mark.parametrize("module", ["", "._arrays", "._dataset", "._indexed"])
-def test_examples_in_docstrings(module):
-    outcome = doctest.testmod(importlib.import_module(f"atas.data{module}"))
-    assert outcome.attempted
-    assert not outcome.failed

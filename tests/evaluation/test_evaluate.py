@@ -1,8 +1,6 @@
 """What `evaluate` finds, and that it finds the same whatever the form of its inputs and the state of its caller."""
 
 import copy
-import doctest
-import importlib
 from collections.abc import Callable
 from dataclasses import dataclass
 from types import SimpleNamespace
@@ -23,19 +21,6 @@ from atas.evaluation._portions import Reader
 
 def verdicts(result):
     return {name: value.tolist() for name, value in result.correct.items()}
-
-
-@pytest.mark.parametrize(
-    "module",
-    [
-        f"atas.evaluation._{name}"
-        for name in ("answers", "breaks", "cautions", "evaluate", "interval", "names", "records", "shards")
-    ],
-)
-def test_examples_in_docstrings_run(module):
-    result = doctest.testmod(importlib.import_module(module))
-    assert result.attempted > 0
-    assert result.failed == 0
 
 
 def test_a_verdict_is_the_prediction_at_the_attack_s_point(problem, ball, result):

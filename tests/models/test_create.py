@@ -1,8 +1,5 @@
 """What holds for every model, and the errors of a wrong call."""
 
-import doctest
-import importlib
-
 import pytest
 import torch
 from torch import nn
@@ -22,13 +19,6 @@ def create_without_memory(name, num_classes, **arguments):
 
 def test_names_are_the_contract():
     assert models.names() == NAMES
-
-
-@pytest.mark.parametrize("module", ["atas.models", "atas.models._create"])
-def test_examples_in_docstrings_run(module):
-    result = doctest.testmod(importlib.import_module(module))
-    assert result.attempted > 0
-    assert result.failed == 0
 
 
 @pytest.mark.parametrize(
