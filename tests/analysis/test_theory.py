@@ -11,7 +11,7 @@ import torch
 from atas.analysis import _bounds as bounds
 from atas.analysis import theory
 from atas.analysis._ascent import ascend
-from atas.analysis._saddle import cycle, linear, long_tail, saddle, tail
+from atas.analysis._saddle import Constants, cycle, linear, long_tail, saddle, tail
 from atas.errors import UsageError
 
 BETA = 0.5
@@ -219,6 +219,22 @@ def test_mended_bounds_hold_on_random_problems_at_any_step_size(beta, seed):
             # Weights that are chosen in hindsight, too, cost what theta's own term says once more.
             hindsight = of.gradient_theta * of.diameter_theta * math.sqrt(steps)
             assert found.regret_after.mean() <= limit.gap + hindsight
+
+
+def test_bounds_of_a_case_computed_by_hand():
+    """A bound that is too loose holds as well, so only its value tells."""
+    of = Constants(diameter_theta=2, gradient_theta=3, diameter_x=0.5, norms=np.array([3.0, 4.0]), smoothness=1.5, d=8)
+    at, root = bounds.Rates(theta=0.1, x=0.2), math.sqrt(800)
+    terms = {
+        "plain": (bounds.bound(of, 100, at, None), (20 + 45, 10 + 125, 37.5, 2.5 * root)),
+        "adaptive": (bounds.bound(of, 100, at, 0.75), (20 + 45, 7 * (5 + 10), 12, 7 * 0.5 * 20)),
+        "sharp": (bounds.sharp_bound(of, 100, at, 0.75), (20 + 45, 7 * (10 + 0.2 * 56) / 2, 12, 7 * 0.5 * 20)),
+        "smooth": (bounds.smooth_bound(of, 100, at), (20 + 45, 10, 0, 20)),
+        "printed plain": (bounds.printed_bound(of, 100, None), (60, 2.5 * 20, 0.75, 0)),
+        "printed adaptive": (bounds.printed_bound(of, 100, 15 / 16), (60, 3.5 * root, 1.5, 0)),
+    }
+    for name, (found, expected) in terms.items():
+        assert dataclasses.astuple(found) == pytest.approx(expected), name
 
 
 @pytest.mark.parametrize("seed", range(6))

@@ -332,6 +332,20 @@ def test_a_point_outside_of_the_ball_is_no_adversarial_input(problem, ball, chan
         evaluate(*problem, ball, attacks=[Mine(change)])
 
 
+def test_worst_counts_clean_mistakes_that_an_attack_corrects(ball):
+    """An attack of one's own may move a misclassified image to the right side of the boundary."""
+
+    class Mean(nn.Module):
+        def forward(self, x):
+            mean = x.mean((1, 2, 3))
+            return torch.stack([mean, 1 - mean], 1)
+
+    x = torch.tensor([0.495, 0.6]).view(2, 1, 1, 1).expand(2, 1, 2, 2)
+    found = evaluate(Mean(), x, torch.tensor([0, 0]), ball, attacks=[Mine(lambda x: x + 2 / 255)])
+    assert verdicts(found) == {"clean": [False, True], "mine": [True, True], "worst": [False, True]}
+    assert found.accuracy["worst"] == 0.5
+
+
 def test_an_attack_cannot_change_the_images(problem, ball, result):
     model, x, y = problem
     before = x.clone()

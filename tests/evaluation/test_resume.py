@@ -130,12 +130,12 @@ CHANGES = {
 class Warmer(torch.nn.Module):
     """The same weights, and the same predictions too."""
 
-    def __init__(self, model):
+    def __init__(self, model, factor=0.25):
         super().__init__()
-        self.model = model
+        self.model, self.factor = model, factor
 
     def forward(self, x):
-        return self.model(x) / 4
+        return self.model(x) * self.factor
 
 
 @pytest.mark.parametrize("change", list(CHANGES))
@@ -157,6 +157,17 @@ def test_the_progress_of_another_evaluation_is_left_alone(robust_digits, tmp_pat
     said = [note for note in notes if note]
     assert said == [f"{file} holds the progress of another evaluation (other {change}); beginning anew"]
     assert figures(found) == figures(expected)
+
+
+@pytest.mark.parametrize(("factor", "resumes"), [(1.0005, True), (1.005, False)])
+def test_progress_is_kept_if_logits_differ_by_rounding_alone(robust_digits, tmp_path, factor, resumes):
+    model, x, y = (robust_digits[0], *(part[:20] for part in robust_digits[1:]))
+    file, notes = tmp_path / "progress.json", []
+    options = {"attacks": ["pgd10", "pgd50"], "progress_file": file}
+    with pytest.raises(StopError):
+        evaluate(model, x, y, BALL, **options, progress=stopping("pgd50", "pgd50", 3))
+    evaluate(Warmer(model, factor), x, y, BALL, **options, progress=lambda status: notes.append(status.note))
+    assert (f"going on from {file}" in notes) is resumes
 
 
 def test_a_model_that_answers_by_chance_goes_on_too(robust_digits, tmp_path):

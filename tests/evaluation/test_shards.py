@@ -10,7 +10,9 @@ import torch
 
 import atas
 from atas.evaluation import evaluate
+from atas.evaluation._figures import together
 from atas.evaluation._shards import Shard
+from atas.evaluation._work import Outcome
 
 BALL = atas.Linf(0.15)
 WORKER = """
@@ -82,3 +84,12 @@ def test_every_example_has_one_process(examples, count):
 def test_one_process_talks_to_itself():
     assert Shard().gather("a") == ["a"]
     assert Shard().from_first("a") == "a"
+
+
+def test_merged_shards_take_the_longest_time_and_all_queries():
+    """Processes work side by side: a stage takes as long as the slowest of them."""
+    first = {"pgd10": Outcome(torch.tensor([0, 2, 0]), [3.0, 1.0], [30, 10])}
+    second = {"pgd10": Outcome(torch.tensor([1, 3]), [2.0, 4.0], [20, 40])}
+    found = together([(range(0, 5, 2), first), (range(1, 5, 2), second)], 5)["pgd10"]
+    assert found.code.tolist() == [0, 1, 2, 3, 0]
+    assert (found.seconds, found.queries) == ([3.0, 4.0], [50, 50])

@@ -278,6 +278,15 @@ def test_a_difference_that_chance_explains_is_none(generator):
     assert cautions.fgsm_is_stronger(torch.cat([other, more]), torch.cat([one, more]), "pgd10") is None
 
 
+@pytest.mark.parametrize(("lead", "fires"), [(50, True), (38, False)], ids=["2.5", "1.9"])
+def test_a_lead_counts_from_two_standard_deviations(lead, fires):
+    """Of 500 examples, 400 are broken by one attack alone: chance alone gives a lead of 20, one deviation."""
+    one, other = torch.ones(500, dtype=torch.bool), torch.ones(500, dtype=torch.bool)
+    one[: 200 - lead // 2], other[200 - lead // 2 : 400] = False, False
+    assert bool(cautions.more_steps_help(one, other, ("pgd10", "pgd50"))) is fires
+    assert ("breaks more examples" in str(cautions.fgsm_is_stronger(other, one, "pgd10"))) is fires
+
+
 @pytest.mark.parametrize(("alone", "fires"), [(50, False), (51, True)])
 def test_fgsm_must_not_break_much_that_pgd_does_not(alone, fires):
     """Though both break as many."""

@@ -458,6 +458,28 @@ def test_state_survives_a_save_and_a_load(small_net, data, name, threat):
     assert same(method.state_dict(), loaded.state_dict())
 
 
+STATE = {"epoch": ((), torch.int64), "step_scale": ((), torch.float32)}
+CARRIED = {"carried": ((EXAMPLES, *SHAPE), torch.float32)}
+NORMS = {"norms.average": ((EXAMPLES,), torch.float32), "norms.step_size": ((EXAMPLES,), torch.float32)}
+MEMORY_SHAPE = (EXAMPLES, SHAPE[0], SHAPE[1] + 2 * PAD, SHAPE[2] + 2 * PAD)
+
+
+@both_norms
+@every_method
+def test_names_shapes_and_types_of_the_state_never_change(name, threat):
+    """Checkpoints of earlier versions hold them."""
+    expected = dict(STATE)
+    if name == "free":
+        expected |= CARRIED
+    if name in REMEMBERING:
+        dtype = torch.int8 if isinstance(threat, atas.Linf) else torch.float16
+        expected |= {"memory.delta": (MEMORY_SHAPE, dtype)}
+    if name in ADAPTIVE:
+        expected |= NORMS
+    found = make(name, threat).state_dict()
+    assert {key: (tuple(value.shape), value.dtype) for key, value in found.items()} == expected
+
+
 @every_method
 def test_starting_an_epoch_again_resets_nothing(small_net, data, name):
     method, model = make(name, begin=False), small_net().train()

@@ -46,6 +46,27 @@ def test_a_model_that_is_not_robust(told):
     assert told("poor", clean=30, autoattack=30)[0].word == "In part: 30.0%"
 
 
+@pytest.mark.parametrize(
+    ("right", "n", "robust", "sure"),
+    [
+        (0, 100, ("No: 0.0%", "bad"), "care"),
+        (1, 100, ("In part: 1.0%", "plain"), "care"),  # may be 5% and more
+        (89, 100, ("In part: 89.0%", "plain"), "care"),
+        (90, 100, ("Yes: 90.0%", "good"), "care"),
+        (42, 1000, ("In part: 4.2%", "plain"), "good"),  # at most 5.6%
+        (35, 1000, ("No: 3.5%", "bad"), "good"),  # at most 4.8%
+        (899, 1000, ("In part: 89.9%", "plain"), "good"),
+        (500, 1000, ("In part: 50.0%", "plain"), "care"),  # to 3.1 points
+        (550, 1100, ("In part: 50.0%", "plain"), "good"),  # to 2.9 points
+    ],
+)
+def test_words_and_tones_change_at_these_figures(make_run, add_result, subject_of, right, n, robust, sure):
+    folder = make_run("run")
+    add_result(folder, "evaluation.json", n=n, clean=n, autoattack=right)
+    found = answers(subject_of(folder), None)
+    assert [(found[0].word, found[0].tone), found[1].tone] == [robust, sure]
+
+
 def test_a_collapse_is_no_whatever_the_figure(told):
     robust, _, _ = told(clean=90, fgsm=95, curve=[(0.5, 0.4, 0.3), (0.8, 0.9, 0.0)], collapsed_from=1)
     assert robust.word.startswith("No")

@@ -120,6 +120,17 @@ def test_figures_of_other_weights_are_not_mixed_in(tiny, store, quiet):
     assert [about["attacks"] for about in record.evaluations] == [["clean", "fgsm", "pgd2"]]
 
 
+def test_joined_records_take_attacks_of_the_same_weights_alone(tiny, store, fill):
+    trial, records = tiny(), []
+    for attack, weights in (("fgsm", "w"), ("pgd10", "w"), ("pgd50", "v")):
+        fill(trial, {"clean": 90, attack: 50}, n=100, weights=weights)
+        records.append(store.record(trial))
+    known, same, other = records
+    assert list(known.joined(same).attacks) == ["clean", "fgsm", "pgd10"]
+    assert len(known.joined(same).evaluations) == 2
+    assert known.joined(other) == known
+
+
 def test_a_failure_is_written_down_and_the_rest_goes_on(tiny, store, quiet):
     bad = tiny(values={"schedule.peak": 1e30, "schedule.name": "piecewise"})
     good = tiny("atta")

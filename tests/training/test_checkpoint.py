@@ -54,6 +54,24 @@ def one_sentence(error, *parts):
         assert part in text, text
 
 
+def test_names_in_a_checkpoint_never_change(tmp_path, train_toy):
+    """Runs that were stopped by an earlier version are resumed by these names."""
+    train_toy(tmp_path, values={"training.epochs": 1, "training.ema": 0.9})
+    tensors, state = checkpoint.load(tmp_path / "checkpoints" / "last.safetensors")
+    learnt = [f"{layer}.{kind}" for layer in ("bn1", "bn2", "conv1", "conv2", "fc") for kind in ("bias", "weight")]
+    counted = [
+        f"{layer}.{kind}" for layer in ("bn1", "bn2") for kind in ("num_batches_tracked", "running_mean", "running_var")
+    ]
+    names = [f"{group}.{name}" for group in ("model", "ema.model") for name in learnt + counted]
+    names += [f"momentum.{name}" for name in learnt]
+    names += [f"method.{name}" for name in ("epoch", "step_scale", "memory.delta", "norms.average", "norms.step_size")]
+    assert sorted(tensors) == sorted([*names, "ema.updates", "totals.sums"])
+    keys = ["batch", "data", "epoch", "metrics_bytes", "monitor", "recipe", "rollbacks", "seconds", "updates"]
+    assert sorted(state) == keys
+    keys = ["best", "collapsed", "gone", "lost", "said", "said_broken_down"]
+    assert sorted(state["monitor"]) == keys
+
+
 def test_what_is_saved_comes_back_bit_for_bit(saved):
     tensors, state, path = saved
     found, found_state = checkpoint.load(path)

@@ -1,5 +1,6 @@
 """The monitor: what it looks at, what it calls a collapse, and what is done about one."""
 
+import hashlib
 import itertools
 
 import pytest
@@ -7,7 +8,8 @@ import torch
 from torch import nn
 
 import atas
-from atas.training import Run, checkpoint
+from atas.training import Run, checkpoint, recipe
+from atas.training._checks import split_probe
 from atas.training.monitor import Monitor, Probe
 from atas.training.run import Folder
 from atas.training.trainer import Interrupted, Trainer
@@ -89,6 +91,26 @@ def test_a_slow_collapse_is_found_when_half_is_gone():
 )
 def test_what_is_no_collapse(epochs):
     assert judge(*epochs) == [False] * len(epochs)
+
+
+@pytest.mark.parametrize(
+    ("best", "now", "collapsed"),
+    [
+        ((0.2, 0.3), (0.11, 0.3), False),  # 9 points
+        ((0.2, 0.3), (0.1, 0.3), True),  # 10 points, half of the best
+        ((0.2, 0.3), (0.08, 0.3), True),  # 12 points
+        ((0.2, 0.3), (0.08, 0.29), False),  # FGSM accuracy below that at the best
+        ((0.16, 0.3), (0.07, 0.3), False),  # more than half of the best, but 9 points
+        ((0.16, 0.3), (0.05, 0.3), True),  # 11 points
+        ((0.5, 0.6), (0.26, 0.6), False),  # 24 points, less than half of the best
+        ((0.5, 0.6), (0.25, 0.6), True),
+        ((0.05, 0.1), (0.01, 0.8), False),  # never robust: a gap of 79 points
+        ((0.05, 0.1), (0.0, 0.8), True),
+    ],
+)
+def test_where_a_collapse_begins(best, now, collapsed):
+    """Half of the best PGD accuracy and at least 10 points are lost, and FGSM accuracy is not."""
+    assert judge(best, now) == [False, collapsed]
 
 
 def test_a_model_that_has_learnt_nothing_is_no_best():
@@ -275,6 +297,16 @@ def test_the_slice_is_the_same_in_every_run(tmp_path, toy_recipe, toy_data, tiny
     assert torch.equal(slices[0], slices[2])
 
 
+def test_the_slice_never_changes():
+    """Figures of earlier runs were measured on these images; curves of other images cannot be compared."""
+    probed, left = split_probe(60, 20, held_out=True)
+    assert probed.tolist() == [3, 6, 7, 8, 9, 12, 15, 17, 18, 21, 29, 34, 37, 39, 42, 43, 47, 49, 50, 58]
+    assert sorted(probed.tolist() + left.tolist()) == list(range(60))
+    assert torch.equal(split_probe(60, 20, held_out=False)[0], probed)
+    cifar10 = split_probe(50_000, recipe.load("cifar10-preact-resnet18-atas").training.probe, held_out=False)[0]
+    assert hashlib.sha256(cifar10.numpy().astype("<i8").tobytes()).hexdigest()[:16] == "63cb97ae8754b2e1"
+
+
 # What is done about a collapse
 
 
@@ -415,6 +447,15 @@ def test_a_training_that_broke_down_is_told_once(tmp_path, train_toy, monkeypatc
     assert "broke down in epoch 2: clean accuracy is 33.3%" in said
     assert "was 90.0%" in said
     assert [row.get("event", row["epoch"]) for row in rows_of(tmp_path / "run")] == [0, 1, 2, "breakdown", 3]
+    _, state = checkpoint.load(tmp_path / "run" / "checkpoints" / "healthy.safetensors")
+    assert state["epoch"] == 1
+
+
+def test_healthy_checkpoint_is_not_replaced_in_a_breakdown(tmp_path, train_toy, monkeypatch):
+    """A breakdown shows in clean accuracy before half of the PGD accuracy is gone."""
+    robust, lost = Probe(clean=0.9, fgsm=0.7, pgd10=0.6), Probe(clean=1 / 3, fgsm=1 / 3, pgd10=1 / 3)
+    script(monkeypatch, robust, lost, lost)
+    train_toy(tmp_path / "run", values={"training.epochs": 3, "training.on_collapse": "rollback"})
     _, state = checkpoint.load(tmp_path / "run" / "checkpoints" / "healthy.safetensors")
     assert state["epoch"] == 1
 

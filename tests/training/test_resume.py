@@ -38,6 +38,17 @@ def test_interrupted_after_every_single_batch(tmp_path, train_toy, interrupt_aft
     assert_same_run(tmp_path / "whole", tmp_path / "parts")
 
 
+def test_seconds_count_what_was_spent_before_the_stop(tmp_path, train_toy, interrupt_after):
+    with pytest.raises(Interrupted):
+        train_toy(tmp_path / "run", live=interrupt_after(6))
+    path = tmp_path / "run" / "checkpoints" / "last.safetensors"
+    tensors, state = checkpoint.load(path)
+    checkpoint.save(path, tensors, state | {"seconds": 1000.0})
+    run = train_toy(tmp_path / "run", resume=True)
+    before, *after = (row["seconds"] for row in run.metrics)
+    assert before < 1000 < after[0] < after[1] < 1100
+
+
 @pytest.fixture
 def hangup():
     """Say how a lost terminal is answered; tests may run under nohup."""
