@@ -23,10 +23,10 @@ import torch
 from torch import Tensor
 
 import atas
-from atas import environment
+from atas._utils import environment
 from atas.training import Run
-from atas.training.engine import choose_device
-from atas.training.run import load_data
+from atas.training.data import load_data
+from atas.training.engine import select_device
 
 STAGES = ("apgd-ce", "apgd-t", "fab-t", "square")
 RESULTS = Path(__file__).parent.parent / "results" / "autoattack"
@@ -48,7 +48,7 @@ def main() -> None:
     if chosen.run is None:
         parser.error("which run?")
     run = Run.load(chosen.run)
-    device = choose_device("auto")
+    device = select_device("auto")
     model, test = run.model.to(device).eval(), load_data(run.recipe, None).test
     images, labels = test.images[: chosen.examples], test.labels[: chosen.examples]
     about = {
@@ -58,7 +58,7 @@ def main() -> None:
         "threat": str(run.recipe.threat),
         "examples": len(labels),
         "seed": chosen.seed,
-        "environment": environment.describe(device),
+        "environment": environment.environment_info(device),
     }
     chosen.out.mkdir(parents=True, exist_ok=True)
     path = chosen.out / f"{run.recipe.name}-{len(labels)}-{about['who']}-seed{chosen.seed}.json"

@@ -21,9 +21,10 @@ import numpy as np
 import torch
 from PIL import Image
 
-from atas import data, environment
-from atas.data.streaming import Streaming
-from atas.training.engine import choose_device
+from atas import data
+from atas._utils import environment
+from atas.data.streaming import StreamingLoader
+from atas.training.engine import select_device
 
 
 def make_photos(root: Path, count: int) -> Path:
@@ -38,26 +39,26 @@ def make_photos(root: Path, count: int) -> Path:
     return root
 
 
-def loaders(folder: Path, work: Path, args: argparse.Namespace, device: torch.device) -> dict[str, Streaming]:
+def loaders(folder: Path, work: Path, args: argparse.Namespace, device: torch.device) -> dict[str, StreamingLoader]:
     sets = {"files": data.load("imagefolder", folder, size=args.size, lazy=True)}
     for kind in ("jpeg", "raw"):
         data.pack(folder, work / kind, size=args.size, format=kind)
         sets[f"packed {kind}"] = data.load("packed", work / kind)
     how = {"batch_size": args.batch, "pad": 4, "flip": True, "seed": 0, "device": device}
     return {
-        f"{name}, {workers} workers": Streaming(found.train.images, found.train.labels, workers=workers, **how)
+        f"{name}, {workers} workers": StreamingLoader(found.train.images, found.train.labels, workers=workers, **how)
         for name, found in sets.items()
         for workers in args.workers
     }
 
 
-def epoch(loader: Streaming, number: int, device: torch.device) -> float:
+def epoch(loader: StreamingLoader, number: int, device: torch.device) -> float:
     """Images a second over an epoch."""
     order = loader.order(number)
     began = time.perf_counter()
-    loader.begin(order, 0)
+    loader.start_epoch(order, 0)
     for batch in range(len(loader)):
-        loader.stage(batch)
+        loader.prefetch(batch)
     if device.type == "cuda":
         torch.cuda.synchronize(device)
     return len(loader.labels) / (time.perf_counter() - began)
@@ -74,7 +75,7 @@ def main() -> None:
     parser.add_argument("--device", default="auto")
     parser.add_argument("--json", type=Path)
     args = parser.parse_args()
-    device = choose_device(args.device)
+    device = select_device(args.device)
     with tempfile.TemporaryDirectory() as work:
         folder = args.folder or make_photos(Path(work) / "photos", args.photos)
         made = loaders(folder, Path(work), args, device)
@@ -98,7 +99,9 @@ def main() -> None:
     if args.json is not None:
         settings = {"images": examples, "size": args.size, "batch": args.batch, "rounds": args.rounds}
         about = settings | {"folder": "generated" if args.folder is None else args.folder.name}
-        args.json.write_text(json.dumps(about | {"rows": rows, "environment": environment.describe(device)}, indent=2))
+        args.json.write_text(
+            json.dumps(about | {"rows": rows, "environment": environment.environment_info(device)}, indent=2)
+        )
 
 
 if __name__ == "__main__":

@@ -11,8 +11,8 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from atas.reproduce import Plan, PlanProgress, Record, Store, Trial
-from atas.reproduce.figures import figure
+from atas.sweeps import Plan, PlanProgress, Record, Store, Trial
+from atas.sweeps.seed_stats import summarize_seeds
 
 _METHODS = ("fgsm-rs", "atta", "atas")
 _SEEDS = range(5, 20)
@@ -30,7 +30,7 @@ def trials() -> list[Trial]:
 
 def told(records: list[Record]) -> str:
     """What the seeds of one recipe came to."""
-    figures = ", ".join(f"{name} {figure(records, name)}" for name in ("clean", *_ATTACKS))
+    figures = ", ".join(f"{name} {summarize_seeds(records, name)}" for name in ("clean", *_ATTACKS))
     epochs = sorted(record.collapsed_in for record in records if record.collapsed_in is not None)
     collapses = f"{len(epochs)} collapsed" + (f", epochs {epochs[0]} to {epochs[-1]}" if epochs else "")
     return f"{figures}; {len(records)} seeds, {collapses}"

@@ -19,8 +19,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import atas
-from atas import environment
-from atas.models._preact_resnet import _Block
+from atas._utils import environment
+from atas.models.preact_resnet import _Block
 
 _WIDTH = 16
 _EPS = 0.15
@@ -85,7 +85,11 @@ def main() -> None:
             rows.append(course(twice, seed, args))
             print(rows[-1], flush=True)
             if args.json:
-                found = {"environment": environment.describe(torch.device("cpu")), "settings": settings, "runs": rows}
+                found = {
+                    "environment": environment.environment_info(torch.device("cpu")),
+                    "settings": settings,
+                    "runs": rows,
+                }
                 args.json.write_text(json.dumps(found, indent=1) + "\n")
 
 

@@ -23,24 +23,24 @@ import torch
 from torch import Tensor
 
 import atas
-from atas import environment
-from atas._files import write_text
-from atas.boxes import BoxView
-from atas.data.resident import Batch, Resident
-from atas.methods.atta import Remembering
-from atas.noise import Draw
-from atas.training.engine import Engine, choose_device
-from atas.training.recipe import Recipe, from_dict
+from atas._utils import environment
+from atas._utils.files import write_text
+from atas.core.resized_crop import BoxView
+from atas.core.rng import CounterRNG
+from atas.data.loader import Batch, DeviceLoader
+from atas.methods.base import PersistentPerturbation
+from atas.recipes import Recipe, from_dict
+from atas.training.engine import Engine, select_device
 
 IMAGES = 512  # so many stored images stand for all of them
 
 
-class Synthetic(Resident):
+class Synthetic(DeviceLoader):
     """As many examples as wanted, of a few stored images."""
 
     def take(self, index: Tensor, epoch: Tensor) -> Batch:
         """These examples as they are shown in this epoch."""
-        view = self.views(Draw(self.seed, epoch, index))
+        view = self.views(CounterRNG(self.seed, epoch, index))
         return Batch(view.apply(self.images, index % len(self.images)) / 255, self.labels[index], index, view)
 
 
@@ -76,9 +76,9 @@ def make_engine(args: argparse.Namespace, device: torch.device) -> Engine:
     model = atas.models.create(args.model, 1000).to(device)
     if args.engine == "eager" or device.type != "cuda":
         return Engine(settings, model, method, batches)
-    from atas.training.captured import Captured
+    from atas.training.cuda_graph_engine import CudaGraphEngine
 
-    return Captured(settings, model, method, batches)
+    return CudaGraphEngine(settings, model, method, batches)
 
 
 def timed(engine: Engine, steps: int, device: torch.device) -> list[float]:
@@ -94,18 +94,18 @@ def timed(engine: Engine, steps: int, device: torch.device) -> list[float]:
     return seconds
 
 
-def changed(method: Remembering, index: Tensor, device: torch.device) -> float:
+def changed(method: PersistentPerturbation, index: Tensor, device: torch.device) -> float:
     """Which share of these examples has another row than the noise that it began with, which was coded on the device:
     a division there may round otherwise than on the host."""
     memory = method.memory
-    draw = Draw(method.seed, torch.tensor(0, device=device), index.to(device))
-    began = memory.encode(memory.threat.noise(draw, memory.delta.shape[1:], reset=True)).cpu()
+    draw = CounterRNG(method.seed, torch.tensor(0, device=device), index.to(device))
+    began = memory.encode(memory.threat.sample(draw, memory.delta.shape[1:], reset=True)).cpu()
     found = memory.state_dict()["delta"][index.to(memory.delta.device)].cpu()
     return float((found != began).flatten(1).any(1).float().mean())
 
 
 def measure(args: argparse.Namespace) -> dict[str, Any]:
-    device = choose_device(args.device)
+    device = select_device(args.device)
     if device.type == "cuda":
         total = torch.cuda.get_device_properties(device).total_memory
         torch.cuda.set_per_process_memory_fraction(min(1.0, args.gigabytes * 1e9 / total))
@@ -114,14 +114,14 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
     engine.prepare()
     start_up = time.perf_counter() - began
     method = engine.method
-    assert isinstance(method, Remembering)
-    steps = min(args.steps // 2, len(engine.batches) // 2)
-    first = len(engine.batches) - steps
-    engine.begin(0, first)
+    assert isinstance(method, PersistentPerturbation)
+    steps = min(args.steps // 2, len(engine.loader) // 2)
+    first = len(engine.loader) - steps
+    engine.start_epoch(0, first)
     seconds = timed(engine, steps, device)
-    engine.begin(1, 0)
+    engine.start_epoch(1, 0)
     seconds += timed(engine, steps, device)
-    orders = [engine.batches.order(0)[first * args.batch :], engine.batches.order(1)[: steps * args.batch]]
+    orders = [engine.loader.order(0)[first * args.batch :], engine.loader.order(1)[: steps * args.batch]]
     trained = torch.cat(orders).unique()
     others = torch.ones(args.examples, dtype=torch.bool)
     others[trained] = False
@@ -167,7 +167,11 @@ def main() -> None:
     if args.json is not None:
         args.json.parent.mkdir(parents=True, exist_ok=True)
         chosen = {key: value for key, value in vars(args).items() if key != "json"}
-        document = {"environment": environment.describe(choose_device(args.device)), "settings": chosen, **found}
+        document = {
+            "environment": environment.environment_info(select_device(args.device)),
+            "settings": chosen,
+            **found,
+        }
         write_text(args.json, json.dumps(document, indent=1) + "\n")
 
 

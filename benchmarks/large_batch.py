@@ -14,11 +14,11 @@ import argparse
 import json
 from pathlib import Path
 
-from atas._files import write_text
-from atas.reproduce import PlanProgress
-from atas.reproduce.plan import Plan
-from atas.reproduce.store import Store
-from atas.reproduce.trial import Trial
+from atas._utils.files import write_text
+from atas.sweeps import PlanProgress
+from atas.sweeps.plan import Plan
+from atas.sweeps.store import Store
+from atas.sweeps.trial import Trial
 
 KEYS = "peak", "factor", "weight_decay"
 RECIPE, HELD_OUT, ATTACK = "cifar10-preact-resnet18-atas", 5000, "pgd10"

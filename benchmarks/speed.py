@@ -71,19 +71,19 @@ def main() -> None:
 def measure(case: str, seed: int, epochs: int | None, keep_in: Path | None) -> dict[str, Any]:
     """Train and evaluate once."""
     import atas
-    from atas import environment
-    from atas.reproduce.store import Store
-    from atas.reproduce.trial import Trial
-    from atas.training import Live
+    from atas._utils import environment
+    from atas.sweeps.store import Store
+    from atas.sweeps.trial import Trial
+    from atas.training import TrainingProgress
 
-    class Watch(Live):
+    class Watch(TrainingProgress):
         """Notes when the first step can begin."""
 
         ready = 0.0
 
-        def begin(self, *args: Any) -> None:
+        def start(self, *args: Any) -> None:
             self.ready = self.ready or time.perf_counter()
-            super().begin(*args)
+            super().start(*args)
 
     _, recipe, values = CASES[case]
     data = atas.data.load("cifar10")
@@ -100,7 +100,7 @@ def measure(case: str, seed: int, epochs: int | None, keep_in: Path | None) -> d
         "train_seconds": run.metrics[-1]["seconds"],
         "wall_seconds": wall,
         "start_up_seconds": live.ready - began,
-        "environment": environment.describe(next(run.model.parameters()).device),
+        "environment": environment.environment_info(next(run.model.parameters()).device),
     }
     if epochs is None:
         began = time.perf_counter()

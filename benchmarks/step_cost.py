@@ -17,10 +17,10 @@ from pathlib import Path
 import torch
 
 import atas
-from atas import environment
-from atas.data.resident import Resident
-from atas.training.engine import Engine, choose_device
-from atas.training.recipe import load
+from atas._utils import environment
+from atas.data.loader import DeviceLoader
+from atas.recipes import load
+from atas.training.engine import Engine, select_device
 
 
 def engine(name: str, args: argparse.Namespace, device: torch.device) -> Engine:
@@ -31,11 +31,11 @@ def engine(name: str, args: argparse.Namespace, device: torch.device) -> Engine:
     examples = args.batch * (args.rounds + 2)
     images = torch.randint(256, (examples, 3, 32, 32), dtype=torch.uint8)
     labels = torch.randint(10, (examples,))
-    batches = Resident(images, labels, batch_size=args.batch, pad=4, flip=True, seed=0, device=device)
+    batches = DeviceLoader(images, labels, batch_size=args.batch, pad=4, flip=True, seed=0, device=device)
     own = dict(settings.method.settings) | ({"batch_size": args.batch} if name == "free" else {})
     method = atas.methods.create(name, settings.threat, examples, (3, 32, 32), device=device, **own)
     made = Engine(settings, atas.models.create(args.model, 10).to(device), method, batches)
-    made.begin(min(10, settings.training.epochs - 1), 0)
+    made.start_epoch(min(10, settings.training.epochs - 1), 0)
     return made
 
 
@@ -57,7 +57,7 @@ def main() -> None:
     parser.add_argument("--methods", nargs="*", default=atas.methods.names())
     parser.add_argument("--json", type=Path)
     args = parser.parse_args()
-    device = choose_device(args.device)
+    device = select_device(args.device)
     names = list(dict.fromkeys(["standard", *args.methods]))
     engines = {name: engine(name, args, device) for name in names}
     for made in engines.values():
@@ -79,7 +79,11 @@ def main() -> None:
         row = rows[name]
         print(f"{name:18} {row['ms']:10.1f} {row['relative']:9.2f}   {row['low']:.2f} to {row['high']:.2f}", flush=True)
     if args.json is not None:
-        found = {"environment": environment.describe(device), "settings": vars(args) | {"json": None}, "rows": rows}
+        found = {
+            "environment": environment.environment_info(device),
+            "settings": vars(args) | {"json": None},
+            "rows": rows,
+        }
         args.json.write_text(json.dumps(found, indent=1) + "\n")
 
 

@@ -23,12 +23,12 @@ from typing import Any
 
 import torch
 
-from atas import data, environment
-from atas._files import write_text
-from atas.training import Live, recipe
-from atas.training.assembly import assemble
-from atas.training.engine import Engine, choose_device
-from atas.training.run import build_model
+from atas import data, recipes
+from atas._utils import environment
+from atas._utils.files import write_text
+from atas.training import TrainingProgress
+from atas.training.build import build, build_model
+from atas.training.engine import Engine, select_device
 
 IMAGENET = 1_281_167  # training images
 
@@ -41,7 +41,7 @@ def random_images(count: int, side: int, classes: int) -> data.Dataset:
     return data.Dataset("random", split, split)
 
 
-def settings_for(model: str, shown: int, args: argparse.Namespace) -> recipe.Recipe:
+def settings_for(model: str, shown: int, args: argparse.Namespace) -> recipes.Recipe:
     values = {
         "data.view": args.view,
         "data.view_size": shown,
@@ -56,29 +56,29 @@ def settings_for(model: str, shown: int, args: argparse.Namespace) -> recipe.Rec
         "engine.device": args.device,
         "engine.precision": args.precision,
     }
-    return recipe.load("imagenet-resnet18-atas").with_values(values | {"model.name": model})
+    return recipes.load("imagenet-resnet18-atas").with_values(values | {"model.name": model})
 
 
 def measure(model: str, shown: int, images: data.Dataset, args: argparse.Namespace) -> dict[str, Any]:
     settings = settings_for(model, shown, args)
     network = build_model(settings, images)
-    engine = assemble(settings, images, network, Live(quiet=True).say).engine
+    engine = build(settings, images, network, TrainingProgress(quiet=True).log).engine
     device, last = engine.device, settings.training.epochs - 1
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)
     began = time.perf_counter()
     engine.prepare(last)
     start_up = time.perf_counter() - began
-    steps = min(args.steps, len(engine.batches) - 1)
+    steps = min(args.steps, len(engine.loader) - 1)
     training = _rounds(lambda: _train(engine, last, steps), steps, args, device)
     alone = _rounds(lambda: _data_alone(engine, last, steps), steps, args, device)
-    engine.batches.close()
+    engine.loader.close()
     return {
         "model": model,
         "shown": shown,
         "engine": engine.kind,
         "precision": engine.precision_name,
-        "loading": engine.batches.kind,
+        "loading": engine.loader.kind,
         "images_a_second": training,
         "data_alone": alone,
         "start_up_seconds": start_up,
@@ -88,17 +88,17 @@ def measure(model: str, shown: int, images: data.Dataset, args: argparse.Namespa
 
 
 def _train(engine: Engine, epoch: int, steps: int) -> None:
-    engine.begin(epoch, 0)
+    engine.start_epoch(epoch, 0)
     for _ in range(steps):
         engine.step()
 
 
 def _data_alone(engine: Engine, epoch: int, steps: int) -> None:
-    order = engine.batches.order(epoch)
-    engine.batches.begin(order, 0)
-    for batch, index in enumerate(order.split(engine.batches.batch_size)[:steps]):
-        engine.batches.stage(batch)
-        engine.batches.take(index.to(engine.device), engine.method.epoch)
+    order = engine.loader.order(epoch)
+    engine.loader.start_epoch(order, 0)
+    for batch, index in enumerate(order.split(engine.loader.batch_size)[:steps]):
+        engine.loader.prefetch(batch)
+        engine.loader.take(index.to(engine.device), engine.method.epoch)
 
 
 def _rounds(work: Callable[[], None], steps: int, args: argparse.Namespace, device: torch.device) -> dict[str, float]:
@@ -155,7 +155,7 @@ def main() -> None:
         args.json.parent.mkdir(parents=True, exist_ok=True)
         chosen = {key: value for key, value in vars(args).items() if key not in ("json", "packed")}
         chosen["packed"] = args.packed is not None
-        about = environment.describe(choose_device(args.device))
+        about = environment.environment_info(select_device(args.device))
         write_text(args.json, json.dumps({"environment": about, "settings": chosen, "rows": rows}, indent=1) + "\n")
 
 

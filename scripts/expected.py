@@ -10,10 +10,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from atas.evaluation._names import written
-from atas.reproduce import Record, Store, Trial
-from atas.reproduce.figures import figure
-from atas.training import recipe
+from atas import recipes
+from atas.attacks.registry import display_name
+from atas.sweeps import Record, Store, Trial
+from atas.sweeps.seed_stats import summarize_seeds
 
 _HERE = Path(__file__).parent.parent
 _RECIPES, _RECORDS = _HERE / "src" / "atas" / "recipes", _HERE / "results" / "cifar10"
@@ -22,9 +22,9 @@ _RECIPES, _RECORDS = _HERE / "src" / "atas" / "recipes", _HERE / "results" / "ci
 def sentence(records: list[Record]) -> str:
     """What those records say that have the most attacks."""
     names = max((record.attacks for record in records), key=len)
-    known = [record for record in records if not record.missing(names)]
+    known = [record for record in records if not record.missing_attacks(names)]
     seeds, hardware = [record.seed for record in known], sorted({record.hardware for record in known})
-    said = [f"{written(name)} {_figure(known, name)}" for name in names]
+    said = [f"{display_name(name)} {_figure(known, name)}" for name in names]
     over = f"mean and range over seeds {seeds[0]} to {seeds[-1]}" if len(seeds) > 1 else f"with seed {seeds[0]}"
     end = " It collapsed." if any(record.collapsed_in for record in known) else ""
     n, where = f"{known[0].n:,}", " and ".join(hardware)
@@ -32,7 +32,7 @@ def sentence(records: list[Record]) -> str:
 
 
 def _figure(records: list[Record], name: str) -> str:
-    found = figure(records, name)
+    found = summarize_seeds(records, name)
     assert found is not None
     return str(found) if found.runs > 1 else f"{found.value:.2f}"
 
@@ -40,7 +40,7 @@ def _figure(records: list[Record], name: str) -> str:
 def made() -> dict[Path, str]:
     """The recipes that have been run as they stand and attacked, with their comments."""
     rows, found = Store(_RECORDS).by_row(), {}
-    for name in recipe.names():
+    for name in recipes.names():
         records = [record for record in rows.get(Trial(name).row, []) if len(record.attacks) > 1]
         if records:
             command, *rest = (_RECIPES / f"{name}.toml").read_text(encoding="utf-8").splitlines(keepends=True)

@@ -8,9 +8,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from atas.core.rng import CounterRNG
 from atas.errors import UsageError
-from atas.noise import Draw
-from atas.threat import L2, Linf, create, in_255, l2_norm, per_example
+from atas.threat import L2, Linf, create, format_pixels, l2_norm, per_example
 
 SHAPE = (2, 3, 4)
 BOTH = [Linf(8 / 255), L2(0.5)]
@@ -18,7 +18,7 @@ both_norms = pytest.mark.parametrize("threat", BOTH, ids=["linf", "l2"])
 
 
 def draws(count, seed=0, epoch=0):
-    return Draw(seed, torch.tensor(epoch), torch.arange(count))
+    return CounterRNG(seed, torch.tensor(epoch), torch.arange(count))
 
 
 def kolmogorov(sample):
@@ -45,10 +45,10 @@ def test_a_linf_budget_in_grey_levels_is_told_how_to_be_written(eps, words):
 
 
 def test_an_l2_budget_that_reaches_every_image_is_refused():
-    L2(8).check_images((1, 8, 8))
-    Linf(1).check_images((1, 8, 8))
+    L2(8).check_budget((1, 8, 8))
+    Linf(1).check_budget((1, 8, 8))
     with pytest.raises(UsageError, match=r"\(3, 32, 32\) into any other.*write 128/255"):
-        L2(128).check_images((3, 32, 32))
+        L2(128).check_budget((3, 32, 32))
 
 
 def test_budgets_at_the_ends():
@@ -90,7 +90,7 @@ def test_create_by_name():
     [(8 / 255, "8/255"), (1 / 255, "1/255"), (0.03, "0.03"), (0.5, "0.5"), (0.0, "0/255"), (1e-9, "1e-09")],
 )
 def test_sizes_are_printed_in_grey_levels(value, text):
-    assert in_255(value) == text
+    assert format_pixels(value) == text
 
 
 # Projection
@@ -99,7 +99,7 @@ def test_sizes_are_printed_in_grey_levels(value, text):
 @both_norms
 def test_projection_inside_is_the_point_itself(threat, make_images):
     x = make_images(5, SHAPE, dtype=torch.float64) * 0.5 + 0.25
-    point = x + 0.9 * threat.noise(draws(5), SHAPE).double()
+    point = x + 0.9 * threat.sample(draws(5), SHAPE).double()
     torch.testing.assert_close(threat.project(point, x), point, atol=1e-15, rtol=0)
 
 
@@ -241,7 +241,7 @@ def test_per_example_shapes():
 
 @pytest.mark.parametrize("reset", [False, True])
 def test_linf_noise_is_uniform_in_the_ball(reset):
-    noise = Linf(0.1).noise(draws(2000), SHAPE, reset=reset)
+    noise = Linf(0.1).sample(draws(2000), SHAPE, reset=reset)
     assert noise.shape == (2000, *SHAPE)
     assert noise.dtype == torch.float32
     assert noise.abs().max() <= 0.1
@@ -257,7 +257,7 @@ def test_linf_noise_is_uniform_in_the_ball(reset):
 def test_l2_noise_is_uniform_in_the_ball(reset, shape):
     """The d-th power of the radius is uniform, the direction has no preference, and they know nothing of each other."""
     size, count = math.prod(shape), 4000
-    noise = L2(0.5).noise(draws(count), shape, reset=reset).flatten(1).double()
+    noise = L2(0.5).sample(draws(count), shape, reset=reset).flatten(1).double()
     radius = noise.norm(dim=1)
     assert radius.max() <= 0.5 + 1e-6
     assert kolmogorov((radius / 0.5) ** size) < 1.6
@@ -277,17 +277,17 @@ def test_l2_noise_is_uniform_in_the_ball(reset, shape):
 def test_a_random_start_is_the_image_plus_noise_inside_the_box(threat, make_images):
     x = make_images(6, SHAPE)
     start = threat.random_start(x, draws(6))
-    torch.testing.assert_close(start, (x + threat.noise(draws(6), SHAPE)).clamp(0, 1))
+    torch.testing.assert_close(start, (x + threat.sample(draws(6), SHAPE)).clamp(0, 1))
 
 
 @both_norms
 def test_starts_and_resets_do_not_share_noise(threat):
-    start, reset = (threat.noise(draws(500), SHAPE, reset=flag) for flag in (False, True))
+    start, reset = (threat.sample(draws(500), SHAPE, reset=flag) for flag in (False, True))
     assert abs(float(torch.corrcoef(torch.stack([start.flatten(), reset.flatten()]))[0, 1])) < 0.05
 
 
 @both_norms
 def test_a_start_does_not_depend_on_the_batch(threat):
-    whole = threat.noise(draws(10), SHAPE)
-    part = threat.noise(Draw(0, torch.tensor(0), torch.tensor([7, 2])), SHAPE)
+    whole = threat.sample(draws(10), SHAPE)
+    part = threat.sample(CounterRNG(0, torch.tensor(0), torch.tensor([7, 2])), SHAPE)
     assert torch.equal(whole[[7, 2]], part)

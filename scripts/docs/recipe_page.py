@@ -16,8 +16,8 @@ from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 import torch
 
 from atas import methods
-from atas.threat import in_255
-from atas.training.recipe import Recipe
+from atas.recipes import Recipe
+from atas.threat import format_pixels
 
 _INTRODUCTION = """\
 # Recipes
@@ -133,7 +133,7 @@ def default_name(key: str, default: Any) -> str:
     if isinstance(default, tuple):
         return "`[" + ", ".join(f'"{value}"' if isinstance(value, str) else _share(value) for value in default) + "]`"
     if isinstance(default, float):
-        return f'`"{in_255(default)}"`' if key == "method.eps" else f"`{default:g}`"
+        return f'`"{format_pixels(default)}"`' if key == "method.eps" else f"`{default:g}`"
     return f'`"{default}"`' if isinstance(default, str) else f"`{default}`"
 
 

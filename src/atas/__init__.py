@@ -12,12 +12,13 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING
 
-from atas._version import __version__
+__version__ = "0.1.0"
+
 
 if TYPE_CHECKING:
     from atas import attacks, data, export, methods, models
-    from atas.augment import View, random_view
-    from atas.boxes import BoxView, random_crop_view, random_resized_view
+    from atas.core.augment import View, random_view
+    from atas.core.resized_crop import BoxView, random_crop_view, random_resized_view
     from atas.data import indexed
     from atas.errors import AtasError
     from atas.evaluation import Evaluation, evaluate
@@ -57,52 +58,38 @@ _HOMES = {
     "ATAS": "atas.methods",
     "L2": "atas.threat",
     "AtasError": "atas.errors",
-    "BoxView": "atas.boxes",
+    "BoxView": "atas.core.resized_crop",
     "Evaluation": "atas.evaluation",
     "Linf": "atas.threat",
     "Recipe": "atas.training",
     "Run": "atas.training",
     "Threat": "atas.threat",
-    "View": "atas.augment",
+    "View": "atas.core.augment",
     "evaluate": "atas.evaluation",
     "indexed": "atas.data",
     "load": "atas.export",
-    "random_crop_view": "atas.boxes",
-    "random_resized_view": "atas.boxes",
-    "random_view": "atas.augment",
+    "random_crop_view": "atas.core.resized_crop",
+    "random_resized_view": "atas.core.resized_crop",
+    "random_view": "atas.core.augment",
     "train": "atas.training",
 }
-# Modules that need no import of their own. Not among them: the command, and kernels, which need Triton.
+# Packages that `import atas` makes available as attributes. `atas.cli` and `atas.ops` need an import of their own.
 _MODULES = (
-    "analysis",
     "attacks",
-    "augment",
-    "boxes",
-    "checks",
-    "copies",
+    "core",
     "data",
-    "environment",
+    "distributed",
     "errors",
     "evaluation",
     "export",
-    "fusing",
-    "graphs",
-    "memory",
     "methods",
     "models",
-    "noise",
-    "parts",
-    "passes",
-    "processes",
+    "paper",
     "recipes",
     "report",
-    "reproduce",
-    "resampling",
-    "slope",
+    "sweeps",
     "threat",
     "training",
-    "twin",
-    "visits",
 )
 
 if not TYPE_CHECKING:  # to a type checker, a name that is not imported above is an error

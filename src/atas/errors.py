@@ -5,21 +5,21 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterable, Sequence
 
-FEW = 5
+MAX_LISTED = 5
 
 
 class AtasError(Exception):
     """Something failed that the user can mend; the command exits with status 1."""
 
     exit_status = 1
-    everywhere = False  # whether each of several processes raises it, so that one of them says it for all
+    on_all_ranks = False  # whether each of several processes raises it, so that one of them says it for all
 
 
 class UsageError(AtasError, ValueError):
     """The call itself is wrong (an unknown name, a value out of range); the command exits with status 2."""
 
     exit_status = 2
-    everywhere = True
+    on_all_ranks = True
 
 
 class DataError(AtasError, ValueError):
@@ -30,14 +30,14 @@ class CheckpointError(AtasError, RuntimeError):
     """A checkpoint cannot be written, cannot be read, or belongs to another run."""
 
 
-def few(names: Sequence[object], between: str = ", ") -> str:
+def first_few(names: Sequence[object], between: str = ", ") -> str:
     """The first five of what may be many, and how many more there are.
 
-    >>> few("abc"), few("abcdefgh", "; ")
+    >>> first_few("abc"), first_few("abcdefgh", "; ")
     ('a, b, c', 'a; b; c; d; e and 3 more')
     """
-    more = f" and {len(names) - FEW} more" if len(names) > FEW else ""
-    return f"{between.join(map(str, names[:FEW]))}{more}"
+    more = f" and {len(names) - MAX_LISTED} more" if len(names) > MAX_LISTED else ""
+    return f"{between.join(map(str, names[:MAX_LISTED]))}{more}"
 
 
 def nearest(name: str, known: Iterable[str]) -> str | None:

@@ -15,9 +15,9 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
+from atas.core.dispatch import fast_op
+from atas.core.rng import CounterRNG, Stream
 from atas.errors import UsageError, unknown
-from atas.fusing import fusable
-from atas.noise import Draw, Purpose
 
 
 def per_example(value: Tensor | float, like: Tensor) -> Tensor | float:
@@ -39,7 +39,7 @@ class Threat(ABC):
 
     eps: float
     name: ClassVar[str]
-    int8_is_enough: ClassVar[bool]  # whether 255 levels of each pixel hold a perturbation well
+    fits_int8: ClassVar[bool]  # whether 255 levels of each pixel hold a perturbation well
 
     def __post_init__(self) -> None:
         if not isinstance(self.eps, int | float):
@@ -47,23 +47,23 @@ class Threat(ABC):
         if not math.isfinite(self.eps) or self.eps < 0:
             raise UsageError(f"eps must be a number that is not negative, in pixel units such as 8/255; got {self.eps}")
 
-    def size(self, name: str, value: float) -> float:
+    def check_size(self, name: str, value: float) -> float:
         """The size of a step, if it can be meant as one; `name` is what the user calls it."""
         if not isinstance(value, int | float) or not 0 < value < math.inf:
             raise UsageError(f"{name} must be a number above zero, in pixel units such as 2/255; got {value!r}")
         return float(value)
 
     @abstractmethod
-    def check_images(self, shape: Sequence[int]) -> None:
+    def check_budget(self, shape: Sequence[int]) -> None:
         """Refuse a ball that no image of this shape lies outside of."""
 
     @abstractmethod
-    def usual(self, pixels: float, share: float) -> float:
-        """A default size: for Linf so many pixel units at every budget, as the paper sets them; for L2 a share of
-        eps."""
+    def default_size(self, pixels: float, eps_fraction: float) -> float:
+        """A default size: for Linf so many pixel units at every budget, as the paper sets them; for L2 a fraction
+        of eps."""
 
     @abstractmethod
-    def noise(self, draw: Draw, shape: Sequence[int], *, reset: bool = False) -> Tensor:
+    def sample(self, rng: CounterRNG, shape: Sequence[int], *, reset: bool = False) -> Tensor:
         """Perturbations drawn uniformly from the ball, of shape (batch, *shape)."""
 
     @abstractmethod
@@ -75,7 +75,7 @@ class Threat(ABC):
         """The point, brought back into the ball around x and into [0, 1]."""
 
     @abstractmethod
-    def limit(self, perturbation: Tensor) -> Tensor:
+    def clip(self, perturbation: Tensor) -> Tensor:
         """Perturbations, brought back into the ball."""
 
     @abstractmethod
@@ -84,21 +84,23 @@ class Threat(ABC):
 
     def ascend(self, point: Tensor, gradient: Tensor, size: Tensor | float, x: Tensor) -> Tensor:
         """A step up the gradient, projected."""
-        return _ascend(self, point, gradient, size, x)
+        return ascend(self, point, gradient, size, x)
 
-    def random_start(self, x: Tensor, draw: Draw) -> Tensor:
+    def random_start(self, x: Tensor, rng: CounterRNG) -> Tensor:
         """A random point of the ball around each image."""
-        return _random_start(self, x, draw.seed, draw.epoch, draw.index)
+        return random_start(self, x, rng.seed, rng.epoch, rng.index)
 
 
-@fusable
-def _ascend(threat: Threat, point: Tensor, gradient: Tensor, size: Tensor | float, x: Tensor) -> Tensor:
+@fast_op
+def ascend(threat: Threat, point: Tensor, gradient: Tensor, size: Tensor | float, x: Tensor) -> Tensor:
+    """Take a step up the gradient and project it."""
     return threat.project(threat.step(point, gradient, size), x)
 
 
-@fusable
-def _random_start(threat: Threat, x: Tensor, seed: int, epoch: Tensor, index: Tensor) -> Tensor:
-    return threat.project(x + threat.noise(Draw(seed, epoch, index), x.shape[1:]).to(x.dtype), x)
+@fast_op
+def random_start(threat: Threat, x: Tensor, seed: int, epoch: Tensor, index: Tensor) -> Tensor:
+    """Add noise from the ball to each image and project it."""
+    return threat.project(x + threat.sample(CounterRNG(seed, epoch, index), x.shape[1:]).to(x.dtype), x)
 
 
 @dataclass(frozen=True)
@@ -110,29 +112,29 @@ class Linf(Threat):
     """
 
     name: ClassVar[str] = "linf"
-    int8_is_enough: ClassVar[bool] = True
+    fits_int8: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        _in_pixel_units("eps", self.eps)
+        _check_pixel_units("eps", self.eps)
 
-    def size(self, name: str, value: float) -> float:
+    def check_size(self, name: str, value: float) -> float:
         """Not more than the whole range of a pixel."""
-        return _in_pixel_units(name, super().size(name, value))
+        return _check_pixel_units(name, super().check_size(name, value))
 
     def __repr__(self) -> str:
-        return f"Linf({in_255(self.eps)})"
+        return f"Linf({format_pixels(self.eps)})"
 
-    def check_images(self, shape: Sequence[int]) -> None:
+    def check_budget(self, shape: Sequence[int]) -> None:
         """Whatever the shape: eps is at most 1."""
 
-    def usual(self, pixels: float, share: float) -> float:
+    def default_size(self, pixels: float, eps_fraction: float) -> float:
         """The same at every budget."""
         return pixels
 
-    def noise(self, draw: Draw, shape: Sequence[int], *, reset: bool = False) -> Tensor:
+    def sample(self, rng: CounterRNG, shape: Sequence[int], *, reset: bool = False) -> Tensor:
         """Uniform on [-eps, eps] for every pixel."""
-        return (2 * draw.uniform(Purpose.RESET if reset else Purpose.START, shape) - 1) * self.eps
+        return (2 * rng.uniform(Stream.RESET if reset else Stream.START, shape) - 1) * self.eps
 
     def step(self, point: Tensor, gradient: Tensor, size: Tensor | float) -> Tensor:
         """Each pixel moves by `size` along the gradient's sign."""
@@ -142,7 +144,7 @@ class Linf(Threat):
         """Clip every pixel to eps around the image, then to [0, 1]."""
         return torch.minimum(torch.maximum(point, x - self.eps), x + self.eps).clamp(0, 1)
 
-    def limit(self, perturbation: Tensor) -> Tensor:
+    def clip(self, perturbation: Tensor) -> Tensor:
         """Clip every pixel to eps."""
         return perturbation.clamp(-self.eps, self.eps)
 
@@ -160,12 +162,12 @@ class L2(Threat):
     """
 
     name: ClassVar[str] = "l2"
-    int8_is_enough: ClassVar[bool] = False
+    fits_int8: ClassVar[bool] = False
 
     def __repr__(self) -> str:
         return f"L2({self.eps:g})"
 
-    def check_images(self, shape: Sequence[int]) -> None:
+    def check_budget(self, shape: Sequence[int]) -> None:
         """Two images differ by at most the root of their number of pixels."""
         if self.eps > math.sqrt(math.prod(shape)):
             raise UsageError(
@@ -173,14 +175,14 @@ class L2(Threat):
                 f"[0, 1], so write {self.eps:g}/255 if that was meant for 0..255"
             )
 
-    def usual(self, pixels: float, share: float) -> float:
+    def default_size(self, pixels: float, eps_fraction: float) -> float:
         """In proportion to the budget."""
-        return share * self.eps
+        return eps_fraction * self.eps
 
-    def noise(self, draw: Draw, shape: Sequence[int], *, reset: bool = False) -> Tensor:
+    def sample(self, rng: CounterRNG, shape: Sequence[int], *, reset: bool = False) -> Tensor:
         """Uniform in the ball: a uniform direction at a radius whose d-th power is uniform."""
-        direction = draw.normal(Purpose.RESET if reset else Purpose.START, shape)
-        radius = draw.uniform(Purpose.RESET_RADIUS if reset else Purpose.RADIUS) ** (1 / math.prod(shape))
+        direction = rng.normal(Stream.RESET if reset else Stream.START, shape)
+        radius = rng.uniform(Stream.RESET_RADIUS if reset else Stream.RADIUS) ** (1 / math.prod(shape))
         return direction * per_example(self.eps * radius / l2_norm(direction).clamp_min(1e-12), direction)
 
     def step(self, point: Tensor, gradient: Tensor, size: Tensor | float) -> Tensor:
@@ -193,9 +195,9 @@ class L2(Threat):
 
     def project(self, point: Tensor, x: Tensor) -> Tensor:
         """Shrink the change to eps, then clip to [0, 1], which only shrinks it further."""
-        return (x + self.limit(point - x)).clamp(0, 1)
+        return (x + self.clip(point - x)).clamp(0, 1)
 
-    def limit(self, perturbation: Tensor) -> Tensor:
+    def clip(self, perturbation: Tensor) -> Tensor:
         """Shrink to a norm of eps where it is larger."""
         shrink = (self.eps / l2_norm(perturbation).clamp_min(1e-30)).clamp_max(1)
         return perturbation * per_example(shrink, perturbation)
@@ -205,7 +207,7 @@ class L2(Threat):
         return l2_norm(point - x)
 
 
-def _in_pixel_units(name: str, value: float) -> float:
+def _check_pixel_units(name: str, value: float) -> float:
     if value > 1:
         raise UsageError(f"{name} is in pixel units of [0, 1]: write {value:g}/255 rather than {value:g}")
     return value
@@ -219,7 +221,7 @@ def create(name: str, eps: float) -> Threat:
     raise unknown("norm", name, [Linf.name, L2.name])
 
 
-def in_255(value: float) -> str:
+def format_pixels(value: float) -> str:
     """A size in grey levels where it is a round number of them: 8/255 rather than 0.0314."""
     levels = round(value * 255)
     return f"{levels}/255" if abs(levels - value * 255) < 1e-6 and (levels or not value) else f"{value:g}"

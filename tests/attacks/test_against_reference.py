@@ -3,13 +3,12 @@
 import numpy as np
 import pytest
 import torch
+from helpers.references import pgd as reference
 from torch import nn
 
 from atas import attacks
-from atas.noise import Draw
+from atas.core.rng import CounterRNG
 from atas.threat import Linf
-
-from . import reference
 
 
 @pytest.fixture
@@ -26,7 +25,7 @@ def test_fgsm(problem, ball):
 @pytest.mark.parametrize(("steps", "step_size"), [(1, None), (10, None), (7, 0.02)])
 def test_pgd(problem, ball, steps, step_size):
     net, x, y = problem
-    starts = ball.random_start(x, Draw(5, torch.tensor(0), torch.arange(len(x))))
+    starts = ball.random_start(x, CounterRNG(5, torch.tensor(0), torch.arange(len(x))))
     found = attacks.pgd(net.module, x, y, ball, steps, step_size, seed=5)
     expected = reference.pgd(net, x, y, ball.name, ball.eps, starts, steps, step_size or ball.eps / 5)
     np.testing.assert_allclose(found.numpy(), expected, rtol=0, atol=1e-12)
@@ -50,7 +49,7 @@ def test_pgd_with_restarts_takes_the_first_start_that_fools_and_else_the_last(pr
                 y[i : i + 1],
                 ball.name,
                 ball.eps,
-                ball.random_start(x, Draw(5, torch.tensor(r), index))[i : i + 1],
+                ball.random_start(x, CounterRNG(5, torch.tensor(r), index))[i : i + 1],
                 1,
                 1e-5,
             )[0]
@@ -93,7 +92,7 @@ def test_pgd_is_foolbox_s(problem, steps):
 
     net, x, y = problem
     ball = Linf(8 / 255)
-    starts = ball.random_start(x, Draw(0, torch.tensor(0), torch.arange(len(x))))
+    starts = ball.random_start(x, CounterRNG(0, torch.tensor(0), torch.arange(len(x))))
 
     class FromOurStarts(foolbox.attacks.LinfProjectedGradientDescentAttack):
         def get_random_start(self, x0, epsilon):

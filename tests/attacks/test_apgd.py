@@ -3,20 +3,20 @@
 import numpy as np
 import pytest
 import torch
+from helpers.attack_states import course, filled
+from helpers.references import apgd as apgd_reference
+from helpers.references import pgd as reference
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
 from atas import threat
-from atas.attacks._apgd import APGD, windows
-from atas.attacks._losses import cross_entropy, dlr, targeted_dlr
+from atas.attacks.apgd import APGD, checkpoints
+from atas.attacks.losses import cross_entropy, dlr, targeted_dlr
+from atas.core.dispatch import use_fast_ops
+from atas.core.rng import CounterRNG
 from atas.errors import UsageError
-from atas.fusing import fused
-from atas.noise import Draw
 from atas.threat import Linf
-
-from . import apgd_reference, reference
-from .driving import course, filled
 
 LOSSES = {"ce": cross_entropy, "dlr": dlr, "t": targeted_dlr}
 
@@ -33,7 +33,7 @@ def curved(classes):
 
 
 def starts(ball, x):
-    return ball.random_start(x, Draw(0, torch.tensor(0), torch.arange(len(x))))
+    return ball.random_start(x, CounterRNG(0, torch.tensor(0), torch.arange(len(x))))
 
 
 @pytest.mark.parametrize("classes", [2, 3, 4, 6])
@@ -67,8 +67,8 @@ def test_the_course_is_that_of_the_authors_code(make_images, small_ball, loss):
     x = make_images(40, (2, 4, 3), dtype=torch.float64)
     y = model(x).argmax(1)
     target = (y + 1) % 6
-    lanes = filled(x, y, target)
-    _, broken = course(APGD(loss), lanes, model, ball)
+    slots = filled(x, y, target)
+    _, broken = course(APGD(loss), slots, model, ball)
 
     kind = code.APGDAttack if loss == "ce" else code.APGDAttack_targeted
     attack = kind(model, norm={"linf": "Linf", "l2": "L2"}[ball.name], eps=ball.eps, seed=0)
@@ -81,15 +81,15 @@ def test_the_course_is_that_of_the_authors_code(make_images, small_ball, loss):
         torch.set_default_dtype(torch.float32)
     assert torch.equal(broken, ~right)
     assert 5 < right.sum() < 36
-    ours = LOSSES[loss](model(lanes.point), y, target)
+    ours = LOSSES[loss](model(slots.point), y, target)
     torch.testing.assert_close(ours[right], greatest[right], rtol=0, atol=1e-9)
 
 
 @pytest.mark.parametrize("iterations", [1, 2, 7, 16, 20, 50, 99, 100, 1000])
 def test_windows_end_at_the_checkpoints_of_the_paper(iterations):
-    ends = [made for made, length in enumerate(windows(iterations)) if length]
+    ends = [made for made, length in enumerate(checkpoints(iterations)) if length]
     assert ends == sorted({w for w in apgd_reference.checkpoints(iterations) if 0 < w <= iterations})
-    assert sum(windows(iterations)) == ends[-1]
+    assert sum(checkpoints(iterations)) == ends[-1]
 
 
 @pytest.mark.parametrize("classes", [2, 3, 4, 5, 10])
@@ -127,11 +127,11 @@ def test_dlr_keeps_its_value_and_is_not_nan_where_all_logits_are_equal(loss):
 def test_a_start_and_as_many_steps_are_evaluated(make_images, labels, small_net, ball):
     x, y = make_images(3), labels(3)
     search = APGD("ce", iterations=7)
-    lanes = filled(x, y)
-    seen, _ = course(search, lanes, small_net().eval(), ball)
-    assert len(seen) == search.steps * search.evaluations == 8
-    assert lanes.clock.tolist() == [8, 8, 8]
-    assert lanes.done.all()
+    slots = filled(x, y)
+    seen, _ = course(search, slots, small_net().eval(), ball)
+    assert len(seen) == search.steps * search.queries_per_step == 8
+    assert slots.iteration.tolist() == [8, 8, 8]
+    assert slots.done.all()
     assert torch.equal(seen[0], starts(ball, x))
 
 
@@ -147,34 +147,34 @@ def test_points_stay_in_the_ball_and_are_images(small_net, make_images, norm, ep
 
 
 @pytest.mark.parametrize("loss", LOSSES)
-def test_broken_says_that_the_point_is_misclassified_and_stops_the_lane(make_images, small_ball, loss):
+def test_broken_says_that_the_point_is_misclassified_and_stops_the_slot(make_images, small_ball, loss):
     model, ball = curved(classes=4).module, small_ball
     x = make_images(12, (2, 4, 3), dtype=torch.float64)
     y = model(x).argmax(1)
-    lanes = filled(x, y, (y + 1) % 4)
-    state = APGD(loss, 20).begin(lanes, ball, 4, 0)
-    clock, point = lanes.clock.clone(), lanes.point.clone()
+    slots = filled(x, y, (y + 1) % 4)
+    state = APGD(loss, 20).init_state(slots, ball, 4, 0)
+    iteration, point = slots.iteration.clone(), slots.point.clone()
     for _ in range(25):
-        held = lanes.broken | lanes.done
+        held = slots.broken | slots.done
         state.step(model)
-        assert torch.equal(lanes.clock[held], clock[held])
-        assert torch.equal(lanes.point[held], point[held])
-        assert (lanes.clock[~held] == clock[~held] + 1).all()
-        clock, point = lanes.clock.clone(), lanes.point.clone()
-        assert torch.equal(model(lanes.point).argmax(1) != y, lanes.broken)
-    assert 0 < lanes.broken.sum() < 12
-    assert torch.equal(lanes.done | lanes.broken, torch.ones(12, dtype=torch.bool))
+        assert torch.equal(slots.iteration[held], iteration[held])
+        assert torch.equal(slots.point[held], point[held])
+        assert (slots.iteration[~held] == iteration[~held] + 1).all()
+        iteration, point = slots.iteration.clone(), slots.point.clone()
+        assert torch.equal(model(slots.point).argmax(1) != y, slots.broken)
+    assert 0 < slots.broken.sum() < 12
+    assert torch.equal(slots.done | slots.broken, torch.ones(12, dtype=torch.bool))
 
 
 def test_the_last_point_has_the_greatest_loss(small_net, make_images, ball):
     model = small_net().eval()
     x = make_images(6)
     y = model(x).argmax(1)
-    lanes = filled(x, y)
-    seen, broken = course(APGD("ce", 20), lanes, model, ball)
+    slots = filled(x, y)
+    seen, broken = course(APGD("ce", 20), slots, model, ball)
     losses = torch.stack([cross_entropy(model(point), y, y) for point in seen])
     right = ~broken
-    torch.testing.assert_close(cross_entropy(model(lanes.point), y, y)[right], losses.amax(0)[right])
+    torch.testing.assert_close(cross_entropy(model(slots.point), y, y)[right], losses.amax(0)[right])
 
 
 def test_passes_are_averaged(generator):
@@ -191,9 +191,9 @@ def test_passes_are_averaged(generator):
         return steady(point) + (-1) ** calls[0] * 5 * (point.flatten(1) @ weights[1].T)
 
     expected, expected_broken = course(APGD("dlr", 10), filled(x, y), steady, Linf(0.1), classes=2)
-    search = APGD("dlr", 10, passes=2)
+    search = APGD("dlr", 10, eot_iterations=2)
     found, broken = course(search, filled(x, y), noisy, Linf(0.1), classes=2)
-    assert calls == [search.steps * search.evaluations] == [22]
+    assert calls == [search.steps * search.queries_per_step] == [22]
     torch.testing.assert_close(found[::2], expected, rtol=0, atol=1e-9)
     assert torch.equal(found[::2], found[1::2])
     assert torch.equal(broken, expected_broken)
@@ -217,7 +217,7 @@ def test_the_step_can_be_compiled_whole(small_net, make_images, small_ball):
     x = make_images(4, dtype=torch.float64)
     y = model(x).argmax(1)
     expected, _ = course(APGD("t", 8), filled(x, y, (y + 1) % 4), model, small_ball)
-    with fused("aot_eager"):
+    with use_fast_ops("aot_eager"):
         found, _ = course(APGD("t", 8), filled(x, y, (y + 1) % 4), model, small_ball)
     torch.testing.assert_close(found, expected, rtol=0, atol=1e-9)
 
@@ -227,7 +227,7 @@ def test_the_step_can_be_compiled_whole(small_net, make_images, small_ball):
     [
         ({"loss": "hinge"}, "the loss of APGD is one of ce, dlr, t; got 'hinge'"),
         ({"iterations": 0}, "iterations must be at least 1; got 0"),
-        ({"passes": 0}, "passes must be at least 1; got 0"),
+        ({"eot_iterations": 0}, "eot_iterations must be at least 1; got 0"),
     ],
 )
 def test_wrong_settings_are_refused(wrong, message):
@@ -237,5 +237,10 @@ def test_wrong_settings_are_refused(wrong, message):
 
 def test_names_targets_and_settings():
     assert [APGD(loss).name for loss in LOSSES] == ["apgd-ce", "apgd-dlr", "apgd-t"]
-    assert [APGD("ce").targets(10), APGD("t").targets(10), APGD("t").targets(100), APGD("t").targets(2)] == [0, 9, 9, 1]
+    assert [
+        APGD("ce").num_targets(10),
+        APGD("t").num_targets(10),
+        APGD("t").num_targets(100),
+        APGD("t").num_targets(2),
+    ] == [0, 9, 9, 1]
     assert APGD("t").settings(Linf(0.1)) == {"loss": "targeted_dlr", "iterations": 100, "passes": 1}

@@ -5,11 +5,8 @@ import torch
 from torch import nn
 
 from atas import attacks
-from atas.attacks import _autoattack
-from atas.attacks._apgd import APGD
-from atas.attacks._fab import FAB
-from atas.attacks._queue import Examples, Ledger, run
-from atas.attacks._square import Square
+from atas.attacks import APGD, FAB, Square, auto_attack
+from atas.attacks.scheduler import Examples, SearchProgress, run
 from atas.errors import DataError, UsageError
 from atas.threat import L2, Linf
 
@@ -24,12 +21,12 @@ def trained(robust_digits):
 
 def ours(model, x, y, ball, searches, seed=0):
     """Which examples hold after each attack."""
-    examples = Examples.of(model, x, y, torch.arange(len(x)), batch=len(x), device=x.device)
+    examples = Examples.from_model(model, x, y, torch.arange(len(x)), batch=len(x), device=x.device)
     broken, holds = examples.misclassified(), []
     for search in searches:
-        ledger = Ledger.open(search, examples, broken)
-        run(search, model, model, examples, ball, ledger, seed=seed, every=2)
-        broken = ledger.broken
+        progress = SearchProgress.start(search, examples, broken)
+        run(search, model, model, examples, ball, progress, seed=seed, poll_interval=2)
+        broken = progress.broken
         holds.append(~broken)
     return holds
 
@@ -65,9 +62,11 @@ def test_verdicts_are_those_of_the_authors_code(trained, ball):
 def quick(monkeypatch):
     """The same attacks with a tenth of the work."""
     monkeypatch.setitem(
-        _autoattack.VERSIONS, "standard", (APGD("ce", 10), APGD("t", 10), FAB(iterations=10), Square(queries=20))
+        auto_attack.VERSIONS, "standard", (APGD("ce", 10), APGD("t", 10), FAB(iterations=10), Square(queries=20))
     )
-    monkeypatch.setitem(_autoattack.VERSIONS, "rand", (APGD("ce", 10, passes=3), APGD("dlr", 10, passes=3)))
+    monkeypatch.setitem(
+        auto_attack.VERSIONS, "rand", (APGD("ce", 10, eot_iterations=3), APGD("dlr", 10, eot_iterations=3))
+    )
 
 
 @pytest.fixture
@@ -79,14 +78,14 @@ def problem(small_net, make_images):
 
 
 def test_versions_are_those_of_the_paper():
-    assert {name: [s.name for s in searches] for name, searches in _autoattack.VERSIONS.items()} == {
+    assert {name: [s.name for s in searches] for name, searches in auto_attack.VERSIONS.items()} == {
         "standard": ["apgd-ce", "apgd-t", "fab-t", "square"],
         "rand": ["apgd-ce", "apgd-dlr"],
     }
-    ce, targeted, fab, square = _autoattack.VERSIONS["standard"]
+    ce, targeted, fab, square = auto_attack.VERSIONS["standard"]
     assert (ce.iterations, targeted.iterations, fab.iterations, square.queries) == (100, 100, 100, 5000)
-    assert (targeted.targets(10), fab.targets(10), targeted.targets(1000)) == (9, 9, 9)
-    assert [search.passes for search in _autoattack.VERSIONS["rand"]] == [20, 20]
+    assert (targeted.num_targets(10), fab.num_targets(10), targeted.num_targets(1000)) == (9, 9, 9)
+    assert [search.eot_iterations for search in auto_attack.VERSIONS["rand"]] == [20, 20]
 
 
 @pytest.mark.parametrize(
@@ -94,7 +93,7 @@ def test_versions_are_those_of_the_paper():
 )
 def test_exactly_the_robust_examples_of_a_linear_model_hold(quick, generator, monkeypatch, attack, classes):
     """Of a linear model the worst point towards a class is known: every pixel goes against the difference."""
-    monkeypatch.setitem(_autoattack.VERSIONS, "apgd-t", (APGD("t", 30),))
+    monkeypatch.setitem(auto_attack.VERSIONS, "apgd-t", (APGD("t", 30),))
     n, eps = 150, 0.08
     model = nn.Sequential(nn.Flatten(), nn.Linear(12, classes)).requires_grad_(False)
     model[1].weight.normal_(generator=generator)

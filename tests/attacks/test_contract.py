@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 from atas import attacks, threat
-from atas.checks import Guard
+from atas.core.validation import DeviceChecks
 from atas.errors import DataError, UsageError
 
 ATTACKS = {
@@ -280,8 +280,8 @@ def test_the_host_never_waits_between_the_steps(problem, ball, monkeypatch):
         torch.cuda.set_sync_debug_mode("default")
         return raise_if_set(guard)
 
-    raise_if_set = Guard.raise_if_set
-    monkeypatch.setattr(Guard, "raise_if_set", allow_waiting)
+    raise_if_set = DeviceChecks.raise_if_set
+    monkeypatch.setattr(DeviceChecks, "raise_if_set", allow_waiting)
     model.register_forward_pre_hook(forbid_waiting)
     try:
         attacks.pgd(model, x, y, ball, steps=5, restarts=2)

@@ -3,18 +3,18 @@
 import numpy as np
 import pytest
 import torch
+from helpers import trained_digits
+from helpers.attack_states import course, filled
+from helpers.references import pgd as reference
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from scipy import optimize
 
 from atas import threat
-from atas.attacks._fab import FAB, to_boundary
+from atas.attacks.fab import FAB, to_boundary
+from atas.core.dispatch import use_fast_ops
 from atas.errors import UsageError
-from atas.fusing import fused
 from atas.threat import L2, Linf
-
-from . import oracle, reference
-from .driving import course, filled
 
 
 @pytest.fixture(params=[("linf", 0.1), ("l2", 0.4)], ids=["linf", "l2"])
@@ -160,15 +160,15 @@ def test_the_course_is_that_of_the_reference(make_images, small_ball, classes):
     x = make_images(10, (2, 4, 3), dtype=torch.float64)
     y = net.module(x).argmax(1)
     target = (y + 1) % classes
-    lanes = filled(x, y, target)
-    found, broken = course(search, lanes, net.module, ball)
+    slots = filled(x, y, target)
+    found, broken = course(search, slots, net.module, ball)
     distances = []
     for i in range(len(x)):
         points, closest = fab(net, x[i].numpy(), int(y[i]), int(target[i]), ball, search)
         np.testing.assert_allclose(found[:, i].numpy(), points, rtol=0, atol=1e-7)
         assert bool(broken[i]) == (closest <= ball.eps)
         if not broken[i] and closest < np.inf:
-            assert ball.distance(lanes.point, x)[i].item() == pytest.approx(closest)
+            assert ball.distance(slots.point, x)[i].item() == pytest.approx(closest)
         distances.append(closest)
     assert min(distances) <= ball.eps < max(distances), "the case must hold both broken examples and others"
 
@@ -176,36 +176,36 @@ def test_the_course_is_that_of_the_reference(make_images, small_ball, classes):
 def test_an_iteration_is_two_evaluations_and_every_job_makes_all_of_them(make_images, small_ball):
     model = reference.Perceptron(2 * 4 * 3).module
     x = make_images(4, (2, 4, 3), dtype=torch.float64)
-    lanes, search = filled(x, model(x).argmax(1), model(x).argmin(1)), FAB(iterations=7)
-    seen, _ = course(search, lanes, model, small_ball)
-    assert len(seen) == search.steps * search.evaluations == 14
-    assert lanes.clock.tolist() == [7] * 4
-    assert lanes.done.all()
+    slots, search = filled(x, model(x).argmax(1), model(x).argmin(1)), FAB(iterations=7)
+    seen, _ = course(search, slots, model, small_ball)
+    assert len(seen) == search.steps * search.queries_per_step == 14
+    assert slots.iteration.tolist() == [7] * 4
+    assert slots.done.all()
     torch.testing.assert_close(seen[0], x, rtol=0, atol=0)
 
 
-def test_broken_says_that_the_point_is_misclassified_and_inside_and_stops_the_lane(make_images, small_ball):
+def test_broken_says_that_the_point_is_misclassified_and_inside_and_stops_the_slot(make_images, small_ball):
     model, ball = reference.Perceptron(2 * 4 * 3, hidden=11, classes=4).module, small_ball
     x = make_images(30, (2, 4, 3), dtype=torch.float64)
     y = model(x).argmax(1)
-    lanes = filled(x, y, (y + 1) % 4)
-    state = FAB(iterations=20).begin(lanes, ball, 4, 0)
-    clock, point = lanes.clock.clone(), lanes.point.clone()
+    slots = filled(x, y, (y + 1) % 4)
+    state = FAB(iterations=20).init_state(slots, ball, 4, 0)
+    iteration, point = slots.iteration.clone(), slots.point.clone()
     for _ in range(22):
-        held = lanes.broken | lanes.done
+        held = slots.broken | slots.done
         state.step(model)
-        assert torch.equal(lanes.clock[held], clock[held])
-        assert torch.equal(lanes.point[held], point[held])
-        assert (lanes.clock[~held] == clock[~held] + 1).all()
-        clock, point = lanes.clock.clone(), lanes.point.clone()
-        found = model(lanes.point).argmax(1) != y
-        distance = ball.distance(lanes.point, x)
-        assert torch.equal(lanes.broken, found & (distance <= ball.eps))
+        assert torch.equal(slots.iteration[held], iteration[held])
+        assert torch.equal(slots.point[held], point[held])
+        assert (slots.iteration[~held] == iteration[~held] + 1).all()
+        iteration, point = slots.iteration.clone(), slots.point.clone()
+        found = model(slots.point).argmax(1) != y
+        distance = ball.distance(slots.point, x)
+        assert torch.equal(slots.broken, found & (distance <= ball.eps))
         torch.testing.assert_close(state.closest[found], distance[found])
         assert torch.equal(state.closest.isinf(), ~found)
-        assert torch.equal(lanes.point[~found], x[~found])
-    assert 0 < lanes.broken.sum() < 30
-    assert (lanes.broken | lanes.done).all()
+        assert torch.equal(slots.point[~found], x[~found])
+    assert 0 < slots.broken.sum() < 30
+    assert (slots.broken | slots.done).all()
 
 
 def test_after_a_point_that_is_not_confirmed_a_farther_one_inside_the_ball_is_offered_too(make_images):
@@ -213,12 +213,12 @@ def test_after_a_point_that_is_not_confirmed_a_farther_one_inside_the_ball_is_of
     model, ball = reference.Perceptron(2 * 4 * 3, hidden=11, classes=4).module, Linf(1)
     x = make_images(12, (2, 4, 3), dtype=torch.float64)
     y = model(x).argmax(1)
-    lanes = filled(x, y, (y + 1) % 4)
-    state, offered = FAB(iterations=15).begin(lanes, ball, 4, 0), []
+    slots = filled(x, y, (y + 1) % 4)
+    state, offered = FAB(iterations=15).init_state(slots, ball, 4, 0), []
     for _ in range(15):
         state.step(model)
-        offered.append(torch.where(lanes.broken, ball.distance(lanes.point, x), torch.inf))
-        lanes.broken.fill_(False)
+        offered.append(torch.where(slots.broken, ball.distance(slots.point, x), torch.inf))
+        slots.broken.fill_(False)
     offered = torch.stack(offered)
     assert ((offered[1:] > offered[:-1]) & offered[1:].isfinite()).any()
     torch.testing.assert_close(state.closest, offered.amin(0))
@@ -228,25 +228,25 @@ def test_after_a_point_that_is_not_confirmed_a_farther_one_inside_the_ball_is_of
 def test_the_closest_points_are_those_of_the_authors_code(norm):
     """No ball stops the search, so each distance is the least of all iterations."""
     code = pytest.importorskip("pyautoattack.fab_pt", reason="pyautoattack is not installed")
-    model, x, y = oracle.trained()
+    model, x, y = trained_digits.trained()
     ball = threat.create(norm, 1e-6)
-    theirs = code.FABAttack_PT(model, norm=oracle.NORMS[norm], n_iter=25, eps=ball.eps, targeted=True)
+    theirs = code.FABAttack_PT(model, norm=trained_digits.NORMS[norm], n_iter=25, eps=ball.eps, targeted=True)
     for rank in (1, 5):
-        lanes = filled(x, y, model(x).argsort(1, descending=True)[:, rank])
-        course(FAB(iterations=25), lanes, model, ball)
+        slots = filled(x, y, model(x).argsort(1, descending=True)[:, rank])
+        course(FAB(iterations=25), slots, model, ball)
         theirs.target_class = rank + 1
         expected = ball.distance(theirs.attack_single_run(x, y, is_targeted=True), x)
         assert expected.min() > 100 * ball.eps
-        torch.testing.assert_close(ball.distance(lanes.point, x), expected, rtol=1e-3, atol=0)
+        torch.testing.assert_close(ball.distance(slots.point, x), expected, rtol=1e-3, atol=0)
 
 
 @pytest.mark.parametrize("ball", [Linf(0.1), L2(0.55)])
 def test_robust_accuracy_is_that_of_the_authors_code(ball):
     code = pytest.importorskip("pyautoattack.fab_pt", reason="pyautoattack is not installed")
-    model, x, y = oracle.trained()
-    theirs = code.FABAttack_PT(model, norm=oracle.NORMS[ball.name], n_iter=20, eps=ball.eps, targeted=True)
+    model, x, y = trained_digits.trained()
+    theirs = code.FABAttack_PT(model, norm=trained_digits.NORMS[ball.name], n_iter=20, eps=ball.eps, targeted=True)
     expected = model(theirs.perturb(x, y)).argmax(1) == y
-    found = oracle.robust(FAB(iterations=20), model, x, y, ball)
+    found = trained_digits.robust(FAB(iterations=20), model, x, y, ball)
     assert 0.25 < expected.float().mean() < 0.75
     assert (found & ~expected).sum() == 0
     assert (found != expected).sum() <= 3, "the last point, brought into the ball, may break a few more"
@@ -272,14 +272,14 @@ def test_the_step_can_be_compiled_whole(small_net, make_images, small_ball):
     x = make_images(4, dtype=torch.float64)
     y = model(x).argmax(1)
     expected, _ = course(FAB(8), filled(x, y, (y + 1) % 4), model, small_ball)
-    with fused("aot_eager"):
+    with use_fast_ops("aot_eager"):
         found, _ = course(FAB(8), filled(x, y, (y + 1) % 4), model, small_ball)
     torch.testing.assert_close(found, expected, rtol=0, atol=1e-9)
 
 
 def test_name_targets_and_settings():
     assert FAB().name == "fab-t"
-    assert [FAB().targets(classes) for classes in (2, 5, 10, 100)] == [1, 4, 9, 9]
+    assert [FAB().num_targets(classes) for classes in (2, 5, 10, 100)] == [1, 4, 9, 9]
     assert FAB().settings(L2(0.5)) == {
         "iterations": 100,
         "eta": 1.05,

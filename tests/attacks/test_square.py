@@ -5,21 +5,21 @@ import math
 import numpy as np
 import pytest
 import torch
+from helpers import trained_digits
+from helpers.attack_states import course, filled
+from helpers.references import pgd as reference
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
 from atas import attacks, threat
-from atas.attacks._autoattack import VERSIONS
-from atas.attacks._lanes import Lanes
-from atas.attacks._square import Square, _keep
+from atas.attacks.auto_attack import VERSIONS
+from atas.attacks.search import Slots
+from atas.attacks.square import Square, square_update
+from atas.core.dispatch import use_fast_ops
+from atas.core.rng import CounterRNG, Stream
 from atas.errors import UsageError
-from atas.fusing import fused
-from atas.noise import Draw, Purpose
 from atas.threat import L2, Linf
-
-from . import oracle, reference
-from .driving import course, filled
 
 
 @pytest.fixture(params=[("linf", 0.05), ("l2", 0.3)], ids=["linf", "l2"])
@@ -69,7 +69,7 @@ class Random:
     """The numbers that the search has for a query of an example."""
 
     def __init__(self, seed, query, example):
-        self.draw = Draw(seed, torch.tensor(query), torch.tensor([example]))
+        self.draw = CounterRNG(seed, torch.tensor(query), torch.tensor([example]))
 
     def __call__(self, purpose, shape):
         return self.draw.uniform(purpose, shape)[0].numpy()
@@ -82,9 +82,9 @@ def sign(numbers):
 def linf_proposal(x, best, eps, random, query, queries):
     c, h, w = x.shape
     if query == 0:
-        return np.clip(x + eps * sign(random(Purpose.START, (c, 1, w))), 0, 1)
+        return np.clip(x + eps * sign(random(Stream.START, (c, 1, w))), 0, 1)
     s = side(query, queries, h, w, "linf")
-    top, left, *signs = random(Purpose.PROPOSAL, (2 + c,))
+    top, left, *signs = random(Stream.PROPOSAL, (2 + c,))
     top, left = first(top, s, h), first(left, s, w)
     proposal = best.copy()
     for channel in range(c):
@@ -97,7 +97,7 @@ def l2_proposal(x, best, eps, random, query, queries):
     if query == 0:
         s = max(min(h, w) // 5, 1)
         down, across = h // s, w // s
-        lying, *signs = random(Purpose.START, (1 + c, down * across))
+        lying, *signs = random(Stream.START, (1 + c, down * across))
         change = np.zeros_like(x)
         for tile in range(down * across):
             top = (h - down * s) // 2 + tile // across * s
@@ -108,7 +108,7 @@ def l2_proposal(x, best, eps, random, query, queries):
                 )
     else:
         s = side(query, queries, h, w, "l2")
-        top, left, other_top, other_left, lying, *signs = random(Purpose.PROPOSAL, (5 + c,))
+        top, left, other_top, other_left, lying, *signs = random(Stream.PROPOSAL, (5 + c,))
         here = np.ix_(range(top := first(top, s, h), top + s), range(left := first(left, s, w), left + s))
         other_top, other_left = first(other_top, s, h), first(other_left, s, w)
         there = np.ix_(range(other_top, other_top + s), range(other_left, other_left + s))
@@ -144,8 +144,8 @@ def test_the_course_is_that_of_the_reference(make_images, small_ball, shape, cla
     net = reference.Perceptron(math.prod(shape), hidden=11, classes=classes)
     x = make_images(5, shape, dtype=torch.float64)
     y = net.module(x).argmax(1)
-    lanes = filled(x, y)
-    found, broken = course(Square(queries), lanes, net.module, ball, seed=3)
+    slots = filled(x, y)
+    found, broken = course(Square(queries), slots, net.module, ball, seed=3)
     assert not broken.all(), "the case must hold an example that lasts to the end"
     for i in range(len(x)):
         points, best = square(net, x[i].numpy(), int(y[i]), ball, queries, 3, i)
@@ -154,12 +154,12 @@ def test_the_course_is_that_of_the_reference(make_images, small_ball, shape, cla
         np.testing.assert_allclose(found[:until, i].numpy(), points[:until], rtol=0, atol=1e-6)
         assert bool(broken[i]) == any(wrong)
         if not any(wrong):
-            np.testing.assert_allclose(lanes.point[i].numpy(), best, rtol=0, atol=1e-6)
+            np.testing.assert_allclose(slots.point[i].numpy(), best, rtol=0, atol=1e-6)
 
 
 @pytest.mark.parametrize("queries", [1, 2, 300, 5000])
 def test_windows_shrink_as_published(queries):
-    sides = [max(round(root), 1) for root in Square(queries).roots(32, 32)]
+    sides = [max(round(root), 1) for root in Square(queries).side_lengths(32, 32)]
     assert sides[1:] == [side(query, queries, 32, 32, "linf") for query in range(1, queries)]
     if queries == 5000:
         changes = [query for query in range(1, 5000) if sides[query] != sides[query - 1]]
@@ -171,22 +171,24 @@ def test_in_autoattack_windows_shrink_by_the_count_of_queries():
     """The authors' own schedule, by itself and in AutoAttack: there it is not stretched to 5,000 queries."""
     search = VERSIONS["standard"][-1]
     assert (search,) == attacks.create("square").stages
-    assert search == Square(5000, stretched=False)
-    sides = [max(round(root), 1) for root in search.roots(32, 32)]
+    assert search == Square(5000, rescale_schedule=False)
+    sides = [max(round(root), 1) for root in search.side_lengths(32, 32)]
     changes = [query for query in range(1, 5000) if sides[query] != sides[query - 1]]
     assert changes == [12, 52, 202, 502, 1002, 2002, 4002]
     assert [sides[query] for query in (1, *changes)] == [29, 20, 14, 10, 7, 5, 4, 3]
     code = pytest.importorskip("pyautoattack.autoattack", reason="pyautoattack is not installed")
     theirs = code.AutoAttack(nn.Identity(), norm="Linf", eps=0.1).square
-    assert [search.share(query) for query in range(1, 5000)] == [theirs.p_selection(query) for query in range(4999)]
+    assert [search.pixel_fraction(query) for query in range(1, 5000)] == [
+        theirs.p_selection(query) for query in range(4999)
+    ]
 
 
 def proposals(search, shape, ball, count=200, seed=0):
     """Points (queries, count, C, H, W) around grey images that a model without a preference for anything is shown."""
     x = torch.full((count, *shape), 0.5, dtype=torch.float64)
-    lanes = filled(x, torch.zeros(count, dtype=torch.int64))
+    slots = filled(x, torch.zeros(count, dtype=torch.int64))
     # The label always wins by the same margin, so no proposal is kept after the start.
-    seen, _ = course(search, lanes, lambda point: torch.tensor([[1.0, 0.0]]).expand(len(point), 2), ball, seed=seed)
+    seen, _ = course(search, slots, lambda point: torch.tensor([[1.0, 0.0]]).expand(len(point), 2), ball, seed=seed)
     return seen
 
 
@@ -230,44 +232,44 @@ def test_points_stay_in_the_ball_and_are_images(small_net, make_images, norm, ep
     assert max(ball.distance(point, x).max() for point in seen) <= eps + 1e-6
 
 
-def test_broken_says_that_the_point_is_misclassified_and_stops_the_lane(make_images, small_ball):
+def test_broken_says_that_the_point_is_misclassified_and_stops_the_slot(make_images, small_ball):
     model, ball = reference.Perceptron(2 * 4 * 3, hidden=11, classes=4).module, small_ball
     x = make_images(30, (2, 4, 3), dtype=torch.float64)
     y = model(x).argmax(1)
-    lanes = filled(x, y)
-    state = Square(40).begin(lanes, ball, 4, 0)
-    clock, point, margin = lanes.clock.clone(), lanes.point.clone(), torch.inf
+    slots = filled(x, y)
+    state = Square(40).init_state(slots, ball, 4, 0)
+    iteration, point, margin = slots.iteration.clone(), slots.point.clone(), torch.inf
     for _ in range(42):
-        held = lanes.broken | lanes.done
+        held = slots.broken | slots.done
         state.step(model)
-        assert torch.equal(lanes.clock[held], clock[held])
-        assert torch.equal(lanes.point[held], point[held])
-        assert (lanes.clock[~held] == clock[~held] + 1).all()
-        clock, point = lanes.clock.clone(), lanes.point.clone()
-        logits = model(lanes.point)
-        assert torch.equal(logits.argmax(1) != y, lanes.broken)
+        assert torch.equal(slots.iteration[held], iteration[held])
+        assert torch.equal(slots.point[held], point[held])
+        assert (slots.iteration[~held] == iteration[~held] + 1).all()
+        iteration, point = slots.iteration.clone(), slots.point.clone()
+        logits = model(slots.point)
+        assert torch.equal(logits.argmax(1) != y, slots.broken)
         others = logits.scatter(1, y[:, None], -torch.inf).amax(1)
         now = logits.gather(1, y[:, None])[:, 0] - others
         assert (now <= margin).all(), "a proposal is kept only if it is better"
         margin = now
-    assert 0 < lanes.broken.sum() < 30
-    assert (lanes.broken | lanes.done).all()
+    assert 0 < slots.broken.sum() < 30
+    assert (slots.broken | slots.done).all()
 
 
 def test_as_many_queries_as_asked_for_and_forward_passes_alone(small_net, make_images, ball):
     model, gradients = small_net().eval(), []
     x = make_images(3)
-    lanes, search = filled(x, model(x).argmax(1)), Square(12)
+    slots, search = filled(x, model(x).argmax(1)), Square(12)
 
     def logits(point):
         gradients.append(torch.is_grad_enabled() or point.requires_grad)
         return model(point)
 
-    seen, _ = course(search, lanes, logits, ball)
-    assert len(seen) == len(gradients) == search.steps * search.evaluations == 12
+    seen, _ = course(search, slots, logits, ball)
+    assert len(seen) == len(gradients) == search.steps * search.queries_per_step == 12
     assert not any(gradients)
-    assert lanes.clock.tolist() == [12] * 3
-    assert lanes.done.all()
+    assert slots.iteration.tolist() == [12] * 3
+    assert slots.done.all()
 
 
 def test_seed_and_example_change_the_numbers(small_net, make_images, small_ball):
@@ -283,18 +285,18 @@ def test_seed_and_example_change_the_numbers(small_net, make_images, small_ball)
 def test_robust_accuracy_is_that_of_the_authors_code(ball):
     """Theirs leaves out the last row and column: a bound too low by one, which on 8 x 8 pixels is a quarter of them."""
     code = pytest.importorskip("pyautoattack.square", reason="pyautoattack is not installed")
-    model, x, y = oracle.trained()
+    model, x, y = trained_digits.trained()
 
     class Everywhere(code.SquareAttack):
         def random_int(self, low=0, high=1, shape=(1,)):
             return super().random_int(low, high + 1, shape)
 
     def theirs(kind, seed):
-        attack = kind(model, norm=oracle.NORMS[ball.name], n_queries=300, eps=ball.eps, seed=seed)
+        attack = kind(model, norm=trained_digits.NORMS[ball.name], n_queries=300, eps=ball.eps, seed=seed)
         return model(attack.perturb(x, y)).argmax(1) == y
 
     expected = [theirs(Everywhere, seed) for seed in range(3)]
-    found = [oracle.robust(Square(300), model, x, y, ball, seed) for seed in range(2)]
+    found = [trained_digits.robust(Square(300), model, x, y, ball, seed) for seed in range(2)]
     accuracy = torch.stack(expected).float().mean()
     assert 0.3 < accuracy < 0.8
     assert abs(torch.stack(found).float().mean() - accuracy) < 0.025
@@ -305,24 +307,24 @@ def test_robust_accuracy_is_that_of_the_authors_code(ball):
 
 def test_logits_that_are_no_numbers_do_no_harm(small_ball):
     x, y = torch.rand(3, 1, 4, 4), torch.tensor([0, 1, 1])
-    lanes = filled(x, y)
-    seen, broken = course(Square(5), lanes, lambda point: point.flatten(1)[:, :2] * torch.nan, small_ball)
+    slots = filled(x, y)
+    seen, broken = course(Square(5), slots, lambda point: point.flatten(1)[:, :2] * torch.nan, small_ball)
     assert broken.all()
     assert seen.isfinite().all()
 
 
 def test_a_start_that_is_no_number_is_left_behind(small_ball, make_images):
-    """As half precision may have it, where the judge holds that the start is right."""
+    """As half precision may have it, where the verifier holds that the start is right."""
     model = reference.Perceptron(32, classes=4).module.float()
     x = make_images(8, (2, 4, 4))
-    lanes, calls = filled(x, model(x).argmax(1)), []
+    slots, calls = filled(x, model(x).argmax(1)), []
 
     def logits(point):
         calls.append(point)
         return model(point) if len(calls) > 1 else torch.full((len(point), 4), torch.nan)
 
-    course(Square(40), lanes, logits, small_ball, classes=4)
-    assert (lanes.point != calls[0]).flatten(1).any(1).all()
+    course(Square(40), slots, logits, small_ball, classes=4)
+    assert (slots.point != calls[0]).flatten(1).any(1).all()
 
 
 def test_the_step_can_be_compiled_whole(small_net, make_images, small_ball):
@@ -331,13 +333,13 @@ def test_the_step_can_be_compiled_whole(small_net, make_images, small_ball):
     x = make_images(4, dtype=torch.float64)
     y = model(x).argmax(1)
     expected, _ = course(Square(20), filled(x, y), model, small_ball)
-    with fused("aot_eager"):
+    with use_fast_ops("aot_eager"):
         found, _ = course(Square(20), filled(x, y), model, small_ball)
     torch.testing.assert_close(found, expected, rtol=0, atol=1e-9)
 
 
 def test_name_targets_and_settings():
-    assert (Square().name, Square().targets(10)) == ("square", 0)
+    assert (Square().name, Square().num_targets(10)) == ("square", 0)
     expected = {"queries": 5000, "p_init": 0.8, "stretched": True, "loss": "margin", "restarts": 1}
     assert Square().settings(Linf(0.1)) == expected | {"start": "vertical stripes"}
     assert Square().settings(L2(0.5)) == expected | {"start": "tiles"}
@@ -358,13 +360,13 @@ def test_wrong_settings_are_refused(wrong, message):
 
 def test_a_proposal_without_a_margin_does_not_replace_the_best():
     """The label's own logit is NaN: the prediction is the label, and how far it is from another there is no telling."""
-    lanes = Lanes.empty(4, torch.zeros(1, 1, 2, 2))
-    lanes.active.fill_(True)
-    lanes.clock.copy_(torch.tensor([0, 3, 3, 3]))
+    slots = Slots.empty(4, torch.zeros(1, 1, 2, 2))
+    slots.occupied.fill_(True)
+    slots.iteration.copy_(torch.tensor([0, 3, 3, 3]))
     least = torch.tensor([torch.nan, 1.0, torch.nan, 1.0])
     margin = torch.tensor([torch.nan, torch.nan, 2.0, 0.5])
     proposal = torch.ones(4, 1, 2, 2)
-    _keep(10, lanes, least, proposal, margin, torch.ones(4, dtype=torch.bool))
-    assert lanes.point.amax((1, 2, 3)).tolist() == [1, 0, 1, 1]
+    square_update(10, slots, least, proposal, margin, torch.ones(4, dtype=torch.bool))
+    assert slots.point.amax((1, 2, 3)).tolist() == [1, 0, 1, 1]
     torch.testing.assert_close(least, torch.tensor([torch.nan, 1.0, 2.0, 0.5]), equal_nan=True)
-    assert not lanes.broken.any()
+    assert not slots.broken.any()

@@ -5,8 +5,7 @@ import json
 import pytest
 
 import atas
-from atas import attacks, data, methods, models
-from atas.training import recipe
+from atas import attacks, data, methods, models, recipes
 
 COMMANDS = (
     ["ls"],
@@ -66,7 +65,7 @@ def test_each_help_has_an_example_that_can_be_copied(name, command):
         ("models", models.names()),
         ("data", data.names()),
         ("attacks", attacks.names()),
-        ("recipes", recipe.names()),
+        ("recipes", recipes.names()),
     ],
 )
 def test_ls_names_everything_whole(what, names, command, monkeypatch):
@@ -86,7 +85,7 @@ def test_ls_names_everything_whole(what, names, command, monkeypatch):
         ("models", "model", models.names()),
         ("data", "data", data.names()),
         ("attacks", "attack", attacks.names()),
-        ("recipes", "recipe", recipe.names()),
+        ("recipes", "recipe", recipes.names()),
     ],
 )
 def test_ls_as_json(what, key, names, command):

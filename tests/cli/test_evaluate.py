@@ -10,14 +10,15 @@ import torch
 from PIL import Image
 from safetensors.torch import load_file, save_file
 
-from atas import _files, models
-from atas.attacks import _autoattack
-from atas.attacks._apgd import APGD
-from atas.attacks._square import Square
-from atas.cli import _bars, _subject, _watch
+from atas import models
+from atas._utils import console, files
+from atas.attacks import auto_attack
+from atas.attacks.apgd import APGD
+from atas.attacks.square import Square
 from atas.cli import evaluate as evaluate_command
-from atas.evaluation import _journal, _result
-from atas.report._expected import Expected
+from atas.cli import evaluation_progress, target
+from atas.evaluation import progress, result
+from atas.recipes.expected import Expected
 
 
 def test_a_table_and_a_file(command, copy_of):
@@ -42,7 +43,7 @@ def test_the_path_of_the_file_is_in_one_piece(command, copy_of, monkeypatch):
 def test_what_the_recipe_gave_elsewhere_is_told(command, copy_of, monkeypatch):
     folder = copy_of()
     sentence = "Expect, on the 40 test images: clean 90.0, FGSM 90.0 (89.0 to 91.0)."
-    monkeypatch.setattr(_subject, "expected", lambda *_: Expected("tiny", sentence))
+    monkeypatch.setattr(target, "find_expected", lambda *_: Expected("tiny", sentence))
     compared = f"the recipe says: {sentence}"
     said = command("evaluate", folder).out.splitlines()
     assert said[-4] == compared
@@ -110,7 +111,7 @@ def test_a_result_is_no_folder(out, command, finished, tmp_path, monkeypatch):
 
 
 def test_a_place_that_takes_no_file_shows_before_the_work(command, finished, monkeypatch):
-    monkeypatch.setattr(_watch.Watch, "__enter__", lambda watch: pytest.fail("too late"))
+    monkeypatch.setattr(evaluation_progress.EvaluationProgress, "__enter__", lambda display: pytest.fail("too late"))
     command("evaluate", finished, "--out", "/proc/result.json").sentence("(/proc/result.json)", status=1)
 
 
@@ -122,7 +123,7 @@ def test_a_result_that_cannot_be_shown_is_written(error, options, command, copy_
     def fail(*_):
         raise error
 
-    for name in ("echo", "show_table"):
+    for name in ("print_json", "print_table"):
         monkeypatch.setattr(evaluate_command, name, fail)
     folder = copy_of()
     assert command("evaluate", folder, *options).status == 1
@@ -205,7 +206,7 @@ def test_a_page_and_a_line_for_a_paper(command, copy_of):
 
 
 def test_autoattack_shows_its_stages(command, copy_of, monkeypatch):
-    monkeypatch.setitem(_autoattack.VERSIONS, "standard", (APGD("ce", 5), APGD("t", 5), Square(queries=20)))
+    monkeypatch.setitem(auto_attack.VERSIONS, "standard", (APGD("ce", 5), APGD("t", 5), Square(queries=20)))
     folder = copy_of()
     result = command("evaluate", folder, "--attacks", "autoattack,apgd-ce", "--examples", 20)
     assert result.status == 0, result.err
@@ -259,7 +260,7 @@ def test_how_far_the_decoding_of_files_is(rank, command, tmp_path, monkeypatch):
         for name in ("dark", "light"):
             (tmp_path / half / name).mkdir(parents=True)
             Image.new("L", (8, 8), 200 * (name == "light")).save(tmp_path / half / name / "0.png")
-    monkeypatch.setattr(_bars, "_PLAIN_EVERY", 0.0)
+    monkeypatch.setattr(console, "_PLAIN_EVERY", 0.0)
     monkeypatch.setenv("RANK", rank)
     save_file(models.create("small-cnn", 2, 3).state_dict(), tmp_path / "weights.safetensors")
     files = ["--data", "imagefolder", "--root", str(tmp_path), "--size", "8", "--eps", "0.1", *FEW]
@@ -338,7 +339,7 @@ def test_stopped_by_a_person_and_gone_on(command, evaluate_json, copy_of, monkey
             raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(_watch.Watch, "__call__", stop)
+        patch.setattr(evaluation_progress.EvaluationProgress, "__call__", stop)
         result = command("evaluate", *arguments)
     file = folder / "evaluation.progress.json"
     result.sentence(f"interrupted; the same command goes on from {file}", status=1)
@@ -354,9 +355,9 @@ def test_stopped_by_a_person_and_gone_on(command, evaluate_json, copy_of, monkey
 def test_nothing_is_lost_before_the_result_is_written(command, evaluate_json, copy_of, monkeypatch, suffix):
     folder, options = copy_of(), ["--attacks", "pgd10"]
     file = folder / "evaluation.progress.json"
-    monkeypatch.setattr(_journal, "SECONDS", 0.0)
+    monkeypatch.setattr(progress, "SAVE_INTERVAL", 0.0)
     expected = evaluate_json(copy_of("other"), *options)
-    write = _files.write_text
+    write = files.write_text
 
     def full(path, text):
         if path.suffix == suffix and path != file:
@@ -364,8 +365,8 @@ def test_nothing_is_lost_before_the_result_is_written(command, evaluate_json, co
         write(path, text)
 
     with monkeypatch.context() as patch:
-        patch.setattr(_files, "write_text", full)
-        patch.setattr(_result, "write_text", full)
+        patch.setattr(files, "write_text", full)
+        patch.setattr(result, "write_text", full)
         assert command("evaluate", folder, *options).status == 1
     assert file.exists()
     found = command("evaluate", folder, *options)

@@ -9,7 +9,7 @@ import pytest
 from PIL import Image
 
 import atas
-from atas.training.weights import read_weights, save_weights
+from atas.models.weights import read_weights, save_weights
 
 RECIPE = """\
 [data]

@@ -44,7 +44,7 @@ def test_where_no_page_can_be(command, copy_of, contents, monkeypatch):
     monkeypatch.chdir(folder)
     for out, why in ((".", "is a folder"), ("", "is a folder"), ("model.safetensors", "ends in .html")):
         command("report", folder, "--out", out).sentence("--out names a file", why, status=2)
-    monkeypatch.setattr(page, "one", lambda *_: pytest.fail("too late"))
+    monkeypatch.setattr(page, "render_run", lambda *_: pytest.fail("too late"))
     command("report", folder, "--out", "/proc/page.html").sentence("(/proc/page.html)", status=1)
     assert contents(folder) == before
 

@@ -9,7 +9,8 @@ import sys
 import pytest
 from safetensors.torch import load_file
 
-from atas.training import Run, recipe
+from atas import recipes
+from atas.training import Run
 
 
 def test_a_run_from_a_recipe_file(command, tiny, tmp_path):
@@ -64,7 +65,7 @@ def test_the_saved_recipe_is_a_recipe(command, tiny, tmp_path):
     assert result.status == 0, result.err
     one, two = (load_file(tmp_path / name / "model.safetensors") for name in ("one", "two"))
     assert all(bool((one[name] == two[name]).all()) for name in one)
-    assert recipe.load(tmp_path / "one" / "recipe.toml") == recipe.load(tmp_path / "two" / "recipe.toml")
+    assert recipes.load(tmp_path / "one" / "recipe.toml") == recipes.load(tmp_path / "two" / "recipe.toml")
 
 
 # Mistakes: one sentence, and nothing is lost or left behind

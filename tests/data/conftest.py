@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from atas.data._cifar_spec import CIFAR10, CIFAR100, CifarSpec, Layout
+from atas.data.cifar import CIFAR10, CIFAR100, CifarSpec, Layout
 
 PER_FILE = 4
 
@@ -146,6 +146,6 @@ def photos(tmp_path) -> Path:
 @pytest.fixture
 def small_shards(monkeypatch):
     """Shards of at most four images."""
-    from atas.data import _shards
+    from atas.data import shard_writer
 
-    monkeypatch.setattr(_shards, "_FEWEST", 4)
+    monkeypatch.setattr(shard_writer, "_MIN_IMAGES", 4)

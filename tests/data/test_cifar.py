@@ -8,8 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from atas.data._cifar import read_cifar
-from atas.data._cifar_spec import CIFAR10, CIFAR100
+from atas.data.cifar import CIFAR10, CIFAR100, read_cifar
 from atas.errors import DataError
 
 

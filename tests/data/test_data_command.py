@@ -6,7 +6,7 @@ import pytest
 from typer.testing import CliRunner
 
 from atas.cli.data import app
-from atas.data import _cifar_spec
+from atas.data import cifar
 from atas.errors import DataError, UsageError
 
 
@@ -17,7 +17,7 @@ def run(*arguments):
 def test_get_then_check(tiny, tmp_path, monkeypatch):
     tiny = tiny.archive(tmp_path / "official.tar.gz")
     name, spec = tiny.spec.name, tiny.spec
-    monkeypatch.setitem(_cifar_spec.SPECS, name, spec)
+    monkeypatch.setitem(cifar.SPECS, name, spec)
     first = run("get", name, "--root", tmp_path)
     assert first.exit_code == 0
     assert f"{name} is in {tmp_path / spec.binary.folder}" in first.stdout

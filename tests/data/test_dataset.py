@@ -72,7 +72,7 @@ def test_dataset_tells_shape_and_classes():
 def test_what_is_printed_of_them_is_a_line():
     split = Split(IMAGES, LABELS, CLASSES)
     assert repr(split) == "Split(3 images of 1 x 2 x 2, 2 classes)"
-    assert repr(Dataset("mine", split, split.part(slice(2)))) == (
+    assert repr(Dataset("mine", split, split.subset(slice(2)))) == (
         "Dataset('mine', 3 training and 2 test images of 1 x 2 x 2, 2 classes)"
     )
 

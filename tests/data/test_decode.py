@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
-from atas.data._decode import decode, planes, reason
+from atas.data.decode import decode, error_text, to_chw
 
 
 def reference_resize(pixels: np.ndarray, width: int, height: int) -> np.ndarray:
@@ -41,7 +41,7 @@ def test_the_three_fits(tmp_path_factory, width, height, size, seed):
     path = tmp_path_factory.getbasetemp() / "fit.png"
     pixels = noise(width, height, seed)
     Image.fromarray(pixels).save(path)
-    squashed = planes(decode(path, size, "squash")).transpose(1, 2, 0)
+    squashed = to_chw(decode(path, size, "squash")).transpose(1, 2, 0)
     assert np.abs(squashed - reference_resize(pixels, size, size)).max() <= 2  # it rounds twice
     short = min(width, height)
     new = tuple(max(size, round(side * size / short)) for side in (width, height))
@@ -103,7 +103,7 @@ def test_colours_survive_every_format(tmp_path, mode, name, colour):
     if mode == "RGBA":
         image.putalpha(100)
     image.save(tmp_path / name)
-    found = planes(decode(tmp_path / name, 8))
+    found = to_chw(decode(tmp_path / name, 8))
     assert found.shape == (3, 8, 8)
     assert np.abs(found.astype(int) - np.array(values)[:, None, None]).max() <= 8  # WebP and JPEG lose some
 
@@ -113,7 +113,7 @@ def test_grey_in_all_channels(tmp_path, mode, name):
     ramp = np.repeat(np.arange(0, 256, 16, dtype=np.uint8), 16).reshape(16, 16)
     ramp = np.where(ramp > 127, 255, 0).astype(np.uint8) if mode == "1" else ramp
     Image.fromarray(ramp).convert(mode).save(tmp_path / name)
-    found = planes(decode(tmp_path / name, 16)).astype(int)
+    found = to_chw(decode(tmp_path / name, 16)).astype(int)
     assert np.array_equal(found[0], found[1])
     assert np.array_equal(found[0], found[2])
     assert np.abs(found[0] - ramp).max() <= 4
@@ -147,7 +147,7 @@ def test_a_large_jpeg_is_decoded_at_a_fraction_and_looks_the_same(tmp_path):
     pixels = np.stack([np.sin(7 * x + 3 * y), np.cos(9 * y), np.sin(11 * x * y)], 2) * 120 + 128
     Image.fromarray(pixels.astype(np.uint8)).save(tmp_path / "x.jpg", quality=95)
     Image.open(tmp_path / "x.jpg").save(tmp_path / "x.png")
-    fast, slow = (planes(decode(tmp_path / name, 32)).astype(int) for name in ("x.jpg", "x.png"))
+    fast, slow = (to_chw(decode(tmp_path / name, 32)).astype(int) for name in ("x.jpg", "x.png"))
     assert np.abs(fast - slow).max() <= 2
 
 
@@ -174,5 +174,5 @@ def test_what_cannot_be_decoded_is_put_in_words(tmp_path):
     for name, words in expected.items():
         with pytest.raises((OSError, ValueError)) as caught:
             decode(tmp_path / name, 8)
-        assert words in reason(caught.value)
-        assert str(tmp_path) not in reason(caught.value)
+        assert words in error_text(caught.value)
+        assert str(tmp_path) not in error_text(caught.value)

@@ -52,7 +52,7 @@ def test_training_images_can_be_left_in_their_files(root):
     whole, told = data.load("imagefolder", root, size=8), []
     found = data.load("imagefolder", root, size=8, lazy="train", progress=lambda *how: told.append(how))
     assert told[-1] == ("decoding images", 2, 2)
-    assert isinstance(found.train.images, data.Stored)
+    assert isinstance(found.train.images, data.LazyImages)
     assert torch.equal(found.test.images, whole.test.images)
     assert torch.equal(found.train.images[:], whole.train.images)
     assert found.test.fingerprint() == whole.test.fingerprint()

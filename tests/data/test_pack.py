@@ -17,8 +17,8 @@ import torch
 from PIL import Image
 
 from atas import data
-from atas._files import held
-from atas.data import _shards, _target
+from atas._utils.files import file_lock
+from atas.data import packing, shard_writer
 from atas.errors import AtasError, DataError, UsageError
 
 SIZE = 16
@@ -49,7 +49,7 @@ def test_raw_is_what_the_image_folder_gives(photos, packed):
     assert found.shape == (3, SIZE, SIZE)
     for half in ("train", "test"):
         one, other = getattr(expected, half), getattr(found, half)
-        assert isinstance(other.images, data.Stored)
+        assert isinstance(other.images, data.LazyImages)
         assert one.classes == other.classes == ("cat", "dog")
         assert torch.equal(one.labels, other.labels)
         assert torch.equal(one.images, other.images[:])
@@ -65,8 +65,8 @@ def test_images_by_every_kind_of_index(packed):
     rows = torch.tensor([20, 0, 7, 7])
     assert torch.equal(images[rows], whole[rows])
     assert torch.equal(images[rows.view(2, 2)], whole[rows.view(2, 2)])
-    assert torch.equal(images.part(rows)[1:], whole[rows][1:])
-    assert torch.equal(images.part(rows).part(slice(2, None))[:], whole[[7, 7]])
+    assert torch.equal(images.subset(rows)[1:], whole[rows][1:])
+    assert torch.equal(images.subset(rows).subset(slice(2, None))[:], whole[[7, 7]])
     assert torch.equal(images.to(torch.device("cpu")), whole)
     with pytest.raises(IndexError):
         images[21]
@@ -152,14 +152,14 @@ def test_damaged_images_are_all_listed_or_left_out(photos, tmp_path, small_shard
 
 def test_what_cannot_be_read_is_not_left_out_as_damaged(photos, tmp_path, small_shards, monkeypatch):
     whole = data.pack(photos, tmp_path / "whole", size=SIZE)
-    plain, bad = _shards.decode, sorted((photos / "train" / "dog").iterdir())[-1]
+    plain, bad = shard_writer.decode, sorted((photos / "train" / "dog").iterdir())[-1]
 
     def decode(path, *how):
         if path == bad:
             raise OSError(errno.EIO, "Input/output error", str(path))
         return plain(path, *how)
 
-    monkeypatch.setattr(_shards, "decode", decode)
+    monkeypatch.setattr(shard_writer, "decode", decode)
     for skip in (False, True):
         with pytest.raises(
             DataError, match=rf"cannot read {bad} \(Input/output error\), which need not be damaged; see to"
@@ -167,7 +167,7 @@ def test_what_cannot_be_read_is_not_left_out_as_damaged(photos, tmp_path, small_
             data.pack(photos, tmp_path / "packed", size=SIZE, skip_damaged=skip)
     assert not list((tmp_path / "packed").glob(".*.tmp"))
     monkeypatch.undo()
-    monkeypatch.setattr(_shards, "_FEWEST", 4)
+    monkeypatch.setattr(shard_writer, "_MIN_IMAGES", 4)
     assert data.pack(photos, tmp_path / "packed", size=SIZE, skip_damaged=True).shards == whole.shards
 
 
@@ -181,7 +181,7 @@ def test_other_settings_and_other_places(photos, packed, tmp_path):
     (photos / "train" / "cat" / "000.png").unlink()
     with pytest.raises(UsageError, match="27 files that have changed since"):
         data.pack(photos, packed, size=SIZE)
-    with held(packed / ".lock", "..."), pytest.raises(AtasError, match="another process packs into"):
+    with file_lock(packed / ".lock", "..."), pytest.raises(AtasError, match="another process packs into"):
         data.pack(photos, packed, size=SIZE)
 
 
@@ -283,13 +283,13 @@ def test_a_damaged_jpeg_in_a_shard_is_named_when_it_is_read(photos, tmp_path):
 SCRIPT = """
 import json, random, shutil, sys, time
 from atas import data
-from atas.data import _shards
+from atas.data import shard_writer
 from atas.errors import AtasError
 from nursery import after, attempt, die_in_write
 
 order = json.loads(sys.argv[1])
 chance = random.Random(order["seed"])
-_shards._FEWEST = 2
+shard_writer._FEWEST = 2
 WAITS, WORKER_DIED = 7, 8
 
 
@@ -379,7 +379,7 @@ def test_a_file_that_cannot_grow(photos, tmp_path):
 
 
 def test_a_disk_too_small_is_seen_before_the_work(photos, tmp_path, monkeypatch):
-    monkeypatch.setattr(_target.shutil, "disk_usage", lambda path: type("Usage", (), {"free": 10**6}))
+    monkeypatch.setattr(packing.shutil, "disk_usage", lambda path: type("Usage", (), {"free": 10**6}))
     with pytest.raises(DataError, match=r"needs 5.44 GB more and its disk has 1 MB left"):
         data.pack(photos, tmp_path / "packed", size=8192)
 
@@ -400,7 +400,7 @@ def test_progress_and_an_interrupt(photos, tmp_path, small_shards, monkeypatch):
 
 
 def test_an_error_of_ours_in_a_worker_is_not_hidden(photos, tmp_path, monkeypatch):
-    monkeypatch.setattr(_shards, "_encoded", lambda path, settings: (None, (1, 1)))
+    monkeypatch.setattr(shard_writer, "_encode", lambda path, settings: (None, (1, 1)))
     with pytest.raises(RuntimeError, match="in a worker process"):
         data.pack(photos, tmp_path / "packed", size=SIZE)
 

@@ -11,8 +11,7 @@ import numpy as np
 import pytest
 
 from atas import data
-from atas.data._cifar import locate, read_folder
-from atas.data._cifar_spec import CIFAR10, CIFAR100
+from atas.data.cifar import CIFAR10, CIFAR100, locate, read_folder
 from atas.errors import DataError
 
 SPECS = pytest.mark.parametrize("spec", [CIFAR10, CIFAR100], ids=lambda spec: spec.name)

@@ -8,7 +8,7 @@ import pickle
 import numpy as np
 import pytest
 
-from atas.data._unpickle import loads_dict
+from atas.data.restricted_pickle import loads_dict
 
 
 @pytest.mark.parametrize("protocol", range(6))

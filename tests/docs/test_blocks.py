@@ -23,10 +23,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from atas import attacks, cli, methods
-from atas.cli import _assignments
+from atas import attacks, cli, methods, recipes
+from atas.cli.options import parse_assignments
 from atas.errors import AtasError
-from atas.training import recipe
 
 ROOT = Path(__file__).parent.parent.parent
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
@@ -128,7 +127,7 @@ def test_a_command_that_is_shown_exists(block):
 @pytest.mark.parametrize("block", [b for b in BLOCKS if b.language == "toml"], ids=str)
 def test_a_part_of_a_recipe_has_keys_that_exist(block):
     document = tomllib.loads(block.code)
-    settings = recipe.load(document.pop("extends", "imagenet-resnet18-atas"))
+    settings = recipes.load(document.pop("extends", "imagenet-resnet18-atas"))
     settings.with_values(
         {f"{section}.{key}": value for section in document for key, value in document[section].items()}
     )
@@ -222,9 +221,9 @@ def resolve_atas(words: list[str]) -> None:
     assert used <= options, f"atas {' '.join(path)} has no {used - options}"
     given = dict(pairwise(words))
     if path[0] in ("train", "bench") and len(words) > 1 and not words[1].startswith("-") and words[1] != "mine.toml":
-        settings = recipe.load(words[1])
+        settings = recipes.load(words[1])
         keys = [value for option, value in pairwise(words) if option == "--set"]
-        settings.with_values(_assignments.parse(keys))
+        settings.with_values(parse_assignments(keys))
     for attack in given.get("--attacks", "clean").split(","):
         attacks.create(attack)
     for method in given.get("--methods", "atas").split(","):

@@ -2,10 +2,7 @@ import pytest
 import torch
 
 import atas
-from atas.attacks import Battery
-from atas.attacks._apgd import APGD
-from atas.attacks._fab import FAB
-from atas.attacks._square import Square
+from atas.attacks import APGD, FAB, AttackEnsemble, Square
 from atas.evaluation import evaluate
 
 
@@ -40,10 +37,10 @@ def result(problem, ball):
 @pytest.fixture(scope="session")
 def quick():
     """AutoAttack's four searches with a small part of the work."""
-    return Battery("quick", (APGD("ce", 50), APGD("t", 20), FAB(iterations=20), Square(queries=300)))
+    return AttackEnsemble("quick", (APGD("ce", 50), APGD("t", 20), FAB(iterations=20), Square(queries=300)))
 
 
 @pytest.fixture(scope="session")
 def tiny():
     """Four searches with hardly any work."""
-    return Battery("tiny", (APGD("ce", 8), APGD("t", 8), FAB(iterations=5), Square(queries=20)))
+    return AttackEnsemble("tiny", (APGD("ce", 8), APGD("t", 8), FAB(iterations=5), Square(queries=20)))

@@ -14,9 +14,8 @@ from torch.utils.data import Subset, TensorDataset
 import atas
 from atas import attacks
 from atas.errors import DataError, UsageError
-from atas.evaluation import _portions, evaluate
-from atas.evaluation._data import open_source
-from atas.evaluation._portions import Reader
+from atas.evaluation import evaluate, inputs
+from atas.evaluation.inputs import ChunkReader, open_source
 
 
 def verdicts(result):
@@ -83,9 +82,9 @@ def test_restarts_are_the_worst_over_single_restarts(problem, ball):
     model.eval()
     single = []
     for restart in range(4):
-        points = ball.random_start(x, atas.noise.Draw(0, torch.tensor(restart), torch.arange(len(x))))
+        points = ball.random_start(x, atas.core.rng.CounterRNG(0, torch.tensor(restart), torch.arange(len(x))))
         for _ in range(2):
-            gradient, _ = atas.passes.input_gradient(model, points, y)
+            gradient, _ = atas.core.autograd.input_gradient(model, points, y)
             points = ball.project(ball.step(points, gradient, ball.eps / 5), x)
         single.append(model(points).argmax(1) == y)
     for n, found in several.items():
@@ -251,9 +250,9 @@ def test_queries_are_the_passes_that_the_attack_made(problem, ball):
 
 def test_images_that_do_not_fit_into_memory_at_once_give_the_same(problem, ball, result, monkeypatch):
     reads = []
-    read = _portions.Reader.read
-    monkeypatch.setattr(_portions, "_BYTES", 11 * 3 * 6 * 5 * 4)
-    monkeypatch.setattr(_portions.Reader, "read", lambda self, rows: reads.append(rows) or read(self, rows))
+    read = inputs.ChunkReader.read
+    monkeypatch.setattr(inputs, "CHUNK_BYTES", 11 * 3 * 6 * 5 * 4)
+    monkeypatch.setattr(inputs.ChunkReader, "read", lambda self, rows: reads.append(rows) or read(self, rows))
     model, x, y = problem
     found = evaluate(model, TensorDataset(x, y), threat=ball, attacks=("fgsm", "pgd10"), seed=2)
     assert verdicts(found) == verdicts(result)
@@ -491,7 +490,7 @@ def test_a_model_without_gradients_gets_a_warning_and_verdicts(problem, ball, ti
     found = evaluate(wrapped, x, y, ball, attacks=["fgsm", "pgd10", tiny])
     assert "zero-gradients" in {caution.kind for caution in found.warnings}
     assert torch.equal(found.correct["fgsm"], found.correct["clean"])
-    assert found.stages["tiny"][3].right < found.stages["tiny"][2].right, "Square needs no gradient"
+    assert found.stages["tiny"][3].num_correct < found.stages["tiny"][2].num_correct, "Square needs no gradient"
     assert not wrapped._forward_hooks, "the model is left as it was"
 
 
@@ -522,14 +521,14 @@ def test_checks_see_all_classes_of_a_sorted_set():
     """A folder is read class by class."""
     x, y = torch.rand(1000, 1, 2, 2), torch.arange(1000) // 100
     for held in (False, True):
-        reader = Reader(open_source(x, y), torch.float32)
+        reader = ChunkReader(open_source(x, y), torch.float32)
         if held:
             reader.read(range(1000))
         rows, some, labels = reader.sample(256)
         assert labels.unique().tolist() == list(range(10))
         assert 200 <= len(some) <= 256
         assert torch.equal(some, x[list(rows)])
-    assert len(Reader(open_source(x[:7], y[:7]), torch.float32).sample(256)[0]) == 7
+    assert len(ChunkReader(open_source(x[:7], y[:7]), torch.float32).sample(256)[0]) == 7
 
 
 def test_a_budget_of_zero_has_a_line_too(problem):

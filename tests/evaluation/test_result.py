@@ -11,7 +11,7 @@ from rich.console import Console
 import atas
 from atas.errors import DataError, UsageError
 from atas.evaluation import Evaluation, evaluate, wilson
-from atas.evaluation._breaks import encode
+from atas.evaluation.result import encode_labels
 
 
 def test_figures_follow_from_the_verdicts(result):
@@ -58,7 +58,7 @@ def test_a_file_of_an_earlier_version_is_read(result, tmp_path):
 
 def test_at_most_so_many_attacks_can_be_told_apart():
     with pytest.raises(UsageError, match="at most 62 attacks"):
-        encode([str(number) for number in range(63)])
+        encode_labels([str(number) for number in range(63)])
 
 
 def test_verdicts_are_stored_as_digits(result):
@@ -173,3 +173,34 @@ def test_names_are_no_markup(result):
     figures = {key: {**getattr(result, key), name: getattr(result, key)["clean"]} for key in ("correct", "seconds")}
     marked.print(dataclasses.replace(result, **figures).table())
     assert name in marked.file.getvalue()
+
+
+@pytest.mark.parametrize(
+    ("successes", "n", "low", "high"),
+    [(0, 10, 0.0, 0.2775), (10, 10, 0.7225, 1.0), (50, 100, 0.4038, 0.5962), (1, 1, 0.2065, 1.0), (5, 5, 0.5655, 1.0)],
+)
+def test_known_values(successes, n, low, high):
+    assert wilson(successes, n) == pytest.approx((low, high), abs=5e-5)
+
+
+@pytest.mark.parametrize("confidence", [0.5, 0.9, 0.95, 0.999])
+@pytest.mark.parametrize(("successes", "n"), [(0, 3), (1, 7), (4800, 10000), (9999, 10000), (7, 7)])
+def test_scipy_agrees(successes, n, confidence):
+    stats = pytest.importorskip("scipy.stats", reason="scipy is not installed")
+    expected = stats.binomtest(successes, n).proportion_ci(confidence, method="wilson")
+    assert wilson(successes, n, confidence) == pytest.approx(tuple(expected), abs=1e-12)
+
+
+def test_ends_are_exact_and_hold_the_fraction():
+    for n in (1, 3, 10, 997):
+        assert wilson(0, n)[0] == 0.0
+        assert wilson(n, n)[1] == 1.0
+        for successes in range(n + 1):
+            low, high = wilson(successes, n)
+            assert 0 <= low <= successes / n <= high <= 1
+
+
+@pytest.mark.parametrize("arguments", [(1, 0), (-1, 5), (6, 5), (1, 5, 0.0), (1, 5, 1.0), (1, 5, 95)])
+def test_nonsense_is_refused(arguments):
+    with pytest.raises(UsageError):
+        wilson(*arguments)

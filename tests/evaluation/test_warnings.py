@@ -7,12 +7,10 @@ import torch
 from torch import nn
 
 import atas
-from atas.attacks import Battery
-from atas.attacks._apgd import APGD
-from atas.attacks._square import Square
-from atas.evaluation import _cautions as cautions
+from atas.attacks import APGD, AttackEnsemble, Square
 from atas.evaluation import evaluate
-from atas.evaluation._checks import SAMPLE
+from atas.evaluation import warnings as cautions
+from atas.evaluation.diagnostics import SAMPLE_SIZE
 
 BALL = atas.Linf(0.15)
 
@@ -106,7 +104,7 @@ def test_attacks_are_compared_on_the_same_examples(robust_digits):
     model, _, _ = robust_digits
     digits = atas.data.load("digits").test
     x, y = digits.images.float() / 255, digits.labels
-    assert len(x) > SAMPLE
+    assert len(x) > SAMPLE_SIZE
     found = evaluate(model, x, y, BALL, attacks=["pgd10"])
     assert 0.2 < found.accuracy["pgd10"] < 0.8
     assert not found.warnings
@@ -123,7 +121,7 @@ def narrow(generator):
     return model, x.view(100, 3, 8, 8), torch.zeros(100, dtype=torch.int64)
 
 
-@pytest.mark.parametrize("others", [[], [Battery("short", (APGD("ce", 3),))]], ids=["pgd", "search"])
+@pytest.mark.parametrize("others", [[], [AttackEnsemble("short", (APGD("ce", 3),))]], ids=["pgd", "search"])
 def test_ten_steps_are_few_for_l2_whatever_the_model(narrow, others):
     """From a random point on the surface of the ball they do not turn all the way to the gradient."""
     found = evaluate(*narrow, atas.L2(0.5), attacks=["fgsm", "pgd10", "pgd50", *others])
@@ -169,7 +167,7 @@ def test_few_images_give_no_warning_either(robust_digits, tiny):
 
 def test_the_sample_stands_in_for_attacks_that_were_not_asked_for(robust_digits):
     model, x, y = robust_digits
-    short = Battery("short", (APGD("ce", 3),))
+    short = AttackEnsemble("short", (APGD("ce", 3),))
     for name, kind in (("waves", "fgsm-stronger"), ("few-gradients", "more-steps")):
         found = evaluate(Around(model, **BAD[name]), x, y, BALL, attacks=[short])
         assert kind in {caution.kind for caution in found.warnings}
@@ -178,7 +176,7 @@ def test_the_sample_stands_in_for_attacks_that_were_not_asked_for(robust_digits)
 def test_square_beside_other_attacks_counts_too(robust_digits):
     """But only beside APGD-T: what cross-entropy does not find, a healthy model may well have."""
     model, x, y = robust_digits
-    square, targeted = Battery("square", (Square(300),)), Battery("apgd-t", (APGD("t", 5),))
+    square, targeted = AttackEnsemble("square", (Square(300),)), AttackEnsemble("apgd-t", (APGD("t", 5),))
     bad = Around(model, **BAD["quantised"])
     together = evaluate(bad, x, y, BALL, attacks=[targeted, square])
     assert "square" in {caution.kind for caution in together.warnings}
@@ -220,26 +218,26 @@ def kind(caution):
 def test_rounding_is_no_different_answer(generator):
     logits = torch.randn(50, 10, generator=generator) * 7
     rounded = logits * (1 + 1e-6 * torch.randn(50, 10, generator=generator))
-    assert cautions.different_answers(logits, rounded, rounded) is None
-    assert cautions.different_answers(logits, logits, logits * 1.001) is None, "another algorithm for another batch"
-    assert kind(cautions.different_answers(logits, logits * 1.001, logits)) == "random"
-    assert kind(cautions.different_answers(logits, logits, logits * 1.1)) == "batch"
+    assert cautions.check_deterministic(logits, rounded, rounded) is None
+    assert cautions.check_deterministic(logits, logits, logits * 1.001) is None, "another algorithm for another batch"
+    assert kind(cautions.check_deterministic(logits, logits * 1.001, logits)) == "random"
+    assert kind(cautions.check_deterministic(logits, logits, logits * 1.1)) == "batch"
     nothing = torch.full((3, 2), torch.nan)
-    assert cautions.different_answers(nothing, nothing, nothing) is None
+    assert cautions.check_deterministic(nothing, nothing, nothing) is None
 
 
 def test_logits_are_no_probabilities(generator):
     logits = torch.randn(50, 10, generator=generator)
     for fine in (logits, logits.abs(), -logits.abs(), torch.zeros(5, 3), torch.full((5, 3), torch.nan)):
-        assert cautions.not_logits(fine) is None
+        assert cautions.check_logits(fine) is None
     some = logits.softmax(1)
     some[7, 3] = torch.nan
     for output in (logits.softmax(1), logits.log_softmax(1), torch.eye(4), some):
-        assert kind(cautions.not_logits(output)) == "softmax"
+        assert kind(cautions.check_logits(output)) == "softmax"
     sure = (200 * logits).softmax(1)
     assert sure.min() == 0
     for output in (sure.log(), (sure + 1e-6).log()):
-        assert kind(cautions.not_logits(output)) == "softmax"
+        assert kind(cautions.check_logits(output)) == "softmax"
 
 
 def test_a_share_of_the_gradients_must_be_bad():
@@ -248,8 +246,8 @@ def test_a_share_of_the_gradients_must_be_bad():
         for count, kinds in ((2, []), (3, [expected])):
             largest = fine.clone()
             largest[:count] = bad
-            assert [c.kind for c in cautions.gradient_trouble(largest, largest)] == kinds
-    assert [c.kind for c in cautions.gradient_trouble(fine, 1e5 * fine)] == ["exploding-gradients"]
+            assert [c.kind for c in cautions.check_gradients(largest, largest)] == kinds
+    assert [c.kind for c in cautions.check_gradients(fine, 1e5 * fine)] == ["exploding-gradients"]
 
 
 def verdicts(right, n=1000):
@@ -258,12 +256,12 @@ def verdicts(right, n=1000):
 
 @pytest.mark.parametrize(("fgsm", "pgd", "fires"), [(600, 500, False), (500, 505, False), (490, 515, True)])
 def test_fgsm_must_be_stronger_by_more_than_a_point(fgsm, pgd, fires):
-    assert bool(cautions.fgsm_is_stronger(verdicts(fgsm), verdicts(pgd), "pgd10")) is fires
+    assert bool(cautions.check_single_step(verdicts(fgsm), verdicts(pgd), "pgd10")) is fires
 
 
 @pytest.mark.parametrize(("few", "many", "fires"), [(500, 450, False), (500, 449, True), (450, 500, False)])
 def test_more_steps_must_help_by_more_than_five_points(few, many, fires):
-    found = cautions.more_steps_help(verdicts(few), verdicts(many), ("pgd10", "pgd50"))
+    found = cautions.check_convergence(verdicts(few), verdicts(many), ("pgd10", "pgd50"))
     assert bool(found) is fires
     if fires:
         assert "pgd50 is 5.1 points below pgd10" in str(found)
@@ -273,9 +271,9 @@ def test_a_difference_that_chance_explains_is_none(generator):
     """Sixteen and ten of 100 examples, broken by one alone: six points, and nothing."""
     one, other = torch.ones(100, dtype=torch.bool), torch.ones(100, dtype=torch.bool)
     one[:10], other[10:26] = False, False
-    assert cautions.more_steps_help(one, other, ("pgd10", "pgd50")) is None
+    assert cautions.check_convergence(one, other, ("pgd10", "pgd50")) is None
     more = torch.ones(300, dtype=torch.bool)
-    assert cautions.fgsm_is_stronger(torch.cat([other, more]), torch.cat([one, more]), "pgd10") is None
+    assert cautions.check_single_step(torch.cat([other, more]), torch.cat([one, more]), "pgd10") is None
 
 
 @pytest.mark.parametrize(("lead", "fires"), [(50, True), (38, False)], ids=["2.5", "1.9"])
@@ -283,8 +281,8 @@ def test_a_lead_counts_from_two_standard_deviations(lead, fires):
     """Of 500 examples, 400 are broken by one attack alone: chance alone gives a lead of 20, one deviation."""
     one, other = torch.ones(500, dtype=torch.bool), torch.ones(500, dtype=torch.bool)
     one[: 200 - lead // 2], other[200 - lead // 2 : 400] = False, False
-    assert bool(cautions.more_steps_help(one, other, ("pgd10", "pgd50"))) is fires
-    assert ("breaks more examples" in str(cautions.fgsm_is_stronger(other, one, "pgd10"))) is fires
+    assert bool(cautions.check_convergence(one, other, ("pgd10", "pgd50"))) is fires
+    assert ("breaks more examples" in str(cautions.check_single_step(other, one, "pgd10"))) is fires
 
 
 @pytest.mark.parametrize(("alone", "fires"), [(50, False), (51, True)])
@@ -292,7 +290,7 @@ def test_fgsm_must_not_break_much_that_pgd_does_not(alone, fires):
     """Though both break as many."""
     fgsm, pgd = torch.ones(1000, dtype=torch.bool), torch.ones(1000, dtype=torch.bool)
     fgsm[:alone], pgd[200 : 200 + alone] = False, False
-    found = cautions.fgsm_is_stronger(fgsm, pgd, "pgd50")
+    found = cautions.check_single_step(fgsm, pgd, "pgd50")
     assert bool(found) is fires
     if fires:
         assert "one step breaks 51 of 1000 examples that hold under pgd50" in str(found)
@@ -300,9 +298,9 @@ def test_fgsm_must_not_break_much_that_pgd_does_not(alone, fires):
 
 @pytest.mark.parametrize(("broken", "n", "fires"), [(10, 1000, False), (11, 1000, True), (2, 50, False), (3, 50, True)])
 def test_square_must_go_more_than_a_point_further(broken, n, fires):
-    assert bool(cautions.square_goes_further(broken, n)) is fires
+    assert bool(cautions.check_black_box(broken, n)) is fires
 
 
 def test_one_example_is_enough_at_a_large_budget():
-    assert cautions.holds_at_any_budget(0, 16, 0.5) is None
-    assert "1 of 16 examples hold" in str(cautions.holds_at_any_budget(1, 16, 0.5))
+    assert cautions.check_large_budget(0, 16, 0.5) is None
+    assert "1 of 16 examples hold" in str(cautions.check_large_budget(1, 16, 0.5))

@@ -9,8 +9,8 @@ from rich.console import Console
 from torch import nn
 
 import atas
-from atas.evaluation import Caution
-from atas.training import Live
+from atas.evaluation import EvaluationWarning
+from atas.training import TrainingProgress
 
 RECIPE = {
     "name": "tiny run",
@@ -35,8 +35,8 @@ class OwnNet(nn.Module):
 
 
 def train(out, values=None, **options):
-    recipe = atas.training.recipe.from_dict(RECIPE, "tiny").with_values(values or {})
-    return atas.train(recipe, out=out, live=Live(Console(quiet=True)), **options)
+    recipe = atas.recipes.from_dict(RECIPE, "tiny").with_values(values or {})
+    return atas.train(recipe, out=out, live=TrainingProgress(Console(quiet=True)), **options)
 
 
 @pytest.fixture(scope="session")
@@ -99,7 +99,7 @@ def with_autoattack():
             correct={name: correct[name] for name in ("clean", "fgsm", "pgd10", "autoattack", "worst")},
             seconds=found.seconds | {"autoattack": 1.0},
             broken_by={},
-            warnings=(Caution("square", "the gradients are masked"),),
+            warnings=(EvaluationWarning("square", "the gradients are masked"),),
         )
         result.save(folder / "evaluation.json")
         return result

@@ -13,7 +13,7 @@ from safetensors.torch import load_file, save_file
 
 import atas
 from atas.errors import AtasError, DataError, UsageError
-from atas.training.weights import load_weights, read_weights
+from atas.models.weights import load_weights, read_weights
 
 
 @pytest.fixture(scope="module")
@@ -45,7 +45,7 @@ def test_the_file_says_what_it_is(exported, evaluated):
     assert (about["shape"], about["classes"]) == ([1, 8, 8], [str(digit) for digit in range(10)])
     assert (about["mean"], about["std"]) == ([0.5], [0.25])
     assert (about["norm"], about["eps"], about["threat"]) == ("linf", 0.1, "Linf(0.1)")
-    assert about["recipe_hash"] == atas.training.recipe.fingerprint(settings)
+    assert about["recipe_hash"] == atas.recipes.recipe_fingerprint(settings)
     assert about["atas"] == atas.__version__
     assert about["weights"] == atas.Evaluation.load(evaluated / "evaluation.json").weights
     assert "commit" in about

@@ -11,10 +11,10 @@ from safetensors.torch import load_file, save_file
 
 import atas
 from atas.errors import UsageError
-from atas.export._robustbench import _identifier, definition, model_info
-from atas.export._source import Source
-from atas.export._standalone import source_of
-from atas.models._create import parts
+from atas.export.base import ExportSource
+from atas.export.robustbench import _module_name, model_info, standalone_definition
+from atas.export.standalone import inline_source
+from atas.models.registry import class_and_settings
 
 ALONE = """
 import sys
@@ -57,9 +57,9 @@ def test_the_definition_alone_says_the_same_to_the_bit(evaluated, tmp_path, pixe
 @pytest.mark.parametrize("name", atas.models.names())
 def test_every_network_of_the_library_stands_alone(name, evaluated, monkeypatch):
     """The definitions are run where `atas` cannot be imported; names and shapes of the weights are the library's."""
-    network, settings = parts(name)
+    network, settings = class_and_settings(name)
     classes = [value for value in settings.values() if isinstance(value, type)]
-    text = source_of(atas.models.Normalize, *classes, network)
+    text = inline_source(atas.models.Normalize, *classes, network)
     imported = [node for node in ast.walk(ast.parse(text)) if isinstance(node, ast.Import | ast.ImportFrom)]
     modules = {getattr(node, "module", None) or node.names[0].name for node in imported}
     assert not [module for module in modules if module.startswith("atas")]
@@ -79,10 +79,10 @@ def test_every_network_of_the_library_stands_alone(name, evaluated, monkeypatch)
 
 def test_the_definition_of_a_network_with_settings(evaluated, train_tiny, tmp_path, monkeypatch):
     """A call with classes among its settings is written so that it can be read again."""
-    source = Source.of(evaluated)
+    source = ExportSource.load(evaluated)
     settings = source.run.recipe.with_values({"model.name": "resnet18"})
     object.__setattr__(source.run, "recipe", settings)
-    text = definition(source, "net")
+    text = standalone_definition(source, "net")
     assert "ResNet(10, Normalize(1, [0.5], [0.25]), block=BasicBlock, blocks=(2, 2, 2, 2))" in text
     compile(text, "net.py", "exec")
 
@@ -90,7 +90,7 @@ def test_the_definition_of_a_network_with_settings(evaluated, train_tiny, tmp_pa
 def test_the_entry_of_a_run_with_autoattack(copy_of, with_autoattack):
     folder = copy_of()
     result = with_autoattack(folder)
-    entry = model_info(Source.of(folder))
+    entry = model_info(ExportSource.load(folder))
     assert list(entry) == FIELDS.split()
     assert entry["dataset"] == "digits"
     assert entry["eps"] == "0.1"
@@ -103,7 +103,7 @@ def test_the_entry_of_a_run_with_autoattack(copy_of, with_autoattack):
 
 
 def test_the_entry_of_a_run_without_autoattack(evaluated):
-    entry = model_info(Source.of(evaluated))
+    entry = model_info(ExportSource.load(evaluated))
     assert entry["autoattack_acc"] is None
     assert entry["reported"] is not None
     assert "AutoAttack was not run." in entry["footnote"]
@@ -119,7 +119,7 @@ def test_the_entry_of_a_run_without_evaluation(copy_of):
 
 
 def test_a_budget_in_grey_levels_is_written_so(evaluated):
-    source = Source.of(evaluated)
+    source = ExportSource.load(evaluated)
     object.__setattr__(source.run, "recipe", source.run.recipe.with_values({"method.eps": "8/255"}))
     assert model_info(source)["eps"] == "8/255"
 
@@ -135,5 +135,5 @@ def test_a_network_of_ones_own_is_refused(train_tiny, own_net, tmp_path):
     [("cifar10-wrn", "cifar10_wrn"), ("3 nets", "model_3_nets"), ("été/..", "t"), ("'\"; x", "x"), ("--", "model")],
 )
 def test_names_of_modules(name, identifier):
-    assert _identifier(name) == identifier
+    assert _module_name(name) == identifier
     assert identifier.isidentifier()

@@ -57,18 +57,16 @@ from torch import Tensor, nn
 import atas
 
 # All other names. When the code is restructured, only this block follows; the rest of the file stays as it is.
-from atas import cli
-from atas.augment import View
-from atas.boxes import BoxView
-from atas.noise import Draw, Purpose
-from atas.parts import Part
-from atas.reproduce import Request
-from atas.reproduce import get as study
-from atas.reproduce import names as study_names
+from atas import cli, recipes
+from atas.core.augment import View
+from atas.core.resized_crop import BoxView
+from atas.core.rng import CounterRNG, Stream
+from atas.distributed.sharding import DataShard
+from atas.paper.studies import get as study
+from atas.paper.studies import names as study_names
+from atas.paper.study import StudyOptions
 from atas.training import checkpoint
-from atas.training import recipe as recipes
-from atas.training._checks import split_probe
-from atas.training.monitor import Monitor, Probe
+from atas.training.monitor import Monitor, ProbeResult, split_probe
 
 Entries = dict[str, Any]
 THREATS = {"linf": atas.Linf(8 / 255), "l2": atas.L2(0.5)}
@@ -374,7 +372,7 @@ def record_cli() -> Iterator[tuple[str, Any]]:
 def record_recipes() -> Iterator[tuple[str, Any]]:
     for name in recipes.names():
         found = recipes.load(name)
-        yield f"recipe.{name}", [recipes.fingerprint(found), found.to_toml(), repr(found.threat)]
+        yield f"recipe.{name}", [recipes.recipe_fingerprint(found), found.to_toml(), repr(found.threat)]
     changes = {"method.name": "atta", "method.step_size": "4/255", "method.grid": 4, "data.view": "resized"}
     yield "recipe.changed", recipes.load(RECIPE).with_values(changes).to_toml()
 
@@ -384,7 +382,7 @@ def record_studies() -> Iterator[tuple[str, Any]]:
     sweeps = [name for name in study_names() if hasattr(study(name), "trials")]
     for name in sweeps:
         for quick in (True, False):
-            trials = study(name).trials(Request(Path("x"), quick=quick))
+            trials = study(name).trials(StudyOptions(Path("x"), quick=quick))
             rows = [[trial.key, trial.training_key, trial.row, trial.label, trial.slug] for trial in trials]
             yield f"study.{name}.{'quick' if quick else 'full'}", rows
     shown = [name for name in sweeps if (ROOT / "results" / "cifar10" / f"{name}.md").exists()]
@@ -399,11 +397,14 @@ def record_studies() -> Iterator[tuple[str, Any]]:
 def record_numbers() -> Iterator[tuple[str, Any]]:
     """Random numbers, views, orders and the monitor's images: every run of the past depends on them."""
     index = torch.arange(7) * 12345
-    for purpose in Purpose:
-        draws = [Draw(seed, torch.tensor(epoch), index) for seed in (0, 1, 2**40 + 3) for epoch in (0, 29)]
+    for purpose in Stream:
+        draws = [CounterRNG(seed, torch.tensor(epoch), index) for seed in (0, 1, 2**40 + 3) for epoch in (0, 29)]
         values = [number(purpose, (3, 5)) for draw in draws for number in (draw.uniform, draw.normal)]
         yield f"rng.{purpose.name}", [int(purpose), digest(values)]
-    draw, images = Draw(5, torch.tensor(2), index), torch.rand(7, 3, 32, 32, generator=torch.Generator().manual_seed(1))
+    draw, images = (
+        CounterRNG(5, torch.tensor(2), index),
+        torch.rand(7, 3, 32, 32, generator=torch.Generator().manual_seed(1)),
+    )
     view = View.draw(draw, 4)
     yield "rng.view", digest(view.top, view.left, view.flip, view.apply(images))
     boxes = {"crop": BoxView.crop(draw, 24, 32), "resized": BoxView.resized(draw, 24, (32, 32))}
@@ -417,7 +418,7 @@ def record_numbers() -> Iterator[tuple[str, Any]]:
     ]
     yield "rng.random_views", digest([x for x, _ in found])
     for shards, processes in ((1, 1), (4, 2), (4, 3)):
-        orders = [Part.of(50, shards, rank, processes).order(3, 1) for rank in range(processes)]
+        orders = [DataShard.for_rank(50, shards, rank, processes).order(3, 1) for rank in range(processes)]
         yield f"rng.order.{shards}.{processes}", [order.tolist() for order in orders]
     for examples, probe in ((60, 20), (50_000, 1000), (1297, 150)):
         probed, left = split_probe(examples, probe, held_out=True)
@@ -463,7 +464,7 @@ def steps_of(name: str, threat: atas.Threat, **settings: Any) -> dict[str, Any]:
     for epoch in (0, 1, 5, 9):
         method.start_epoch(epoch, 30)
         for rows in index.split(10):
-            view = View.draw(Draw(3, torch.tensor(epoch), rows), 2)
+            view = View.draw(CounterRNG(3, torch.tensor(epoch), rows), 2)
             step = method.step(model, optimizer, view.apply(images, rows), labels[rows], rows, view)
             steps.append(step._asdict())
     state = method.state_dict()
@@ -607,7 +608,7 @@ def interrupted_trainings() -> Iterator[tuple[str, Any]]:
 
 def scripted_collapses() -> Iterator[tuple[str, Any]]:
     """The monitor sees a collapse in the third epoch, and a breakdown later on."""
-    healthy, collapsed, lost = Probe(0.9, 0.6, 0.5), Probe(0.9, 0.95, 0.02), Probe(0.1, 0.1, 0.1)
+    healthy, collapsed, lost = ProbeResult(0.9, 0.6, 0.5), ProbeResult(0.9, 0.95, 0.02), ProbeResult(0.1, 0.1, 0.1)
     for what in ("warn", "stop", "rollback"):
         seen = iter([healthy, healthy, collapsed, healthy, lost, lost, lost, lost])
         with mock.patch.object(Monitor, "probe", lambda *_, seen=seen, **__: next(seen)):
@@ -708,8 +709,8 @@ def of_stopped_evaluation(model: nn.Module, sample: Any) -> list[Any]:
     notes: list[Any] = []
 
     def stop(status: Any) -> None:
-        notes.append([status.attack, status.doing, status.right, status.examples, status.note])
-        if (status.attack, status.doing) == ("apgd-t", "apgd-t"):
+        notes.append([status.attack, status.stage, status.num_correct, status.examples, status.note])
+        if (status.attack, status.stage) == ("apgd-t", "apgd-t"):
             raise EnoughError
 
     def call(progress: Any) -> atas.Evaluation:

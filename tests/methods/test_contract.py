@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import atas
-from atas.augment import View
+from atas.core.augment import View
 from atas.errors import CheckpointError, DataError, UsageError
 
 SHAPE, PAD, EXAMPLES = (3, 8, 10), 2, 12
@@ -568,7 +568,7 @@ def test_the_default_memory_is_close_to_what_was_perturbed(small_net, data, name
     x, y, index, view = data()
     assert method.memory.delta.dtype == torch.int8
     inputs = method.perturb(model, x, y, index, view)
-    error = method.memory.read(index, view, torch.float32) - (inputs - x)
+    error = method.memory.load(index, view, torch.float32) - (inputs - x)
     assert error.abs().max() <= threat.eps / 254 + 1e-7
 
 
@@ -600,11 +600,11 @@ def test_shrinking_steps_to_nothing_ends_the_attack(small_net, data, name):
     method.shrink_steps(0.0)
     x, y, index, view = data()
     if name in REMEMBERING:
-        start = method.threat.project(x + method.memory.read(index, view, x.dtype), x)
+        start = method.threat.project(x + method.memory.load(index, view, x.dtype), x)
     elif name in (*WITHOUT_CHANCE, "fgsm-ga"):
         start = x
     else:
-        start = method.threat.random_start(x, method.draw(index))
+        start = method.threat.random_start(x, method.rng(index))
     assert torch.equal(method.step(model, sgd(model), x, y, index, view).inputs, start)
 
 

@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 
 from atas import models
-from atas.models._resnet import Stem
+from atas.models.resnet import Stem
 
 # Blocks of each stage; kernel sizes in a block; how much wider than the stage its last convolution is.
 LAYOUTS = {"resnet18": ((2, 2, 2, 2), (3, 3), 1), "resnet50": ((3, 4, 6, 3), (1, 3, 1), 4)}

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from atas import models
-from atas.models._wide_resnet import WideResNet
+from atas.models.wide_resnet import WideResNet
 
 
 @pytest.mark.parametrize(("depth", "width"), [(10, 2), (16, 1), (22, 3)])

@@ -11,11 +11,11 @@ import torch
 from rich.console import Console
 
 import atas
-from atas import report
+from atas import recipes, report
 from atas.evaluation import Evaluation
-from atas.report import _attempts, _confusion, _tenths
-from atas.report._subject import Subject
-from atas.training import Live, recipe
+from atas.report import attack_examples, measurements
+from atas.report.run_view import RunView
+from atas.training import TrainingProgress
 
 
 def make_rows(curve, collapsed_from=None):
@@ -38,7 +38,7 @@ def make_run(tmp_path):
     ):
         folder = tmp_path / name
         folder.mkdir(parents=True)
-        settings = recipe.from_dict({"method": {"name": method, "eps": "8/255"}}, "toy")
+        settings = recipes.from_dict({"method": {"name": method, "eps": "8/255"}}, "toy")
         (folder / "recipe.toml").write_text(settings.to_toml())
         rows = [*make_rows(curve, collapsed_from), *events]
         (folder / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
@@ -85,9 +85,9 @@ ATTACKS = ("fgsm", "pgd10", "apgd-ce")
 def few_images():
     """Pages made inside measure on a few images only."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(_tenths, "_MOST", 40)
-        patch.setattr(_confusion, "_MOST", 40)
-        patch.setattr(_attempts, "EXAMPLES", 12)
+        patch.setattr(measurements, "_DECILE_EXAMPLES", 40)
+        patch.setattr(measurements, "_CONFUSION_EXAMPLES", 40)
+        patch.setattr(attack_examples, "EXAMPLES", 12)
         yield
 
 
@@ -122,7 +122,7 @@ def trained(tmp_path_factory):
     folder = tmp_path_factory.mktemp("runs") / "healthy"
     values = {"training.epochs": 4, "method.eps": 0.1, "method.max_step": 0.2, "training.probe": 60}
     values |= {"engine.device": "cpu", "schedule.peak": 0.1}
-    run = atas.train("digits-small-cnn-atas", out=folder, values=values, live=Live(quiet=True))
+    run = atas.train("digits-small-cnn-atas", out=folder, values=values, live=TrainingProgress(quiet=True))
     test = atas.data.load("digits").test
     result = atas.evaluate(run.model, test.images[:40], test.labels[:40], run.recipe.threat, attacks=ATTACKS)
     result.save(folder / "evaluation.json")
@@ -144,12 +144,12 @@ def copy_of(tmp_path, trained):
 
 
 @pytest.fixture
-def subject_of():
+def view_of():
     """A run as the sections see it."""
 
     def make(folder, root=None):
         (found,) = report.summarise([folder])
-        return Subject(found, folder, root)
+        return RunView(found, folder, root)
 
     return make
 

@@ -9,7 +9,7 @@ import torch
 from atas import report
 from atas.errors import DataError
 from atas.evaluation import wilson
-from atas.training.weights import read_weights, save_weights
+from atas.models.weights import read_weights, save_weights
 
 COLLAPSE = [(0.5, 0.4, 0.35), (0.7, 0.6, 0.45), (0.8, 0.9, 0.02), (0.8, 0.95, 0.0)]
 
@@ -21,7 +21,7 @@ def test_what_is_read(make_run):
     assert (one.name, two.name) == ("first", "second")
     assert (one.recipe.method.name, two.recipe.method.name) == ("atas", "fgsm-rs")
     assert (one.seconds, two.seconds) == (5.0, 10.0)
-    assert (one.collapsed_in, two.collapsed_in) == (None, 3)
+    assert (one.collapse_epoch, two.collapse_epoch) == (None, 3)
     assert one.evaluation.accuracy["pgd50"] == 0.47
     assert two.evaluation is None
     assert [row["epoch"] for row in two.epochs] == [0, 1, 2, 3]
@@ -49,7 +49,7 @@ def test_rows_that_a_rollback_took_back_do_not_count(make_run):
     events = [{"event": "collapse", "epoch": 2}, {"event": "rollback", "epoch": 2, "to_epoch": 2}, again]
     (run,) = report.summarise([make_run("run", curve=COLLAPSE[:3], collapsed_from=2, events=events)])
     assert [row["pgd10"] for row in run.epochs] == [0.35, 0.45, 0.45]
-    assert run.collapsed_in is None
+    assert run.collapse_epoch is None
     assert run.seconds == 12.0
 
 
@@ -96,7 +96,7 @@ def test_the_table(make_run, show):
     assert "not evaluated yet; run atas evaluate" in text
 
 
-def test_figures_of_other_weights_are_marked(copy_of, subject_of, show, small_net):
+def test_figures_of_other_weights_are_marked(copy_of, view_of, show, small_net):
     folder, same = copy_of("[retrained]"), copy_of("same")
     path = folder / "model.safetensors"
     about, _ = read_weights(path)
@@ -107,7 +107,7 @@ def test_figures_of_other_weights_are_marked(copy_of, subject_of, show, small_ne
     marked, unmarked = (next(line for line in lines if name in line) for name in ("[retrained]", "same"))
     assert (marked.count("]*"), unmarked.count("*")) == (4, 0)
     assert any("a star: of other weights than those in the folder; evaluate again" in line for line in lines)
-    assert subject_of(folder).weights_differ
+    assert view_of(folder).weights_differ
     path.write_bytes(b"damaged")
     assert report.summarise([folder])[0].weights_differ is None
 

@@ -9,12 +9,12 @@ import numpy as np
 import pytest
 
 import atas
-from atas import report
+from atas import recipes, report
 from atas.errors import DataError
+from atas.paper import published
+from atas.recipes.expected import paper_row
 from atas.report import page
-from atas.report._expected import in_paper
-from atas.reproduce import paper
-from atas.training import Live, recipe
+from atas.training import TrainingProgress
 
 SECTIONS = ["summary", "training", "steps", "gallery", "surface", "classes", "warnings", "repeat"]
 HOSTILE = "</script><img src=x onerror=hacked=1>'\"&\u2028"
@@ -139,9 +139,9 @@ def test_data_that_was_given_in_python(tmp_path, page_of, small_net):
     images = np.random.default_rng(0).integers(0, 256, (40, 3, 8, 8), dtype=np.uint8)
     labels = np.arange(40) % 4
     given = atas.data.from_arrays("mine", images, labels, images, labels)
-    settings = recipe.from_dict({"training": {"epochs": 1, "batch_size": 20, "probe": 8}}, "mine")
+    settings = recipes.from_dict({"training": {"epochs": 1, "batch_size": 20, "probe": 8}}, "mine")
     settings = settings.with_values({"data.pad": 1, "engine.device": "cpu"})
-    atas.train(settings, out=tmp_path / "run", model=small_net(), data=given, live=Live(quiet=True))
+    atas.train(settings, out=tmp_path / "run", model=small_net(), data=given, live=TrainingProgress(quiet=True))
     found = page_of(tmp_path / "run")
     assert "atas on mine, SmallNet" in found.text
     assert "Not shown. The data is not at hand: the data of this recipe was given in Python" in found.text
@@ -150,23 +150,23 @@ def test_data_that_was_given_in_python(tmp_path, page_of, small_net):
     assert "atas evaluate" not in found.text
 
 
-def test_hostile_names(copy_of, subject_of, quick):
+def test_hostile_names(copy_of, view_of, quick):
     folder = copy_of(f"run {HOSTILE}".replace("/", "\u2215"))
     text = (folder / "recipe.toml").read_text()
     renamed = re.sub("^name = .*", lambda _: f"name = {json.dumps(HOSTILE)}", text, count=1, flags=re.MULTILINE)
     (folder / "recipe.toml").write_text(renamed)
     environment = json.loads((folder / "environment.json").read_text())
     (folder / "environment.json").write_text(json.dumps(dict.fromkeys(environment, HOSTILE)))
-    subject = subject_of(folder)
+    view = view_of(folder)
     classes = tuple(f"{HOSTILE}{number}" for number in range(10))
-    splits = {name: dataclasses.replace(getattr(subject.data, name), classes=classes) for name in ("train", "test")}
-    subject.__dict__["data"] = dataclasses.replace(subject.data, **splits)
-    for made in (page.one(subject), page.several([subject, subject])):
+    splits = {name: dataclasses.replace(getattr(view.data, name), classes=classes) for name in ("train", "test")}
+    view.__dict__["data"] = dataclasses.replace(view.data, **splits)
+    for made in (page.render_run(view), page.render_comparison([view, view])):
         found = Page(made)
         assert "onerror" not in {key for _, attributes in found.elements for key in attributes}
         assert made.count("</script>") == len(found.all("script"))
         assert HOSTILE in found.text
-    assert f"{HOSTILE}3" in Page(page.one(subject)).text
+    assert f"{HOSTILE}3" in Page(page.render_run(view)).text
 
 
 def test_several_runs(make_run, page_of):
@@ -195,11 +195,11 @@ def test_the_paper_stands_beside(make_run, page_of):
     folder = make_run("row", right={"clean": 81, "pgd10": 50})
     text = (folder / "recipe.toml").read_text()
     assert 'name = "cifar10"' in text
-    assert "81.22" in page_of(folder, paper=paper.lookup, root="nowhere").text
-    settings = recipe.load("cifar10-preact-resnet18-atas")
-    assert in_paper(settings, paper.lookup).autoattack == 45.38
-    assert in_paper(settings, None) is None
-    assert in_paper(settings.with_values({"method.norm": "l2", "method.dtype": "float16"}), paper.lookup) is None
+    assert "81.22" in page_of(folder, paper=published.lookup, root="nowhere").text
+    settings = recipes.load("cifar10-preact-resnet18-atas")
+    assert paper_row(settings, published.lookup).autoattack == 45.38
+    assert paper_row(settings, None) is None
+    assert paper_row(settings.with_values({"method.norm": "l2", "method.dtype": "float16"}), published.lookup) is None
 
 
 def test_what_is_no_run_and_what_is_damaged(copy_of, tmp_path, page_of):

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from atas import report
-from atas.report._ranking import paired, rank
+from atas.report.compare import paired_difference, rank
 from atas.threat import Linf
 
 
@@ -27,18 +27,18 @@ def runs_of(make_run):
 def test_order_and_differences(runs_of):
     found = rank(runs_of(low={"pgd10": 40}, best={"pgd10": 60, "fgsm": 70}, none=None))
     assert found.attacks == ["pgd10"]
-    assert [(place.run.name, place.right, place.behind) for place in found.places] == [
+    assert [(ranked.run.name, ranked.correct, ranked.gap) for ranked in found.runs] == [
         ("best", 60, 0),
         ("low", 40, -0.2),
     ]
-    low, high = found.places[1].interval
+    low, high = found.runs[1].gap_interval
     assert low < -0.2 < high < 0
 
 
 def test_only_attacks_that_all_were_put_to_count(runs_of):
     found = rank(runs_of(a={"fgsm": 90, "pgd50": 10}, b={"fgsm": 80}))
     assert found.attacks == ["fgsm"]
-    assert found.places[0].run.name == "a"
+    assert found.runs[0].run.name == "a"
 
 
 def test_why_there_is_no_ranking(runs_of):
@@ -61,9 +61,9 @@ def test_the_interval_against_its_formula(pairs):
     n = len(pairs) + 2
     middle = (gained - lost) / n
     half = 1.959963985 * math.sqrt(gained + lost - (gained - lost) ** 2 / n) / n
-    assert paired(own, other) == pytest.approx((middle - half, middle + half))
-    low, high = paired(other, own)
-    assert paired(own, other) == pytest.approx((-high, -low))
+    assert paired_difference(own, other) == pytest.approx((middle - half, middle + half))
+    low, high = paired_difference(other, own)
+    assert paired_difference(own, other) == pytest.approx((-high, -low))
 
 
 def test_the_interval_covers_the_truth():
@@ -75,7 +75,7 @@ def test_the_interval_covers_the_truth():
         second = torch.where(
             torch.rand(200, generator=generator) < 0.2, torch.rand(200, generator=generator) < 0.3, first
         )
-        low, high = paired(first, second)
+        low, high = paired_difference(first, second)
         covered += low <= 0.2 * (0.6 - 0.3) <= high
     assert 0.92 <= covered / 400 <= 0.98
 
@@ -85,4 +85,4 @@ def test_evaluations_without_clean_verdicts_count_them(make_run):
     folder = make_run("one", right={"clean": 50, "fgsm": 80})
     other = make_run("two", right={"clean": 50, "fgsm": 40})
     found = rank(report.summarise([folder, other]))
-    assert [place.right for place in found.places] == [50, 40]
+    assert [ranked.correct for ranked in found.runs] == [50, 40]

@@ -12,7 +12,8 @@ from safetensors.torch import load_file
 from torch import nn
 
 import atas
-from atas.training import Live, recipe
+from atas import recipes
+from atas.training import TrainingProgress
 
 TIMES = ("seconds", "examples_per_second")
 
@@ -45,7 +46,7 @@ class Tied(nn.Module):
         return self.last(torch.tanh(self.outward(torch.tanh(self.inward(x.flatten(1))))))
 
 
-class Observer(Live):
+class RecordingProgress(TrainingProgress):
     """A live view that writes into memory and calls the test after every batch, epoch and sentence."""
 
     def __init__(self, on_batch=None, on_epoch=None, on_say=None, **console):
@@ -61,13 +62,13 @@ class Observer(Live):
             self._on_batch(self.batches)
         return super().due()
 
-    def epoch(self, done, row, epochs):
-        super().epoch(done, row, epochs)
+    def end_epoch(self, done, row, epochs):
+        super().end_epoch(done, row, epochs)
         if self._on_epoch is not None:
             self._on_epoch(row)
 
-    def say(self, text, style=None):
-        super().say(text, style)
+    def log(self, text, style=None):
+        super().log(text, style)
         self.said.append(text)
         if self._on_say is not None:
             self._on_say(text)
@@ -76,7 +77,7 @@ class Observer(Live):
 @pytest.fixture(scope="session")
 def observer():
     """The class of the live view that tests look through."""
-    return Observer
+    return RecordingProgress
 
 
 @pytest.fixture(scope="session")
@@ -84,7 +85,7 @@ def interrupt_after():
     """A live view that sends this process SIGINT after so many batches."""
 
     def make(batches):
-        return Observer(on_batch=lambda seen: signal.raise_signal(signal.SIGINT) if seen == batches else None)
+        return RecordingProgress(on_batch=lambda seen: signal.raise_signal(signal.SIGINT) if seen == batches else None)
 
     return make
 
@@ -145,7 +146,7 @@ def toy_recipe():
             "engine": {"device": "cpu"},
             "evaluation": {"attacks": ("fgsm",)},
         }
-        return recipe.from_dict(document, "toy").with_values(values or {})
+        return recipes.from_dict(document, "toy").with_values(values or {})
 
     return make
 
@@ -155,7 +156,7 @@ def train_toy(toy_data, toy_recipe, tiny_net):
     """Train on the toy data: `train_toy(folder, "free", {"training.epochs": 2}, resume=True)`."""
 
     def train(out, method="atas", values=None, **options):
-        options = {"data": toy_data, "model": tiny_net(), "live": Observer(), **options}
+        options = {"data": toy_data, "model": tiny_net(), "live": RecordingProgress(), **options}
         return atas.train(toy_recipe(method, values), out=out, **options)
 
     return train

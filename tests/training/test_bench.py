@@ -6,11 +6,11 @@ import time
 import pytest
 
 from atas import data
-from atas.data._stored import Held
+from atas.data.lazy_images import InMemoryImages
 from atas.errors import DataError
+from atas.recipes import load
 from atas.training.bench import bench
-from atas.training.recipe import load
-from atas.training.run import load_data
+from atas.training.data import load_data
 
 
 @pytest.fixture(scope="module")
@@ -47,7 +47,7 @@ def test_the_result_is_json(results):
     assert found["environment"]["torch"]
 
 
-class Slow(Held):
+class Slow(InMemoryImages):
     """Images that take longer to read than a step does."""
 
     def read(self, rows, out):

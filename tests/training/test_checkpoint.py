@@ -15,7 +15,7 @@ from safetensors.torch import save_file
 
 import atas
 from atas.errors import AtasError, CheckpointError
-from atas.training import checkpoint, logs
+from atas.training import checkpoint, metrics
 from atas.training.trainer import Interrupted
 
 
@@ -247,7 +247,7 @@ def test_a_full_disk_when_metrics_are_written(stopped, train_toy, tmp_path, monk
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     with monkeypatch.context() as patch:
-        patch.setattr(logs.os, "fsync", full)
+        patch.setattr(metrics.os, "fsync", full)
         with pytest.raises(AtasError, match=r"metrics.jsonl \(No space left on device\); make room .* --resume"):
             train_toy(stopped, resume=True)
     train_toy(stopped, resume=True)
@@ -256,7 +256,7 @@ def test_a_full_disk_when_metrics_are_written(stopped, train_toy, tmp_path, monk
 
 
 def test_a_full_disk_when_the_weights_are_written(stopped, train_toy, tmp_path, monkeypatch, assert_same_run):
-    from atas.training import weights
+    from atas.models import weights
 
     def full(*arguments, **options):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))

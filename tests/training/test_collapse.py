@@ -9,7 +9,8 @@ import torch
 from torch import nn
 
 import atas
-from atas.training import recipe
+from atas import recipes
+from atas.recipes import fingerprint
 from atas.training.trainer import Interrupted
 
 CASE = "digits-small-cnn"
@@ -29,8 +30,8 @@ def half_as_wide():
 
 
 def test_both_recipes_are_of_the_same_case():
-    one, other = (recipe.load(f"{CASE}-{method}") for method in ("fgsm-rs", "atas"))
-    changed = {line.split(":")[0] for line in recipe.differences(one, other)}
+    one, other = (recipes.load(f"{CASE}-{method}") for method in ("fgsm-rs", "atas"))
+    changed = {line.split(":")[0] for line in fingerprint.differences(one, other)}
     assert {key for key in changed if not key.startswith("method.")} <= {"evaluation.attacks"}
     assert "method.eps" not in changed
     assert one.training.on_collapse == other.training.on_collapse == "warn"

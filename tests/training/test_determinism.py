@@ -4,7 +4,7 @@ import pytest
 import torch
 
 import atas
-from atas.training._determinism import determinism
+from atas.training.job import deterministic
 from atas.training.trainer import Interrupted
 
 
@@ -15,7 +15,7 @@ def switches():
 @pytest.mark.parametrize("wanted", [True, False])
 def test_switches_are_put_back(wanted):
     before = switches()
-    with determinism(wanted):
+    with deterministic(wanted):
         assert switches() == ((True, False) if wanted else before)
     assert switches() == before
 

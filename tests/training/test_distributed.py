@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from atas.data._team import processors
+from atas._utils.system import available_cpus
+from atas.distributed.world import init
 from atas.errors import AtasError, UsageError
-from atas.processes import launched
 from atas.training import checkpoint
 
 METHODS = ("atas", "atta", "fgsm-rs", "free", "yopo", "trades")
@@ -31,7 +31,7 @@ OWN = {
 @pytest.fixture(scope="module")
 def ranks():
     """Train in processes that are forked from one: `ranks(2, out, settings)`; the answer of ranks.py."""
-    program = Path(__file__).with_name("ranks.py")
+    program = Path(__file__).parents[1] / "helpers" / "ranks.py"
     environment = os.environ | {"OMP_NUM_THREADS": "1"}
     nursery = subprocess.Popen(
         [sys.executable, str(program)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment
@@ -138,7 +138,7 @@ def test_processes_share_the_processors(ranks, settings_of, tmp_path):
     """Each streams with its part of them; otherwise eight processes on 64 would start 512."""
     values = {"data.loading": "streaming", "training.epochs": 1}
     said = ranks(2, tmp_path / "run", settings_of(**values))["said"]
-    workers = max(1, min(processors() // 2, 4))  # of its four images in a batch each reads one at least
+    workers = max(1, min(available_cpus() // 2, 4))  # of its four images in a batch each reads one at least
     assert f"are streamed from memory by {workers} process" in said
 
 
@@ -244,7 +244,7 @@ def test_processes_that_do_not_find_each_other(monkeypatch):
     monkeypatch.setenv("WORLD_SIZE", "2")
     monkeypatch.setenv("RANK", "0")
     monkeypatch.delenv("MASTER_ADDR", raising=False)
-    with pytest.raises(AtasError, match="start them with torchrun"), launched():
+    with pytest.raises(AtasError, match="start them with torchrun"), init():
         pass
 
 

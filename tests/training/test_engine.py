@@ -7,14 +7,14 @@ import torch
 from torch import nn
 
 import atas
-from atas.data.resident import Resident
-from atas.fusing import fused
+from atas.core.dispatch import use_fast_ops
+from atas.data.loader import DeviceLoader
 from atas.models import Normalize, WideResNet
-from atas.slope import slope
+from atas.ops.jvp import loss_jvp
+from atas.ops.precision import low_precision_copy
+from atas.recipes import OptimizerConfig, load
 from atas.training.engine import Engine
-from atas.training.recipe import Optimizer, load
-from atas.training.sgd import SGD
-from atas.twin import working_copy
+from atas.training.optim import SGD
 
 SHAPE, EXAMPLES, BATCH = (3, 8, 8), 14, 6
 
@@ -38,7 +38,7 @@ def make_engine(name: str, device: str = "cpu", kind: type[Engine] = Engine, mod
     images = torch.randint(256, (EXAMPLES, *SHAPE), dtype=torch.uint8, generator=generator)
     labels = torch.randint(4, (EXAMPLES,), generator=generator)
     place = torch.device(device)
-    batches = Resident(images, labels, batch_size=BATCH, pad=2, flip=True, seed=0, device=place)
+    batches = DeviceLoader(images, labels, batch_size=BATCH, pad=2, flip=True, seed=0, device=place)
     own = dict(settings.method.settings) | ({"batch_size": BATCH} if name == "free" else {})
     method = atas.methods.create(name, settings.threat, EXAMPLES, SHAPE, pad=2, device=place, **own)
     return kind(settings, (model or network()).to(place), method, batches)
@@ -50,29 +50,29 @@ def test_a_compiled_step_is_the_plain_step(name):
     """Through the very parts that the captured engine compiles, here with a backend that needs no compiler."""
     torch._dynamo.reset()
     plain, compiled = make_engine(name), make_engine(name)
-    compiled.working.forward = torch.compile(compiled.working.forward, backend="aot_eager", fullgraph=True)
+    compiled.compute_model.forward = torch.compile(compiled.compute_model.forward, backend="aot_eager", fullgraph=True)
     for engine, backend in ((plain, None), (compiled, "aot_eager")):
-        with fused(backend):
-            engine.begin(6, 0)
+        with use_fast_ops(backend):
+            engine.start_epoch(6, 0)
             engine.step()
             engine.step()
-    expected = plain.tensors()
-    for key, found in compiled.tensors().items():
+    expected = plain.state_tensors()
+    for key, found in compiled.state_tensors().items():
         torch.testing.assert_close(found, expected[key], atol=1e-6, rtol=1e-5, msg=key)
 
 
 def test_an_epoch_s_order_is_ready_before_it_begins(monkeypatch):
     """The host makes it while a device is busy, so that the device need not wait; and it is the epoch's own."""
     engine, asked = make_engine("standard"), []
-    order = engine.batches.order
-    monkeypatch.setattr(engine.batches, "order", lambda epoch: asked.append(epoch) or order(epoch))
+    order = engine.loader.order
+    monkeypatch.setattr(engine.loader, "order", lambda epoch: asked.append(epoch) or order(epoch))
     for epoch in (0, 1):
-        engine.begin(epoch, 0)
+        engine.start_epoch(epoch, 0)
         assert torch.equal(engine._order, order(epoch))
-        for _ in range(len(engine.batches)):
+        for _ in range(len(engine.loader)):
             engine.step()
     assert asked == [0, 1, 2]
-    engine.begin(5, 1)  # not the next one: back to an earlier checkpoint, or a resume
+    engine.start_epoch(5, 1)  # not the next one: back to an earlier checkpoint, or a resume
     assert torch.equal(engine._order, order(5))
 
 
@@ -82,8 +82,8 @@ def test_methods_that_cannot_be_compiled_say_so():
 
 def test_all_methods_but_yopo_from_another_layer_run_by_the_kernels():
     for name in atas.methods.names():
-        assert atas.methods.create(name, atas.Linf(8 / 255), EXAMPLES, SHAPE).by_kernels
-    assert not atas.methods.create("yopo", atas.Linf(8 / 255), EXAMPLES, SHAPE, layer="layer1").by_kernels
+        assert atas.methods.create(name, atas.Linf(8 / 255), EXAMPLES, SHAPE).uses_fast_network
+    assert not atas.methods.create("yopo", atas.Linf(8 / 255), EXAMPLES, SHAPE, layer="layer1").uses_fast_network
 
 
 class Sloping:
@@ -96,7 +96,7 @@ class Sloping:
         return self.plain(x)
 
     def slope(self, x: torch.Tensor, direction: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-        return slope(self.model, x, direction, y)
+        return loss_jvp(self.model, x, direction, y)
 
 
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")  # as above
@@ -109,12 +109,12 @@ def test_gradient_alignment_by_slopes_is_that_by_two_backward_passes():
         model = WideResNet(4, Normalize(3), 10, 1)
         engine = make_engine("fgsm-ga", model=model)
         if backend:
-            engine.working.forward = Sloping(model)
-        with fused(backend):
-            engine.begin(6, 0)
+            engine.compute_model.forward = Sloping(model)
+        with use_fast_ops(backend):
+            engine.start_epoch(6, 0)
             engine.step()
         engines.append(engine)
-    plain, fast = (engine.tensors() for engine in engines)
+    plain, fast = (engine.state_tensors() for engine in engines)
     for key, found in fast.items():
         torch.testing.assert_close(found, plain[key], atol=1e-6, rtol=1e-4, msg=key)
 
@@ -125,7 +125,7 @@ def test_the_optimiser_is_that_of_torch(nesterov, generator):
     ours = [weight.clone() for weight in weights]
     theirs = [nn.Parameter(weight.clone()) for weight in weights]
     optimizer = torch.optim.SGD(theirs, lr=1.0, momentum=0.9, weight_decay=5e-4, nesterov=nesterov)
-    sgd = SGD(Optimizer(nesterov=nesterov), ours, ours)
+    sgd = SGD(OptimizerConfig(nesterov=nesterov), ours, ours)
     for step in range(20):
         gradients = [torch.randn(weight.shape, generator=generator) for weight in weights]
         for parameter, gradient in zip(theirs, gradients, strict=True):
@@ -140,19 +140,19 @@ def test_the_optimiser_is_that_of_torch(nesterov, generator):
 
 def test_a_weight_without_a_gradient_stays():
     weights = [torch.ones(3), torch.ones(2)]
-    SGD(Optimizer(), weights, weights).step([None, torch.ones(2)], torch.tensor(0.1), torch.tensor(0.9))
+    SGD(OptimizerConfig(), weights, weights).step([None, torch.ones(2)], torch.tensor(0.1), torch.tensor(0.9))
     assert torch.equal(weights[0], torch.ones(3))
     assert not torch.equal(weights[1], torch.ones(2))
 
 
 def test_a_working_copy_shares_all_but_the_weights_in_low_precision():
     model = network()
-    twin = working_copy(model, torch.bfloat16)
+    twin = low_precision_copy(model, torch.bfloat16)
     assert twin[0].weight.dtype == twin[4].weight.dtype == twin[4].bias.dtype == torch.bfloat16
     assert twin[1].weight is model[1].weight
     assert twin[1].running_mean is model[1].running_mean
     assert model[0].weight.dtype == torch.float32
-    sgd = SGD(Optimizer(), list(model.parameters()), list(twin.parameters()))
+    sgd = SGD(OptimizerConfig(), list(model.parameters()), list(twin.parameters()))
     sgd.step([torch.ones_like(weight) for weight in twin.parameters()], torch.tensor(0.5), torch.tensor(0.9))
     assert torch.equal(twin[0].weight, model[0].weight.to(torch.bfloat16))
 
@@ -161,19 +161,19 @@ def test_a_working_copy_shares_all_but_the_weights_in_low_precision():
 @pytest.mark.parametrize("name", atas.methods.names())
 def test_a_captured_step_is_the_eager_step(name):
     """In float32: signs of perturbations on 99.9% of pixels, norms to 1e-4."""
-    from atas.training.captured import Captured
+    from atas.training.cuda_graph_engine import CudaGraphEngine
 
     allowed, torch.backends.cudnn.allow_tf32 = torch.backends.cudnn.allow_tf32, False
     try:
-        eager, captured = make_engine(name, "cuda"), make_engine(name, "cuda", Captured)
+        eager, captured = make_engine(name, "cuda"), make_engine(name, "cuda", CudaGraphEngine)
         captured.prepare()
         for engine in (eager, captured):
-            engine.begin(6, 0)
+            engine.start_epoch(6, 0)
             engine.step()
     finally:
         torch.backends.cudnn.allow_tf32 = allowed
-    expected = eager.tensors()
-    for key, found in captured.tensors().items():
+    expected = eager.state_tensors()
+    for key, found in captured.state_tensors().items():
         if key == "method.memory.delta":
             assert (found.sign() == expected[key].sign()).float().mean() >= 0.999
         else:
@@ -184,14 +184,14 @@ def test_a_captured_step_is_the_eager_step(name):
 @pytest.mark.parametrize("nesterov", [False, True])
 @pytest.mark.parametrize("kind", [torch.float32, torch.bfloat16])
 def test_the_optimiser_as_a_kernel(nesterov, kind, generator):
-    from atas.training._fused_sgd import FusedSGD
+    from atas.training.optim import FusedSGD
 
     weights = [torch.randn(shape, generator=generator).cuda() for shape in ((9000,), (64, 3, 3, 3), (5,))]
     made = []
     for optimiser in (SGD, FusedSGD):
         mine = [weight.clone() for weight in weights]
         working = mine if kind == torch.float32 else [weight.to(kind) for weight in mine]
-        made.append((optimiser(Optimizer(nesterov=nesterov), mine, working), mine, working))
+        made.append((optimiser(OptimizerConfig(nesterov=nesterov), mine, working), mine, working))
     for step in range(6):
         gradients = [torch.randn(weight.shape, generator=generator).cuda().to(kind) for weight in weights]
         rate, momentum = torch.tensor([0.1 / (step + 1), 0.9 - 0.02 * step], dtype=torch.float64, device="cuda")

@@ -5,11 +5,11 @@ import torch
 from torch import nn
 
 import atas
-from atas.boxes import BoxView
-from atas.data.resident import Resident
-from atas.fusing import fused
+from atas.core.dispatch import use_fast_ops
+from atas.core.resized_crop import BoxView
+from atas.data.loader import DeviceLoader
+from atas.recipes import load
 from atas.training.engine import Engine
-from atas.training.recipe import load
 from atas.training.trainer import Interrupted
 
 SHAPE, EXAMPLES, BATCH, EPOCHS = (3, 16, 16), 14, 6, 4
@@ -23,7 +23,7 @@ def make_engine(store: str, device: str = "cpu", kind: type[Engine] = Engine) ->
     images = torch.randint(256, (EXAMPLES, *SHAPE), dtype=torch.uint8, generator=generator)
     labels = torch.randint(4, (EXAMPLES,), generator=generator)
     place = torch.device(device)
-    batches = Resident(
+    batches = DeviceLoader(
         images, labels, batch_size=BATCH, pad=0, flip=True, seed=0, device=place,
         views=lambda draw: BoxView.crop(draw, 14, 16),
     )  # fmt: skip
@@ -37,10 +37,10 @@ def make_engine(store: str, device: str = "cpu", kind: type[Engine] = Engine) ->
 def run(engine: Engine) -> dict[str, torch.Tensor]:
     engine.prepare()
     for epoch in range(EPOCHS):
-        engine.begin(epoch, 0)
-        for _ in range(len(engine.batches)):
+        engine.start_epoch(epoch, 0)
+        for _ in range(len(engine.loader)):
             engine.step()
-    return {name: tensor.clone() for name, tensor in engine.tensors().items()}
+    return {name: tensor.clone() for name, tensor in engine.state_tensors().items()}
 
 
 def assert_same(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> None:
@@ -61,12 +61,12 @@ def test_a_compiled_step_is_the_plain_step(store):
     torch._dynamo.reset()
     plain, compiled = make_engine(store), make_engine(store)
     for engine, backend in ((plain, None), (compiled, "aot_eager")):
-        with fused(backend):
-            engine.begin(2, 0)
+        with use_fast_ops(backend):
+            engine.start_epoch(2, 0)
             engine.step()
             engine.step()
-    expected = plain.tensors()
-    for key, found in compiled.tensors().items():
+    expected = plain.state_tensors()
+    for key, found in compiled.state_tensors().items():
         torch.testing.assert_close(found, expected[key], atol=1e-6, rtol=1e-5, msg=key)
 
 
@@ -75,11 +75,11 @@ def test_every_batch_but_those_of_a_new_epoch_is_announced(monkeypatch):
     seen: list[tuple[str, list[int]]] = []
     for name in ("prefetch", "before_step", "after_step"):
         monkeypatch.setattr(engine.method, name, lambda index, name=name: seen.append((name, index.tolist())))
-    monkeypatch.setattr(engine, "run", lambda size: seen.append(("run", [size])))
-    engine.begin(2, 1)
+    monkeypatch.setattr(engine, "execute_step", lambda size: seen.append(("run", [size])))
+    engine.start_epoch(2, 1)
     engine.step()
     engine.step()
-    order = engine.batches.order(2).tolist()
+    order = engine.loader.order(2).tolist()
     second, third = order[6:12], order[12:]
     assert seen == [
         ("prefetch", second), ("before_step", second), ("run", [6]), ("after_step", second),
@@ -100,9 +100,9 @@ def test_a_run_goes_on_wherever_its_memory_lives(resumed_on, tmp_path, train_toy
 @pytest.mark.gpu
 @pytest.mark.parametrize("captured", [False, True])
 def test_on_a_gpu_rows_on_the_host_are_those_on_the_device(captured):
-    from atas.training.captured import Captured
+    from atas.training.cuda_graph_engine import CudaGraphEngine
 
-    kind = Captured if captured else Engine
+    kind = CudaGraphEngine if captured else Engine
     torch.use_deterministic_algorithms(True, warn_only=True)
     try:
         assert_same(run(make_engine("device", "cuda", kind)), run(make_engine("host", "cuda", kind)))

@@ -8,7 +8,7 @@ import pytest
 
 from atas.errors import UsageError
 from atas.training import monitor
-from atas.training.logs import read_metrics
+from atas.training.metrics import read_metrics
 from atas.training.trainer import Interrupted
 
 OFF = {"training.loggers": ()}
@@ -36,11 +36,11 @@ def collapse_once(monkeypatch):
     """The second look of a run finds a collapse."""
     looks = []
 
-    def judge(self, probe):
+    def update(self, probe):
         looks.append(probe)
         return len(looks) == 2
 
-    monkeypatch.setattr(monitor.Monitor, "judge", judge)
+    monkeypatch.setattr(monitor.Monitor, "update", update)
 
 
 def killed_after_the_last_row(folder, train_toy, observer, **options):

@@ -8,20 +8,20 @@ import torch
 from torch import nn
 
 import atas
-from atas.training import Run, checkpoint, recipe
-from atas.training._checks import split_probe
-from atas.training.monitor import Monitor, Probe
-from atas.training.run import Folder
+from atas import recipes
+from atas.training import Run, checkpoint
+from atas.training.monitor import Monitor, ProbeResult, split_probe
+from atas.training.run import RunFolder
 from atas.training.trainer import Interrupted, Trainer
 
-HEALTHY = Probe(clean=0.9, fgsm=0.6, pgd10=0.5)
-COLLAPSED = Probe(clean=0.9, fgsm=0.95, pgd10=0.02)
+HEALTHY = ProbeResult(clean=0.9, fgsm=0.6, pgd10=0.5)
+COLLAPSED = ProbeResult(clean=0.9, fgsm=0.95, pgd10=0.02)
 
 
 def judge(*pgd_and_fgsm):
     """What the monitor says of each of these epochs, given as (PGD, FGSM)."""
     monitor = Monitor(torch.zeros(10), torch.arange(10), atas.Linf(0.1))
-    return [monitor.judge(Probe(clean=0.9, fgsm=fgsm, pgd10=pgd)) for pgd, fgsm in pgd_and_fgsm]
+    return [monitor.update(ProbeResult(clean=0.9, fgsm=fgsm, pgd10=pgd)) for pgd, fgsm in pgd_and_fgsm]
 
 
 # Judging
@@ -42,26 +42,28 @@ def test_a_collapse_in_which_fgsm_falls_too_is_found_after_two_epochs():
 @pytest.mark.parametrize(("attacked", "best", "fires"), [(True, 0.4, True), (False, 0.4, False), (True, 0.15, False)])
 def test_robustness_that_is_not_trained_for_may_be_lost(attacked, best, fires):
     """As in standard training of a model that was robust; nor is one robust whose best is hardly above chance."""
-    monitor = Monitor(torch.zeros(10), torch.arange(10), atas.Linf(0.1), attacked=attacked)
-    probes = Probe(0.5, best + 0.01, best), Probe(0.6, 0.06, 0.0), Probe(0.7, 0.03, 0.0)
-    assert [monitor.judge(probe) for probe in probes] == [False, False, fires]
+    monitor = Monitor(torch.zeros(10), torch.arange(10), atas.Linf(0.1), adversarial=attacked)
+    probes = ProbeResult(0.5, best + 0.01, best), ProbeResult(0.6, 0.06, 0.0), ProbeResult(0.7, 0.03, 0.0)
+    assert [monitor.update(probe) for probe in probes] == [False, False, fires]
 
 
 def test_the_sentence_names_the_sign():
     monitor = Monitor(torch.zeros(10), torch.arange(10), atas.Linf(0.1))
-    monitor.judge(Probe(0.99, 0.95, 0.9))
-    assert monitor.judge(Probe(0.99, 0.94, 0.1))
-    assert "while FGSM accuracy is 94.0%" in monitor.sentence(1, Probe(0.99, 0.94, 0.1))
+    monitor.update(ProbeResult(0.99, 0.95, 0.9))
+    assert monitor.update(ProbeResult(0.99, 0.94, 0.1))
+    assert "while FGSM accuracy is 94.0%" in monitor.collapse_message(1, ProbeResult(0.99, 0.94, 0.1))
 
 
 def test_a_breakdown_is_no_collapse():
     """Robustness is gone in both; in a breakdown clean accuracy is, too."""
     monitor = Monitor(torch.zeros(10), torch.arange(10), atas.Linf(0.1))
-    epochs = Probe(0.8, 0.45, 0.4), Probe(0.3, 0.1, 0.0), Probe(0.3, 0.1, 0.0)
-    assert not any(monitor.judge(probe) for probe in epochs)
-    assert monitor.judge(Probe(0.5, 0.1, 0.0)) is False
-    assert monitor.judge(Probe(0.5, 0.1, 0.0)) is True
-    assert "while clean accuracy is 50.0%. The model has lost" in monitor.sentence(4, Probe(0.5, 0.1, 0.0))
+    epochs = ProbeResult(0.8, 0.45, 0.4), ProbeResult(0.3, 0.1, 0.0), ProbeResult(0.3, 0.1, 0.0)
+    assert not any(monitor.update(probe) for probe in epochs)
+    assert monitor.update(ProbeResult(0.5, 0.1, 0.0)) is False
+    assert monitor.update(ProbeResult(0.5, 0.1, 0.0)) is True
+    assert "while clean accuracy is 50.0%. The model has lost" in monitor.collapse_message(
+        4, ProbeResult(0.5, 0.1, 0.0)
+    )
 
 
 def test_a_collapse_to_weak_robustness_is_one_too():
@@ -116,14 +118,14 @@ def test_where_a_collapse_begins(best, now, collapsed):
 def test_a_model_that_has_learnt_nothing_is_no_best():
     """A new network names one class for everything, so no attack changes its answers; then it begins to learn."""
     monitor = Monitor(torch.zeros(10), torch.arange(10), atas.Linf(0.1))
-    assert not monitor.judge(Probe(clean=0.12, fgsm=0.12, pgd10=0.12))
-    assert not monitor.judge(Probe(clean=0.5, fgsm=0.15, pgd10=0.0))
-    assert monitor.best == Probe(clean=0.5, fgsm=0.15, pgd10=0.0)
+    assert not monitor.update(ProbeResult(clean=0.12, fgsm=0.12, pgd10=0.12))
+    assert not monitor.update(ProbeResult(clean=0.5, fgsm=0.15, pgd10=0.0))
+    assert monitor.best == ProbeResult(clean=0.5, fgsm=0.15, pgd10=0.0)
 
 
 def test_two_classes_can_be_learnt_too():
     monitor = Monitor(torch.zeros(4), torch.tensor([0, 1, 0, 1]), atas.Linf(0.1))
-    assert [monitor.judge(probe) for probe in (HEALTHY, COLLAPSED)] == [False, True]
+    assert [monitor.update(probe) for probe in (HEALTHY, COLLAPSED)] == [False, True]
 
 
 def test_a_training_that_was_never_robust_shows_by_the_gap():
@@ -138,21 +140,21 @@ def test_a_training_that_broke_down_is_told_from_a_bad_epoch_and_from_one_that_h
     monitor = Monitor(torch.zeros(10), torch.arange(10), atas.Linf(0.1))
     found = []
     for clean in (0.1, 0.1, 0.66, 0.12, 0.6, 0.12, 0.15, 0.1):
-        monitor.judge(Probe(clean=clean, fgsm=clean / 2, pgd10=clean / 2))
-        found.append((monitor.lost, monitor.broken_down))
+        monitor.update(ProbeResult(clean=clean, fgsm=clean / 2, pgd10=clean / 2))
+        found.append((monitor.epochs_at_chance, monitor.broken_down))
     assert [lost for lost, _ in found] == [0, 0, 0, 1, 0, 1, 2, 3]
     assert [down for _, down in found] == [False] * 6 + [True] * 2
     other = Monitor(torch.zeros(10), torch.arange(10), atas.Linf(0.1))
     other.load_state(monitor.state())
-    assert (other.lost, other.broken_down, other.said_broken_down) == (3, True, False)
+    assert (other.epochs_at_chance, other.broken_down, other.breakdown_reported) == (3, True, False)
 
 
 def test_to_forget_on_the_way_to_robustness_is_no_breakdown():
     """As ATTA does on the digits: at first a model learns what no attack leaves standing."""
     monitor = Monitor(torch.zeros(10), torch.arange(10), atas.Linf(0.1))
     for clean, pgd10 in ((0.36, 0.0), (0.88, 0.0), (0.82, 0.01), (0.42, 0.07), (0.15, 0.05), (0.1, 0.05), (0.3, 0.12)):
-        monitor.judge(Probe(clean=clean, fgsm=pgd10, pgd10=pgd10))
-        assert not monitor.lost
+        monitor.update(ProbeResult(clean=clean, fgsm=pgd10, pgd10=pgd10))
+        assert not monitor.epochs_at_chance
 
 
 def test_the_state_comes_back():
@@ -161,9 +163,9 @@ def test_the_state_comes_back():
     other.load_state(monitor.state())
     assert other.best is None
     for probe in (HEALTHY, COLLAPSED):
-        monitor.judge(probe)
+        monitor.update(probe)
     other.load_state(monitor.state())
-    assert (other.best, other.collapsed, other.gone) == (HEALTHY, True, 1)
+    assert (other.best, other.collapsed, other.epochs_not_robust) == (HEALTHY, True, 1)
 
 
 # Probing
@@ -225,7 +227,7 @@ def test_the_probe_counts_what_the_attacks_of_the_library_find(toy_data, tiny_ne
 def test_the_probe_does_not_depend_on_its_batches(toy_data, tiny_net):
     monitor = Monitor(toy_data.train.images, toy_data.train.labels, atas.Linf(0.05))
     whole = monitor.probe(tiny_net())
-    monitor.batch = 7
+    monitor.batch_size = 7
     again = monitor.probe(tiny_net())
     assert (again.clean, again.fgsm, again.pgd10) == (whole.clean, whole.fgsm, whole.pgd10)
     assert again.pgd10_loss == pytest.approx(whole.pgd10_loss)
@@ -239,7 +241,7 @@ def keys_of(images):
 
 
 def make_trainer(folder, settings, data, net, observer):
-    return Trainer(settings, Folder(folder), data, net, observer())
+    return Trainer(settings, RunFolder(folder), data, net, observer())
 
 
 @pytest.mark.parametrize("on_collapse", ["warn", "stop", "rollback"])
@@ -249,7 +251,7 @@ def test_the_slice_is_of_the_training_set_and_held_out_where_it_decides(
     settings = toy_recipe("atas", {"training.on_collapse": on_collapse})
     trainer = make_trainer(tmp_path, settings, toy_data, tiny_net(), observer)
     everything, test = keys_of(toy_data.train.images), keys_of(toy_data.test.images)
-    probed, trained = keys_of(trainer.monitor.images), keys_of(trainer.batches.images)
+    probed, trained = keys_of(trainer.monitor.images), keys_of(trainer.loader.images)
     assert len(everything) == 60
     assert len(probed) == 20
     assert not probed & test
@@ -257,7 +259,7 @@ def test_the_slice_is_of_the_training_set_and_held_out_where_it_decides(
     assert trained == (everything if on_collapse == "warn" else everything - probed)
     train = toy_data.train
     labels = {image.numpy().tobytes(): int(label) for image, label in zip(train.images, train.labels, strict=True)}
-    for part in (trainer.monitor, trainer.batches):
+    for part in (trainer.monitor, trainer.loader):
         assert [labels[image.numpy().tobytes()] for image in part.images] == part.labels.tolist()
 
 
@@ -268,14 +270,14 @@ def test_what_is_held_out_is_never_trained_on(
     from atas.methods import FGSMRS
 
     seen = set()
-    learn = FGSMRS.learn
+    learn = FGSMRS.training_step
 
     def spy(self, model, update, x, y, index, view):
         seen.update(keys_of((255 * x).round().to(torch.uint8)))
         assert int(index.max()) < 40
         return learn(self, model, update, x, y, index, view)
 
-    monkeypatch.setattr(FGSMRS, "learn", spy)
+    monkeypatch.setattr(FGSMRS, "training_step", spy)
     values = {"training.on_collapse": "rollback", "data.pad": 0, "data.flip": False}
     trainer = make_trainer(tmp_path / "x", toy_recipe("fgsm-rs", values), toy_data, tiny_net(), observer)
     probed = keys_of(trainer.monitor.images)
@@ -303,7 +305,7 @@ def test_the_slice_never_changes():
     assert probed.tolist() == [3, 6, 7, 8, 9, 12, 15, 17, 18, 21, 29, 34, 37, 39, 42, 43, 47, 49, 50, 58]
     assert sorted(probed.tolist() + left.tolist()) == list(range(60))
     assert torch.equal(split_probe(60, 20, held_out=False)[0], probed)
-    cifar10 = split_probe(50_000, recipe.load("cifar10-preact-resnet18-atas").training.probe, held_out=False)[0]
+    cifar10 = split_probe(50_000, recipes.load("cifar10-preact-resnet18-atas").training.probe, held_out=False)[0]
     assert hashlib.sha256(cifar10.numpy().astype("<i8").tobytes()).hexdigest()[:16] == "63cb97ae8754b2e1"
 
 
@@ -372,7 +374,7 @@ def test_it_is_said_once_across_a_resume(tmp_path, train_toy, monkeypatch, obser
 
 def test_a_model_on_the_edge_is_not_spoken_of_in_every_epoch(tmp_path, train_toy, monkeypatch, observer):
     """Once it was said, falling back and forth over the line is no news."""
-    edge = Probe(clean=0.9, fgsm=0.7, pgd10=0.26)
+    edge = ProbeResult(clean=0.9, fgsm=0.7, pgd10=0.26)
     script(monkeypatch, HEALTHY, COLLAPSED, edge, COLLAPSED, edge, COLLAPSED)
     live = observer()
     train_toy(tmp_path / "run", values={"training.epochs": 6}, live=live)
@@ -381,7 +383,7 @@ def test_a_model_on_the_edge_is_not_spoken_of_in_every_epoch(tmp_path, train_toy
 
 def test_a_fallen_epoch_is_not_returned_to(tmp_path, train_toy, monkeypatch, tiny_net, watched):
     """Whether it was a bad one or the beginning of a collapse shows later."""
-    script(monkeypatch, HEALTHY, Probe(clean=0.6, fgsm=0.3, pgd10=0.1), COLLAPSED)
+    script(monkeypatch, HEALTHY, ProbeResult(clean=0.6, fgsm=0.3, pgd10=0.1), COLLAPSED)
     net = tiny_net()
     live = watched(net)
     run = train_toy(
@@ -438,8 +440,8 @@ def test_stop_with_averaged_weights_ends_with_the_healthy_average(tmp_path, trai
 
 
 def test_a_training_that_broke_down_is_told_once(tmp_path, train_toy, monkeypatch, observer, rows_of):
-    robust = Probe(clean=0.9, fgsm=0.8, pgd10=0.75)
-    lost = Probe(clean=1 / 3, fgsm=1 / 3, pgd10=1 / 3)  # of three classes
+    robust = ProbeResult(clean=0.9, fgsm=0.8, pgd10=0.75)
+    lost = ProbeResult(clean=1 / 3, fgsm=1 / 3, pgd10=1 / 3)  # of three classes
     script(monkeypatch, robust, lost, lost, lost)
     live = observer()
     train_toy(tmp_path / "run", values={"training.epochs": 4, "training.on_collapse": "stop"}, live=live)
@@ -453,7 +455,7 @@ def test_a_training_that_broke_down_is_told_once(tmp_path, train_toy, monkeypatc
 
 def test_healthy_checkpoint_is_not_replaced_in_a_breakdown(tmp_path, train_toy, monkeypatch):
     """A breakdown shows in clean accuracy before half of the PGD accuracy is gone."""
-    robust, lost = Probe(clean=0.9, fgsm=0.7, pgd10=0.6), Probe(clean=1 / 3, fgsm=1 / 3, pgd10=1 / 3)
+    robust, lost = ProbeResult(clean=0.9, fgsm=0.7, pgd10=0.6), ProbeResult(clean=1 / 3, fgsm=1 / 3, pgd10=1 / 3)
     script(monkeypatch, robust, lost, lost)
     train_toy(tmp_path / "run", values={"training.epochs": 3, "training.on_collapse": "rollback"})
     _, state = checkpoint.load(tmp_path / "run" / "checkpoints" / "healthy.safetensors")

@@ -7,8 +7,10 @@ import torch
 from PIL import Image
 
 import atas
+from atas import recipes
 from atas.errors import AtasError, DataError, UsageError
-from atas.training import checkpoint, recipe
+from atas.recipes import fingerprint
+from atas.training import checkpoint
 from atas.training.trainer import Interrupted
 
 STREAM = {"data.loading": "streaming", "data.workers": 2}
@@ -161,8 +163,8 @@ def test_values_that_are_refused(toy_recipe, value, words):
 
 def test_how_images_are_loaded_may_change_at_a_resume(toy_recipe):
     one, other = toy_recipe(), toy_recipe(values=STREAM)
-    assert recipe.fingerprint(one) == recipe.fingerprint(other)
-    assert recipe.load(one).data.loading == "auto"
+    assert fingerprint.recipe_fingerprint(one) == fingerprint.recipe_fingerprint(other)
+    assert recipes.load(one).data.loading == "auto"
 
 
 @pytest.mark.gpu

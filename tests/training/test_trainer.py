@@ -15,9 +15,9 @@ from torch.utils.data import TensorDataset
 import atas
 from atas.errors import DataError, UsageError
 from atas.methods import Standard
-from atas.training import Live, Run, checkpoint
-from atas.training._checks import check_model
-from atas.training.engine import choose_device
+from atas.training import Run, TrainingProgress, checkpoint
+from atas.training.engine import select_device
+from atas.training.model_checks import check_model
 
 KEYS = {"epoch", "updates", "rate", "loss", "train_accuracy", "clean", "fgsm", "pgd10", "pgd10_loss", "collapsed"}
 KEYS |= {"seconds", "examples_per_second", "probe_gradient_norms"}
@@ -29,13 +29,13 @@ ADAPTIVE |= {"step_size_by_tenth", "gradient_norm_by_tenth"}
 def fed(monkeypatch):
     """What standard training is fed, batch by batch: images, labels, indices, and the model's mode."""
     batches = []
-    learn = Standard.learn
+    learn = Standard.training_step
 
     def spy(self, model, update, x, y, index, view):
         batches.append((x.clone(), y.clone(), index.clone(), model.training))
         return learn(self, model, update, x, y, index, view)
 
-    monkeypatch.setattr(Standard, "learn", spy)
+    monkeypatch.setattr(Standard, "training_step", spy)
     return batches
 
 
@@ -230,7 +230,7 @@ def test_the_folder_of_a_run(tmp_path, train_toy):
     assert {"python", "device"} <= set(found)
     text = (run.folder / "recipe.toml").read_text()
     assert text.startswith(f"# atas train {run.folder / 'recipe.toml'}\n")
-    assert atas.training.recipe.load(run.folder / "recipe.toml") == run.recipe
+    assert atas.recipes.load(run.folder / "recipe.toml") == run.recipe
     assert not run.model.training
 
 
@@ -445,11 +445,11 @@ def test_a_device_with_a_number_becomes_the_current_one(monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     monkeypatch.setattr(torch.cuda, "set_device", current.append)
-    assert choose_device("cuda:1") == torch.device("cuda", 1)
-    assert choose_device("auto") == choose_device("cuda") == torch.device("cuda")
+    assert select_device("cuda:1") == torch.device("cuda", 1)
+    assert select_device("auto") == select_device("cuda") == torch.device("cuda")
     assert current == [torch.device("cuda", 1)]
     with pytest.raises(UsageError, match=r"no device 'cuda:2'; this machine has cuda:0 to cuda:1"):
-        choose_device("cuda:2")
+        select_device("cuda:2")
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a CUDA device")
@@ -577,7 +577,9 @@ def test_one_mean_for_all_channels_is_read_back(tmp_path):
     given = atas.data.from_arrays("colours", images, torch.arange(40) % 4, images, torch.arange(40) % 4)
     values = {"model.mean": [0.5], "model.std": [0.25], "training.epochs": 1, "training.probe": 8}
     values |= {"training.batch_size": 20, "engine.device": "cpu"}
-    run = atas.train("digits-small-cnn-atas", out=tmp_path / "run", values=values, data=given, live=Live(quiet=True))
+    run = atas.train(
+        "digits-small-cnn-atas", out=tmp_path / "run", values=values, data=given, live=TrainingProgress(quiet=True)
+    )
     again = Run.load(tmp_path / "run")
     x = images.float() / 255
     assert torch.equal(again.model(x), run.model(x))

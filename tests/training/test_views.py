@@ -11,17 +11,17 @@ from hypothesis import strategies as st
 from PIL import Image
 
 import atas
-from atas.boxes import BoxView
+from atas import recipes
+from atas.core.dispatch import use_fast_ops
+from atas.core.resized_crop import BoxView
+from atas.core.rng import CounterRNG
 from atas.data import Dataset, Split
-from atas.data.resident import Resident
+from atas.data.loader import DeviceLoader
 from atas.errors import DataError, UsageError
-from atas.fusing import fused
-from atas.noise import Draw
-from atas.training import recipe
+from atas.recipes import DataConfig, fingerprint
+from atas.training.data import eval_view, train_resolution, train_views
 from atas.training.engine import Engine
-from atas.training.recipe import Data
 from atas.training.trainer import Interrupted
-from atas.training.views import as_tested, random_views, shown_size
 
 CROP = {"data.view": "crop", "data.view_size": 32, "method.grid": 8}
 RESIZED = {"data.view": "resized", "data.view_size": 32, "data.view_scale": (0.25, 1.0), "method.grid": 8}
@@ -60,8 +60,8 @@ def train_large(train_toy, large):
 
 
 def sizes(start, ramp, epochs, size=224):
-    data = Data(view="resized", view_size=size, view_start=start, view_ramp=ramp)
-    return [shown_size(data, epoch, epochs) for epoch in range(epochs)]
+    data = DataConfig(view="resized", view_size=size, view_start=start, view_ramp=ramp)
+    return [train_resolution(data, epoch, epochs) for epoch in range(epochs)]
 
 
 def test_the_size_rises_in_multiples_of_32():
@@ -73,19 +73,19 @@ def test_the_size_rises_in_multiples_of_32():
 
 
 def test_the_size_is_constant_where_nothing_is_said():
-    assert shown_size(Data(), 3, 30) is None
-    assert shown_size(Data(view="crop"), 0, 30) == 224
-    assert {shown_size(Data(view="resized", view_size=64), epoch, 9) for epoch in range(9)} == {64}
+    assert train_resolution(DataConfig(), 3, 30) is None
+    assert train_resolution(DataConfig(view="crop"), 0, 30) == 224
+    assert {train_resolution(DataConfig(view="resized", view_size=64), epoch, 9) for epoch in range(9)} == {64}
 
 
 @given(start=st.integers(1, 223), ramp=st.floats(0.01, 1), epochs=st.integers(1, 200), epoch=st.integers(0, 300))
 def test_sizes_of_any_schedule(start, ramp, epochs, epoch):
-    data = Data(view="crop", view_start=start, view_ramp=ramp)
-    now, then = (shown_size(data, e, epochs) for e in (epoch, epoch + 1))
+    data = DataConfig(view="crop", view_start=start, view_ramp=ramp)
+    now, then = (train_resolution(data, e, epochs) for e in (epoch, epoch + 1))
     assert start <= now <= then <= 224
     assert now in (start, 224) or now % 32 == 0
-    assert shown_size(data, 0, epochs) == start
-    assert shown_size(data, epochs, epochs) == 224
+    assert train_resolution(data, 0, epochs) == start
+    assert train_resolution(data, epochs, epochs) == 224
     line = start + (224 - start) * min(1, epoch / (ramp * epochs))
     assert line - 32 < now <= line + 1e-5
 
@@ -94,34 +94,34 @@ def test_sizes_of_any_schedule(start, ramp, epochs, epoch):
 
 
 def draw(count=50, epoch=3):
-    return Draw(7, torch.tensor(epoch), torch.arange(count))
+    return CounterRNG(7, torch.tensor(epoch), torch.arange(count))
 
 
 def test_a_crop_shows_stored_pixels_and_at_small_sizes_as_large_a_part():
     images = torch.arange(50 * 40 * 40).view(50, 1, 40, 40).float()
-    data = Data(view="crop", view_size=32, flip=False)
-    view = random_views(data, 32, (40, 40))(draw())
+    data = DataConfig(view="crop", view_size=32, flip=False)
+    view = train_views(data, 32, (40, 40))(draw())
     shown = view.apply(images)
     for row, (top, left) in enumerate(zip((view.top * 40).tolist(), (view.left * 40).tolist(), strict=True)):
         top, left = round(top), round(left)
         assert 0 <= top <= 8
         assert torch.equal(shown[row], images[row, :, top : top + 32, left : left + 32])
-    small = random_views(data, 16, (40, 40))(draw())
+    small = train_views(data, 16, (40, 40))(draw())
     assert small.size == (16, 16)
     assert torch.equal(small.height, torch.full((50,), 16 / 20, dtype=torch.float64))
 
 
 def test_a_resized_box_has_the_share_that_was_asked_for():
-    data = Data(view="resized", view_size=32, view_scale=(0.25, 0.5))
-    view = random_views(data, 24, (400, 400))(draw(400))
+    data = DataConfig(view="resized", view_size=32, view_scale=(0.25, 0.5))
+    view = train_views(data, 24, (400, 400))(draw(400))
     area = view.height * view.width
     assert view.size == (24, 24)
     assert 0.245 < area.min() < 0.27
     assert 0.48 < area.max() < 0.505
-    usual = random_views(Data(view="resized"), 24, (400, 400))(draw(400))
+    usual = train_views(DataConfig(view="resized"), 24, (400, 400))(draw(400))
     assert (usual.height * usual.width).min() < 0.1
     assert view.flip.any()
-    assert not random_views(Data(view="resized", flip=False), 24, (400, 400))(draw()).flip.any()
+    assert not train_views(DataConfig(view="resized", flip=False), 24, (400, 400))(draw()).flip.any()
 
 
 # What the monitor and an evaluation see
@@ -130,16 +130,16 @@ def test_a_resized_box_has_the_share_that_was_asked_for():
 def test_the_centre_of_224_out_of_256():
     images = torch.randint(256, (2, 3, 256, 256), dtype=torch.uint8)
     split = Split(images, torch.tensor([0, 1]), ("a", "b"))
-    seen = as_tested(Dataset("x", split, split), Data(view="crop"))
+    seen = eval_view(Dataset("x", split, split), DataConfig(view="crop"))
     assert seen.shape == (3, 224, 224)
     assert torch.equal(seen.test.images, images[:, :, 16:240, 16:240])
-    assert as_tested(Dataset("x", split, split), Data()).shape == (3, 256, 256)
+    assert eval_view(Dataset("x", split, split), DataConfig()).shape == (3, 256, 256)
 
 
 def test_images_on_the_disk_stay_there(photos, tmp_path):
     atas.data.pack(photos, tmp_path / "packed", size=40)
     whole = atas.data.load("packed", tmp_path / "packed")
-    seen = as_tested(whole, Data(view="resized", view_size=32)).test
+    seen = eval_view(whole, DataConfig(view="resized", view_size=32)).test
     assert not isinstance(seen.images, torch.Tensor)
     assert seen.images.shape == (9, 3, 32, 32)
     assert torch.equal(seen.images[:], whole.test.images[:][:, :, 4:36, 4:36])
@@ -158,10 +158,10 @@ def test_images_that_are_too_small_or_no_squares():
         return Dataset("x", split, split)
 
     with pytest.raises(UsageError, match=r"images of 40 x 30 pixels cannot be shown at data.view_size = 32"):
-        as_tested(data(40, 30), Data(view="resized", view_size=32))
+        eval_view(data(40, 30), DataConfig(view="resized", view_size=32))
     with pytest.raises(UsageError, match=r"data\.view = crop is for square images"):
-        as_tested(data(40, 50), Data(view="crop", view_size=32))
-    assert as_tested(data(40, 50), Data(view="resized", view_size=32)).shape == (1, 32, 32)
+        eval_view(data(40, 50), DataConfig(view="crop", view_size=32))
+    assert eval_view(data(40, 50), DataConfig(view="resized", view_size=32)).shape == (1, 32, 32)
 
 
 @pytest.fixture(scope="module")
@@ -180,7 +180,8 @@ def photos(tmp_path_factory):
 
 def test_a_run_is_evaluated_on_centres(photos, tmp_path, train_toy, tiny_net):
     """From files as from a packed set; and the recipe's size is compared with that of the set."""
-    from atas.cli._subject import Options, of_run
+    from atas.cli.evaluate import EvaluateOptions
+    from atas.cli.target import from_run
 
     atas.data.pack(photos, tmp_path / "packed", size=40)
     values = CROP | RISING | {"data.size": 40, "training.epochs": 2, "training.probe": 5}
@@ -196,7 +197,7 @@ def test_a_run_is_evaluated_on_centres(photos, tmp_path, train_toy, tiny_net):
             assert torch.equal(tensor, first[name]), name
     centres = atas.data.load("packed", tmp_path / "packed").test.images[:][:, :, 4:36, 4:36]
     for run in runs:
-        subject = of_run(run, Options())
+        subject = from_run(run, EvaluateOptions())
         assert tuple(subject.test.images.shape) == (9, 3, 32, 32)
         assert torch.equal(subject.test.images[:], centres)
     result = atas.evaluate(runs[0].model, subject.test, threat=atas.Linf(0.1), attacks=("fgsm",))
@@ -225,13 +226,13 @@ def test_a_run_is_what_a_loop_by_hand_gives(values, tmp_path, train_large, large
     method = atas.ATAS(settings.threat, examples=60, shape=(1, 40, 40), **own)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9, weight_decay=5e-4)
     images, labels = large.train.images.float(), large.train.labels
-    batches = Resident(images.byte(), labels, batch_size=16, pad=0, flip=True, seed=0, device=torch.device("cpu"))
+    batches = DeviceLoader(images.byte(), labels, batch_size=16, pad=0, flip=True, seed=0, device=torch.device("cpu"))
     updates, seen = 0, []
     for epoch in range(4):
         side = 16 if epoch < 2 else 32
         method.start_epoch(epoch, epochs=4)
         for index in batches.order(epoch).split(16):
-            numbers = Draw(0, torch.tensor(epoch), index)
+            numbers = CounterRNG(0, torch.tensor(epoch), index)
             view = (
                 BoxView.crop(numbers, side, 40 * side // 32)
                 if values["data.view"] == "crop"
@@ -318,8 +319,8 @@ def make_engine(tiny_net, device="cpu", kind=Engine, method="atas", **more):
         "training": {"epochs": 4, "batch_size": 16},
         "engine": {"precision": "float32"},
     }
-    settings, place = recipe.from_dict(document, "views"), torch.device(device)
-    batches = Resident(*make_split(28, 3), batch_size=16, pad=4, flip=True, seed=0, device=place)
+    settings, place = recipes.from_dict(document, "views"), torch.device(device)
+    batches = DeviceLoader(*make_split(28, 3), batch_size=16, pad=4, flip=True, seed=0, device=place)
     method = atas.methods.create(method, settings.threat, 28, (1, 32, 32), device=place, **settings.method.settings)
     return kind(settings, tiny_net().to(place), method, batches, **more)
 
@@ -328,17 +329,17 @@ def make_engine(tiny_net, device="cpu", kind=Engine, method="atas", **more):
 def test_a_compiled_step_is_the_plain_step_at_every_size(tiny_net):
     torch._dynamo.reset()
     plain, compiled = make_engine(tiny_net), make_engine(tiny_net)
-    compiled.working.forward = torch.compile(
-        compiled.working.forward, backend="aot_eager", fullgraph=True, dynamic=False
+    compiled.compute_model.forward = torch.compile(
+        compiled.compute_model.forward, backend="aot_eager", fullgraph=True, dynamic=False
     )
     for engine, backend in ((plain, None), (compiled, "aot_eager")):
-        with fused(backend):
+        with use_fast_ops(backend):
             for epoch, side in ((1, 16), (2, 32)):
-                engine.begin(epoch, 0)
+                engine.start_epoch(epoch, 0)
                 engine.step()
-                assert engine.shown == side
-    expected = plain.tensors()
-    for key, found in compiled.tensors().items():
+                assert engine.resolution == side
+    expected = plain.state_tensors()
+    for key, found in compiled.state_tensors().items():
         torch.testing.assert_close(found, expected[key], atol=1e-5, rtol=1e-4, msg=key)
 
 
@@ -346,23 +347,23 @@ def test_a_compiled_step_is_the_plain_step_at_every_size(tiny_net):
 @pytest.mark.parametrize("method", ["atas", "fgsm-rs", "yopo"])
 def test_a_captured_step_is_the_eager_step_at_every_size(method, tiny_net):
     """Whole batches and short ones; sizes change after an epoch's end, and back as after a rollback."""
-    from atas.training.captured import Captured
+    from atas.training.cuda_graph_engine import CudaGraphEngine
 
     said = []
     allowed, torch.backends.cudnn.allow_tf32 = torch.backends.cudnn.allow_tf32, False
     try:
         eager = make_engine(tiny_net, "cuda", method=method)
-        captured = make_engine(tiny_net, "cuda", Captured, method, say=said.append)
+        captured = make_engine(tiny_net, "cuda", CudaGraphEngine, method, log=said.append)
         for epoch, side in ((1, 16), (2, 32), (3, 32), (1, 16)):
-            before, updates = {key: tensor.clone() for key, tensor in eager.tensors().items()}, eager.updates
+            before, updates = {key: tensor.clone() for key, tensor in eager.state_tensors().items()}, eager.updates
             for engine in (eager, captured):
-                engine.load_tensors(before, updates)
-                engine.begin(epoch, 0)
+                engine.load_state_tensors(before, updates)
+                engine.start_epoch(epoch, 0)
                 engine.step()
                 engine.step()
-                assert engine.shown == side
-            expected = eager.tensors()
-            for key, found in captured.tensors().items():
+                assert engine.resolution == side
+            expected = eager.state_tensors()
+            for key, found in captured.state_tensors().items():
                 if key == "method.memory.delta":
                     assert ((found - expected[key]).abs() < 1e-3).float().mean() >= 0.99
                 elif not key.endswith("num_batches_tracked"):
@@ -402,7 +403,7 @@ def test_a_captured_step_is_the_eager_step_at_every_size(method, tiny_net):
     ],
 )
 def test_wrong_settings(values, part):
-    base = recipe.load("imagenet-resnet18-atas")
+    base = recipes.load("imagenet-resnet18-atas")
     if part is None:
         base.with_values(values)
         return
@@ -414,5 +415,7 @@ def test_wrong_settings(values, part):
 
 def test_recipes_without_views_are_the_runs_that_they_were(toy_recipe):
     """Checkpoints from before there were views go on."""
-    assert "view" not in recipe.deciding(toy_recipe().to_dict())["data"]
-    assert recipe.fingerprint(toy_recipe(values=CROP)) != recipe.fingerprint(toy_recipe(values={"method.grid": 8}))
+    assert "view" not in fingerprint.weight_keys(toy_recipe().to_dict())["data"]
+    assert fingerprint.recipe_fingerprint(toy_recipe(values=CROP)) != fingerprint.recipe_fingerprint(
+        toy_recipe(values={"method.grid": 8})
+    )

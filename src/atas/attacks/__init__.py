@@ -11,24 +11,32 @@ True
 
 from __future__ import annotations
 
-from atas.attacks._attack import Attack, Clean, Staged
-from atas.attacks._autoattack import Battery, autoattack
-from atas.attacks._fgsm import FGSM, fgsm
-from atas.attacks._logits import correct
-from atas.attacks._names import create, names
-from atas.attacks._pgd import PGD, pgd
+from atas.attacks.apgd import APGD
+from atas.attacks.auto_attack import AttackEnsemble, autoattack
+from atas.attacks.base import Attack, Clean, StagedAttack
+from atas.attacks.fab import FAB
+from atas.attacks.fast_gradient_sign import FGSM, fgsm
+from atas.attacks.losses import correct
+from atas.attacks.projected_gradient_descent import PGD, pgd
+from atas.attacks.registry import create, display_name, is_pgd, names
+from atas.attacks.square import Square
 
 __all__ = [
+    "APGD",
+    "FAB",
     "FGSM",
     "PGD",
     "Attack",
-    "Battery",
+    "AttackEnsemble",
     "Clean",
-    "Staged",
+    "Square",
+    "StagedAttack",
     "autoattack",
     "correct",
     "create",
+    "display_name",
     "fgsm",
+    "is_pgd",
     "names",
     "pgd",
 ]

@@ -9,9 +9,9 @@ from typing import Any
 
 import typer
 
-from atas._version import __version__
+from atas import __version__
+from atas._utils.console import is_rank0
 from atas.cli import bench, compare, data, evaluate, export, ls, report, reproduce, train
-from atas.cli._say import first_process
 from atas.errors import AtasError
 
 app = typer.Typer(
@@ -54,19 +54,19 @@ def main() -> None:
     try:
         sys.exit(app(prog_name="atas", standalone_mode=False))
     except AtasError as error:
-        _fail(str(error), error.exit_status, everywhere=error.everywhere)
+        _fail(str(error), error.exit_status, on_all_ranks=error.on_all_ranks)
     except _Misuse as error:
         if type(error).show is not _Misuse.show:  # the help, where a command was called with nothing
             error.show()
             sys.exit(error.exit_code)
-        _fail(_misused(error), error.exit_code, everywhere=True)
+        _fail(_misused(error), error.exit_code, on_all_ranks=True)
     except (KeyboardInterrupt, typer.Abort):
-        _fail("interrupted", 1, everywhere=True)
+        _fail("interrupted", 1, on_all_ranks=True)
     except OSError as error:
         where = f" ({error.filename})" if error.filename else ""
         remedy = "make room on the disk" if error.errno in (errno.ENOSPC, errno.EDQUOT) else "check the path"
-        everywhere = getattr(error, "everywhere", False)
-        _fail(f"{error.strerror or error}{where}; {remedy} and try again", 1, everywhere=everywhere)
+        on_all_ranks = getattr(error, "on_all_ranks", False)
+        _fail(f"{error.strerror or error}{where}; {remedy} and try again", 1, on_all_ranks=on_all_ranks)
 
 
 def _misused(error: Any) -> str:
@@ -78,9 +78,9 @@ def _misused(error: Any) -> str:
     return f"{said[:1].lower()}{said[1:]}{see} {command} --help"
 
 
-def _fail(sentence: str, status: int, *, everywhere: bool) -> None:
+def _fail(sentence: str, status: int, *, on_all_ranks: bool) -> None:
     """End with a sentence; what every process of torchrun would say, the first one says."""
-    if everywhere and not first_process():
+    if on_all_ranks and not is_rank0():
         sys.exit(status)
     from rich.console import Console
 

@@ -7,15 +7,15 @@ from pathlib import Path
 
 import typer
 
-from atas import _catalogue
-from atas._files import check_target, make_ready, write_text
-from atas.cli import _assignments
-from atas.cli._complete import recipes
-from atas.cli._say import load_torch, show
+from atas._utils.console import import_torch, print_table
+from atas._utils.files import check_output_path, check_writable, write_text
+from atas.cli import options
+from atas.cli.options import complete_recipes
+from atas.recipes import loading
 
 
 def bench(
-    recipe: str = typer.Argument(help="A recipe's name or path.", autocompletion=recipes),
+    recipe: str = typer.Argument(help="A recipe's name or path.", autocompletion=complete_recipes),
     assignments: list[str] = typer.Option([], "--set", metavar="KEY=VALUE", help="Override a key of the recipe."),
     steps: int = typer.Option(20, "--steps", min=1, help="Steps in each of the five rounds that are timed."),
     as_json: bool = typer.Option(False, "--json", help="Print JSON instead of a table."),
@@ -29,22 +29,22 @@ def bench(
     \b
     Example: atas bench cifar10-preact-resnet18-atas --steps 100
     """
-    values = _assignments.parse(assignments)
+    values = options.parse_assignments(assignments)
     if out is not None:
-        check_target(out, "--out", ".json")
-    _catalogue.find_recipe(recipe)  # a wrong name shows before torch is loaded
+        check_output_path(out, "--out", ".json")
+    loading.find(recipe)  # a wrong name shows before torch is loaded
 
-    load_torch()
+    import_torch()
     from rich.console import Console
 
-    from atas.training import Live
-    from atas.training import recipe as known
+    from atas import recipes as known
+    from atas.training import TrainingProgress
     from atas.training.bench import bench as run_bench
 
     settings = known.load(recipe).with_values(values)
     if out is not None:
-        make_ready(out)
-    result = run_bench(settings, steps, Live(Console(stderr=True)))
+        check_writable(out)
+    result = run_bench(settings, steps, TrainingProgress(Console(stderr=True)))
     text = json.dumps(result.to_json(), indent=1)
     if out is not None:
         write_text(out, text + "\n")
@@ -75,4 +75,4 @@ def _show(result) -> None:  # type: ignore[no-untyped-def]
     table = Table(box=box.SIMPLE, show_header=False)
     for name, value in rows.items():
         table.add_row(name, value)
-    show(table)
+    print_table(table)

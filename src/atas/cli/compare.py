@@ -7,8 +7,8 @@ from pathlib import Path
 
 import typer
 
-from atas._files import check_target
-from atas.cli._say import say, show
+from atas._utils.console import print_line, print_table
+from atas._utils.files import check_output_path
 
 
 def compare(
@@ -22,7 +22,7 @@ def compare(
     Example: atas compare runs/atas runs/atta --plot curves.png
     """
     if plot is not None:
-        check_target(plot, "--plot")
+        check_output_path(plot, "--plot")
     from atas import report
 
     found = report.summarise(runs)
@@ -31,6 +31,6 @@ def compare(
     if as_json:
         typer.echo(json.dumps([run.to_json() for run in found], indent=2))
         return
-    show(report.table(found))
+    print_table(report.table(found))
     if plot is not None:
-        say(f"curves: {plot}")
+        print_line(f"curves: {plot}")

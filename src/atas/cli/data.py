@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from atas._text import in_bytes
+from atas._utils.formatting import format_bytes
 
 app = typer.Typer(help="Get data sets, check them, and pack images of your own.", no_args_is_help=True)
 
@@ -35,14 +35,16 @@ def get(name: Download, root: Root = None, as_json: AsJson = False) -> None:
     Example: atas data get cifar10 --root data
     """
     from atas import data
-    from atas.cli._bars import Bars
+    from atas._utils.console import DataProgress
 
-    with Bars() as bars:
-        folder = data.fetch(name, root, progress=bars)
+    with DataProgress() as progress:
+        folder = data.fetch(name, root, progress=progress)
     if as_json:
-        typer.echo(json.dumps({"data": name, "folder": str(folder), "fetched": bars.shown}, indent=2))
+        typer.echo(json.dumps({"data": name, "folder": str(folder), "fetched": progress.has_work}, indent=2))
         return
-    typer.echo(f"{name} is in {folder}" if bars.shown else f"{name} is already in {folder} and intact; nothing to do")
+    typer.echo(
+        f"{name} is in {folder}" if progress.has_work else f"{name} is already in {folder} and intact; nothing to do"
+    )
 
 
 @app.command()
@@ -53,10 +55,10 @@ def check(name: Name, root: Root = None, size: Size = None, as_json: AsJson = Fa
     Example: atas data check cifar10 --root data
     """
     from atas import data
-    from atas.cli._bars import Bars
+    from atas._utils.console import DataProgress
 
-    with Bars() as bars:
-        dataset = data.load(name, root, size=size, progress=bars)
+    with DataProgress() as progress:
+        dataset = data.load(name, root, size=size, progress=progress)
     official, splits = data.official_hashes(name), {"train": dataset.train, "test": dataset.test}
     hashes = {half: split.fingerprint() for half, split in splits.items()}
     if as_json:
@@ -106,10 +108,10 @@ def pack(
     Example: atas data pack imagenette packed/imagenette --size 256
     """
     from atas import data
-    from atas.cli._bars import Bars
+    from atas._utils.console import DataProgress
     from atas.errors import AtasError
 
-    with Bars() as bars:
+    with DataProgress() as progress:
         try:
             made = data.pack(
                 folder,
@@ -120,7 +122,7 @@ def pack(
                 quality=quality,
                 skip_damaged=skip_damaged,
                 workers=workers,
-                progress=bars,
+                progress=progress,
             )
         except KeyboardInterrupt as error:
             raise AtasError("stopped; the finished shards are kept: run the same command again to go on") from error
@@ -129,12 +131,12 @@ def pack(
     if as_json:
         about = {"folder": str(out), "images": counts, "classes": list(made.classes), **made.settings}
         about |= {"shards": len(made.shards), "bytes": size_in_bytes, "skipped": len(made.skipped)}
-        typer.echo(json.dumps(about | {"packed": bars.shown}, indent=2))
+        typer.echo(json.dumps(about | {"packed": progress.has_work}, indent=2))
         return
-    done = "packed into" if bars.shown else "already packed in"
+    done = "packed into" if progress.has_work else "already packed in"
     typer.echo(
         f"{done} {out}: {counts['train']:,} training and {counts['test']:,} test images of {len(made.classes)} "
-        f"classes, {size} pixels ({fit}), {in_bytes(size_in_bytes)} in {len(made.shards)} shards of {format}"
+        f"classes, {size} pixels ({fit}), {format_bytes(size_in_bytes)} in {len(made.shards)} shards of {format}"
     )
     if made.skipped:
         images, them = ("image", "it") if len(made.skipped) == 1 else ("images", "them")
@@ -149,10 +151,10 @@ def verify(folder: Packed, workers: Workers = None, as_json: AsJson = False) -> 
     Example: atas data verify packed/imagenette
     """
     from atas import data
-    from atas.cli._bars import Bars
+    from atas._utils.console import DataProgress
 
-    with Bars() as bars:
-        found = data.verify(folder, workers=workers, progress=bars)
+    with DataProgress() as progress:
+        found = data.verify(folder, workers=workers, progress=progress)
     if as_json:
         typer.echo(json.dumps({"folder": str(folder), "shards": len(found.shards), "intact": True}, indent=2))
         return

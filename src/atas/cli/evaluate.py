@@ -6,23 +6,70 @@ import json
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 import typer
 
-from atas.cli._options import Options
-from atas.cli._say import echo, load_torch, say
-from atas.cli._say import show as show_table
+from atas._utils.console import import_torch, print_json, print_line, print_table
+from atas._utils.files import check_output_path
+from atas.errors import UsageError
 
 if TYPE_CHECKING:
     import torch
 
-    from atas.cli._subject import Subject
+    from atas.cli.target import Target
     from atas.evaluation import Evaluation
     from atas.training import Run
 
-Shown = Literal["table", "json", "nothing"]
+
+OutputFormat = Literal["table", "json", "nothing"]
+
+
+@dataclass(frozen=True)
+class EvaluateOptions:
+    """What the command was given, as it was given."""
+
+    weights: Path | None = None
+    model: str | None = None
+    data: str | None = None
+    root: str | None = None
+    size: int | None = None
+    norm: str | None = None
+    eps: str | None = None
+    mean: str | None = None
+    std: str | None = None
+    examples: int | None = None
+    out: Path | None = None
+    attacks: str | None = None
+
+    def attacks_or_default(self, default: tuple[str, ...]) -> tuple[str, ...]:
+        """The attacks that were asked for, or the usual ones."""
+        return default if self.attacks is None else tuple(name.strip() for name in self.attacks.split(","))
+
+    def validate(self, run: Path | None) -> None:
+        """An error where something is missing or does not go together; nothing is loaded for that."""
+        if self.out is not None:
+            check_output_path(self.out, "--out", ".json")
+        if run is not None:
+            for name in ("weights", "model", "data", "mean", "std", "size"):
+                if getattr(self, name) is not None:
+                    raise UsageError(
+                        f"--{name} does not go with the folder of a run, which has its own; leave one of them out"
+                    )
+            return
+        if self.weights is None and self.model is None:
+            raise UsageError(
+                "give the folder of a run, or --weights FILE or --model package.module:function, with --data"
+            )
+        if self.data is None or self.eps is None:
+            missing = "--data (cifar10, ...)" if self.data is None else "--eps (8/255, ...)"
+            raise UsageError(
+                f"{missing} is missing; without a run's folder the command needs a model, data and a budget"
+            )
+        if self.weights is None and self.model is not None and ":" not in self.model:
+            raise UsageError(f"a fresh '{self.model}' knows nothing: give its weights with --weights FILE.safetensors")
 
 
 def evaluate(
@@ -58,15 +105,15 @@ def evaluate(
              atas evaluate --model my_package.networks:trained --data cifar10 --eps 0.5 --norm l2
              torchrun --nproc-per-node 8 -m atas evaluate runs/mine --attacks autoattack
     """
-    options = Options(weights, model, data, root, size, norm, eps, mean, std, examples, out, attacks)
-    options.check(run)
+    options = EvaluateOptions(weights, model, data, root, size, norm, eps, mean, std, examples, out, attacks)
+    options.validate(run)
 
-    load_torch()
-    from atas.cli._subject import of_model, of_run
+    import_torch()
+    from atas.cli.target import from_model, from_run
     from atas.training import Run
 
-    evaluate_subject(
-        of_model(options) if run is None else of_run(Run.load(run), options),
+    evaluate_target(
+        from_model(options) if run is None else from_run(Run.load(run), options),
         batch_size=batch_size,
         step_size=step_size,
         precision=precision,
@@ -78,54 +125,54 @@ def evaluate(
 
 def evaluate_run(run: Run, *, quiet: bool = False) -> Evaluation:
     """Evaluate a run as its recipe says; with `quiet`, without a word on standard output."""
-    from atas.cli._subject import of_run
+    from atas.cli.target import from_run
 
-    return evaluate_subject(of_run(run, Options()), show="nothing" if quiet else "table")
+    return evaluate_target(from_run(run, EvaluateOptions()), show="nothing" if quiet else "table")
 
 
-def evaluate_subject(
-    subject: Subject,
+def evaluate_target(
+    target: Target,
     *,
     batch_size: int | None = None,
     step_size: str | None = None,
     precision: str = "auto",
     device: str = "auto",
     seed: int = 0,
-    show: Shown = "table",
+    show: OutputFormat = "table",
 ) -> Evaluation:
     """Evaluate with progress on the screen, and write the result."""
-    from atas._files import make_ready
-    from atas.cli._watch import Watch
+    from atas._utils.files import check_writable
+    from atas.cli.evaluation_progress import EvaluationProgress
+    from atas.distributed.world import init
     from atas.evaluation import evaluate as run_evaluation
-    from atas.processes import launched
-    from atas.training.values import convert
+    from atas.recipes.values import parse_value
 
-    path = subject.out
-    make_ready(path)
+    path = target.out
+    check_writable(path)
     progress = path.with_name(f"{path.stem}.progress.json")
-    with launched() as process, Watch(quiet=process.rank > 0) as watch, _can_go_on(progress):
+    with init() as process, EvaluationProgress(quiet=process.rank > 0) as display, _explain_resume(progress):
         result = run_evaluation(
-            subject.model.to(_device(device, process.count)),
-            subject.test.images,
-            subject.test.labels,
-            subject.threat,
-            attacks=subject.attacks,
-            batch_size=batch_size or subject.batch_size,
-            step_size=None if step_size is None else convert(step_size, float, "--step-size"),
+            target.model.to(_device(device, process.size)),
+            target.test.images,
+            target.test.labels,
+            target.threat,
+            attacks=target.attacks,
+            batch_size=batch_size or target.batch_size,
+            step_size=None if step_size is None else parse_value(step_size, float, "--step-size"),
             seed=seed,
             precision=precision,
-            progress=watch,
+            progress=display,
             progress_file=progress,
-            shard=process.count > 1,
+            shard=process.size > 1,
         )
     if process.rank == 0:
-        notes = [] if subject.expected is None or step_size is not None else subject.expected.beside(result)
-        _write(result, path, notes, show=show, said=watch.said)
+        notes = [] if target.expected is None or step_size is not None else target.expected.compare(result)
+        _write(result, path, notes, show=show, logged=display.logged)
     return result
 
 
 @contextmanager
-def _can_go_on(progress: Path) -> Iterator[None]:
+def _explain_resume(progress: Path) -> Iterator[None]:
     """Say so where a person stops an evaluation that has something to go on from."""
     from atas.errors import AtasError
 
@@ -137,41 +184,41 @@ def _can_go_on(progress: Path) -> Iterator[None]:
         raise AtasError(f"interrupted; the same command goes on from {progress}") from None
 
 
-def _write(result: Evaluation, path: Path, notes: list[str], *, show: Shown, said: set[str]) -> None:
+def _write(result: Evaluation, path: Path, notes: list[str], *, show: OutputFormat, logged: set[str]) -> None:
     """Show the result and write it: figures that took long are neither lost to a full disk nor to a reader who left."""
-    from atas._files import write_text
+    from atas._utils.files import write_text
 
     page = path.with_suffix(".md")
     try:
-        _show(result, show, said)
+        _show(result, show, logged)
     finally:
         write_text(page, result.markdown())
         result.save(path)  # last: it ends the progress
     if show == "table":
         for note in notes:
-            say(note)
-        say(f"written: {page}")
-        say(f"written: {path}")
+            print_line(note)
+        print_line(f"written: {page}")
+        print_line(f"written: {path}")
 
 
-def _show(result: Evaluation, show: Shown, said: set[str]) -> None:
+def _show(result: Evaluation, show: OutputFormat, logged: set[str]) -> None:
     if show == "json":
-        echo(json.dumps(result.to_json(), indent=2))
+        print_json(json.dumps(result.to_json(), indent=2))
     elif show == "table":
-        show_table(result.table())
+        print_table(result.table())
         for caution in result.warnings:
-            if f"warning: {caution}" not in said:
-                say(f"warning: {caution}")
-        say(result.sentence())
+            if f"warning: {caution}" not in logged:
+                print_line(f"warning: {caution}")
+        print_line(result.sentence())
 
 
 def _device(name: str, processes: int) -> torch.device:
     """Of several processes, each has a GPU of its own."""
     import torch
 
-    from atas.training.engine import choose_device
+    from atas.training.engine import select_device
 
-    device = choose_device(name)
+    device = select_device(name)
     if device.type == "cuda" and device.index is None and processes > 1:
         return torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))
     return device

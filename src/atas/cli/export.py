@@ -8,7 +8,7 @@ from pathlib import Path
 
 import typer
 
-from atas.cli._say import load_torch, say
+from atas._utils.console import import_torch, print_line
 
 
 class Format(enum.StrEnum):
@@ -34,7 +34,7 @@ def export(
     \b
     Example: atas export runs/cifar10-preact-resnet18-atas --to onnx --out model
     """
-    load_torch()
+    import_torch()
     from atas.export import write
 
     found = write(run, to.value, out)
@@ -42,8 +42,8 @@ def export(
         typer.echo(json.dumps(found.to_json(), indent=2))
         return
     if found.check is not None:
-        say(found.check)
+        print_line(found.check)
     for note in found.notes:
-        say(note)
+        print_line(note)
     for path in found.files:
-        say(f"written: {path}")
+        print_line(f"written: {path}")

@@ -8,7 +8,7 @@ from typing import Any
 
 import typer
 
-from atas.cli._say import show
+from atas._utils.console import print_table
 
 
 class What(enum.StrEnum):
@@ -49,13 +49,12 @@ def ls(
     table = Table(*shown, box=box.SIMPLE, padding=(0, 1, 0, 0))
     for row in rows:
         table.add_row(*(row[key] for key in shown))
-    show(table)
+    print_table(table)
 
 
 def _rows(what: What) -> list[dict[str, Any]]:
-    from atas import attacks, data, methods, models
-    from atas.report._expected import expected
-    from atas.training import recipe
+    from atas import attacks, data, methods, models, recipes
+    from atas.recipes.expected import find_expected
 
     if what is What.METHODS:
         return [
@@ -74,9 +73,9 @@ def _rows(what: What) -> list[dict[str, Any]]:
     if what is What.ATTACKS:
         return [{"attack": name} for name in attacks.names()]
     rows = []
-    for name in recipe.names():
-        loaded = recipe.load(name)
-        known = expected(loaded)
+    for name in recipes.names():
+        loaded = recipes.load(name)
+        known = find_expected(loaded)
         figure = known and known.figure("autoattack")
         rows.append(
             {

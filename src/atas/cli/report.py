@@ -6,8 +6,8 @@ from pathlib import Path
 
 import typer
 
-from atas._files import check_target
-from atas.cli._say import load_torch, say
+from atas._utils.console import import_torch, print_line
+from atas._utils.files import check_output_path
 
 
 def report(
@@ -27,13 +27,13 @@ def report(
              atas report runs/atas runs/atta runs/fgsm-rs --out compared.html
     """
     if out is not None:
-        check_target(out, "--out", ".html", ".htm")
+        check_output_path(out, "--out", ".html", ".htm")
 
-    load_torch()
+    import_torch()
+    from atas.paper import published
     from atas.report import write_page
-    from atas.reproduce import paper
 
     if out is None:
         out = runs[0] / "report.html" if len(runs) == 1 else Path("report.html")
-    write_page(runs, out, root=data, paper=paper.lookup)
-    say(f"report: {out}")
+    write_page(runs, out, root=data, paper=published.lookup)
+    print_line(f"report: {out}")

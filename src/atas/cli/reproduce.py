@@ -3,27 +3,24 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING
 
 import typer
 
-from atas import _catalogue
-from atas.cli import _assignments
-from atas.cli._complete import studies
-from atas.cli._say import load_torch, say, show
+from atas._utils.console import import_torch, print_line, print_table
+from atas.cli import options
+from atas.cli.options import complete_studies, integer_parser, parse_list
 from atas.errors import UsageError
+from atas.paper import catalogue
 
 if TYPE_CHECKING:
-    from atas.reproduce import Report, Request, Study
-
-T = TypeVar("T")
+    from atas.paper.study import Study, StudyOptions, StudyResult
 
 
 def reproduce(
     names: list[str] = typer.Argument(
-        None, metavar="STUDY...", help="Names of studies; see --list.", autocompletion=studies
+        None, metavar="STUDY...", help="Names of studies; see --list.", autocompletion=complete_studies
     ),
     list_all: bool = typer.Option(False, "--list", help="List the studies."),
     quick: bool = typer.Option(False, "--quick", help="On the embedded digits, cut short: minutes on a CPU."),
@@ -62,24 +59,26 @@ def reproduce(
     if not names:
         raise UsageError("name a study, such as table-cifar10; `atas reproduce --list` shows them")
     names = list(dict.fromkeys(names))
-    values = _assignments.parse(assignments) | ({} if root is None else {"data.root": root})
+    values = options.parse_assignments(assignments) | ({} if root is None else {"data.root": root})
     for name in names:
-        _catalogue.find_study(name)  # a wrong name shows before torch is loaded
+        catalogue.study_module(name)  # a wrong name shows before torch is loaded
 
-    load_torch()
-    from atas.reproduce import PlanProgress, Request, Sweep, get, run
-    from atas.training.values import convert
+    import_torch()
+    from atas.paper.studies import get
+    from atas.paper.study import StudyOptions, TrainingStudy, run_studies
+    from atas.recipes.values import parse_value
+    from atas.sweeps import PlanProgress
 
     chosen = list(map(get, names))
-    request = Request(
+    request = StudyOptions(
         out=out,
         quick=quick,
-        methods=_each("methods", methods, str),
-        networks=_each("networks", networks, str),
-        eps=_each("eps", eps, lambda text: convert(text, float, "--eps")),
-        seeds=_each("seeds", seeds, _whole("--seeds")),
-        attacks=_each("attacks", attacks, str),
-        padding=_each("padding", padding, _whole("--padding")),
+        methods=parse_list("methods", methods, str),
+        networks=parse_list("networks", networks, str),
+        eps=parse_list("eps", eps, lambda text: parse_value(text, float, "--eps")),
+        seeds=parse_list("seeds", seeds, integer_parser("--seeds")),
+        attacks=parse_list("attacks", attacks, str),
+        padding=parse_list("padding", padding, integer_parser("--padding")),
         examples=examples,
         values=values,
         reuse=tuple(reuse),
@@ -87,53 +86,33 @@ def reproduce(
         pictures=not no_pictures,
     )
     for study in chosen if dry_run or no_run else ():
-        if not isinstance(study, Sweep):
+        if not isinstance(study, TrainingStudy):
             raise UsageError(
                 f"the study {study.name} is no plan of runs; leave out {'--dry-run' if dry_run else '--no-run'}"
             )
     if dry_run:
         _tell(chosen, request, as_json=as_json)
         return
-    reports = run(chosen, request, PlanProgress())
+    reports = run_studies(chosen, request, PlanProgress())
     if as_json:
         typer.echo(_json(names, reports))
     else:
         for report in reports:
-            say(report.page)
+            print_line(report.page)
             for path in report.files:
-                say(f"written: {path}")
+                print_line(f"written: {path}")
     failures = list(dict.fromkeys(failure for report in reports for failure in report.failures))
     if failures:
         typer.echo(f"atas: {_failed(failures)}", err=True)
         raise typer.Exit(1)
 
 
-def _json(names: list[str], reports: list[Report]) -> str:
+def _json(names: list[str], reports: list[StudyResult]) -> str:
     """The result of a study as it was written; of several, by name."""
     texts = [next(p for p in report.files if p.suffix == ".json").read_text(encoding="utf-8") for report in reports]
     if len(texts) == 1:
         return texts[0]
     return json.dumps({name: json.loads(text) for name, text in zip(names, texts, strict=True)}, indent=1)
-
-
-def _each(option: str, text: str | None, kind: Callable[[str], T]) -> tuple[T, ...] | None:
-    """The parts of a comma-separated option."""
-    if text is None:
-        return None
-    parts = [part.strip() for part in text.split(",") if part.strip()]
-    if not parts:
-        raise UsageError(f"--{option} is empty; give values separated by commas, or leave it out")
-    return tuple(dict.fromkeys(map(kind, parts)))
-
-
-def _whole(option: str) -> Callable[[str], int]:
-    def number(text: str) -> int:
-        try:
-            return int(text)
-        except ValueError:
-            raise UsageError(f"{option} takes whole numbers separated by commas; got '{text}'") from None
-
-    return number
 
 
 def _failed(failures: list[str]) -> str:
@@ -145,7 +124,7 @@ def _list(*, as_json: bool) -> None:
     from rich import box
     from rich.table import Table
 
-    from atas.reproduce import get, names
+    from atas.paper.studies import get, names
 
     rows = [{"study": name, "what": get(name).about} for name in names()]
     if as_json:
@@ -154,15 +133,15 @@ def _list(*, as_json: bool) -> None:
     table = Table("study", "what", box=box.SIMPLE, padding=(0, 1, 0, 0))
     for row in rows:
         table.add_row(*row.values())
-    show(table)
+    print_table(table)
 
 
-def _tell(studies: list[Study], request: Request, *, as_json: bool) -> None:
+def _tell(studies: list[Study], request: StudyOptions, *, as_json: bool) -> None:
     """What a plan would do."""
-    from atas.reproduce import joint_plan
+    from atas.paper.study import make_plan
 
-    plan = joint_plan(studies, request)
-    left = {trial.key for trial in plan.left()}
+    plan = make_plan(studies, request)
+    left = {trial.key for trial in plan.remaining()}
     if as_json:
         rows = [
             {"trial": trial.label, "attacks": list(trial.attacks), "done": trial.key not in left}
@@ -171,5 +150,5 @@ def _tell(studies: list[Study], request: Request, *, as_json: bool) -> None:
         typer.echo(json.dumps(rows, indent=2))
         return
     for trial in plan.trials:
-        say(f"{'to do' if trial.key in left else 'done '}  {trial.label}: {', '.join(trial.attacks)}")
-    say(f"{len(left)} of {len(plan.trials)} runs to do, into {request.out}")
+        print_line(f"{'to do' if trial.key in left else 'done '}  {trial.label}: {', '.join(trial.attacks)}")
+    print_line(f"{len(left)} of {len(plan.trials)} runs to do, into {request.out}")

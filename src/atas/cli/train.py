@@ -7,17 +7,17 @@ from pathlib import Path
 
 import typer
 
-from atas import _catalogue
-from atas._text import in_shell
-from atas.cli import _assignments
-from atas.cli._complete import recipes
-from atas.cli._say import load_torch
+from atas._utils.console import import_torch
+from atas._utils.formatting import shell_quote
+from atas.cli import options
+from atas.cli.options import complete_recipes
 from atas.errors import UsageError
+from atas.recipes import loading
 
 
 def train(
     recipe: str | None = typer.Argument(
-        None, help="A recipe's name or path; may be left out with --resume.", autocompletion=recipes
+        None, help="A recipe's name or path; may be left out with --resume.", autocompletion=complete_recipes
     ),
     out: Path | None = typer.Option(None, "--out", help="The run's folder; runs/<recipe> by default."),
     assignments: list[str] = typer.Option(
@@ -39,29 +39,29 @@ def train(
     Example: atas train cifar10-preact-resnet18-atas --set training.epochs=10 --out runs/first
              torchrun --nproc-per-node 8 -m atas train cifar10-preact-resnet18-atas --set data.shards=8
     """
-    values = _assignments.parse(assignments)
+    values = options.parse_assignments(assignments)
     if recipe is not None:
-        _catalogue.find_recipe(recipe)  # a wrong name shows before torch is loaded
+        loading.find(recipe)  # a wrong name shows before torch is loaded
     elif not (resume and out is not None):
         raise UsageError("give a recipe, or --resume and the folder of a run (--out); `atas ls recipes` shows recipes")
 
-    load_torch()
+    import_torch()
     from rich.console import Console
 
     from atas.cli.evaluate import evaluate_run
-    from atas.processes import launched
-    from atas.training import Live
+    from atas.distributed.world import init
+    from atas.training import TrainingProgress
     from atas.training import train as run_training
 
-    with launched() as processes:
-        live = Live(Console(stderr=as_json, quiet=not processes.first))
+    with init() as processes:
+        live = TrainingProgress(Console(stderr=as_json, quiet=not processes.is_main))
         run = run_training(recipe, out=out, values=values, seed=seed, resume=resume, overwrite=overwrite, live=live)
         evaluation = evaluate_run(run, quiet=as_json) if evaluate_after else None
-    if not processes.first:
+    if not processes.is_main:
         return
     if as_json:
         measured = None if evaluation is None else evaluation.to_json()
         about = {"folder": str(run.folder), "recipe": run.recipe.name, "epochs": len(run.metrics)}
         typer.echo(json.dumps(about | {"last_epoch": run.metrics[-1], "evaluation": measured}, indent=2))
     elif not evaluate_after:
-        live.say(f"done: {run.folder}; next: atas evaluate {in_shell(run.folder)}")
+        live.log(f"done: {run.folder}; next: atas evaluate {shell_quote(run.folder)}")

@@ -5,25 +5,23 @@ from __future__ import annotations
 import os
 from typing import Literal
 
-from atas.data._arrays import from_arrays
-from atas.data._cifar import read_cifar
-from atas.data._cifar_spec import SPECS
-from atas.data._dataset import Dataset, Split
-from atas.data._digits import read_digits
-from atas.data._fetch import fetch
-from atas.data._folder import read_folder_of_images
-from atas.data._indexed import Indexed, MapDataset, indexed
-from atas.data._pack import pack
-from atas.data._packed import read_packed
-from atas.data._root import resolve_root
-from atas.data._sources import Progress
-from atas.data._stored import Stored
-from atas.data._verify import verify
+from atas._utils.progress import ProgressCallback
+from atas.data.arrays import from_arrays
+from atas.data.cifar import SPECS, read_cifar
+from atas.data.dataset import Dataset, Indexed, MapDataset, Split, indexed
+from atas.data.digits import read_digits
+from atas.data.download import fetch, resolve_root
+from atas.data.folder import read_image_folder
+from atas.data.lazy_images import LazyImages
+from atas.data.lazy_images import LazyImages as Stored  # the name of earlier versions
+from atas.data.packed import read_packed, verify
+from atas.data.packing import pack
 from atas.errors import UsageError, unknown
 
 __all__ = [
     "Dataset",
     "Indexed",
+    "LazyImages",
     "MapDataset",
     "Split",
     "Stored",
@@ -56,7 +54,7 @@ def load(
     *,
     size: int | None = None,
     lazy: bool | Literal["train"] | None = None,
-    progress: Progress | None = None,
+    progress: ProgressCallback | None = None,
 ) -> Dataset:
     """Read a data set as uint8 and check it.
 
@@ -81,7 +79,7 @@ def load(
     folder = resolve_root(root)
     if name == "imagefolder":
         side = DEFAULT_SIZE if size is None else size
-        return read_folder_of_images(folder, side, root_given=root is not None, lazy=lazy, progress=progress)
+        return read_image_folder(folder, side, root_given=root is not None, lazy=lazy, progress=progress)
     if name == "packed":
         return read_packed(folder)
     return read_cifar(SPECS[name], folder)

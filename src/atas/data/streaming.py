@@ -15,59 +15,59 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from atas.data._stored import Held, Stored
-from atas.data._team import Team, shared_array, team_size
-from atas.data.resident import Batches, Sampling
+from atas.data.lazy_images import InMemoryImages, LazyImages
+from atas.data.loader import Loader, LoaderOptions
+from atas.data.worker_pool import WorkerPool, num_workers, shared_array
 
-AHEAD = 4  # batches in the ring
+PREFETCH = 4  # batches in the ring
 
 
-class Streaming(Batches):
+class StreamingLoader(Loader):
     """Batches whose images stay where they are stored, and are read when their turn comes."""
 
     kind = "streaming"
 
     def __init__(
         self,
-        images: Tensor | Stored,
+        images: Tensor | LazyImages,
         labels: Tensor,
         *,
         device: torch.device,
         workers: int | None = None,
-        **how: Unpack[Sampling],
+        **how: Unpack[LoaderOptions],
     ) -> None:
         size = min(how["batch_size"], len(labels))
         staged = torch.zeros(size, *images.shape[1:], dtype=torch.uint8, device=device)
         super().__init__(staged, labels, **how)
-        self._stored = images if isinstance(images, Stored) else Held(images)
-        self.workers = min(team_size(workers), size)
+        self._source = images if isinstance(images, LazyImages) else InMemoryImages(images)
+        self.workers = min(num_workers(workers), size)
         self._order = shared_array((len(labels),), np.int64)
-        self._ring = shared_array((AHEAD, *staged.shape), np.uint8)
-        self._missing = [0] * AHEAD  # parts of each batch in the ring that workers have not answered for
-        self._asked = 0  # the batch that is to be asked for next
-        self._team: Team | None = None
-        self._copier = _OnCuda(self._ring, staged) if device.type == "cuda" else _OnHost(self._ring, staged)
+        self._ring = shared_array((PREFETCH, *staged.shape), np.uint8)
+        self._pending = [0] * PREFETCH  # parts of each batch in the ring that workers have not answered for
+        self._next_batch = 0  # the batch that is to be asked for next
+        self._pool: WorkerPool | None = None
+        self._copier = _CudaCopy(self._ring, staged) if device.type == "cuda" else _HostCopy(self._ring, staged)
 
-    def begin(self, order: Tensor, first: int) -> None:
+    def start_epoch(self, order: Tensor, first: int) -> None:
         """Start the workers where there are none, and have them read the first batches."""
-        if self._team is None:
-            self._team = Team(self._fill, self.workers, "reads training images")
-        while any(self._missing):  # what was asked for in an epoch that is given up
-            self._hear()
-        for place in range(AHEAD):
-            self._copier.wait(place)
+        if self._pool is None:
+            self._pool = WorkerPool(self._fill, self.workers, "reads training images")
+        while any(self._pending):  # what was asked for in an epoch that is given up
+            self._collect()
+        for slot in range(PREFETCH):
+            self._copier.wait(slot)
         self._order[:] = order.numpy()
-        self._asked = first
-        for _ in range(AHEAD - 1):  # the last place is free while the batch in it is being copied
-            self._ask()
+        self._next_batch = first
+        for _ in range(PREFETCH - 1):  # the last slot is free while the batch in it is being copied
+            self._submit_next()
 
-    def stage(self, batch: int) -> None:
+    def prefetch(self, batch: int) -> None:
         """Wait for the images of a batch and send them on their way to the device."""
-        while self._missing[batch % AHEAD]:
-            self._hear()
-        self._copier.copy(batch % AHEAD, self.size(batch))
-        self._copier.wait((batch - 1) % AHEAD)
-        self._ask()
+        while self._pending[batch % PREFETCH]:
+            self._collect()
+        self._copier.copy(batch % PREFETCH, self.size(batch))
+        self._copier.wait((batch - 1) % PREFETCH)
+        self._submit_next()
 
     def rows(self, index: Tensor) -> Tensor:
         """The batch lies in the order of its examples."""
@@ -76,53 +76,53 @@ class Streaming(Batches):
     def close(self) -> None:
         """End the workers."""
         self._copier.close()
-        if self._team is not None:
-            self._team.close()
-        self._team, self._missing = None, [0] * AHEAD
+        if self._pool is not None:
+            self._pool.close()
+        self._pool, self._pending = None, [0] * PREFETCH
 
-    def _ask(self) -> None:
+    def _submit_next(self) -> None:
         """Share the next batch among the workers, if there is one."""
-        assert self._team is not None
-        if self._asked < len(self):
-            place, first = self._asked % AHEAD, self._asked * self.batch_size
-            ends = np.linspace(0, self.size(self._asked), len(self._team) + 1).astype(int).tolist()
+        assert self._pool is not None
+        if self._next_batch < len(self):
+            slot, first = self._next_batch % PREFETCH, self._next_batch * self.batch_size
+            ends = np.linspace(0, self.size(self._next_batch), len(self._pool) + 1).astype(int).tolist()
             for worker, (start, end) in enumerate(pairwise(ends)):
                 if start < end:
-                    self._team.ask(worker, (place, first, start, end))
-                    self._missing[place] += 1
-            self._asked += 1
+                    self._pool.submit(worker, (slot, first, start, end))
+                    self._pending[slot] += 1
+            self._next_batch += 1
 
-    def _hear(self) -> None:
-        assert self._team is not None
-        for _, place in self._team.answers():
-            self._missing[place] -= 1
+    def _collect(self) -> None:
+        assert self._pool is not None
+        for _, slot in self._pool.results():
+            self._pending[slot] -= 1
 
     def _fill(self, task: tuple[int, int, int, int]) -> int:
-        """A worker's part: read some images of a batch into their place in the ring."""
-        place, first, start, end = task
-        self._stored.read(self._order[first + start : first + end], self._ring[place, start:end])
-        return place
+        """A worker's part: read some images of a batch into their slot in the ring."""
+        slot, first, start, end = task
+        self._source.read(self._order[first + start : first + end], self._ring[slot, start:end])
+        return slot
 
 
-class _OnHost:
+class _HostCopy:
     """Copies on the CPU are over when they return."""
 
     def __init__(self, ring: np.ndarray, staged: Tensor) -> None:
         self._ring, self._staged = torch.from_numpy(ring), staged
 
-    def copy(self, place: int, size: int) -> None:
+    def copy(self, slot: int, size: int) -> None:
         """Bring a batch of the ring to where steps look for it."""
-        self._staged[:size] = self._ring[place, :size]
+        self._staged[:size] = self._ring[slot, :size]
 
-    def wait(self, place: int) -> None:
-        """Return when the last copy from this place in the ring is over."""
+    def wait(self, slot: int) -> None:
+        """Return when the last copy from this slot in the ring is over."""
 
     def close(self) -> None:
         """Nothing to give back."""
 
 
-class _OnCuda:
-    """Copies beside the main stream, into two buffers in turn; the step's own place is filled from these in order.
+class _CudaCopy:
+    """Copies beside the main stream, into two buffers in turn; the step's own slot is filled from these in order.
 
     The host waits for the copy before the last at most, so it is always a step ahead of the device.
     """
@@ -136,22 +136,22 @@ class _OnCuda:
         self._arrived = [torch.cuda.Event() for _ in ring]
         self._turn = 0
 
-    def copy(self, place: int, size: int) -> None:
+    def copy(self, slot: int, size: int) -> None:
         """As on the host, but only asked for."""
         self._pin()
         turn = self._turn = 1 - self._turn
         main = torch.cuda.current_stream(self._staged.device)
         with torch.cuda.stream(self._stream):
             self._stream.wait_event(self._free[turn])
-            self._buffers[turn][:size].copy_(self._ring[place, :size], non_blocking=True)
-            self._arrived[place].record(self._stream)
-        main.wait_event(self._arrived[place])
+            self._buffers[turn][:size].copy_(self._ring[slot, :size], non_blocking=True)
+            self._arrived[slot].record(self._stream)
+        main.wait_event(self._arrived[slot])
         self._staged[:size].copy_(self._buffers[turn][:size])
         self._free[turn].record(main)
 
-    def wait(self, place: int) -> None:
+    def wait(self, slot: int) -> None:
         """As on the host."""
-        self._arrived[place].synchronize()
+        self._arrived[slot].synchronize()
 
     def close(self) -> None:
         """Unpin the ring."""

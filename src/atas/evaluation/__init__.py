@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from atas.evaluation._cautions import Caution
-from atas.evaluation._evaluate import evaluate
-from atas.evaluation._interval import wilson
-from atas.evaluation._result import Evaluation, Stage
-from atas.evaluation._status import Status
+from atas.evaluation.evaluator import evaluate
+from atas.evaluation.intervals import wilson
+from atas.evaluation.progress import Status
+from atas.evaluation.result import Evaluation, Stage
+from atas.evaluation.warnings import EvaluationWarning
 
-__all__ = ["Caution", "Evaluation", "Stage", "Status", "evaluate", "wilson"]
+__all__ = ["Evaluation", "EvaluationWarning", "Stage", "Status", "evaluate", "wilson"]

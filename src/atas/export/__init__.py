@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from atas.export._export import FORMATS, Exported, write
-from atas.export._load import load
+from atas.export.registry import FORMATS, Exported, write
+from atas.export.safetensors import load
 
 __all__ = ["FORMATS", "Exported", "load", "write"]

@@ -1,50 +1,103 @@
-"""ATAS, the method of the paper, and the whole of it: remember, look at the gradient, step inversely to its norm.
+"""ATAS: persistent perturbations and step sizes inverse to the gradient norm. This file is the whole method.
 
-For every training example i two things outlive the epoch: its perturbation, and a moving average v of its squared
-gradient norm. A step of training on image x, label y is
+For every training example two things are kept between epochs: its perturbation, and a moving average v of its squared
+gradient norm. A training step on image x with label y is
 
-    x0 = P[x + remembered perturbation]                      where the last epoch ended
-    g  = gradient of l(x0, y) by x0                          model in eval mode, input gradient alone
+    x0 = P[x + stored perturbation]                          start where the last epoch ended
+    g  = gradient of l(x0, y) with respect to x0             model in eval mode, input gradient only
     v <- beta v + (1 - beta) |g|^2
     a  = gamma / (c + sqrt v)                                small where the loss is steep
-    x1 = P[x0 + a sgn g]                                     remembered for the next epoch
-    one step of SGD on l(x1, y)                              model in train mode
+    x1 = P[x0 + a sgn g]                                     stored for the next epoch
+    one SGD step on l(x1, y)                                 model in train mode
 
-Examples with a large gradient norm are those that make single-step training collapse; they get small steps, and
-because every epoch goes on from the last, small steps still reach the whole ball. Cost: two forward and backward
-passes, one of them without weight gradients, so 5/3 of ordinary training.
+Examples with a large gradient norm are the ones that make single-step training collapse, so they get small steps. Each
+epoch continues from the last one, so small steps still reach the whole ball. The cost is two forward and two backward
+passes, one of them without weight gradients: 5/3 of standard training.
 
-`ATAS` is what the authors released: a constant step eps in the first epochs, and steps clipped to [4, 14]/255, neither
-of which the paper mentions. `ATASLiteral` is Algorithm 1 as printed, with the settings of the text.
+`ATAS` is what the authors released: a constant step eps in the first epochs and steps clipped to [4, 14]/255, which the
+paper does not mention. `ATASLiteral` is Algorithm 1 as printed, with the settings of the text.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Literal, Unpack
 
 import torch
 from torch import Tensor, nn
 
-from atas.boxes import AnyView
+from atas.core.autograd import input_gradient
+from atas.core.dispatch import fast_op
+from atas.core.perturbations import Placement
+from atas.core.resized_crop import AnyView
 from atas.errors import UsageError
-from atas.fusing import fusable
-from atas.memory import GradientNorms, Store
-from atas.methods._adaptive import Adaptive, adaptive_step, check_adaptive
-from atas.methods._method import Common
-from atas.methods.atta import Remembering
-from atas.passes import input_gradient
-from atas.threat import Threat
+from atas.methods.base import CommonArgs, PersistentPerturbation
+from atas.threat import Threat, l2_norm
 
 
-class ATAS(Adaptive, Remembering):
+def adaptive_step(
+    gradient: Tensor, average: Tensor, *, c: float, max_step: float, beta: float
+) -> tuple[Tensor, Tensor]:
+    """Return each example's step size, and the new average of its squared gradient norm.
+
+    v <- beta v + (1 - beta) |g|^2 and a = gamma / (c + sqrt v), written with max_step = gamma / c, the step at zero
+    gradient. Computed in float32 or wider. The gradient is that of the summed loss, so c = 1.28 is the paper's 0.01,
+    which was set on the mean over 128 examples.
+    """
+    norm = l2_norm(gradient)
+    average = beta * average + (1 - beta) * norm.square().to(average.dtype)
+    return max_step / (1 + average.sqrt() / c), average
+
+
+class GradientNorms(nn.Module):
+    """A moving average of every example's squared gradient norm, and its last step size."""
+
+    average: Tensor
+    step_size: Tensor
+
+    def __init__(self, examples: int, *, device: torch.device | str | None = None) -> None:
+        super().__init__()
+        self.register_buffer("average", torch.zeros(examples, device=device))
+        self.register_buffer("step_size", torch.zeros(examples, device=device))
+
+    def store(self, index: Tensor, average: Tensor, step_size: Tensor) -> None:
+        """Store the new averages and step sizes of these examples."""
+        self.average[index] = average.to(self.average.dtype)
+        self.step_size[index] = step_size.to(self.step_size.dtype)
+
+
+class AdaptiveStepSizes:
+    """Mixin of methods with adaptive step sizes: what they report of every example."""
+
+    norms: GradientNorms
+
+    @property
+    def step_sizes(self) -> Tensor:
+        """The last step size of every example in pixel units; zero before its first step."""
+        return self.norms.step_size
+
+    @property
+    def gradient_norms(self) -> Tensor:
+        """The square root of v for every example."""
+        return self.norms.average.sqrt()
+
+
+def check_adaptive_settings(threat: Threat, c: float, max_step: float, beta: float) -> None:
+    """Raise if these settings give no step size."""
+    threat.check_size("max_step", max_step)
+    if not (0 < c < math.inf and 0 <= beta < 1):
+        raise UsageError(f"adaptive steps need c > 0 and 0 <= beta < 1; got {c=}, {beta=}")
+
+
+class ATAS(AdaptiveStepSizes, PersistentPerturbation):
     """Fast adversarial training with adaptive step size (Huang et al., 2022), as the authors released it.
 
     `max_step` is the paper's gamma/c and `c` its c on the summed loss (the paper's 0.01 is 1.28 here, because it was
-    set on the mean over batches of 128). `clip` bounds the step size; `warmup_epochs` take a constant step eps. For an
-    L2 ball, `max_step` and `clip` default to 2 eps and (0.5, 1.75) eps and the memory to float16; for Linf to 16/255,
-    (4/255, 14/255) and int8. For large images that are shown resampled, `grid=32` keeps perturbations on a grid of
-    32 x 32; `store="host"` keeps them in the host's memory.
+    set on the mean over batches of 128). `clip` bounds the step size. The first `warmup_epochs` take a constant step
+    eps. For L2, `max_step` and `clip` default to 2 eps and (0.5, 1.75) eps and perturbations to float16; for Linf to
+    16/255, (4/255, 14/255) and int8. For large images that are resampled, `grid=32` keeps perturbations on a grid of
+    32 x 32. `store="host"` keeps them in host memory.
 
     >>> from atas import ATAS, Linf
     >>> method = ATAS(Linf(8/255), examples=100, shape=(3, 32, 32))
@@ -66,7 +119,7 @@ class ATAS(Adaptive, Remembering):
         pad: int = 4,
         dtype: torch.dtype | Literal["auto"] = "auto",
         grid: int | None = None,
-        store: Store = "device",
+        store: Placement = "device",
         device: torch.device | str | None = None,
         seed: int = 0,
     ) -> None:
@@ -83,25 +136,27 @@ class ATAS(Adaptive, Remembering):
             seed=seed,
         )
         self.c, self.beta, self.warmup_epochs = c, beta, warmup_epochs
-        self.max_step = threat.usual(16 / 255, 2.0) if max_step == "auto" else max_step
-        self.clip = (threat.usual(4 / 255, 0.5), threat.usual(14 / 255, 1.75)) if clip == "auto" else clip
-        check_adaptive(threat, self.c, self.max_step, self.beta)
+        self.max_step = threat.default_size(16 / 255, 2.0) if max_step == "auto" else max_step
+        self.clip = (threat.default_size(4 / 255, 0.5), threat.default_size(14 / 255, 1.75)) if clip == "auto" else clip
+        check_adaptive_settings(threat, self.c, self.max_step, self.beta)
         if warmup_epochs < 0:
             raise UsageError(f"warmup_epochs must not be negative; got {warmup_epochs}")
         if self.clip is not None:
-            low, high = (threat.size("clip", end) for end in self.clip)
+            low, high = (threat.check_size("clip", end) for end in self.clip)
             if low > high:
                 raise UsageError(f"clip must be (smallest, largest) step with smallest <= largest; got {self.clip}")
         self.norms = GradientNorms(examples, device=device)
 
     def attack(self, model: nn.Module, x: Tensor, y: Tensor, index: Tensor, view: AnyView) -> Tensor:
-        """One adaptive step from where the last epoch ended; perturbation, average and step size are remembered."""
-        start = self.recall(x, index, view)
-        gradient, _ = input_gradient(model, start, y, self.summed_loss)
-        return _climb_and_remember(self, x, index, view, start, gradient)
+        """Take one adaptive step from where the last epoch ended; store perturbation, average and step size."""
+        start = self.load_start(x, index, view)
+        gradient, _ = input_gradient(model, start, y, self.attack_loss)
+        return adaptive_step_and_store(self, x, index, view, start, gradient)
 
-    def climb(self, x: Tensor, start: Tensor, gradient: Tensor, average: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """The heart, a function of tensors alone: the new point, average and step size of each example."""
+    def adaptive_update(
+        self, x: Tensor, start: Tensor, gradient: Tensor, average: Tensor
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Return the new point, average and step size of each example. A function of tensors alone."""
         size, adapted = adaptive_step(gradient, average, c=self.c, max_step=self.max_step, beta=self.beta)
         if self.clip is not None:
             size = size.clamp(*self.clip)
@@ -111,13 +166,14 @@ class ATAS(Adaptive, Remembering):
         return self.threat.ascend(start, gradient, size, x), average, size
 
 
-@fusable
-def _climb_and_remember(
+@fast_op
+def adaptive_step_and_store(
     method: ATAS, x: Tensor, index: Tensor, view: AnyView, start: Tensor, gradient: Tensor
 ) -> Tensor:
-    point, average, size = method.climb(x, start, gradient, method.norms.average[index])
-    method.memory.write(index, view, point - x)
-    method.norms.write(index, average, size)
+    """Take the adaptive step of `method`, and store its results."""
+    point, average, size = method.adaptive_update(x, start, gradient, method.norms.average[index])
+    method.memory.store(index, view, point - x)
+    method.norms.store(index, average, size)
     return point
 
 
@@ -139,8 +195,8 @@ class ATASLiteral(ATAS):
         reset_every: int = 10,
         dtype: torch.dtype | Literal["auto"] = "auto",
         grid: int | None = None,
-        store: Store = "device",
-        **common: Unpack[Common],
+        store: Placement = "device",
+        **common: Unpack[CommonArgs],
     ) -> None:
         super().__init__(
             threat,

@@ -7,13 +7,13 @@ from typing import Unpack
 
 from torch import Tensor, nn
 
-from atas.boxes import AnyView
-from atas.methods._method import Common, Perturbing
-from atas.passes import input_gradient
+from atas.core.autograd import input_gradient
+from atas.core.resized_crop import AnyView
+from atas.methods.base import CommonArgs, InputPerturbation
 from atas.threat import Threat
 
 
-class FGSM(Perturbing):
+class FGSM(InputPerturbation):
     """One step of size eps from the image itself (Goodfellow et al., 2015); known to collapse at larger budgets.
 
     x' = P[x + eps sgn grad l(x)], attacked in train mode. Cost: two forward and backward passes, one of them without
@@ -22,11 +22,11 @@ class FGSM(Perturbing):
 
     def attack(self, model: nn.Module, x: Tensor, y: Tensor, index: Tensor, view: AnyView) -> Tensor:
         """A full step from the image."""
-        gradient, _ = input_gradient(model, x, y, self.summed_loss)
+        gradient, _ = input_gradient(model, x, y, self.attack_loss)
         return self.threat.ascend(x, gradient, self.threat.eps * self.step_scale, x)
 
 
-class FGSMRS(Perturbing):
+class FGSMRS(InputPerturbation):
     """FGSM from a random start (Wong et al., "Fast is better than free", 2020).
 
     x0 uniform in the ball, x' = P[x0 + a sgn grad l(x0)] with a = 1.25 eps, attacked in train mode: as in the authors'
@@ -40,13 +40,13 @@ class FGSMRS(Perturbing):
         shape: Sequence[int],
         *,
         step_size: float | None = None,
-        **common: Unpack[Common],
+        **common: Unpack[CommonArgs],
     ) -> None:
         super().__init__(threat, examples, shape, **common)
-        self.step_size = threat.size("step_size", step_size) if step_size is not None else 1.25 * threat.eps
+        self.step_size = threat.check_size("step_size", step_size) if step_size is not None else 1.25 * threat.eps
 
     def attack(self, model: nn.Module, x: Tensor, y: Tensor, index: Tensor, view: AnyView) -> Tensor:
         """A step from a random point."""
-        start = self.threat.random_start(x, self.draw(index))
-        gradient, _ = input_gradient(model, start, y, self.summed_loss)
+        start = self.threat.random_start(x, self.rng(index))
+        gradient, _ = input_gradient(model, start, y, self.attack_loss)
         return self.threat.ascend(start, gradient, self.step_size * self.step_scale, x)

@@ -11,11 +11,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from atas.boxes import AnyView
+from atas.core.autograd import freeze, gradient_penalty, input_gradient
+from atas.core.dispatch import fast_op
+from atas.core.resized_crop import AnyView
 from atas.errors import UsageError
-from atas.fusing import fusable
-from atas.methods._method import Common, Method, Step, Update
-from atas.passes import frozen, input_gradient, through_gradient
+from atas.methods.base import CommonArgs, Method, StepOutput, Update
 from atas.threat import Linf, Threat
 
 
@@ -41,7 +41,7 @@ class FGSMGA(Method):
         shape: Sequence[int],
         *,
         weight: float | Literal["auto"] = "auto",
-        **common: Unpack[Common],
+        **common: Unpack[CommonArgs],
     ) -> None:
         super().__init__(threat, examples, shape, **common)
         if weight == "auto":
@@ -52,22 +52,24 @@ class FGSMGA(Method):
             raise UsageError(f"weight must be a number that is not negative; got {weight}")
         self.weight = weight
 
-    def learn(self, model: nn.Module, update: Update, x: Tensor, y: Tensor, index: Tensor, view: AnyView) -> Step:
+    def training_step(
+        self, model: nn.Module, update: Update, x: Tensor, y: Tensor, index: Tensor, view: AnyView
+    ) -> StepOutput:
         """One update with the loss at the FGSM point and the misalignment of the gradients."""
-        with frozen(model):
-            gradient, _ = input_gradient(model, x, y, self.summed_loss)
+        with freeze(model):
+            gradient, _ = input_gradient(model, x, y, self.attack_loss)
         inputs = self.threat.ascend(x, gradient, self.threat.eps * self.step_scale, x)
-        noise = self.threat.noise(self.draw(index), x.shape[1:]).to(x.dtype)
+        noise = self.threat.sample(self.rng(index), x.shape[1:]).to(x.dtype)
         aligned = functools.partial(misalignment, gradient)
-        penalty = self.weight * through_gradient(model, x + noise, y, self.summed_loss, aligned)
+        penalty = self.weight * gradient_penalty(model, x + noise, y, self.attack_loss, aligned)
         update.backward(penalty)
         logits = model(inputs)
-        loss = self.mean_loss(logits, y)
+        loss = self.loss(logits, y)
         update(loss)
-        return Step((loss + penalty).detach(), inputs, logits.detach())
+        return StepOutput((loss + penalty).detach(), inputs, logits.detach())
 
 
-@fusable
+@fast_op
 def misalignment(first: Tensor, second: Tensor) -> Tensor:
     """One minus the mean cosine of the examples whose gradients are not zero; zero where there are none."""
     first, second = first.flatten(1), second.flatten(1)

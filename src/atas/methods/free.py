@@ -8,9 +8,9 @@ from typing import Unpack
 import torch
 from torch import Tensor, nn
 
-from atas.boxes import AnyView
+from atas.core.resized_crop import AnyView
 from atas.errors import DataError, UsageError
-from atas.methods._method import Common, Method, Step, Update
+from atas.methods.base import CommonArgs, Method, StepOutput, Update
 from atas.threat import Threat
 
 
@@ -33,16 +33,18 @@ class Free(Method):
         replays: int = 8,
         step_size: float | None = None,
         batch_size: int = 128,
-        **common: Unpack[Common],
+        **common: Unpack[CommonArgs],
     ) -> None:
         super().__init__(threat, examples, shape, **common)
         if replays < 1 or batch_size < 1:
             raise UsageError(f"replays and batch_size must be at least 1; got {replays} and {batch_size}")
         self.updates_per_step = replays
-        self.step_size = threat.size("step_size", step_size) if step_size is not None else threat.eps
+        self.step_size = threat.check_size("step_size", step_size) if step_size is not None else threat.eps
         self.register_buffer("carried", torch.zeros(batch_size, *shape, device=common.get("device")))
 
-    def learn(self, model: nn.Module, update: Update, x: Tensor, y: Tensor, index: Tensor, view: AnyView) -> Step:
+    def training_step(
+        self, model: nn.Module, update: Update, x: Tensor, y: Tensor, index: Tensor, view: AnyView
+    ) -> StepOutput:
         """All replays of one batch; what is returned belongs to the last."""
         if len(x) > len(self.carried):
             raise DataError(
@@ -58,9 +60,9 @@ class Free(Method):
         for _ in range(self.updates_per_step):
             inputs = self.threat.project(x + perturbation, x).requires_grad_(True)
             logits = model(inputs)
-            loss = self.mean_loss(logits, y)
+            loss = self.loss(logits, y)
             (gradient,) = update(loss, inputs)
             step = self.threat.step(perturbation, gradient, self.step_size * self.step_scale)
             perturbation = self.threat.project(x + step, x) - x
         self.carried[: len(x)] = perturbation
-        return Step(loss.detach(), inputs.detach(), logits.detach())
+        return StepOutput(loss.detach(), inputs.detach(), logits.detach())

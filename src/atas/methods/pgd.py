@@ -7,14 +7,14 @@ from typing import Unpack
 
 from torch import Tensor, nn
 
-from atas.boxes import AnyView
+from atas.core.autograd import input_gradient
+from atas.core.resized_crop import AnyView
 from atas.errors import UsageError
-from atas.methods._method import Common, Perturbing
-from atas.passes import input_gradient
+from atas.methods.base import CommonArgs, InputPerturbation
 from atas.threat import Threat
 
 
-class PGD(Perturbing):
+class PGD(InputPerturbation):
     """Several steps from a random start (Madry et al., 2018): x(k+1) = P[x(k) + a sgn grad l(x(k))].
 
     Ten steps of eps/4, attacked in train mode, so that every step updates the running statistics of BatchNorm. The
@@ -29,18 +29,18 @@ class PGD(Perturbing):
         *,
         steps: int = 10,
         step_size: float | None = None,
-        **common: Unpack[Common],
+        **common: Unpack[CommonArgs],
     ) -> None:
         super().__init__(threat, examples, shape, **common)
         if steps < 1:
             raise UsageError(f"steps must be at least 1; got {steps}")
         self.steps = steps
-        self.step_size = threat.size("step_size", step_size) if step_size is not None else threat.eps / 4
+        self.step_size = threat.check_size("step_size", step_size) if step_size is not None else threat.eps / 4
 
     def attack(self, model: nn.Module, x: Tensor, y: Tensor, index: Tensor, view: AnyView) -> Tensor:
         """All steps, each projected."""
-        point = self.threat.random_start(x, self.draw(index))
+        point = self.threat.random_start(x, self.rng(index))
         for _ in range(self.steps):
-            gradient, _ = input_gradient(model, point, y, self.summed_loss)
+            gradient, _ = input_gradient(model, point, y, self.attack_loss)
             point = self.threat.ascend(point, gradient, self.step_size * self.step_scale, x)
         return point

@@ -8,14 +8,14 @@ from typing import Unpack
 import torch
 from torch import Tensor, nn
 
-from atas.boxes import AnyView
+from atas.core.autograd import input_gradient
+from atas.core.resized_crop import AnyView
 from atas.errors import UsageError
-from atas.methods._method import Common, Perturbing
-from atas.passes import input_gradient
+from atas.methods.base import CommonArgs, InputPerturbation
 from atas.threat import Threat
 
 
-class SSAT(Perturbing):
+class SSAT(InputPerturbation):
     """Stable single-step adversarial training (Kim et al., 2021).
 
     d = P[x0 + a sgn grad l(x0)] - x from a random start x0, a = 1.25 eps. Of x + (k/c) d, k = 1..c, the first that the
@@ -34,18 +34,18 @@ class SSAT(Perturbing):
         *,
         checkpoints: int = 3,
         step_size: float | None = None,
-        **common: Unpack[Common],
+        **common: Unpack[CommonArgs],
     ) -> None:
         super().__init__(threat, examples, shape, **common)
         if checkpoints < 1:
             raise UsageError(f"checkpoints must be at least 1; got {checkpoints}")
         self.checkpoints = checkpoints
-        self.step_size = threat.size("step_size", step_size) if step_size is not None else 1.25 * threat.eps
+        self.step_size = threat.check_size("step_size", step_size) if step_size is not None else 1.25 * threat.eps
 
     def attack(self, model: nn.Module, x: Tensor, y: Tensor, index: Tensor, view: AnyView) -> Tensor:
         """The shortest of the checked parts of an FGSM-RS perturbation that fools the model."""
-        start = self.threat.random_start(x, self.draw(index))
-        gradient, logits = input_gradient(model, start, y, self.summed_loss)
+        start = self.threat.random_start(x, self.rng(index))
+        gradient, logits = input_gradient(model, start, y, self.attack_loss)
         end = self.threat.ascend(start, gradient, self.step_size * self.step_scale, x)
         fooled_at_start = logits.argmax(1) != y
         if self.checkpoints == 1:

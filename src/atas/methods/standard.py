@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from torch import Tensor, nn
 
-from atas.boxes import AnyView
-from atas.methods._method import Perturbing
+from atas.core.resized_crop import AnyView
+from atas.methods.base import InputPerturbation
 
 
-class Standard(Perturbing):
+class Standard(InputPerturbation):
     """Cross-entropy on the images as they are: min_w l(x, y; w). Cost: one forward and backward pass."""
 
     def attack(self, model: nn.Module, x: Tensor, y: Tensor, index: Tensor, view: AnyView) -> Tensor:

@@ -9,12 +9,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from atas.boxes import AnyView
-from atas.checks import checked_logits
+from atas.core.autograd import freeze, input_gradient, set_mode, to_float32
+from atas.core.resized_crop import AnyView
+from atas.core.rng import Stream
+from atas.core.validation import check_logits
 from atas.errors import UsageError
-from atas.methods._method import Common, Method, Step, Update
-from atas.noise import Purpose
-from atas.passes import frozen, full, input_gradient, mode
+from atas.methods.base import CommonArgs, Method, StepOutput, Update
 from atas.threat import Threat
 
 _START = 0.001
@@ -37,27 +37,29 @@ class TRADES(Method):
         beta: float = 6.0,
         steps: int = 10,
         step_size: float | None = None,
-        **common: Unpack[Common],
+        **common: Unpack[CommonArgs],
     ) -> None:
         super().__init__(threat, examples, shape, **common)
         if steps < 1 or beta < 0:
             raise UsageError(f"TRADES needs steps >= 1 and beta >= 0; got steps={steps}, beta={beta}")
         self.beta, self.steps = beta, steps
-        self.step_size = threat.size("step_size", step_size) if step_size is not None else threat.eps / 4
+        self.step_size = threat.check_size("step_size", step_size) if step_size is not None else threat.eps / 4
 
-    def learn(self, model: nn.Module, update: Update, x: Tensor, y: Tensor, index: Tensor, view: AnyView) -> Step:
+    def training_step(
+        self, model: nn.Module, update: Update, x: Tensor, y: Tensor, index: Tensor, view: AnyView
+    ) -> StepOutput:
         """One update with both terms."""
-        with mode(model, training=False), frozen(model):
+        with set_mode(model, training=False), freeze(model):
             inputs = self._attack(model, x, index).detach()
         clean, logits = model(x), model(inputs)
-        loss = self.mean_loss(clean, y) + self.beta / max(len(x), 1) * divergence(logits, clean)
+        loss = self.loss(clean, y) + self.beta / max(len(x), 1) * divergence(logits, clean)
         update(loss)
-        return Step(loss.detach(), inputs, logits.detach())
+        return StepOutput(loss.detach(), inputs, logits.detach())
 
     def _attack(self, model: nn.Module, x: Tensor, index: Tensor) -> Tensor:
         with torch.no_grad():
-            clean = checked_logits(model(x), len(x))
-        noise = self.draw(index).normal(Purpose.START, x.shape[1:]).to(x.dtype)
+            clean = check_logits(model(x), len(x))
+        noise = self.rng(index).normal(Stream.START, x.shape[1:]).to(x.dtype)
         point = self.threat.project(x + _START * noise, x)
         for _ in range(self.steps):
             gradient, _ = input_gradient(model, point, clean, divergence)
@@ -67,4 +69,4 @@ class TRADES(Method):
 
 def divergence(logits: Tensor, reference: Tensor) -> Tensor:
     """KL(reference || logits), summed over the batch."""
-    return F.kl_div(full(logits).log_softmax(1), full(reference).softmax(1), reduction="sum")
+    return F.kl_div(to_float32(logits).log_softmax(1), to_float32(reference).softmax(1), reduction="sum")

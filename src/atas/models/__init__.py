@@ -5,9 +5,9 @@
 ([0.5], [0.25])
 """
 
-from atas.models._create import create, names
-from atas.models._normalize import Normalize
-from atas.models._preact_resnet import PreActResNet
-from atas.models._wide_resnet import WideResNet
+from atas.models.layers import Normalize
+from atas.models.preact_resnet import PreActResNet
+from atas.models.registry import create, names
+from atas.models.wide_resnet import WideResNet
 
 __all__ = ["Normalize", "PreActResNet", "WideResNet", "create", "names"]

@@ -1,9 +1,9 @@
-"""What people look at: tables, plots and a page of runs."""
+"""Runs for people to look at: a terminal table, training curves, and an HTML page."""
 
 from __future__ import annotations
 
-from atas.report._compare import Summary, summarise, table
-from atas.report._plot import plot_curves
+from atas.report.compare import plot_curves, table
 from atas.report.page import write_page
+from atas.report.summary import RunSummary, summarise
 
-__all__ = ["Summary", "plot_curves", "summarise", "table", "write_page"]
+__all__ = ["RunSummary", "plot_curves", "summarise", "table", "write_page"]

@@ -1,4 +1,4 @@
-"""The page: one HTML file that holds everything it shows, for one run or for several side by side."""
+"""The page: one self-contained HTML file, for one run or for a comparison of several."""
 
 from __future__ import annotations
 
@@ -6,17 +6,16 @@ from collections.abc import Sequence
 from importlib import resources
 from pathlib import Path
 
-from atas._files import make_ready, write_text
-from atas._version import __version__
-from atas.evaluation._precision import full_precision
-from atas.report._compare import summarise
-from atas.report._expected import Paper
-from atas.report._html import Content, Markup, tag
-from atas.report._section import Section
-from atas.report._subject import Subject
-from atas.report.sections import classes, comparison, doubts, gallery, repeat, steps, summary, surface, training
-from atas.training.engine import choose_device
-from atas.training.weights import GIVEN
+from atas import __version__
+from atas._utils.files import check_writable, write_text
+from atas.models.weights import GIVEN
+from atas.ops.precision import strict_float32
+from atas.recipes.expected import Paper
+from atas.report.html import Content, Markup, Section, tag
+from atas.report.run_view import RunView
+from atas.report.sections import classes, comparison, examples, notes, summary, training
+from atas.report.summary import summarise
+from atas.training.engine import select_device
 
 # Nothing is fetched: whatever a name or a class in the page may say, the browser is told so.
 _POLICY = (
@@ -30,47 +29,47 @@ def write_page(
 ) -> None:
     """Write the page of these runs. `root` is the data's folder where it is not that of the training; `paper` looks up
     the paper's figures."""
-    subjects = [Subject(found, Path(folder), root) for found, folder in zip(summarise(folders), folders, strict=True)]
-    make_ready(out)
-    with full_precision(choose_device("auto")):  # what is computed for the page agrees with the evaluation
-        text = one(subjects[0], paper) if len(subjects) == 1 else several(subjects)
+    views = [RunView(found, Path(folder), root) for found, folder in zip(summarise(folders), folders, strict=True)]
+    check_writable(out)
+    with strict_float32(select_device("auto")):  # what is computed for the page agrees with the evaluation
+        text = render_run(views[0], paper) if len(views) == 1 else render_comparison(views)
     write_text(out, text)
 
 
-def one(subject: Subject, paper: Paper | None = None) -> str:
+def render_run(view: RunView, paper: Paper | None = None) -> str:
     """The page of a run."""
-    recipe = subject.recipe
+    recipe = view.recipe
     about = (
         f"{recipe.method.name} on {recipe.data.name.removeprefix(GIVEN)}, {recipe.model.name.removeprefix(GIVEN)}, "
-        f"{recipe.threat!r}, {len(subject.summary.epochs)} epochs, seed {recipe.training.seed}"
+        f"{recipe.threat!r}, {len(view.summary.epochs)} epochs, seed {recipe.training.seed}"
     )
     sections = [
-        summary.section(subject, paper),
-        training.section(subject),
-        steps.section(subject),
-        gallery.section(subject),
-        surface.section(subject),
-        classes.section(subject),
-        doubts.section(subject),
-        repeat.section([subject]),
+        summary.summary_section(view, paper),
+        training.training_section(view),
+        training.steps_section(view),
+        examples.gallery_section(view),
+        examples.surface_section(view),
+        classes.classes_section(view),
+        notes.warnings_section(view),
+        notes.repeat_section([view]),
     ]
-    return _document(subject.summary.name, about, sections)
+    return _render_document(view.summary.name, about, sections)
 
 
-def several(subjects: list[Subject]) -> str:
+def render_comparison(views: list[RunView]) -> str:
     """The page of several runs."""
-    methods = dict.fromkeys(subject.recipe.method.name for subject in subjects)
-    title = f"{len(subjects)} runs compared"
+    methods = dict.fromkeys(view.recipe.method.name for view in views)
+    title = f"{len(views)} runs compared"
     sections = [
-        comparison.summary(subjects),
-        comparison.curves(subjects),
-        comparison.doubts(subjects),
-        repeat.section(subjects),
+        comparison.comparison_section(views),
+        comparison.curves_section(views),
+        comparison.comparison_warnings_section(views),
+        notes.repeat_section(views),
     ]
-    return _document(title, ", ".join(methods), sections)
+    return _render_document(title, ", ".join(methods), sections)
 
 
-def _document(title: str, about: str, sections: list[Section]) -> str:
+def _render_document(title: str, about: str, sections: list[Section]) -> str:
     links = [tag("li", tag("a", section.title, href=f"#{section.id}")) for section in sections]
     head: Content = [
         tag("meta", charset="utf-8"),

@@ -1,11 +1,13 @@
-"""Training: recipes, the trainer, and runs."""
+"""Training: from a recipe to a finished run."""
 
 from __future__ import annotations
 
-from atas.training._train import train
-from atas.training.live import Live
-from atas.training.loggers import Logger
-from atas.training.recipe import Recipe
+from atas import recipes as recipe
+from atas.recipes import Recipe
+from atas.training.callbacks import Callback, Logger
+from atas.training.job import train
+from atas.training.progress import TrainingProgress
+from atas.training.progress import TrainingProgress as Live
 from atas.training.run import Run
 
-__all__ = ["Live", "Logger", "Recipe", "Run", "train"]
+__all__ = ["Callback", "Live", "Logger", "Recipe", "Run", "TrainingProgress", "recipe", "train"]

@@ -19,20 +19,21 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import flop_registry
 
-from atas import data, environment
-from atas.methods import Perturbing
-from atas.training import recipe
-from atas.training.assembly import assemble
-from atas.training.engine import Engine, choose_device
-from atas.training.live import Live
-from atas.training.run import build_model, load_data
+from atas import data
+from atas._utils import environment
+from atas.methods import InputPerturbation
+from atas.recipes import Recipe
+from atas.training.build import build, build_model
+from atas.training.data import load_data
+from atas.training.engine import Engine, select_device
+from atas.training.progress import TrainingProgress
 
-_WARM_UP = 3
-_LEAST_EPOCHS = 30  # a schedule that lasts for all rounds, however few steps an epoch has
+_WARMUP_STEPS = 3
+_MIN_EPOCHS = 30  # a schedule that lasts for all rounds, however few steps an epoch has
 _ROUNDS = 5
 _SIZES = {"cifar10": (50_000, (3, 32, 32), 10), "cifar100": (50_000, (3, 32, 32), 100)}
 _FOLDER_EXAMPLES = 2048
-_NEARLY = 0.9  # of a step's time that batches take by themselves where it is they that a step waits for
+_DATA_BOUND = 0.9  # of a step's time that batches take by themselves where it is they that a step waits for
 
 
 @dataclass(frozen=True)
@@ -46,7 +47,7 @@ class Timing:
 
 
 @dataclass(frozen=True)
-class Result:
+class BenchResult:
     """What a benchmark found."""
 
     recipe: str
@@ -67,7 +68,7 @@ class Result:
     @property
     def limit(self) -> str:
         """What sets the pace: `data` where batches alone, without a step, come hardly faster than steps; `compute`."""
-        return "data" if self.data.median >= _NEARLY * self.step.median else "compute"
+        return "data" if self.data.median >= _DATA_BOUND * self.step.median else "compute"
 
     @property
     def achieved(self) -> float:
@@ -79,95 +80,95 @@ class Result:
         return asdict(self) | {"achieved": self.achieved, "limit": self.limit}
 
 
-def bench(settings: recipe.Recipe, steps: int = 20, live: Live | None = None) -> Result:
+def bench(recipe: Recipe, steps: int = 20, progress: TrainingProgress | None = None) -> BenchResult:
     """Time `steps` steps in each of five rounds, after a warm-up; on random images of the recipe's size,
     or on the recipe's own where their way to the device is a part of what is timed."""
-    live = live or Live(quiet=True)
-    device = choose_device(settings.engine.device)
-    images = _images(settings)
-    engine = _engine(settings, images, live)
+    progress = progress or TrainingProgress(quiet=True)
+    device = select_device(recipe.engine.device)
+    images = _images(recipe)
+    engine = _engine(recipe, images, progress)
     began = time.perf_counter()
-    engine.prepare(settings.training.epochs - 1)
+    engine.prepare(recipe.training.epochs - 1)
     start_up = time.perf_counter() - began
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)
     step = _time(engine, steps, device)
     peak = torch.cuda.max_memory_allocated(device) if device.type == "cuda" else _resident_bytes()
     batches_alone = _time_data(engine, steps, device)
-    live.say("timing the plain eager loop ...")
-    plain = settings.with_values({"engine.kind": "eager"})
-    reference = _engine(plain, images, live)
+    progress.log("timing the plain eager loop ...")
+    plain = recipe.with_values({"engine.kind": "eager"})
+    reference = _engine(plain, images, progress)
     eager = step if engine.kind == reference.kind else _time(reference, max(3, steps // 10), device)
     stages = _stages(reference, device)
     flop = _flop(reference)
     for used in (engine, reference):
-        used.batches.close()
-    batches = len(engine.batches)
-    epoch = step.median * 1e-3 * (batches - 1 + engine.batches.size(batches - 1) / engine.batches.batch_size)
-    return Result(
-        recipe=settings.name,
-        batch_size=settings.training.batch_size,
+        used.loader.close()
+    batches = len(engine.loader)
+    epoch = step.median * 1e-3 * (batches - 1 + engine.loader.size(batches - 1) / engine.loader.batch_size)
+    return BenchResult(
+        recipe=recipe.name,
+        batch_size=recipe.training.batch_size,
         engine=engine.kind,
         start_up_seconds=start_up,
         step=step,
         data=batches_alone,
         epoch_seconds=epoch,
-        training_seconds=epoch * settings.training.epochs,
+        training_seconds=epoch * recipe.training.epochs,
         eager=eager,
         stages=stages,
         flop=flop,
-        ceiling=_ceiling(device, settings.engine.precision),
+        ceiling=_ceiling(device, recipe.engine.precision),
         peak_memory=peak,
-        environment=environment.describe(device),
+        environment=environment.environment_info(device),
     )
 
 
-def _images(settings: recipe.Recipe) -> data.Dataset:
+def _images(recipe: Recipe) -> data.Dataset:
     """Random images in the number and size of the recipe's data: speed does not depend on what they show. A packed set,
     or a folder that is streamed, is read itself: how fast it is decoded is a part of what is timed."""
-    streamed = settings.data.name == "imagefolder" and settings.data.loading == "streaming"
-    if streamed or settings.data.name in ("digits", "packed"):
-        return load_data(settings)
-    side = settings.data.size or data.DEFAULT_SIZE
-    count, shape, classes = _SIZES.get(settings.data.name, (_FOLDER_EXAMPLES, (3, side, side), 10))
+    streamed = recipe.data.name == "imagefolder" and recipe.data.loading == "streaming"
+    if streamed or recipe.data.name in ("digits", "packed"):
+        return load_data(recipe)
+    side = recipe.data.size or data.DEFAULT_SIZE
+    count, shape, classes = _SIZES.get(recipe.data.name, (_FOLDER_EXAMPLES, (3, side, side), 10))
     generator = torch.Generator().manual_seed(0)
     pixels = torch.randint(256, (count, *shape), dtype=torch.uint8, generator=generator)
     labels = torch.randint(classes, (count,), generator=generator)
     split = data.Split(pixels, labels, tuple(str(label) for label in range(classes)))
-    return data.Dataset(settings.data.name, split, split)
+    return data.Dataset(recipe.data.name, split, split)
 
 
-def _engine(settings: recipe.Recipe, images: data.Dataset, live: Live) -> Engine:
-    settings = settings.with_values({"training.epochs": max(settings.training.epochs, _LEAST_EPOCHS)})
-    return assemble(settings, images, build_model(settings, images), live.say).engine
+def _engine(recipe: Recipe, images: data.Dataset, progress: TrainingProgress) -> Engine:
+    recipe = recipe.with_values({"training.epochs": max(recipe.training.epochs, _MIN_EPOCHS)})
+    return build(recipe, images, build_model(recipe, images), progress.log).engine
 
 
 def _time(engine: Engine, steps: int, device: torch.device) -> Timing:
-    last = engine.settings.training.epochs - 1  # past any warm-up of the method
-    return _rounds(lambda: engine.begin(last, 0), lambda batch: engine.step(), engine, steps, device)
+    last = engine.recipe.training.epochs - 1  # past any warm-up of the method
+    return _rounds(lambda: engine.start_epoch(last, 0), lambda batch: engine.step(), engine, steps, device)
 
 
 def _time_data(engine: Engine, steps: int, device: torch.device) -> Timing:
     """The same batches read, brought to the device, cut out and resized, with no step."""
-    batches, epoch = engine.batches, engine.method.epoch
-    order = batches.order(engine.settings.training.epochs - 1)
-    indices = order.split(batches.batch_size)
+    loader, epoch = engine.loader, engine.method.epoch
+    order = loader.order(engine.recipe.training.epochs - 1)
+    indices = order.split(loader.batch_size)
 
     def show(batch: int) -> None:
-        batches.stage(batch)
-        batches.take(indices[batch].to(device), epoch)
+        loader.prefetch(batch)
+        loader.take(indices[batch].to(device), epoch)
 
-    return _rounds(lambda: batches.begin(order, 0), show, engine, steps, device)
+    return _rounds(lambda: loader.start_epoch(order, 0), show, engine, steps, device)
 
 
 def _rounds(
     begin: Callable[[], None], step: Callable[[int], None], engine: Engine, steps: int, device: torch.device
 ) -> Timing:
-    steps = min(steps, max(1, len(engine.batches) - 1))
+    steps = min(steps, max(1, len(engine.loader) - 1))
     found = []
     for _ in range(_ROUNDS + 1):
         begin()
-        for batch in range(min(_WARM_UP, steps)):
+        for batch in range(min(_WARMUP_STEPS, steps)):
             step(batch)
         begin()
         began = _now(device)
@@ -193,15 +194,15 @@ def _stages(engine: Engine, device: torch.device) -> dict[str, float]:
         return call
 
     parts: list[tuple[Any, str, str]] = [
-        (engine.batches, "stage", "data"),
-        (engine.batches, "take", "data"),
-        (engine, "differentiate", "backward pass"),
+        (engine.loader, "prefetch", "data"),
+        (engine.loader, "take", "data"),
+        (engine, "_grad", "backward pass"),
         (engine, "apply", "optimiser"),
     ]
-    if isinstance(engine.method, Perturbing):
+    if isinstance(engine.method, InputPerturbation):
         parts.append((engine.method, "_attack", "attack"))
     with _replaced(parts, timed):
-        engine.begin(engine.settings.training.epochs - 1, 0)
+        engine.start_epoch(engine.recipe.training.epochs - 1, 0)
         engine.step()
         spent.clear()
         began = _now(device)
@@ -224,7 +225,7 @@ def _replaced(parts: list[tuple[Any, str, str]], wrap: Callable[..., Any]) -> It
 
 def _flop(engine: Engine) -> int:
     """Operations of a step's convolutions and matrix products, counted as they are dispatched."""
-    engine.begin(engine.settings.training.epochs - 1, 0)
+    engine.start_epoch(engine.recipe.training.epochs - 1, 0)
     with _Counter() as counter:
         engine.step()
     return counter.total

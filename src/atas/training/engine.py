@@ -1,6 +1,6 @@
 """The engine: one training step as a function of tensors, and how it is run.
 
-All that changes between steps lives in tensors on the device: the place in the epoch's order, the number of updates
+All that changes between steps lives in tensors on the device: the position in the epoch's order, the number of updates
 (and with it the learning rate), the epoch. So a step reads nothing from the host and leaves nothing to it, and the
 same function can be run as it is or captured once and replayed.
 """
@@ -14,24 +14,21 @@ from typing import ClassVar
 import torch
 from torch import Tensor, nn
 
-from atas.data.resident import Batches
+from atas.data.loader import Loader
+from atas.distributed.batchnorm import running_statistics
+from atas.distributed.world import SINGLE, World, all_reduce_tensors
 from atas.errors import UsageError
-from atas.fusing import fusable
-from atas.methods import Adaptive, Method
-from atas.processes import ALONE, Processes
-from atas.training import recipe
-from atas.training.adding import add_up
-from atas.training.batchnorm import running_statistics
-from atas.training.ema import EMA
-from atas.training.schedule import learning_rate, momentum_at
-from atas.training.sgd import SGD
-from atas.training.views import random_views, shown_size
-from atas.twin import working_copy
+from atas.methods import AdaptiveStepSizes, Method
+from atas.ops.precision import low_precision_copy
+from atas.recipes import Recipe
+from atas.training.data import train_resolution, train_views
+from atas.training.metrics import EpochSums, accumulate_metrics
+from atas.training.optim import EMA, SGD, learning_rate, momentum_at
 
-_LOOK = 500
+_EVAL_BATCH_SIZE = 500
 
 
-def choose_device(name: str) -> torch.device:
+def select_device(name: str) -> torch.device:
     """The device of that name, or for `auto` the GPU where there is one. One with a number becomes the current one, on
     which streams, graphs and kernels are made."""
     if name == "auto":
@@ -51,30 +48,6 @@ def choose_device(name: str) -> torch.device:
     return device
 
 
-class Totals(nn.Module):
-    """Sums over the steps of an epoch, on the device: loss, right answers, step sizes, examples. Each of several
-    processes has those of its own examples."""
-
-    sums: Tensor
-
-    def __init__(self, device: torch.device) -> None:
-        super().__init__()
-        self.register_buffer("sums", torch.zeros(4, dtype=torch.float64, device=device))
-
-    def read(self, peers: Processes = ALONE) -> tuple[float, float, float]:
-        """Mean loss, accuracy and step size so far, over these processes; waits for the device."""
-        loss, right, step_size, count = peers.add_up(self.sums.clone()).tolist()
-        return (loss / count, right / count, step_size / count) if count else (0.0, 0.0, 0.0)
-
-
-@fusable
-def _tally(sums: Tensor, loss: Tensor, logits: Tensor, y: Tensor, index: Tensor, step_sizes: Tensor | None) -> None:
-    right = (logits.argmax(1) == y).sum()
-    size = torch.zeros_like(loss) if step_sizes is None else step_sizes[index].sum()
-    values = (loss * len(y), right, size, torch.full_like(loss, len(y)))
-    sums += torch.stack([value.double() for value in values])
-
-
 class Engine:
     """Method, data, optimiser, schedule and averaged weights, put together. This one runs every step as it comes.
 
@@ -86,39 +59,41 @@ class Engine:
 
     def __init__(
         self,
-        settings: recipe.Recipe,
+        recipe: Recipe,
         model: nn.Module,
         method: Method,
-        batches: Batches,
-        peers: Processes = ALONE,
+        loader: Loader,
+        world: World = SINGLE,
     ) -> None:
-        self.device, self.peers = batches.images.device, peers
-        self.settings, self.model, self.method, self.batches = settings, model, method, batches
-        wanted = settings.engine.precision
-        self._mixed = wanted == "bf16" or (wanted == "auto" and self.device.type == "cuda")
-        self.working = working_copy(model, torch.bfloat16) if self._mixed else model
-        self.ema = EMA(model, settings.training.ema) if settings.training.ema else None
-        self.totals = Totals(self.device)
-        self._learning = [parameter.requires_grad for parameter in model.parameters()]
-        self._inputs = self._of_learning(self.working)
-        self._optimizer = SGD(settings.optimizer, self._of_learning(model), self._inputs)
-        self._gradients: list[Tensor | None] = [None] * len(self._inputs)
-        total = settings.training.epochs * len(batches) * method.updates_per_step
-        schedule, usual = settings.schedule, settings.optimizer.momentum
+        self.device, self.world = loader.images.device, world
+        self.recipe, self.model, self.method, self.loader = recipe, model, method, loader
+        precision = recipe.engine.precision
+        self._mixed = precision == "bf16" or (precision == "auto" and self.device.type == "cuda")
+        self.compute_model = low_precision_copy(model, torch.bfloat16) if self._mixed else model
+        self.ema = EMA(model, recipe.training.ema) if recipe.training.ema else None
+        self.epoch_sums = EpochSums(self.device)
+        self._is_trainable = [parameter.requires_grad for parameter in model.parameters()]
+        self._trainable = self._trainable_of(self.compute_model)
+        self._optimizer = SGD(recipe.optimizer, self._trainable_of(model), self._trainable)
+        self._gradients: list[Tensor | None] = [None] * len(self._trainable)
+        total = recipe.training.epochs * len(loader) * method.updates_per_step
+        schedule, default = recipe.schedule, recipe.optimizer.momentum
         update = torch.arange(total + 1)
-        paces = learning_rate(schedule, update, total), momentum_at(schedule, usual, update, total)
-        self._paces = torch.stack(paces, dim=1).to(self.device)  # rate and momentum of each update
+        table = learning_rate(schedule, update, total), momentum_at(schedule, default, update, total)
+        self._lr_table = torch.stack(table, dim=1).to(self.device)  # rate and momentum of each update
         self._update = torch.zeros((), dtype=torch.int64, device=self.device)
-        self._order = torch.zeros(len(batches.labels), dtype=torch.int64, device=self.device)
-        self._place = torch.zeros((), dtype=torch.int64, device=self.device)
-        self._plan: tuple[Tensor, ...] = ()  # the epoch's batches, on the host
-        self._ahead: tuple[int, Tensor] | None = None  # an epoch to come, and its order
-        self._epoch = self._next = self.updates = 0
-        self.shown: int | None = None  # the side of images in this epoch, where they are not shown as they are stored
-        self._share = 1.0  # of the examples of the step's global batch
+        self._order = torch.zeros(len(loader.labels), dtype=torch.int64, device=self.device)
+        self._position = torch.zeros((), dtype=torch.int64, device=self.device)
+        self._epoch_batches: tuple[Tensor, ...] = ()  # the epoch's batches, on the host
+        self._next_order: tuple[int, Tensor] | None = None  # an epoch to come, and its order
+        self._epoch = self._next_batch = self.updates = 0
+        self.resolution: int | None = (
+            None  # the side of images in this epoch, where they are not shown as they are stored
+        )
+        self._batch_share = 1.0  # of the examples of the step's global batch
 
     @property
-    def best_model(self) -> nn.Module:
+    def final_model(self) -> nn.Module:
         """The model to evaluate: averaged weights where there are any."""
         return self.model if self.ema is None else self.ema.model
 
@@ -131,114 +106,120 @@ class Engine:
         """The precision that this run trains in. Weights change within a step, so no cast of them may be kept."""
         return torch.autocast(self.device.type, dtype=torch.bfloat16, enabled=self._mixed, cache_enabled=False)
 
-    def rate(self) -> float:
+    def learning_rate(self) -> float:
         """The learning rate of the next update."""
-        return float(self._paces[self.updates, 0])
+        return float(self._lr_table[self.updates, 0])
 
     @property
-    def look_size(self) -> int:
+    def eval_batch_size(self) -> int:
         """How many images to ask about at a time."""
-        return _LOOK
+        return _EVAL_BATCH_SIZE
 
     @property
-    def watched(self) -> nn.Module:
+    def eval_model(self) -> nn.Module:
         """The model to look at during training."""
         return self.model
 
-    def ask(self, function: Callable[..., Tensor], *inputs: Tensor) -> Tensor:
-        """Call a function of tensors, and of the watched model, in the precision of this run."""
+    def run(self, function: Callable[..., Tensor], *inputs: Tensor) -> Tensor:
+        """Call a function of tensors, and of `eval_model`, in the precision of this run."""
         with self.precision():
             return function(*inputs)
 
     def prepare(self, epoch: int = 0) -> None:
         """What takes time once, before the first step at the size that images have in this epoch."""
-        data, frame = self.settings.data, self.batches.images.shape[2:]
-        self.shown = shown_size(data, epoch, self.settings.training.epochs)
-        if self.shown is not None:
-            self.batches.views = random_views(data, self.shown, (frame[0], frame[1]))
+        data, frame = self.recipe.data, self.loader.images.shape[2:]
+        self.resolution = train_resolution(data, epoch, self.recipe.training.epochs)
+        if self.resolution is not None:
+            self.loader.views = train_views(data, self.resolution, (frame[0], frame[1]))
 
-    def begin(self, epoch: int, first: int) -> None:
+    def start_epoch(self, epoch: int, first: int) -> None:
         """Get ready for an epoch, from the given batch on."""
         self.prepare(epoch)
-        self.method.start_epoch(epoch, self.settings.training.epochs)
-        order = self._ahead[1] if self._ahead and self._ahead[0] == epoch else self.batches.order(epoch)
+        self.method.start_epoch(epoch, self.recipe.training.epochs)
+        order = self._next_order[1] if self._next_order and self._next_order[0] == epoch else self.loader.order(epoch)
         self._epoch = epoch
-        self.batches.begin(order, first)
+        self.loader.start_epoch(order, first)
         self._order.copy_(order)
-        self._plan = order.split([self.batches.size(batch) for batch in range(len(self.batches))])
-        self._place.fill_(first * self.batches.batch_size)
-        self._next = first
-        self._announce()
+        self._epoch_batches = order.split([self.loader.size(batch) for batch in range(len(self.loader))])
+        self._position.fill_(first * self.loader.batch_size)
+        self._next_batch = first
+        self._prefetch()
 
     def step(self) -> None:
         """The next training step of the epoch."""
-        index = self._plan[self._next]
-        self._share = self.batches.share(self._next)
-        self.batches.stage(self._next)
+        index = self._epoch_batches[self._next_batch]
+        self._batch_share = self.loader.batch_fraction(self._next_batch)
+        self.loader.prefetch(self._next_batch)
         self.method.before_step(index)
-        self.run(len(index))
+        self.execute_step(len(index))
         self.method.after_step(index)
-        self._next += 1
-        self._announce()
+        self._next_batch += 1
+        self._prefetch()
         self.updates += self.method.updates_per_step
-        if self._next == len(self._plan):  # the device has still much to do: the host uses the time
-            self._ahead = self._epoch + 1, self.batches.order(self._epoch + 1)
+        if self._next_batch == len(self._epoch_batches):  # the device has still much to do: the host uses the time
+            self._next_order = self._epoch + 1, self.loader.order(self._epoch + 1)
 
-    def _announce(self) -> None:
-        if self._next < len(self._plan):
-            self.method.prefetch(self._plan[self._next])
+    def _prefetch(self) -> None:
+        if self._next_batch < len(self._epoch_batches):
+            self.method.prefetch(self._epoch_batches[self._next_batch])
 
-    def run(self, size: int) -> None:
+    def execute_step(self, size: int) -> None:
         """Make a step with a batch of this size."""
-        self.learn(size)
+        self.training_step(size)
 
-    def learn(self, size: int) -> None:
+    def training_step(self, size: int) -> None:
         """One whole training step, on the device alone."""
-        index = self._order[self._place + torch.arange(size, device=self.device)]
-        batch = self.batches.take(index, self.method.epoch)
-        if not self.working.training:  # otherwise layers that their owner keeps in eval mode stay so
-            self.working.train()
+        index = self._order[self._position + torch.arange(size, device=self.device)]
+        batch = self.loader.take(index, self.method.epoch)
+        if not self.compute_model.training:  # otherwise layers that their owner keeps in eval mode stay so
+            self.compute_model.train()
         with self.precision():
-            step = self.method.learn(self.working, self, batch.x, batch.y, batch.index, batch.view)
+            step = self.method.training_step(self.compute_model, self, batch.x, batch.y, batch.index, batch.view)
         if size:
-            sizes = self.method.step_sizes if isinstance(self.method, Adaptive) else None
-            _tally(self.totals.sums, step.loss, step.logits, batch.y, index, sizes)
-        self._place += size
+            sizes = self.method.step_sizes if isinstance(self.method, AdaptiveStepSizes) else None
+            accumulate_metrics(self.epoch_sums.sums, step.loss, step.logits, batch.y, index, sizes)
+        self._position += size
 
     def backward(self, loss: Tensor, *inputs: Tensor) -> tuple[Tensor, ...]:
         """Collect weight gradients; part of `Update`."""
-        if not self.peers.alone:  # before the pass, in which a synchronised BatchNorm mixes what processes lose
-            loss = loss * self._share
-        found = self.differentiate(loss, [*self._inputs, *inputs])
-        count = len(self._inputs)
-        for row, gradient in enumerate(found[:count]):
+        if self.world.size > 1:  # before the pass, in which a synchronised BatchNorm mixes what processes lose
+            loss = loss * self._batch_share
+        gradients = self._grad(loss, [*self._trainable, *inputs])
+        count = len(self._trainable)
+        for row, gradient in enumerate(gradients[:count]):
             earlier = self._gradients[row]
             self._gradients[row] = gradient if earlier is None else earlier if gradient is None else earlier + gradient
-        return found[count:] if self.peers.alone else tuple(gradient / self._share for gradient in found[count:])
+        return (
+            gradients[count:]
+            if self.world.size == 1
+            else tuple(gradient / self._batch_share for gradient in gradients[count:])
+        )
 
-    def differentiate(self, loss: Tensor, tensors: list[Tensor]) -> tuple[Tensor, ...]:
+    def _grad(self, loss: Tensor, tensors: list[Tensor]) -> tuple[Tensor, ...]:
         """The gradients of a loss; None for what it does not depend on."""
         return torch.autograd.grad(loss, tensors, allow_unused=True)
 
     def apply(self) -> None:
         """One step of the optimiser; part of `Update`."""
-        if not self.peers.alone:
-            self._agree()
-        rate, momentum = self._paces.index_select(0, self._update.view(1)).view(2).unbind()
+        if self.world.size > 1:
+            self._all_reduce()
+        rate, momentum = self._lr_table.index_select(0, self._update.view(1)).view(2).unbind()
         self._optimizer.step(self._gradients, rate, momentum)
-        self._gradients = [None] * len(self._inputs)
+        self._gradients = [None] * len(self._trainable)
         self._update += 1
         if self.ema is not None:
-            self.ema.follow()
+            self.ema.update()
 
-    def _agree(self) -> None:
+    def _all_reduce(self) -> None:
         """Gradients and running statistics become those of the global batch."""
-        collected = {row: gradient for row, gradient in enumerate(self._gradients) if gradient is not None}
-        statistics = running_statistics(self.working)
-        found = add_up([*collected.values(), *(self._share * statistic for statistic in statistics)], self.peers)
-        for row, agreed in zip(collected, found, strict=False):
+        gradients = {row: gradient for row, gradient in enumerate(self._gradients) if gradient is not None}
+        statistics = running_statistics(self.compute_model)
+        summed = all_reduce_tensors(
+            [*gradients.values(), *(self._batch_share * statistic for statistic in statistics)], self.world
+        )
+        for row, agreed in zip(gradients, summed, strict=False):
             self._gradients[row] = agreed
-        for statistic, agreed in zip(statistics, found[len(collected) :], strict=True):
+        for statistic, agreed in zip(statistics, summed[len(gradients) :], strict=True):
             statistic.copy_(agreed)
 
     def __call__(self, loss: Tensor, *inputs: Tensor) -> tuple[Tensor, ...]:
@@ -247,17 +228,17 @@ class Engine:
         self.apply()
         return gradients
 
-    def tensors(self) -> dict[str, Tensor]:
+    def state_tensors(self) -> dict[str, Tensor]:
         """Everything that the next step depends on, by name."""
-        parts: dict[str, nn.Module] = {"model": self.model, "method": self.method, "totals": self.totals}
+        parts: dict[str, nn.Module] = {"model": self.model, "method": self.method, "totals": self.epoch_sums}
         if self.ema is not None:
             parts["ema"] = self.ema
-        found: dict[str, Tensor] = {}
+        tensors: dict[str, Tensor] = {}
         for part, module in parts.items():
-            found |= {f"{part}.{name}": tensor for name, tensor in module.state_dict().items()}
-        return found | self._momentum()
+            tensors |= {f"{part}.{name}": tensor for name, tensor in module.state_dict().items()}
+        return tensors | self._momentum()
 
-    def load_tensors(self, tensors: dict[str, Tensor], updates: int) -> None:
+    def load_state_tensors(self, tensors: dict[str, Tensor], updates: int) -> None:
         """Take up where `tensors` were taken, after so many updates."""
 
         def part(prefix: str) -> dict[str, Tensor]:
@@ -265,7 +246,7 @@ class Engine:
 
         self.model.load_state_dict(part("model."))
         self.method.load_state_dict(part("method."))
-        self.totals.load_state_dict(part("totals."))
+        self.epoch_sums.load_state_dict(part("totals."))
         if self.ema is not None:
             self.ema.load_state_dict(part("ema."))
         for name, momentum in self._momentum().items():
@@ -276,9 +257,9 @@ class Engine:
 
     def _momentum(self) -> dict[str, Tensor]:
         names = [
-            name for (name, _), learns in zip(self.model.named_parameters(), self._learning, strict=True) if learns
+            name for (name, _), learns in zip(self.model.named_parameters(), self._is_trainable, strict=True) if learns
         ]
         return {f"momentum.{name}": tensor for name, tensor in zip(names, self._optimizer.momentum, strict=True)}
 
-    def _of_learning(self, model: nn.Module) -> list[nn.Parameter]:
-        return [parameter for parameter, learns in zip(model.parameters(), self._learning, strict=True) if learns]
+    def _trainable_of(self, model: nn.Module) -> list[nn.Parameter]:
+        return [parameter for parameter, learns in zip(model.parameters(), self._is_trainable, strict=True) if learns]

@@ -18,27 +18,28 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from atas import attacks
-from atas.noise import Draw
-from atas.passes import frozen, full, input_gradient, mode
-from atas.processes import ALONE, Processes
+from atas.core.autograd import freeze, input_gradient, set_mode, to_float32
+from atas.core.rng import CounterRNG, Stream, generator_seed
+from atas.distributed.world import SINGLE, World
+from atas.errors import DataError
 from atas.threat import Threat, l2_norm
-from atas.training.spread import quantiles
+from atas.training.metrics import quantiles
 
-_FALL = 0.5  # of the best PGD accuracy so far
-_LEAST_FALL = 0.1
-_GONE = 0.1  # of that best: so little is left
-_MASKED = 0.8  # no honest model is so much better against one step than against ten
-_LEARNT = 0.1  # of what always naming the most frequent class gets wrong
-_EPOCHS = 2  # in a row: one may be bad
-_SEEN = 5  # figures of each image
+_DROP = 0.5  # of the best PGD accuracy so far
+_MIN_DROP = 0.1
+_NOT_ROBUST = 0.1  # of that best: so little is left
+_MASKING_GAP = 0.8  # no honest model is so much better against one step than against ten
+_LEARNT_MARGIN = 0.1  # of what always naming the most frequent class gets wrong
+_PATIENCE = 2  # epochs in a row: one may be bad
+_VALUES = 5  # figures of each image
 _STEPS, _STEPS_ACROSS = 10, 5  # PGD-10 as evaluations run it: ten steps cross the ball once
+_FIRST_EPOCHS = 2  # in which steps are long in any training
 
-
-Ask = Callable[..., Tensor]  # a function of tensors, and its arguments
+Runner = Callable[..., Tensor]  # calls a function of tensors with its arguments
 
 
 @dataclass(frozen=True)
-class Probe:
+class ProbeResult:
     """Accuracy on the slice: clean, under one step of size eps, and under PGD-10; there also the mean cross-entropy.
     And the quantiles of the gradient norm at its images."""
 
@@ -68,31 +69,31 @@ class Monitor:
     images: Tensor
     labels: Tensor
     threat: Threat
-    batch: int = 500
-    best: Probe | None = None
+    batch_size: int = 500
+    best: ProbeResult | None = None
     collapsed: bool = False
-    fallen: bool = False  # half of the best PGD accuracy is gone, in a bad epoch or in a collapse
-    gone: int = 0  # epochs in a row in which robustness is, and clean accuracy is not
-    lost: int = 0  # epochs in a row in which what was learnt is gone
-    said: bool = False  # a run says it once
-    said_broken_down: bool = False
-    attacked: bool = True  # the images that the model learns from
-    peers: Processes = ALONE
+    robust_drop: bool = False  # half of the best PGD accuracy is gone, in a bad epoch or in a collapse
+    epochs_not_robust: int = 0  # epochs in a row in which robustness is, and clean accuracy is not
+    epochs_at_chance: int = 0  # epochs in a row in which what was learnt is gone
+    collapse_reported: bool = False  # a run says it once
+    breakdown_reported: bool = False
+    adversarial: bool = True  # the images that the model learns from
+    world: World = SINGLE
 
-    def probe(self, model: nn.Module, ask: Ask | None = None) -> Probe:
-        """Attack the slice in eval mode. `ask` calls a function of tensors: an engine may have a fast way to do so."""
-        seen = torch.zeros(_SEEN, len(self.images), dtype=torch.float64, device=self.images.device)
-        mine = torch.arange(len(self.images), device=seen.device)[self.peers.rank :: self.peers.count]
-        function = functools.partial(self._look, model)
-        with torch.inference_mode(False), torch.no_grad(), mode(model, training=False), frozen(model):
-            for index in mine.split(self.batch) if len(mine) else ():
+    def probe(self, model: nn.Module, run: Runner | None = None) -> ProbeResult:
+        """Attack the slice in eval mode. `run` calls a function of tensors: an engine may have a fast way to do so."""
+        seen = torch.zeros(_VALUES, len(self.images), dtype=torch.float64, device=self.images.device)
+        mine = torch.arange(len(self.images), device=seen.device)[self.world.rank :: self.world.size]
+        function = functools.partial(self._probe_batch, model)
+        with torch.inference_mode(False), torch.no_grad(), set_mode(model, training=False), freeze(model):
+            for index in mine.split(self.batch_size) if len(mine) else ():
                 x, y = self.images[index].float() / 255, self.labels[index].long()
-                seen[:, index] = (function(x, y, index) if ask is None else ask(function, x, y, index)).double()
-        *means, norms = self.peers.add_up(seen)
+                seen[:, index] = (function(x, y, index) if run is None else run(function, x, y, index)).double()
+        *means, norms = self.world.all_reduce_sum(seen)
         clean, fgsm, pgd10, loss = torch.stack(means).mean(1).tolist()
-        return Probe(clean, fgsm, pgd10, loss, quantiles(norms.float()))
+        return ProbeResult(clean, fgsm, pgd10, loss, quantiles(norms.float()))
 
-    def _look(self, model: nn.Module, x: Tensor, y: Tensor, index: Tensor) -> Tensor:
+    def _probe_batch(self, model: nn.Module, x: Tensor, y: Tensor, index: Tensor) -> Tensor:
         """A column an example: whether the model is right on the image, after one step, and after ten from a random
         start; the loss there; and the norm of the gradient at the image."""
 
@@ -100,40 +101,42 @@ class Monitor:
             return self.threat.ascend(point, gradient.nan_to_num(), size, x)
 
         start = torch.zeros((), dtype=torch.int64, device=x.device)
-        point = self.threat.random_start(x, Draw(0, start, index))
+        point = self.threat.random_start(x, CounterRNG(0, start, index))
         for _ in range(_STEPS):
             point = up(point, input_gradient(model, point, y)[0], self.threat.eps / _STEPS_ACROSS)
         gradient, _ = input_gradient(model, x, y)
         logits = [model(point) for point in (x, up(x, gradient, self.threat.eps), point)]
-        right = [attacks.correct(found, y).float() for found in logits]
-        loss = F.cross_entropy(full(logits[-1]), y, reduction="none")
+        right = [attacks.correct(outputs, y).float() for outputs in logits]
+        loss = F.cross_entropy(to_float32(logits[-1]), y, reduction="none")
         return torch.stack([*right, loss.float(), l2_norm(gradient).nan_to_num().float()])
 
-    def judge(self, probe: Probe) -> bool:
+    def update(self, probe: ProbeResult) -> bool:
         """Whether this probe shows a collapse; remembers the best one, and for how long all that was learnt is gone."""
         best = self.best
-        learnt = self._tells(probe.clean)
-        self.lost = 0 if learnt or best is None or not self._tells(best.pgd10) else self.lost + 1
+        learnt = self._above_majority(probe.clean)
+        self.epochs_at_chance = (
+            0 if learnt or best is None or not self._above_majority(best.pgd10) else self.epochs_at_chance + 1
+        )
         if learnt and (best is None or probe.pgd10 > best.pgd10):
             best = self.best = probe
-        self.collapsed = probe.fgsm - probe.pgd10 >= _MASKED
-        self.fallen = best is not None and best.pgd10 - probe.pgd10 >= max(_FALL * best.pgd10, _LEAST_FALL)
-        self.gone = self.gone + 1 if self._robustness_alone_is_gone(probe) else 0
-        if best is not None and self.fallen:
-            self.collapsed |= probe.fgsm >= best.fgsm or self.gone >= _EPOCHS
+        self.collapsed = probe.fgsm - probe.pgd10 >= _MASKING_GAP
+        self.robust_drop = best is not None and best.pgd10 - probe.pgd10 >= max(_DROP * best.pgd10, _MIN_DROP)
+        self.epochs_not_robust = self.epochs_not_robust + 1 if self._only_robustness_lost(probe) else 0
+        if best is not None and self.robust_drop:
+            self.collapsed |= probe.fgsm >= best.fgsm or self.epochs_not_robust >= _PATIENCE
         return self.collapsed
 
-    def _robustness_alone_is_gone(self, probe: Probe) -> bool:
+    def _only_robustness_lost(self, probe: ProbeResult) -> bool:
         best = self.best
-        if best is None or not self.attacked or not self._tells(best.pgd10):
+        if best is None or not self.adversarial or not self._above_majority(best.pgd10):
             return False
-        return self.fallen and probe.pgd10 <= _GONE * best.pgd10 and probe.clean >= _FALL * best.clean
+        return self.robust_drop and probe.pgd10 <= _NOT_ROBUST * best.pgd10 and probe.clean >= _DROP * best.clean
 
-    def sentence(self, epoch: int, probe: Probe) -> str:
+    def collapse_message(self, epoch: int, probe: ProbeResult) -> str:
         """What to tell a person of the collapse that this probe shows."""
         best, now = self.best, f"{100 * probe.pgd10:.1f}%"
         fell = "is" if best is None or best.pgd10 <= probe.pgd10 else f"fell from {100 * best.pgd10:.1f}% to"
-        if best is None or probe.fgsm >= best.fgsm or probe.fgsm - probe.pgd10 >= _MASKED:
+        if best is None or probe.fgsm >= best.fgsm or probe.fgsm - probe.pgd10 >= _MASKING_GAP:
             rest = f"FGSM accuracy is {100 * probe.fgsm:.1f}%"
             what = "The model withstands the attack that it is trained with and no other"
         else:
@@ -147,9 +150,9 @@ class Monitor:
     @property
     def broken_down(self) -> bool:
         """Whether training has broken down."""
-        return self.lost >= _EPOCHS
+        return self.epochs_at_chance >= _PATIENCE
 
-    def broken_sentence(self, epoch: int, probe: Probe) -> str:
+    def breakdown_message(self, epoch: int, probe: ProbeResult) -> str:
         """What to tell a person of a training that has broken down."""
         assert self.best is not None
         return (
@@ -158,24 +161,58 @@ class Monitor:
             f"smaller schedule.peak or another training.seed."
         )
 
-    def _tells(self, accuracy: float) -> bool:
+    def _above_majority(self, accuracy: float) -> bool:
         """Whether an accuracy is more than always naming the most frequent class gives."""
-        return accuracy > self._constant + _LEARNT * (1 - self._constant)
+        return accuracy > self._majority_accuracy + _LEARNT_MARGIN * (1 - self._majority_accuracy)
 
     @functools.cached_property
-    def _constant(self) -> float:
+    def _majority_accuracy(self) -> float:
         """The accuracy of always naming the most frequent class."""
         return float(self.labels.bincount().max()) / len(self.labels)
 
     def state(self) -> dict[str, Any]:
         """What a checkpoint keeps."""
         best = None if self.best is None else asdict(self.best)
-        said = {"said": self.said, "said_broken_down": self.said_broken_down}
-        return {"best": best, "collapsed": self.collapsed, "gone": self.gone, "lost": self.lost, **said}
+        reported = {"said": self.collapse_reported, "said_broken_down": self.breakdown_reported}
+        return {
+            "best": best,
+            "collapsed": self.collapsed,
+            "gone": self.epochs_not_robust,
+            "lost": self.epochs_at_chance,
+            **reported,
+        }
 
     def load_state(self, state: dict[str, Any]) -> None:
         """Take up where a checkpoint left off."""
-        self.best = None if state["best"] is None else Probe(**state["best"])
-        self.collapsed, self.said = state["collapsed"], state["said"]
-        self.gone, self.lost = state.get("gone", 0), state.get("lost", 0)  # older versions did not look
-        self.said_broken_down = state.get("said_broken_down", False)
+        self.best = None if state["best"] is None else ProbeResult(**state["best"])
+        self.collapsed, self.collapse_reported = state["collapsed"], state["said"]
+        self.epochs_not_robust, self.epochs_at_chance = (
+            state.get("gone", 0),
+            state.get("lost", 0),
+        )  # older versions did not look
+        self.breakdown_reported = state.get("said_broken_down", False)
+
+
+def split_probe(examples: int, probe: int, *, held_out: bool) -> tuple[Tensor, Tensor | None]:
+    """Which training images the monitor attacks, the same in every run, and which are left to train on (None: all)."""
+    generator = torch.Generator().manual_seed(generator_seed(0, 0, Stream.PROBE))
+    order = torch.randperm(examples, generator=generator)
+    if not held_out:
+        return order[:probe].sort().values, None
+    if probe >= examples:
+        raise DataError(
+            f"training.probe = {probe} images would be held out of {examples} in all; set a smaller training.probe"
+        )
+    return order[:probe].sort().values, order[probe:].sort().values
+
+
+def step_size_warning(row: dict[str, Any], eps: float) -> str | None:
+    """What to tell a person where even the shortest adaptive steps are longer than the ball is wide. In the first
+    epochs they are in any training, as gradients are small."""
+    shortest = row.get("step_size_by_tenth", [0.0])[-1]
+    if row["epoch"] < _FIRST_EPOCHS or shortest < (2 - 1e-6) * eps:
+        return None
+    return (
+        f"Steps are too long to adapt: even the shortest tenth of them has {shortest / eps:.3g} times eps, where 2 eps "
+        f"end at the edge of the ball wherever they begin; set method.max_step to about 2 eps, method.clip below it."
+    )

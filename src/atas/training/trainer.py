@@ -1,34 +1,39 @@
-"""The trainer: epochs of steps, a look at the model after each, and checkpoints that make a crash harmless."""
+"""The trainer: epochs of steps, a probe of the model after each, and checkpoints that make a crash harmless.
+
+A signal (Ctrl-C, termination, a lost terminal) asks for a stop, which is answered between two steps. The time of a run
+is that of its training steps alone, with the work of the device included.
+"""
 
 from __future__ import annotations
 
 import math
+import signal
+import threading
 import time
 from collections.abc import Sequence
 from pathlib import Path
+from types import TracebackType
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
-from atas._text import in_shell
+from atas._utils.formatting import shell_quote
 from atas.data import Dataset
-from atas.errors import DataError, UsageError
-from atas.processes import ALONE, Processes, Wishes
-from atas.training import recipe
-from atas.training._clock import Clock
-from atas.training._signals import Interrupted, StopRequest
-from atas.training.assembly import assemble
-from atas.training.live import Live
-from atas.training.loggers import Logger, open_loggers
-from atas.training.logs import Metrics
-from atas.training.monitor import Probe
-from atas.training.observe import Moment, Observer
-from atas.training.rows import epoch_row, examples_per_second, too_long
-from atas.training.run import DIVERGED, Folder, calmer
-from atas.training.saving import Checkpoints
+from atas.distributed.world import SINGLE, AnyFlag, World
+from atas.errors import AtasError, DataError, UsageError
+from atas.recipes import Recipe
+from atas.training.build import build
+from atas.training.callbacks import Callback, Logger, StepInfo
+from atas.training.checkpoint import CheckpointManager
+from atas.training.loggers import open_loggers
+from atas.training.metrics import MetricsFile, epoch_row, examples_per_second
+from atas.training.monitor import ProbeResult, step_size_warning
+from atas.training.progress import TrainingProgress
+from atas.training.run import DIVERGED, RunFolder, divergence_advice
 
-_SHRINK = 0.75  # of the step size, at each rollback
-_MOST_ROLLBACKS = 8
+_ROLLBACK_STEP_FACTOR = 0.75  # of the step size, at each rollback
+_MAX_ROLLBACKS = 8
 
 
 class Trainer:
@@ -39,185 +44,187 @@ class Trainer:
 
     def __init__(
         self,
-        settings: recipe.Recipe,
-        place: Folder,
+        recipe: Recipe,
+        run_folder: RunFolder,
         data: Dataset,
         model: nn.Module,
-        live: Live,
+        progress: TrainingProgress,
         loggers: Sequence[Logger] = (),
-        observers: Sequence[Observer] = (),
+        callbacks: Sequence[Callback] = (),
         rows: Tensor | None = None,
-        peers: Processes = ALONE,
+        world: World = SINGLE,
     ) -> None:
-        self.settings, self.place, self.live, self.peers = settings, place, live, peers
-        if observers and not peers.alone:
+        self.recipe, self.run_folder, self.progress, self.world = recipe, run_folder, progress, world
+        if callbacks and world.size > 1:
             raise UsageError("what observes a training sees one process; start it without torchrun")
-        self._observers = observers
-        self._loggers = open_loggers(settings, place, loggers, live.say, peers)
-        assembly = assemble(settings, data, model, live.say, rows, peers)
-        self.engine, self.monitor = assembly.engine, assembly.monitor
-        self.batches, self.device = self.engine.batches, self.engine.device
-        self._checkpoints = Checkpoints(place.path, self.engine, assembly.images)
-        self._guards = settings.training.on_collapse != "warn"
+        self._callbacks = callbacks
+        self._loggers = open_loggers(recipe, run_folder, loggers, progress.log, world)
+        parts = build(recipe, data, model, progress.log, rows, world)
+        self.engine, self.monitor = parts.engine, parts.monitor
+        self.loader, self.device = self.engine.loader, self.engine.device
+        self._checkpoints = CheckpointManager(run_folder.path, self.engine, parts.data_fingerprints)
+        self._keeps_healthy = recipe.training.on_collapse != "warn"
         self.epoch = self.batch = self.rollbacks = 0
         self.seconds = 0.0  # spent in training steps alone
         self._metrics_bytes = 0  # of the file, to be kept when training begins
-        self._stop = StopRequest(patient=not peers.alone)
-        self._wishes = Wishes(peers)
+        self._stop = StopSignal(ignore_repeats=world.size > 1)
+        self._any_flag = AnyFlag(world)
 
     @property
-    def _done(self) -> int:
-        return self.epoch * len(self.batches) + self.batch
+    def _global_step(self) -> int:
+        return self.epoch * len(self.loader) + self.batch
 
     def resume(self) -> bool:
         """Take up the last checkpoint; False where there is none yet."""
-        if not self.peers.by_first(self.place.last.exists):
+        if not self.world.on_rank0(self.run_folder.last_checkpoint.exists):
             return False
-        self._metrics_bytes = self._restore(self.place.last)["metrics_bytes"]
+        self._metrics_bytes = self._restore(self.run_folder.last_checkpoint)["metrics_bytes"]
         return True
 
-    def note(self, row: dict[str, Any]) -> None:
+    def log_event(self, row: dict[str, Any]) -> None:
         """A line in the metrics for something that happened between the epochs."""
-        Metrics(self.place.metrics, self._metrics_bytes).write(row)
-        self._metrics_bytes = self.place.metrics.stat().st_size
+        MetricsFile(self.run_folder.metrics, self._metrics_bytes).write(row)
+        self._metrics_bytes = self.run_folder.metrics.stat().st_size
 
     def fit(self) -> None:
         """Train to the end. What was reached is saved when a signal asks to stop."""
-        epochs = self.settings.training.epochs
-        self._metrics = Metrics(self.place.metrics if self.peers.first else None, self._metrics_bytes)
+        epochs = self.recipe.training.epochs
+        self._metrics = MetricsFile(self.run_folder.metrics if self.world.is_main else None, self._metrics_bytes)
         self._loggers.start(self.epoch)
         self._saved_at = time.monotonic()
-        self._clock = Clock(self.device)
-        self._probe: Probe | None = None
-        self._said_too_long = False
+        self._timer = DeviceTimer(self.device)
+        self._probe: ProbeResult | None = None
+        self._step_size_warned = False
         self.engine.prepare(self.epoch)
-        self.live.begin(self.settings.name, epochs * len(self.batches), self._done)
+        self.progress.start(self.recipe.name, epochs * len(self.loader), self._global_step)
         try:
             with self._stop:
                 while self.epoch < epochs:
                     self._run_epoch(epochs)
         finally:
-            self.batches.close()
+            self.loader.close()
             self._loggers.close()
 
     def _run_epoch(self, epochs: int) -> None:
         engine = self.engine
         engine.prepare(self.epoch)  # where images get larger, before the clock starts
-        self._clock.start()
-        engine.begin(self.epoch, self.batch)
-        while self.batch < len(self.batches):
+        self._timer.start()
+        engine.start_epoch(self.epoch, self.batch)
+        while self.batch < len(self.loader):
             engine.step()
             self.batch += 1
-            self._observe()
-            if self.live.due():
+            self._run_callbacks()
+            if self.progress.due():
                 self._show()
-            due = time.monotonic() - self._saved_at >= self.settings.training.checkpoint_every
-            stop, save = self._wishes(self._stop.asked, due and self.peers.first)
+            due = time.monotonic() - self._saved_at >= self.recipe.training.checkpoint_every
+            stop, save = self._any_flag(self._stop.received, due and self.world.is_main)
             if stop or save:
-                self.seconds += self._clock.stop()
+                self.seconds += self._timer.stop()
                 self._save()
                 if stop:
                     raise Interrupted(
                         f"stopped after batch {self.batch} of epoch {self.epoch + 1}; all is saved, go on with: "
-                        f"atas train --resume --out {in_shell(self.place.path)}"
+                        f"atas train --resume --out {shell_quote(self.run_folder.path)}"
                     )
-                self._clock.start()
-        self.seconds += self._clock.stop()
+                self._timer.start()
+        self.seconds += self._timer.stop()
         self._end_epoch(epochs)
 
-    def _observe(self) -> None:
-        moment = Moment(self.epoch, self.batch, len(self.batches), self.monitor.collapsed)
-        due = [observer for observer in self._observers if observer.due(moment)]
+    def _run_callbacks(self) -> None:
+        info = StepInfo(self.epoch, self.batch, len(self.loader), self.monitor.collapsed)
+        due = [callback for callback in self._callbacks if callback.due(info)]
         if due:
-            self.seconds += self._clock.stop()
-            for observer in due:
-                observer.look(moment, self.engine)
-            self._clock.start()
+            self.seconds += self._timer.stop()
+            for callback in due:
+                callback.on_step_end(info, self.engine)
+            self._timer.start()
 
     def _show(self) -> None:
-        self.engine.method.guard.raise_if_set()
-        loss, _, step_size = self.engine.totals.read()
+        self.engine.method.checks.raise_if_set()
+        loss, _, step_size = self.engine.epoch_sums.read()
         status = {"loss": loss, "step_size": step_size}
         if self._probe is not None:
             status |= {"clean": self._probe.clean, "pgd10": self._probe.pgd10}
-        seconds = self.seconds + self._clock.so_far()
+        seconds = self.seconds + self._timer.elapsed()
         status["examples_per_second"] = examples_per_second(self.engine, self.epoch, self.batch, seconds)
-        self.live.update(self._done, self.epoch, self.settings.training.epochs, **status)
+        self.progress.update(self._global_step, self.epoch, self.recipe.training.epochs, **status)
 
     def _end_epoch(self, epochs: int) -> None:
         engine = self.engine
-        engine.method.guard.raise_if_set()
+        engine.method.checks.raise_if_set()
         means = self._check_loss()
-        self.live.look()
-        self._probe = probe = self.monitor.probe(engine.watched, engine.ask)
-        collapsed = self.monitor.judge(probe)
+        self.progress.start_probe()
+        self._probe = probe = self.monitor.probe(engine.eval_model, engine.run)
+        collapsed = self.monitor.update(probe)
         row, histograms = epoch_row(self.epoch, engine, means, probe, collapsed, self.seconds)
         self._metrics.write(row)
         if self._loggers:
             self._loggers.log(row, {name: values.cpu() for name, values in histograms.items()})
         self.epoch, self.batch = self.epoch + 1, 0
-        self.live.epoch(self._done, row, epochs)
-        engine.totals.sums.zero_()
-        if collapsed and not self.monitor.said:
-            self._say_collapse(probe)
-        if not self._said_too_long and (sentence := too_long(row, self.settings.threat.eps)):
-            self._said_too_long = True
-            self.live.say(sentence)
-        if self.monitor.broken_down and not self.monitor.said_broken_down:
-            self._say_broken_down(probe)
-        if collapsed and self._guards and self.peers.by_first(self.place.healthy.exists):
-            self._return_to_health(epochs)
-        elif self._guards and not collapsed and not self.monitor.fallen and not self.monitor.lost:
-            self._write(self.place.healthy)
+        self.progress.end_epoch(self._global_step, row, epochs)
+        engine.epoch_sums.sums.zero_()
+        if collapsed and not self.monitor.collapse_reported:
+            self._report_collapse(probe)
+        if not self._step_size_warned and (message := step_size_warning(row, self.recipe.threat.eps)):
+            self._step_size_warned = True
+            self.progress.log(message)
+        if self.monitor.broken_down and not self.monitor.breakdown_reported:
+            self._report_breakdown(probe)
+        if collapsed and self._keeps_healthy and self.world.on_rank0(self.run_folder.healthy_checkpoint.exists):
+            self._roll_back(epochs)
+        elif (
+            self._keeps_healthy and not collapsed and not self.monitor.robust_drop and not self.monitor.epochs_at_chance
+        ):
+            self._write(self.run_folder.healthy_checkpoint)
         if self.epoch == epochs:
             self._save()
 
     def _check_loss(self) -> tuple[float, float, float]:
-        loss, *_ = means = self.engine.totals.read(self.peers)
+        loss, *_ = means = self.engine.epoch_sums.read(self.world)
         if not math.isfinite(loss):
             self._metrics.write({"event": DIVERGED, "epoch": self.epoch})
             raise DataError(
                 f"the loss is {loss} in epoch {self.epoch + 1}: training has diverged; begin anew with --overwrite and "
-                f"{calmer(self.settings)}"
+                f"{divergence_advice(self.recipe)}"
             )
         return means
 
-    def _say_collapse(self, probe: Probe) -> None:
-        epoch, self.monitor.said = self.epoch - 1, True
+    def _report_collapse(self, probe: ProbeResult) -> None:
+        epoch, self.monitor.collapse_reported = self.epoch - 1, True
         self._metrics.write({"event": "collapse", "epoch": epoch, "pgd10": probe.pgd10, "fgsm": probe.fgsm})
-        self.live.say(self.monitor.sentence(epoch, probe), style="bold red")
+        self.progress.log(self.monitor.collapse_message(epoch, probe), style="bold red")
 
-    def _say_broken_down(self, probe: Probe) -> None:
-        self.monitor.said_broken_down = True
-        began = self.epoch - self.monitor.lost
+    def _report_breakdown(self, probe: ProbeResult) -> None:
+        self.monitor.breakdown_reported = True
+        began = self.epoch - self.monitor.epochs_at_chance
         self._metrics.write({"event": "breakdown", "epoch": began, "clean": probe.clean})
-        self.live.say(self.monitor.broken_sentence(began, probe), style="bold red")
+        self.progress.log(self.monitor.breakdown_message(began, probe), style="bold red")
 
-    def _return_to_health(self, epochs: int) -> None:
+    def _roll_back(self, epochs: int) -> None:
         """Go back to the last healthy checkpoint, to end there or to go on with smaller steps."""
         method, collapsed_in = self.engine.method, self.epoch - 1
         scale, rollbacks, seconds = method.step_scale.clone(), self.rollbacks + 1, self.seconds
-        self._restore(self.place.healthy)
+        self._restore(self.run_folder.healthy_checkpoint)
         self.rollbacks, self.seconds = rollbacks, seconds
         where = {"epoch": collapsed_in, "to_epoch": self.epoch}
-        if self.settings.training.on_collapse == "stop" or rollbacks > _MOST_ROLLBACKS:
+        if self.recipe.training.on_collapse == "stop" or rollbacks > _MAX_ROLLBACKS:
             self._metrics.write({"event": "stop", **where})
             self._loggers.start(self.epoch)
-            self.live.say(f"Stopped; the run ends with the weights of epoch {self.epoch}, the last healthy one.")
+            self.progress.log(f"Stopped; the run ends with the weights of epoch {self.epoch}, the last healthy one.")
             self.epoch = epochs
             return
         method.step_scale.copy_(scale)
-        method.shrink_steps(_SHRINK)
+        method.shrink_steps(_ROLLBACK_STEP_FACTOR)
         factor = float(method.step_scale)
         self._metrics.write({"event": "rollback", **where, "step_scale": factor})
         self._loggers.start(self.epoch)
-        self.live.say(f"Back to the end of epoch {self.epoch}; going on with {factor:.3f} of the step size.")
+        self.progress.log(f"Back to the end of epoch {self.epoch}; going on with {factor:.3f} of the step size.")
         self._save()
 
     def _save(self) -> None:
         """The checkpoint to resume from; never of a training that has diverged."""
         self._check_loss()
-        self._write(self.place.last)
+        self._write(self.run_folder.last_checkpoint)
         self._saved_at = time.monotonic()
 
     def _write(self, path: Path) -> None:
@@ -229,7 +236,7 @@ class Trainer:
             "metrics_bytes": self._metrics.size,
             "monitor": self.monitor.state(),
         }
-        self._checkpoints.write(path, state)
+        self._checkpoints.save(path, state)
 
     def _restore(self, path: Path) -> dict[str, Any]:
         state = self._checkpoints.restore(path)
@@ -237,3 +244,70 @@ class Trainer:
         self.seconds = state["seconds"]
         self.monitor.load_state(state["monitor"])
         return state
+
+
+class Interrupted(AtasError):  # noqa: N818  (nothing went wrong)
+    """A signal ended the run; everything is saved."""
+
+    on_all_ranks = True
+
+
+class StopSignal:
+    """Turn SIGINT, SIGTERM and SIGHUP into a flag, `received`, that the trainer checks between steps.
+
+    A second SIGINT or SIGTERM gets its previous handler. SIGHUP may repeat, and stays ignored if it was ignored before
+    (nohup). With `ignore_repeats`, used under torchrun, repeated signals are ignored, also after an error, so that each
+    rank can print its message before torchrun kills it after 30 s.
+    """
+
+    def __init__(self, ignore_repeats: bool = False) -> None:
+        self.received = False
+        self._ignore_repeats = ignore_repeats
+        self._previous: dict[int, signal._HANDLER] = {}
+
+    def __enter__(self) -> StopSignal:
+        if threading.current_thread() is threading.main_thread():  # elsewhere signals cannot be caught
+            hangup = () if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN else (signal.SIGHUP,)
+            for number in (signal.SIGINT, signal.SIGTERM, *hangup):
+                self._previous[number] = signal.signal(number, self._receive)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._ignore_repeats and error is not None:
+            return
+        for number, handler in self._previous.items():
+            signal.signal(number, handler)
+
+    def _receive(self, number: int, _frame: object) -> None:
+        self.received = True
+        if not self._ignore_repeats and number != signal.SIGHUP:
+            signal.signal(number, self._previous[number])
+
+
+class DeviceTimer:
+    """Seconds spent in training steps, with the device's work included."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._started: float | None = None
+
+    def start(self) -> None:
+        """Begin, when the device has nothing left to do."""
+        self._wait()
+        self._started = time.perf_counter()
+
+    def stop(self) -> float:
+        """The seconds since the start, when the device has done all that was asked."""
+        self._wait()
+        seconds, self._started = self.elapsed(), None
+        return seconds
+
+    def elapsed(self) -> float:
+        """The seconds since the start, without waiting."""
+        return 0.0 if self._started is None else time.perf_counter() - self._started
+
+    def _wait(self) -> None:
+        if self._device.type == "cuda":
+            torch.cuda.synchronize(self._device)

@@ -1,1 +1,1 @@
-"""The parts of the page, one a file: each makes its HTML of a run, or of several."""
+"""The sections of the page. Each function turns one run, or several, into a `Section`."""

@@ -1,36 +1,34 @@
-"""Robust accuracy of each class, and what classes are taken for under attack."""
+"""Accuracy of each class, and the confusion between classes under attack."""
 
 from __future__ import annotations
 
+from atas.attacks.registry import display_name
 from atas.evaluation import wilson
-from atas.evaluation._names import written
-from atas.report._confusion import Confusion, confusion
-from atas.report._html import Content, Markup, tag
-from atas.report._section import Section, or_say_why
-from atas.report._subject import Subject
-from atas.report._table import Cell, table
-from atas.report._words import attacks_of, between, percent, whisker
+from atas.report.formatting import attack_names, format_interval, percent, whisker
+from atas.report.html import Cell, Content, Markup, Section, html_table, or_unavailable, tag
+from atas.report.measurements import ConfusionMatrix, confusion_matrix
+from atas.report.run_view import RunView
 
-_SMALL = 20  # classes, up to which a matrix can be read
+_MATRIX_UP_TO = 20  # classes, up to which a matrix can be read
 _MISTAKES = 15
 
 
-def section(subject: Subject) -> Section:
+def classes_section(view: RunView) -> Section:
     """By class, then the matrix."""
     return Section(
         "classes",
         "Classes",
         [
-            or_say_why(lambda: _by_class(subject)),
+            or_unavailable(lambda: _by_class(view)),
             tag("h3", "Confusion under attack"),
-            or_say_why(lambda: _confusion(confusion(subject))),
+            or_unavailable(lambda: _confusion(confusion_matrix(view))),
         ],
     )
 
 
-def _by_class(subject: Subject) -> Markup:
-    found, test = subject.tested
-    names = ["clean", *attacks_of(found)]
+def _by_class(view: RunView) -> Markup:
+    evaluation, test = view.test_split
+    names = ["clean", *attack_names(evaluation)]
     shown = names if len(names) < 2 else [*names, "worst"]
     rows: list[list[Cell | Content]] = []
     for number, label in enumerate(test.classes):
@@ -40,48 +38,54 @@ def _by_class(subject: Subject) -> Markup:
             continue
         row: list[Cell | Content] = [Cell(label, sort=number), Cell(str(n), sort=n)]
         for name in shown:
-            right = int(found.correct[name][members].sum())
-            row.append(Cell(percent(right / n), sort=right / n))
-        interval = wilson(right, n)
+            correct = int(evaluation.correct[name][members].sum())
+            row.append(Cell(percent(correct / n), sort=correct / n))
+        interval = wilson(correct, n)
         rows.append(
-            [*row, Cell(between(interval), sort=interval[0]), Cell(whisker(right / n, interval), sort=right / n)]
+            [
+                *row,
+                Cell(format_interval(interval), sort=interval[0]),
+                Cell(whisker(correct / n, interval), sort=correct / n),
+            ]
         )
-    head = ["class", "images", *map(written, shown), "95% interval", ""]
+    head = ["class", "images", *map(display_name, shown), "95% interval", ""]
     caption = (
-        f"Accuracy of each class in percent, on {found.n:,} test images; worst case is right under every attack, "
+        f"Accuracy of each class in percent, on {evaluation.n:,} test images; worst case is right under every attack, "
         "and what the interval is of"
     )
-    return table(head, rows, caption=caption, sortable=True)
+    return html_table(head, rows, caption=caption, sortable=True)
 
 
-def _confusion(found: Confusion) -> list[Content]:
-    mistakes = ", ".join(f"{a} for {b} ({count} of {of})" for a, b, count, of in found.most(3))
-    lead = f"Under PGD-10, on {found.images:,} test images, measured when this page was made."
+def _confusion(matrix: ConfusionMatrix) -> list[Content]:
+    mistakes = ", ".join(f"{a} for {b} ({count} of {of})" for a, b, count, of in matrix.top_mistakes(3))
+    lead = f"Under PGD-10, on {matrix.num_images:,} test images, measured when this page was made."
     said = f"{lead} Most often mistaken: {mistakes}." if mistakes else f"{lead} No mistakes."
-    return [tag("p", said), _matrix(found) if len(found.classes) <= _SMALL else _mistakes(found)]
+    return [tag("p", said), _matrix(matrix) if len(matrix.classes) <= _MATRIX_UP_TO else _mistakes(matrix)]
 
 
-def _mistakes(found: Confusion) -> Markup:
+def _mistakes(matrix: ConfusionMatrix) -> Markup:
     """Of many classes, only what happens most often."""
-    rows: list[list[Cell | Content]] = [[a, b, str(count), str(of)] for a, b, count, of in found.most(_MISTAKES)]
+    rows: list[list[Cell | Content]] = [
+        [a, b, str(count), str(of)] for a, b, count, of in matrix.top_mistakes(_MISTAKES)
+    ]
     head = ["true class", "taken for", "times", "of"]
-    return table(head, rows, caption="The most frequent mistakes under PGD-10", texts=2)
+    return html_table(head, rows, caption="The most frequent mistakes under PGD-10", texts=2)
 
 
-def _matrix(found: Confusion) -> Markup:
+def _matrix(matrix: ConfusionMatrix) -> Markup:
     rows: list[list[Cell | Content]] = []
-    for number, label in enumerate(found.classes):
-        counts = found.counts[number].tolist()
+    for number, label in enumerate(matrix.classes):
+        counts = matrix.counts[number].tolist()
         total = sum(counts) or 1
         cells = [
             Cell(
                 str(count) if count else "",
                 style=f"--share:{100 * count / total:.0f}%",
-                title=f"{label} taken for {found.classes[other]}: {count} of {total}",
+                title=f"{label} taken for {matrix.classes[other]}: {count} of {total}",
                 class_="right" if other == number else "heat",
             )
             for other, count in enumerate(counts)
         ]
         rows.append([label, *cells])
     caption = "Rows are true classes, columns what the model says under PGD-10"
-    return table(["", *found.classes], rows, caption=caption, class_="matrix")
+    return html_table(["", *matrix.classes], rows, caption=caption, class_="matrix")

@@ -1,32 +1,30 @@
-"""How the run ended: three answers, accuracy under each attack beside what was expected, and how it was trained."""
+"""The first screen: three answers, accuracy under each attack beside what was expected, and facts of the training."""
 
 from __future__ import annotations
 
 from typing import Any
 
+from atas.attacks.registry import display_name
 from atas.evaluation import Evaluation
-from atas.evaluation._names import written
-from atas.report._expected import Expected, Paper, PaperRow, expected, in_paper
-from atas.report._html import Content, Markup, tag
-from atas.report._section import Section
-from atas.report._subject import Subject
-from atas.report._table import Cell, table
-from atas.report._verdict import Answer, answers
-from atas.report._words import between, duration, percent, whisker
-from atas.training.weights import GIVEN
+from atas.models.weights import GIVEN
+from atas.recipes.expected import Expected, Paper, PaperRow, find_expected, paper_row
+from atas.report.formatting import format_interval, format_seconds, percent, whisker
+from atas.report.headline import HeadlineAnswer, run_answers
+from atas.report.html import Cell, Content, Markup, Section, html_table, tag
+from atas.report.run_view import RunView
 
 
-def section(subject: Subject, paper: Paper | None) -> Section:
+def summary_section(view: RunView, paper: Paper | None) -> Section:
     """The first screen."""
-    foreseen = expected(subject.recipe, subject.environment)
-    parts: list[Content] = [answer_list(answers(subject, foreseen))]
-    if subject.evaluation is not None:
-        parts.append(_accuracy(subject.evaluation, foreseen, in_paper(subject.recipe, paper)))
-    parts += [_expectation(foreseen), _facts(subject)]
+    expectation = find_expected(view.recipe, view.environment)
+    parts: list[Content] = [answer_list(run_answers(view, expectation))]
+    if view.evaluation is not None:
+        parts.append(_accuracy(view.evaluation, expectation, paper_row(view.recipe, paper)))
+    parts += [_expectation_note(expectation), _facts(view)]
     return Section("summary", "How it ended", parts)
 
 
-def answer_list(found: list[Answer]) -> Markup:
+def answer_list(answers: list[HeadlineAnswer]) -> Markup:
     """Question, answer in a word, and why."""
     return tag(
         "dl",
@@ -36,65 +34,74 @@ def answer_list(found: list[Answer]) -> Markup:
                 tag("dt", answer.question),
                 tag("dd", tag("strong", answer.word, class_=answer.tone), tag("span", answer.why)),
             )
-            for answer in found
+            for answer in answers
         ],
         class_="answers",
     )
 
 
-def _accuracy(found: Evaluation, foreseen: Expected | None, row: PaperRow | None) -> Markup:
+def _accuracy(evaluation: Evaluation, expectation: Expected | None, row: PaperRow | None) -> Markup:
     head = ["attack", "accuracy, %", "95% interval", "", "right", "time"]
-    if foreseen is not None and foreseen.differences:
-        foreseen = None  # said of another training
-    if foreseen is not None:
+    if expectation is not None and expectation.differences:
+        expectation = None  # said of another training
+    if expectation is not None:
         head.append("recipe expects")
     if row is not None:
         head.append("paper")
-    lowest = min(accuracy for name, accuracy in found.accuracy.items() if name != "worst")
+    lowest = min(accuracy for name, accuracy in evaluation.accuracy.items() if name != "worst")
     rows: list[list[Cell | Content]] = []
-    for name in found.correct:
-        if name == "worst" and found.accuracy[name] >= lowest:
+    for name in evaluation.correct:
+        if name == "worst" and evaluation.accuracy[name] >= lowest:
             continue  # no worse than the worst attack: nothing that is not said already
-        label = "all of them together" if name == "worst" else written(name)
-        cells = _figures(label, found.accuracy[name], found.interval[name], int(found.correct[name].sum()), found.n)
-        cells.append(duration(found.seconds[name]))
-        if foreseen is not None:
-            cells.append(foreseen.figure(name) or "-")
+        label = "all of them together" if name == "worst" else display_name(name)
+        cells = _figures(
+            label,
+            evaluation.accuracy[name],
+            evaluation.interval[name],
+            int(evaluation.correct[name].sum()),
+            evaluation.n,
+        )
+        cells.append(format_seconds(evaluation.seconds[name]))
+        if expectation is not None:
+            cells.append(expectation.figure(name) or "-")
         if row is not None:
             printed = row.accuracy(name)
             cells.append("-" if printed is None else f"{printed:.2f}")
         rows.append(cells)
-        for stage in found.stages.get(name, ()):
-            cells = _figures(f"after {written(stage.name)}", stage.accuracy, stage.interval, stage.right, found.n)
-            cells += [duration(stage.seconds), *[""] * (len(head) - len(cells) - 1)]
+        for stage in evaluation.stages.get(name, ()):
+            cells = _figures(
+                f"after {display_name(stage.name)}", stage.accuracy, stage.interval, stage.num_correct, evaluation.n
+            )
+            cells += [format_seconds(stage.seconds), *[""] * (len(head) - len(cells) - 1)]
             rows.append([Cell(cells[0], class_="stage"), *cells[1:]])  # type: ignore[arg-type]
-    caption = f"Accuracy on {found.n:,} test images, {found.threat}; verdicts in {found.protocol.get('precision', '?')}"
-    return table(head, rows, caption=caption, class_="accuracy")
+    precision = evaluation.protocol.get("precision", "?")
+    caption = f"Accuracy on {evaluation.n:,} test images, {evaluation.threat}; verdicts in {precision}"
+    return html_table(head, rows, caption=caption, class_="accuracy")
 
 
 def _figures(label: str, accuracy: float, interval: tuple[float, float], right: int, n: int) -> list[Cell | Content]:
-    return [label, percent(accuracy), between(interval), Cell(whisker(accuracy, interval)), f"{right:,}/{n:,}"]
+    return [label, percent(accuracy), format_interval(interval), Cell(whisker(accuracy, interval)), f"{right:,}/{n:,}"]
 
 
-def _expectation(foreseen: Expected | None) -> Content:
-    if foreseen is None:
+def _expectation_note(expectation: Expected | None) -> Content:
+    if expectation is None:
         return None
-    said: list[Content] = ["The recipe ", tag("code", foreseen.recipe), f" says: {foreseen.sentence}"]
-    if foreseen.differences:
-        said.append(f" This run differs from it ({'; '.join(foreseen.differences)}), so its figures may.")
+    said: list[Content] = ["The recipe ", tag("code", expectation.recipe), f" says: {expectation.sentence}"]
+    if expectation.differences:
+        said.append(f" This run differs from it ({'; '.join(expectation.differences)}), so its figures may.")
     return tag("p", said, class_="small")
 
 
-def _facts(subject: Subject) -> Markup:
-    recipe, around = subject.recipe, subject.environment
+def _facts(view: RunView) -> Markup:
+    recipe, around = view.recipe, view.environment
     facts: dict[str, Any] = {
         "Method": recipe.method.name,
         "Threat": repr(recipe.threat),
         "Data": recipe.data.name.removeprefix(GIVEN),
         "Network": recipe.model.name.removeprefix(GIVEN),
-        "Training": f"{len(subject.summary.epochs)} of {recipe.training.epochs} epochs, batch "
-        f"{recipe.training.batch_size}, {duration(subject.summary.seconds)}",
-        "Collapse": subject.summary.collapse,
+        "Training": f"{len(view.summary.epochs)} of {recipe.training.epochs} epochs, batch "
+        f"{recipe.training.batch_size}, {format_seconds(view.summary.seconds)}",
+        "Collapse": view.summary.collapse_status,
         "Seed": recipe.training.seed,
         "Hardware": around.get("device"),
         "Engine": _words(around.get("engine"), around.get("precision")),

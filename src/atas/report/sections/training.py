@@ -1,24 +1,29 @@
-"""The training by epoch: accuracy on the monitor's images, loss and learning rate, with what happened marked."""
+"""The training by epoch: accuracy, loss and learning rate, then step sizes and gradient norms.
+
+Events such as a collapse or a rollback are marked in the charts. Step sizes and norms are shown as quantiles over the
+examples and by decile of the gradient norm.
+"""
 
 from __future__ import annotations
 
 from typing import Any
 
-from atas.report._chart import Chart, Line, Mark
-from atas.report._html import Content, tag
-from atas.report._section import Section
-from atas.report._subject import Subject
+from atas.report.charts import Chart, Line, Mark, Range
+from atas.report.html import Content, Section, or_unavailable, tag
+from atas.report.measurements import NormDeciles, accuracy_by_norm_decile
+from atas.report.run_view import RunView
 
-CURVES = (("clean", "clean", "c0"), ("fgsm", "FGSM", "c1"), ("pgd10", "PGD-10", "c2"))
+_CURVES = (("clean", "clean", "c0"), ("fgsm", "FGSM", "c1"), ("pgd10", "PGD-10", "c2"))
 _SYNC = "epochs"
+_DECILE_NAMES = ("1st", "2nd", "3rd", *(f"{number}th" for number in range(4, 11)))
 
 
-def section(subject: Subject) -> Section:
+def training_section(view: RunView) -> Section:
     """Three charts over the same epochs."""
-    rows = subject.summary.epochs
+    rows = view.summary.epochs
     epochs = [row["epoch"] + 1 for row in rows]
-    marks = marks_of(subject)
-    accuracy = [Line(label, column(rows, key, 100), colour, dashed=key == "clean") for key, label, colour in CURVES]
+    marks = event_marks(view)
+    accuracy = [Line(label, column(rows, key, 100), colour, dashed=key == "clean") for key, label, colour in _CURVES]
     accuracy.append(Line("training examples", column(rows, "train_accuracy", 100), "c3", dashed=True, shown=False))
     charts = [
         Chart(
@@ -30,7 +35,7 @@ def section(subject: Subject) -> Section:
             marks=marks,
             limits=(0, 100),
             sync=_SYNC,
-            note=f"Up to {subject.recipe.training.probe:,} training images, attacked after every epoch. When training "
+            note=f"Up to {view.recipe.training.probe:,} training images, attacked after every epoch. When training "
             "collapses, FGSM accuracy rises and PGD-10 accuracy falls to nothing.",
         ),
         Chart(
@@ -58,7 +63,7 @@ def section(subject: Subject) -> Section:
         ),
     ]
     first, *others = [chart.html() for chart in charts]
-    return Section("training", "The training", [_collapse(subject), first, tag("div", others, class_="pair")])
+    return Section("training", "The training", [_collapse(view), first, tag("div", others, class_="pair")])
 
 
 def column(rows: list[dict[str, Any]], key: str, scale: float = 1) -> list[float | None]:
@@ -66,23 +71,23 @@ def column(rows: list[dict[str, Any]], key: str, scale: float = 1) -> list[float
     return [scale * row[key] if isinstance(row.get(key), int | float) else None for row in rows]
 
 
-def marks_of(subject: Subject) -> list[Mark]:
+def event_marks(view: RunView) -> list[Mark]:
     """What happened during training, at its epoch."""
-    found = []
-    for event in subject.summary.events:
+    marks = []
+    for event in view.summary.events:
         if event["event"] == "rollback":
-            found.append(Mark(event["to_epoch"] + 0.5, "rolled back"))
+            marks.append(Mark(event["to_epoch"] + 0.5, "rolled back"))
         elif event["event"] == "stop":
-            found.append(Mark(event["to_epoch"], "stopped"))
+            marks.append(Mark(event["to_epoch"], "stopped"))
         elif event["event"] == "breakdown":
-            found.append(Mark(event["epoch"] + 1, "broke down"))
-    if subject.summary.collapsed_in:
-        found.append(Mark(subject.summary.collapsed_in, "collapse"))
-    return found
+            marks.append(Mark(event["epoch"] + 1, "broke down"))
+    if view.summary.collapse_epoch:
+        marks.append(Mark(view.summary.collapse_epoch, "collapse"))
+    return marks
 
 
-def _collapse(subject: Subject) -> Content:
-    events = {event["event"]: event for event in reversed(subject.summary.events)}
+def _collapse(view: RunView) -> Content:
+    events = {event["event"]: event for event in reversed(view.summary.events)}
     collapse, breakdown = events.get("collapse"), events.get("breakdown")
     if collapse is None and breakdown is not None:
         return tag(
@@ -99,6 +104,97 @@ def _collapse(subject: Subject) -> Content:
         tag("strong", f"Catastrophic overfitting in epoch {collapse['epoch'] + 1}: "),
         f"PGD-10 accuracy was {100 * collapse['pgd10']:.1f}% while FGSM accuracy was {100 * collapse['fgsm']:.1f}%. "
         "The model withstood the attack that it was trained with and no other.",
-        f" What came of it: {subject.summary.collapse}." if subject.summary.collapsed_in is None else None,
+        f" What came of it: {view.summary.collapse_status}." if view.summary.collapse_epoch is None else None,
         class_="alarm",
     )
+
+
+def steps_section(view: RunView) -> Section:
+    """What is in the metrics, and the state at the end as the model shows it."""
+    parts: list[Content] = [
+        tag(
+            "p",
+            "Examples with large gradient norms are the ones that a single step overshoots: fitting them, the authors "
+            "of ATAS find, is what makes training collapse. ATAS therefore gives them smaller steps.",
+        )
+    ]
+    spread = [
+        _quantiles_chart(view, "step_sizes", "Step sizes", "step size", 4),
+        _quantiles_chart(view, "gradient_norms", "Gradient norms of the training examples", "gradient norm", 3),
+    ]
+    by_tenth = [
+        _deciles_chart(view, "step_size_by_tenth", "Step size by tenth of the gradient norm", "mean step size", 4),
+        _deciles_chart(view, "gradient_norm_by_tenth", "Gradient norm by tenth", "mean gradient norm", 3),
+    ]
+    if not any(spread):
+        method = view.recipe.method.name
+        parts.append(tag("p", f"{method} keeps no step size for each example, so there are none to show."))
+        spread = [
+            _quantiles_chart(view, "probe_gradient_norms", "Gradient norms of the monitor's images", "gradient norm", 3)
+        ]
+        if not any(spread):
+            parts.append(tag("p", "This run was made by a version that did not log gradient norms.", class_="absent"))
+    parts.append(tag("div", [chart.html() for chart in spread if chart], class_="pair"))
+    parts.append(tag("div", [chart.html() for chart in by_tenth if chart], class_="pair"))
+    parts.append(or_unavailable(lambda: _final_deciles_chart(accuracy_by_norm_decile(view))))
+    return Section("steps", "Step sizes and gradient norms", parts)
+
+
+def _quantiles_chart(view: RunView, key: str, title: str, what: str, digits: int) -> Chart | None:
+    """The quantiles of something, by epoch."""
+    rows = [row for row in view.summary.epochs if row.get(key)]
+    if not rows:
+        return None
+    low, lower, middle, upper, high = zip(*(row[key] for row in rows), strict=True)
+    return Chart(
+        title,
+        "epoch",
+        what,
+        [row["epoch"] + 1 for row in rows],
+        [Line("median", middle, "c2")],
+        ranges=[Range("nine tenths", low, high, "c2"), Range("half", lower, upper, "c2")],
+        marks=event_marks(view),
+        limits=(0, None),
+        digits=digits,
+        sync=_SYNC,
+        note="The bands hold half and nine tenths of the examples.",
+    )
+
+
+def _deciles_chart(view: RunView, key: str, title: str, what: str, digits: int) -> Chart | None:
+    """A line for each tenth of the examples, by epoch."""
+    rows: list[dict[str, Any]] = [row for row in view.summary.epochs if row.get(key)]
+    if not rows:
+        return None
+    columns = list(zip(*(row[key] for row in rows), strict=True))
+    return Chart(
+        title,
+        "epoch",
+        what,
+        [row["epoch"] + 1 for row in rows],
+        [Line(_DECILE_NAMES[place], values, f"r{place}") for place, values in enumerate(columns)],
+        marks=event_marks(view),
+        limits=(0, None),
+        digits=digits,
+        sync=_SYNC,
+        note="The 1st tenth of the examples has the smallest norms, the 10th the largest.",
+    )
+
+
+def _final_deciles_chart(deciles: NormDeciles) -> Content:
+    """Accuracy by tenth, measured when the page was made."""
+    low, high = zip(*deciles.interval, strict=True)
+    return Chart(
+        "Accuracy of training examples by tenth of the gradient norm",
+        "tenth",
+        "accuracy, %",
+        list(range(1, len(deciles.robust) + 1)),
+        [
+            Line("clean", [100 * value for value in deciles.clean], "c0", dashed=True),
+            Line("PGD-10", [100 * value for value in deciles.robust], "c2"),
+        ],
+        ranges=[Range("95% interval", [100 * value for value in low], [100 * value for value in high], "c2")],
+        limits=(0, 100),
+        note=f"The trained model on {deciles.count:,} training images; {deciles.source}.",
+        kind="points",
+    ).html()

@@ -1,0 +1,229 @@
+"""Everything that is printed: lines, JSON and tables on standard output, and the displays of work in progress.
+
+`print_line`, `print_json` and `print_table` write results. `ProgressDisplay` is the base of all live displays, and
+`DataProgress` shows downloads, decoding and packing. Displays write through `ResilientStream`, so a closed pipe or a
+full disk does not stop the work.
+
+Importing this module loads neither torch nor rich: the command answers `--help` without them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import TracebackType
+from typing import IO, TYPE_CHECKING, Any, Self, cast
+
+from atas._utils.files import redirect_to_devnull
+from atas.errors import AtasError
+
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.progress import Progress, TaskID
+    from rich.table import Table
+
+_PIPE_WIDTH = 320  # nothing is cut where another program reads
+_PLAIN_EVERY = 30.0  # seconds between lines, without a terminal
+
+
+def is_rank0() -> bool:
+    """Whether this process prints, among those that torchrun started; known before torch is imported."""
+    return int(os.environ.get("RANK", "0")) == 0
+
+
+def import_torch() -> None:
+    """Import torch, which takes seconds, and show a status meanwhile where there is a terminal."""
+    from rich.console import Console
+
+    console = Console(stderr=True)
+    if console.is_terminal and is_rank0():
+        with console.status("loading PyTorch ..."):
+            import torch  # noqa: F401
+
+
+def print_line(text: str) -> None:
+    """Print one line as it stands: paths are neither broken nor read as markup."""
+    from rich.console import Console
+
+    with _printing():
+        Console().print(text, highlight=False, soft_wrap=True, markup=False, emoji=False)
+
+
+def print_json(text: str) -> None:
+    """Print what another program reads."""
+    import typer
+
+    with _printing():
+        typer.echo(text)
+
+
+def print_table(table: Table) -> None:
+    """Print a table, as wide as the terminal; in a pipe, and where a terminal is too narrow for its words, as wide as
+    it needs. Names and figures are never cut, and shown as they stand."""
+    from rich.console import Console
+
+    console = Console()
+    wide = Console(width=_PIPE_WIDTH, markup=False, emoji=False)
+    if console.is_terminal:
+        _fit(table, console.width, wide)
+    with _printing():
+        wide.print(table)
+
+
+@contextmanager
+def _printing() -> Iterator[None]:
+    """A sentence where standard output takes nothing. A pipe that nobody reads any more is no error to speak of."""
+    try:
+        yield
+    except BrokenPipeError:
+        raise
+    except OSError as error:
+        redirect_to_devnull(sys.stdout)
+        raise AtasError(f"standard output takes nothing ({error.strerror}); send it elsewhere") from error
+
+
+def _fit(table: Table, width: int, wide: Console) -> None:
+    """Give every column room for its longest word, and what is left to those that would like more."""
+    spans = [[wide.measure(cell) for cell in (column.header, *column.cells)] for column in table.columns]
+    least = [max(span.minimum for span in of_column) for of_column in spans]
+    most = [max(span.maximum for span in of_column) for of_column in spans]
+    around = wide.measure(table).maximum - sum(most)
+    spare, wish = width - around - sum(least), sum(most) - sum(least)
+    for column, low, high in zip(table.columns, least, most, strict=True):
+        column.width = low + (high - low) * max(0, min(spare, wish)) // max(1, wish)
+
+
+def progress_bar(console: Console) -> Progress | None:
+    """A bar that goes away at the end; each task has a field `text`. None where there is no terminal."""
+    if not console.is_terminal:
+        return None
+    from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn
+
+    return Progress(
+        TextColumn("{task.description}", markup=False),
+        BarColumn(bar_width=24),
+        TaskProgressColumn(),
+        TextColumn("{task.fields[text]}", markup=False),
+        console=console,
+        transient=True,
+    )
+
+
+class ResilientStream:
+    """A stream that never raises: one that can take no more, as its reader went away or the disk is full, is left with
+    one line on standard error, and a character that it cannot encode is replaced."""
+
+    def __init__(self, stream: IO[str]) -> None:
+        self._stream, self._lost = stream, False
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+    def write(self, text: str) -> int:
+        """Write as much of it as can be."""
+        try:
+            return 0 if self._lost else self._stream.write(text)
+        except UnicodeEncodeError as error:
+            return self.write(text.encode(error.encoding, "replace").decode(error.encoding))
+        except OSError as error:
+            return self._lose(error)
+
+    def flush(self) -> None:
+        """Flush what can be."""
+        try:
+            if not self._lost:
+                self._stream.flush()
+        except OSError as error:
+            self._lose(error)
+
+    def _lose(self, error: OSError) -> int:
+        self._lost = True
+        if self._stream in (sys.__stdout__, sys.__stderr__):
+            redirect_to_devnull(self._stream)
+        with contextlib.suppress(OSError):
+            sentence = f"atas: the output takes no more ({error.strerror or error}); going on without it"
+            print(sentence, file=sys.stderr, flush=True)
+        return 0
+
+
+class ProgressDisplay:
+    """A console, and a bar where it is a terminal, shown from entry to exit. The work goes on where it is lost."""
+
+    def __init__(self, console: Console, progress: Progress | None = None) -> None:
+        if not isinstance(console.file, ResilientStream):
+            console.file = cast("IO[str]", ResilientStream(console.file))
+        self.console, self._progress = console, progress
+
+    def log(self, text: str, style: str | None = None) -> None:
+        """Print one sentence that stays, above the bar."""
+        self.console.print(text, style=style, highlight=False, soft_wrap=True, markup=False)
+
+    def __enter__(self) -> Self:
+        if self._progress is not None:
+            self._progress.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._progress is not None:
+            self._progress.stop()
+
+
+class DataProgress:
+    """Shows progress that is told as (what, done, total): a bar in a terminal, now and then a line elsewhere."""
+
+    def __init__(self, console: Console | None = None) -> None:
+        from rich.console import Console
+        from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
+
+        self._console = console or Console(stderr=True)
+        columns = (
+            TextColumn("{task.description}", markup=False),
+            BarColumn(),
+            TaskProgressColumn(),
+            TimeRemainingColumn(),
+        )
+        self._progress = Progress(*columns, console=self._console, disable=not self._console.is_terminal)
+        self._tasks: dict[str, TaskID] = {}
+        self._last = time.monotonic()
+
+    @property
+    def has_work(self) -> bool:
+        """Whether there was anything to show."""
+        return bool(self._tasks)
+
+    def __call__(self, what: str, done: int, total: int | None) -> None:
+        """Show it."""
+        if what not in self._tasks:
+            self._tasks[what] = self._progress.add_task(what, total=None)
+        task = self._tasks[what]
+        self._progress.update(task, completed=done, total=total)
+        if not self._console.is_terminal and time.monotonic() - self._last >= _PLAIN_EVERY and total:
+            self._last = time.monotonic()
+            left = self._progress.tasks[task].time_remaining
+            rest = "" if left is None else f", about {format_duration(left)} left"
+            self._console.print(f"{what}: {done:,} of {total:,}{rest}", highlight=False, markup=False)
+
+    def __enter__(self) -> DataProgress:
+        self._progress.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._progress.stop()
+
+
+def format_duration(seconds: float) -> str:
+    """A time as people write it.
+
+    >>> format_duration(75), format_duration(3675)
+    ('1:15', '1:01:15')
+    """
+    hours, minutes, seconds = int(seconds) // 3600, int(seconds) // 60 % 60, int(seconds) % 60
+    return f"{hours}:{minutes:02}:{seconds:02}" if hours else f"{minutes}:{seconds:02}"

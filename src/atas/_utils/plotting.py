@@ -1,0 +1,49 @@
+"""What all plots share: colours, a figure that needs no window, and how it becomes a file. Matplotlib is optional."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from atas._utils.files import write_atomically
+from atas.errors import UsageError
+
+# Okabe and Ito's colours: told apart by colour-blind readers; line styles or markers differ too, wherever they stand.
+BLUE, ORANGE, GREEN, RED, PURPLE, SKY, BLACK, GREY = (
+    "#0072B2",
+    "#E69F00",
+    "#009E73",
+    "#D55E00",
+    "#CC79A7",
+    "#56B4E9",
+    "#000000",
+    "#777777",
+)
+
+
+def new_figure(width: float, height: float) -> Any:
+    """An empty figure of so many inches."""
+    try:
+        from matplotlib.backends.backend_agg import FigureCanvasAgg
+        from matplotlib.figure import Figure
+    except ImportError as error:
+        raise UsageError("plots need matplotlib; install it with: pip install 'atas[plots]'") from error
+
+    figure = Figure(figsize=(width, height), layout="constrained")
+    FigureCanvasAgg(figure)
+    return figure
+
+
+def style_axes(axes: Any) -> None:
+    """Axes with a light grid and no frame."""
+    axes.grid(alpha=0.25)
+    axes.spines[["top", "right"]].set_visible(False)
+
+
+def save_figure(figure: Any, path: Path) -> None:
+    """Write a figure as PNG, SVG or PDF, by the name."""
+    kind = path.suffix.removeprefix(".").lower() or "png"
+    if kind not in figure.canvas.get_supported_filetypes():
+        raise UsageError(f"a plot cannot be written as '{path.suffix}'; use .png, .svg or .pdf")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_atomically(path, lambda temporary: figure.savefig(temporary, format=kind, dpi=150))

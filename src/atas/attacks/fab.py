@@ -1,0 +1,186 @@
+"""FAB, the fast adaptive boundary attack, towards a target class.
+
+It looks for the adversarial input that is closest to the image (Croce and Hein, 2020, "Minimally distorted adversarial
+examples with a fast adaptive boundary attack"). An iteration takes the target's logit less the label's to be linear
+and goes a little beyond where that is zero: mostly by the shortest way from the point it is at, and for a small share
+by the shortest way from the image. If the model is wrong there, it steps back towards the image.
+
+An iteration evaluates the model twice: forward and backward where it begins, and forward where it ends. If the end is
+not adversarial the next one begins right there, and one evaluation could serve both; but once the boundary is found
+almost every end is adversarial, and a backward pass there would be for nothing.
+
+The closest adversarial input of all iterations is inside the ball if and only if any of them is, so an example is
+broken as soon as one is.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from atas.attacks.losses import correct, target_margin
+from atas.attacks.search import LogitsFunction, Slots, expand_like, where_write
+from atas.core.autograd import input_gradient
+from atas.core.dispatch import fast_op
+from atas.errors import UsageError
+from atas.threat import L2, Linf, Threat
+
+_MAX_TARGETS = 9
+MIN_LENGTH = 1e-8  # a length that is not shorter may be divided by
+
+
+@dataclass(frozen=True)
+class FAB:
+    """The settings of FAB as AutoAttack runs it: from the image itself, once for each of at most nine targets.
+
+    >>> FAB().settings(Linf(8 / 255))["iterations"]
+    100
+    """
+
+    iterations: int = 100
+    eta: float = 1.05
+    beta: float = 0.9
+    alpha_max: float = 0.1
+    name: ClassVar[str] = "fab-t"
+    queries_per_step: ClassVar[int] = 2
+    backward_passes: ClassVar[int] = 1
+
+    def __post_init__(self) -> None:
+        if self.iterations < 1:
+            raise UsageError(f"iterations must be at least 1; got {self.iterations}")
+
+    @property
+    def steps(self) -> int:
+        """One iteration a step."""
+        return self.iterations
+
+    def num_targets(self, num_classes: int) -> int:
+        """The nine classes next to the label, or as many as there are."""
+        return min(_MAX_TARGETS, num_classes - 1)
+
+    def settings(self, threat: Threat) -> dict[str, Any]:
+        """The four parameters of the paper; nothing is random."""
+        return {
+            "iterations": self.iterations,
+            "eta": self.eta,
+            "beta": self.beta,
+            "alpha_max": self.alpha_max,
+            "restarts": 1,
+            "start": "image",
+        }
+
+    def init_state(self, slots: Slots, threat: Threat, num_classes: int, seed: int) -> FABState:
+        """Allocate what the slots need. The seed has no part in it."""
+        if not isinstance(threat, Linf | L2):
+            raise UsageError(f"{self.name} knows the norms linf and l2; got {threat!r}")
+        return FABState(self, slots, threat)
+
+
+class FABState:
+    """FAB under way."""
+
+    def __init__(self, search: FAB, slots: Slots, threat: Threat) -> None:
+        self._search, self._slots, self._threat = search, slots, threat
+        self._current = torch.zeros_like(slots.x)
+        self.closest = torch.zeros(len(slots), dtype=slots.x.dtype, device=slots.x.device)
+        """Distance of each slot's closest adversarial input so far; infinite before there is one."""
+
+    def step(self, model: LogitsFunction) -> None:
+        """Go to the boundary as it looks from every slot's point, and see what the model says there."""
+        slots, threat, search = self._slots, self._threat, self._search
+        current = torch.where(expand_like(slots.iteration == 0, slots.x), slots.x, self._current)
+
+        def total(output: Tensor, y: Tensor) -> Tensor:
+            return target_margin(output, y, slots.target).sum()
+
+        gradient, output = input_gradient(model, current, slots.y, total)
+        margin = target_margin(output, slots.y, slots.target)
+        ahead = boundary_step(threat, current, slots.x, gradient, margin, search.eta, search.alpha_max)
+        with torch.no_grad():
+            is_correct = correct(model(ahead), slots.y)
+        fab_update(search, threat, slots, self._current, self.closest, ahead, is_correct)
+
+
+@fast_op
+def fab_update(
+    search: FAB, threat: Threat, slots: Slots, current: Tensor, closest: Tensor, ahead: Tensor, is_correct: Tensor
+) -> None:
+    """Take note of the adversarial points and step back from them, in the running slots."""
+    running, x = slots.running(), slots.x
+    distance, before = threat.distance(ahead, x), torch.where(slots.iteration == 0, torch.inf, closest)
+    inside = ~is_correct & (distance <= threat.eps)
+    # A point inside the ball is kept even if a closer one came before: that one was not confirmed.
+    kept = inside | (~is_correct & (distance < before))
+    where_write(closest, torch.where(is_correct, before, torch.minimum(before, distance)), running)
+    where_write(current, torch.where(expand_like(is_correct, x), ahead, x + search.beta * (ahead - x)), running)
+    where_write(slots.point, ahead, running & kept)
+    slots.broken.logical_or_(running & inside)
+    slots.iteration.add_(running)
+    slots.done.logical_or_(running & (slots.iteration >= search.iterations))
+
+
+@fast_op
+def boundary_step(
+    threat: Threat, point: Tensor, x: Tensor, gradient: Tensor, margin: Tensor, eta: float, alpha_max: float
+) -> Tensor:
+    """The next point: eta times the way to the linearised boundary, both from the point and from the image.
+
+    The second has the weight |way from the point| / (|way from the point| + |way from the image|), at most alpha_max.
+    """
+    from_point, from_x, normal = (images.permute(0, 2, 3, 1).flatten(1) for images in (point, x, gradient.nan_to_num()))
+    margin = margin.to(x.dtype).nan_to_num()
+    margin_at_x = (margin + (normal * (from_x - from_point)).sum(1)).nan_to_num()
+    change = to_boundary(
+        torch.cat([from_point, from_x]),
+        torch.cat([normal, normal]),
+        torch.cat([margin, margin_at_x]),
+        euclidean=isinstance(threat, L2),
+    )
+    length = threat.distance(change, torch.zeros_like(change)).clamp_min(MIN_LENGTH)
+    (change_point, change_x), (length_point, length_x) = change.chunk(2), length.chunk(2)
+    alpha = (length_point / (length_point + length_x)).clamp_max(alpha_max)[:, None]
+    ahead = (from_point + eta * change_point) * (1 - alpha) + (from_x + eta * change_x) * alpha
+    channels, height, width = x.shape[1:]
+    return ahead.clamp(0, 1).view(-1, height, width, channels).permute(0, 3, 1, 2)
+
+
+def to_boundary(point: Tensor, normal: Tensor, value: Tensor, *, euclidean: bool) -> Tensor:
+    """The smallest change of each point that makes a linear function zero and keeps the point in [0, 1].
+
+    The function is `value` at the point and has the gradient `normal`. Where it has no zero in [0, 1], the change goes
+    to the corner at which it is closest to zero. A coordinate that the function does not depend on does not change.
+
+    Every coordinate goes the way that takes the function towards zero, at a pace of 1 (Linf) or |normal| (L2), until it
+    meets the end of its room: change = min(t * pace, room) for one t. The function so loses the sum of
+    min(t * pace * |normal|, room * |normal|), which is concave in t: it is the least of the lines that take the first k
+    coordinates, in the order in which they meet their ends, to be at their ends and the others to be on their way. So
+    it equals |value| at the largest t at which one of these lines does, and no search is needed.
+
+    Args:
+        point: coordinates in [0, 1], one point a row.
+        normal: gradient of each row's function.
+        value: value of each row's function at its point.
+        euclidean: whether the L2 norm of the change is to be the smallest; else the Linf norm.
+
+    >>> point, normal = torch.tensor([[0.5, 0.1]]), torch.tensor([[1.0, 1.0]])
+    >>> to_boundary(point, normal, torch.tensor([0.4]), euclidean=False)
+    tensor([[-0.3000, -0.1000]])
+    """
+    scale = normal.abs().amax(1, keepdim=True)
+    scale = torch.where(scale > 0, scale, 1)
+    value = value[:, None] / scale
+    normal = normal / scale * value.sign()
+    slope = normal.abs()
+    room = torch.where(normal > 0, point, 1 - point)
+    pace = slope if euclidean else torch.ones_like(slope)
+
+    order = torch.where(slope > 0, room / pace, torch.inf).argsort(1)
+    ended = (slope * room).gather(1, order)
+    ended = ended.cumsum(1) - ended
+    rate = (slope * pace).gather(1, order).flip(1).cumsum(1).flip(1)
+    t = torch.where(rate > 0, (value.abs() - ended) / rate, 0).amax(1, keepdim=True)
+    t = t.clamp_max(torch.finfo(t.dtype).max)
+    return -normal.sign() * torch.minimum(t * pace, room)

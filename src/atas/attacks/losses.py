@@ -1,0 +1,102 @@
+"""Functions of logits that attacks use: one value per example.
+
+The losses `cross_entropy`, `dlr` and `targeted_dlr` are maximised; they grow as the model moves away from the label.
+The difference of logits ratio (Croce and Hein, 2020, equations 6 and 7) divides a difference of two logits by another,
+so it changes neither with the scale of the logits nor with their offset: cross-entropy vanishes, and with it its
+gradient, where a model is very sure.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from atas.core.autograd import to_float32
+from atas.core.dispatch import fast_op
+
+DIVISION_EPSILON = 1e-12
+
+
+@fast_op
+def correct(logits: Tensor, y: Tensor) -> Tensor:
+    """Whether each prediction is the label; logits with a NaN predict nothing.
+
+    >>> import torch
+    >>> correct(torch.tensor([[2.0, 1.0], [2.0, 1.0], [float("nan"), 1.0]]), torch.tensor([0, 1, 0])).tolist()
+    [True, False, False]
+    """
+    return (logits.argmax(1) == y) & ~logits.isnan().any(1)
+
+
+def cross_entropy(logits: Tensor, y: Tensor, target: Tensor) -> Tensor:
+    """Of each example; it has no use for a target.
+
+    >>> cross_entropy(torch.zeros(1, 4), torch.tensor([2]), torch.tensor([2])).exp().tolist()
+    [4.0]
+    """
+    return F.cross_entropy(to_float32(logits), y, reduction="none")
+
+
+def dlr(logits: Tensor, y: Tensor, target: Tensor) -> Tensor:
+    """The best other logit minus the label's, over the greatest minus the third greatest; no use for a target.
+
+    Two classes have no third logit: there it is the difference alone.
+
+    >>> dlr(torch.tensor([[6.0, 5.0, 4.0, 0.0]]), torch.tensor([0]), torch.tensor([0])).tolist()
+    [-0.5]
+    """
+    logits = to_float32(logits)
+    difference = logits.scatter(1, y.unsqueeze(1), -torch.inf).amax(1) - _pick(logits, y)
+    if logits.shape[1] == 2:
+        return difference
+    first, _, third = logits.topk(3).values.unbind(1)
+    return difference / (first - third + DIVISION_EPSILON)
+
+
+def targeted_dlr(logits: Tensor, y: Tensor, target: Tensor) -> Tensor:
+    """The target's logit minus the label's, over the greatest minus the mean of the third and fourth greatest.
+
+    Three classes have no fourth logit: there it is the mean of the second and third. (The third alone would make the
+    loss -1 wherever the target comes last, and its gradient zero.) With two classes it is the difference alone.
+
+    >>> targeted_dlr(torch.tensor([[6.0, 5.0, 3.0, 1.0]]), torch.tensor([0]), torch.tensor([1])).tolist()
+    [-0.25]
+    """
+    logits = to_float32(logits)
+    difference = _pick(logits, target) - _pick(logits, y)
+    if logits.shape[1] == 2:
+        return difference
+    greatest = logits.topk(min(4, logits.shape[1])).values
+    return difference / (greatest[:, 0] - greatest[:, -2:].mean(1) + DIVISION_EPSILON)
+
+
+@fast_op
+def margin(logits: Tensor, y: Tensor) -> Tensor:
+    """The label's logit less the greatest other one."""
+    logits, label = to_float32(logits), y.unsqueeze(1)
+    return logits.gather(1, label).squeeze(1) - logits.scatter(1, label, -torch.inf).amax(1)
+
+
+@fast_op
+def target_margin(logits: Tensor, y: Tensor, target: Tensor) -> Tensor:
+    """The target's logit less the label's, negative where the label wins."""
+    both = to_float32(logits).gather(1, torch.stack([target, y], 1))
+    return both[:, 0] - both[:, 1]
+
+
+Loss = Callable[[Tensor, Tensor, Tensor], Tensor]  # logits, labels, targets to one number an example
+
+LOSSES: dict[str, Loss] = {"ce": cross_entropy, "dlr": dlr, "t": targeted_dlr}
+
+
+@fast_op
+def attack_loss(kind: str, logits: Tensor, y: Tensor, target: Tensor) -> Tensor:
+    """The loss of that name in `LOSSES`."""
+    return LOSSES[kind](logits, y, target)
+
+
+def _pick(logits: Tensor, classes: Tensor) -> Tensor:
+    return logits.gather(1, classes.unsqueeze(1)).squeeze(1)

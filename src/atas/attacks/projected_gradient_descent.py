@@ -1,0 +1,199 @@
+"""Projected gradient descent: several steps from a random start, from several starts if need be."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from atas.attacks.base import attack_context, step_settings
+from atas.attacks.losses import correct
+from atas.attacks.search import LogitsFunction, Search, Slots, random_start, where_write
+from atas.core.autograd import cross_entropy_sum, input_gradient
+from atas.core.dispatch import fast_op
+from atas.core.rng import CounterRNG
+from atas.core.validation import check_logits
+from atas.errors import UsageError
+from atas.threat import Threat
+
+_STEPS_ACROSS = 5  # the default step is eps/5, so ten steps cross the ball once
+
+_MAX_COUNT = 100_000  # steps or restarts; beyond is a slip of the keyboard
+
+
+def pgd(
+    model: nn.Module,
+    x: Tensor,
+    y: Tensor,
+    threat: Threat,
+    steps: int = 10,
+    step_size: float | None = None,
+    restarts: int = 1,
+    seed: int = 0,
+    index: Tensor | None = None,
+) -> Tensor:
+    """Steps up the cross-entropy from a random start (Madry et al., 2018): x(k+1) = P[x(k) + a sgn grad l(x(k))].
+
+    The model runs in eval mode. The start is uniform in the ball, hashed from the seed, the number of the restart and
+    the example's index, so it depends neither on the batch nor on earlier calls.
+
+    Args:
+        model: maps images (N, C, H, W) to logits (N, classes).
+        x: images in [0, 1], float.
+        y: labels (N,), integers.
+        threat: the ball to stay in, such as `atas.Linf(8/255)`.
+        steps: how many steps.
+        step_size: size of a step in pixel units; eps/5 if not given.
+        restarts: how many starts to try.
+        seed: another seed gives other starts.
+        index: number of each example (N,) in its data set; 0 to N-1 if not given.
+
+    Returns:
+        Adversarial inputs like x: for each example the last iterate of the first restart that fools the model there,
+        or of the last restart where none does.
+
+    >>> from atas import Linf
+    >>> model = nn.Sequential(nn.Flatten(), nn.Linear(16, 3))
+    >>> x, y = torch.rand(2, 1, 4, 4), torch.tensor([0, 2])
+    >>> alone = pgd(model, x[1:], y[1:], Linf(8/255), restarts=2, index=torch.tensor([1]))
+    >>> torch.allclose(pgd(model, x, y, Linf(8/255), restarts=2)[1:], alone)
+    True
+    """
+    _check_count("steps", steps)
+    _check_count("restarts", restarts)
+    size = _resolve_step_size(step_size, threat)
+    if index is None:
+        index = torch.arange(len(x), device=x.device)
+    with attack_context(model, x, y, threat, index) as target:
+
+        def attempt(restart: int) -> Tensor:
+            number = torch.full((), restart, dtype=torch.int64, device=x.device)
+            point = threat.random_start(target.x, CounterRNG(seed, number, index.long()))
+            for _ in range(steps):
+                point = target.step(point, size)
+            return point
+
+        found = attempt(0)
+        for restart in range(1, restarts):
+            holds = correct(check_logits(model(found), len(x)), target.y)
+            found = torch.where(holds.view(-1, 1, 1, 1), attempt(restart), found)
+        return found
+
+
+@dataclass(frozen=True)
+class PGD:
+    """`pgd` as an attack of an evaluation.
+
+    >>> PGD(steps=50, restarts=10).name
+    'pgd50x10'
+    """
+
+    steps: int = 10
+    restarts: int = 1
+    step_size: float | None = None
+    skips_misclassified: ClassVar[bool] = False
+
+    def __post_init__(self) -> None:
+        _check_count("steps", self.steps)
+        _check_count("restarts", self.restarts)
+
+    @property
+    def stages(self) -> tuple[PGDRestart, ...]:
+        """One start after the other, each for the examples that held before: the worst over the restarts."""
+        return tuple(PGDRestart(self.steps, restart, self.step_size) for restart in range(self.restarts))
+
+    @property
+    def name(self) -> str:
+        """The name that makes it: steps, then restarts where there are several."""
+        return f"pgd{self.steps}" + (f"x{self.restarts}" if self.restarts > 1 else "")
+
+    def settings(self, threat: Threat) -> dict[str, Any]:
+        """Steps, their size, and the starts."""
+        return {
+            "steps": self.steps,
+            **step_settings(_resolve_step_size(self.step_size, threat)),
+            "restarts": self.restarts,
+            "start": "uniform in the ball",
+        }
+
+    def __call__(
+        self, model: nn.Module, x: Tensor, y: Tensor, threat: Threat, *, seed: int = 0, index: Tensor | None = None
+    ) -> Tensor:
+        """Adversarial inputs: last iterates, the worst over the restarts."""
+        return pgd(model, x, y, threat, self.steps, self.step_size, self.restarts, seed, index)
+
+
+@dataclass(frozen=True)
+class PGDRestart:
+    """PGD from one random start, in slots. Only the last iterate counts, whatever the model says on the way."""
+
+    iterations: int = 10
+    restart: int = 0
+    step_size: float | None = None
+    queries_per_step: ClassVar[int] = 1
+    backward_passes: ClassVar[int] = 1
+
+    @property
+    def name(self) -> str:
+        """The same for all restarts."""
+        return f"pgd{self.iterations}"
+
+    @property
+    def steps(self) -> int:
+        """One iteration a step."""
+        return self.iterations
+
+    def num_targets(self, num_classes: int) -> int:
+        """Any other class will do."""
+        return 0
+
+    def settings(self, threat: Threat) -> dict[str, Any]:
+        """Those of a single start, and its number."""
+        return PGD(self.iterations, 1, self.step_size).settings(threat) | {"restart": self.restart}
+
+    def extends(self, other: Search) -> bool:
+        """Whether the first steps of this are all the steps of the other."""
+        same = isinstance(other, PGDRestart) and (other.restart, other.step_size) == (self.restart, self.step_size)
+        return same and other.steps < self.steps
+
+    def init_state(self, slots: Slots, threat: Threat, num_classes: int, seed: int) -> PGDState:
+        """Allocate what the slots need."""
+        return PGDState(self, slots, threat, seed)
+
+
+class PGDState:
+    """PGD under way. Where each slot is at is the slot's `point`."""
+
+    def __init__(self, search: PGDRestart, slots: Slots, threat: Threat, seed: int) -> None:
+        self._slots, self._threat, self._seed = slots, threat, seed
+        self._iterations, self._size = search.iterations, _resolve_step_size(search.step_size, threat)
+        self._restart = torch.full((), search.restart, dtype=torch.int64, device=slots.x.device)
+
+    def step(self, model: LogitsFunction) -> None:
+        """One step up the cross-entropy of every slot."""
+        slots = self._slots
+        current = random_start(self._threat, slots, self._seed, self._restart, slots.point)
+        gradient, _ = input_gradient(model, current, slots.y, cross_entropy_sum)
+        pgd_update(self._threat, slots, current, gradient, self._size, self._iterations)
+
+
+@fast_op
+def pgd_update(threat: Threat, slots: Slots, current: Tensor, gradient: Tensor, size: float, iterations: int) -> None:
+    """Go up the gradient, in the running slots. Where it is not a number the point stays."""
+    running = slots.running()
+    where_write(slots.point, threat.ascend(current, gradient.nan_to_num(), size, slots.x), running)
+    slots.iteration.add_(running)
+    slots.done.logical_or_(running & (slots.iteration >= iterations))
+
+
+def _resolve_step_size(step_size: float | None, threat: Threat) -> float:
+    return threat.eps / _STEPS_ACROSS if step_size is None else threat.check_size("step_size", step_size)
+
+
+def _check_count(name: str, value: int) -> None:
+    if value < 1:
+        raise UsageError(f"{name} must be at least 1; got {value}")
+    if value > _MAX_COUNT:
+        raise UsageError(f"{name} of PGD must be at most {_MAX_COUNT:,}; got {value:,}, which would never end")

@@ -1,0 +1,167 @@
+"""What `atas evaluate` evaluates, and the file that the result goes to.
+
+A target is the model of a run, a file of weights, or a model of the user's own. A run's result replaces an earlier one
+only if it says more.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+import torch
+from rich.console import Console
+from torch import nn
+
+from atas import data, models, threat
+from atas._utils.console import DataProgress, is_rank0
+from atas._utils.files import read_json
+from atas.cli.evaluate import EvaluateOptions
+from atas.errors import DataError, UsageError
+from atas.evaluation.inputs import ChunkReader, check_classes, open_source
+from atas.models.weights import load_weights, read_weights
+from atas.recipes.expected import Expected, find_expected
+from atas.recipes.values import parse_value
+from atas.threat import Threat
+from atas.training import Run
+from atas.training.data import eval_view, load_data
+from atas.training.run import RunFolder
+
+_DEFAULT_ATTACKS = ("pgd10", "pgd50")
+_AUTOATTACK = "autoattack"  # takes far longer than the others
+_FOLDER_DATA = ("imagefolder", "packed")  # other sets are the same in every folder
+
+
+@dataclass(frozen=True)
+class Target:
+    """A model, the test images, what attacks may do, and where the result goes."""
+
+    model: nn.Module
+    test: data.Split
+    threat: threat.Threat
+    attacks: tuple[str, ...]
+    batch_size: int | None
+    out: Path
+    expected: Expected | None = None
+
+
+def from_run(run: Run, options: EvaluateOptions) -> Target:
+    """The model of a run on the run's test set, against the threat that it was trained for or another."""
+    config, trained_for = run.recipe.evaluation, run.recipe.threat
+    attack_threat = threat.create(options.norm or trained_for.name, _eps(options, trained_for))
+    with _data_progress() as progress:
+        dataset = eval_view(load_data(run.recipe, options.root, progress, to_train=False), run.recipe.data)
+    _check_classes(RunFolder(run.folder).model, dataset)
+    examples, attacks = options.examples or config.examples, options.attacks_or_default(config.attacks)
+    out = options.out or output_path(run, options.root, dataset.test, examples, attack_threat, attacks)
+    test = dataset.test.part(slice(examples))
+    expectation = (
+        find_expected(run.recipe, read_json(RunFolder(run.folder).environment))
+        if attack_threat == trained_for
+        else None
+    )
+    return Target(run.model, test, attack_threat, attacks, config.batch_size, out, expectation)
+
+
+def from_model(options: EvaluateOptions) -> Target:
+    """A file of weights, or what a function of the user's returns."""
+    assert options.data is not None
+    attack_threat = threat.create(options.norm or "linf", _eps(options, None))
+    with _data_progress() as progress:
+        lazy: Literal["train"] | None = "train" if options.data == "imagefolder" else None
+        dataset = data.load(options.data, options.root, size=options.size, lazy=lazy, progress=progress)
+    if options.weights is not None:
+        _check_classes(options.weights, dataset)
+    test = dataset.test.part(slice(options.examples))
+    name = options.model
+    if name is None:
+        assert options.weights is not None
+        model, stem = load_weights(options.weights), options.weights.stem
+    else:
+        mean, std = (_numbers(getattr(options, key), f"--{key}") for key in ("mean", "std"))
+        model = models.create(name, dataset.num_classes, dataset.shape[0], mean, std).eval()
+        if options.weights is not None:
+            load_weights(options.weights, model)
+        stem = options.weights.stem if options.weights is not None else name.replace(":", ".")
+    folder = options.weights.parent if options.weights is not None else Path()
+    attacks = options.attacks_or_default(_DEFAULT_ATTACKS)
+    return Target(model, test, attack_threat, attacks, None, options.out or folder / f"{stem}-evaluation.json")
+
+
+def _check_classes(weights: Path, dataset: data.Dataset) -> None:
+    """Labels of other data may be of other classes than the weights' outputs."""
+    metadata, _ = read_weights(weights)
+    check_classes(metadata.get("classes") or (), dataset.test.classes)
+
+
+def _data_progress() -> DataProgress:
+    """How far the decoding of images is, shown by the first of several processes."""
+    return DataProgress(Console(stderr=True, quiet=not is_rank0()))
+
+
+def _eps(options: EvaluateOptions, trained_for: threat.Threat | None) -> float:
+    if options.eps is not None:
+        return float(parse_value(options.eps, float, "--eps"))
+    if trained_for is None or options.norm not in (None, trained_for.name):
+        threat.create(options.norm or "linf", 0)  # a wrong name is told first
+        raise UsageError(f"--norm {options.norm} needs a budget of its own; give it with --eps")
+    return trained_for.eps
+
+
+def _numbers(text: str | None, option: str) -> tuple[float, ...] | float | None:
+    """One number, or one a channel."""
+    if text is None:
+        return None
+    numbers = tuple(float(parse_value(part.strip(), float, option)) for part in text.split(","))
+    return numbers[0] if len(numbers) == 1 else numbers
+
+
+def output_path(
+    run: Run, root: str | None, test: data.Split, examples: int | None, threat: Threat, attacks: tuple[str, ...]
+) -> Path:
+    """The run's evaluation, or a file beside it that is named by what is not as there: data, budget, images, attacks.
+
+    `test` is all that is in the folder `root`, of which so many examples are taken. A name that does not begin with
+    that of the evaluation is one that `atas export` does not take for the run's own.
+    """
+    path = RunFolder(run.folder).evaluation
+    if root is not None and _is_other_data(run, root, test):
+        path = path.with_name(f"{Path(root).resolve().name}-{path.name}")
+    if threat != run.recipe.threat:
+        path = path.with_name(f"{path.stem}-{threat.name}-{threat.eps:.4g}.json")
+    return _keep_better(path, len(test.labels[:examples]), attacks)
+
+
+def _is_other_data(run: Run, root: str, test: data.Split) -> bool:
+    """Whether the images are not the run's own: by its earlier result, or else by its own folder. Where neither is
+    there, they count as moved."""
+    config = run.recipe.data
+    if config.name not in _FOLDER_DATA:
+        return False
+    if earlier := read_json(RunFolder(run.folder).evaluation):
+        first = test.part(slice(earlier.get("n")))
+        return ChunkReader(open_source(first.images, first.labels), torch.float32).digest() != earlier.get("data")
+    try:
+        own, other = (_fingerprint(config.name, folder, config.size) for folder in (config.root, root))
+    except DataError:
+        return False
+    return own != other
+
+
+def _fingerprint(name: str, root: str | None, size: int | None) -> str:
+    """Of a folder's test images, none of which is decoded."""
+    if name == "packed":
+        return data.load(name, root).test.fingerprint()
+    return data.load(name, root, size=size, lazy=True).test.fingerprint()
+
+
+def _keep_better(path: Path, n: int, attacks: tuple[str, ...]) -> Path:
+    """This path, unless an evaluation on more images, or by AutoAttack, is there: that one stays, and this goes beside
+    it."""
+    earlier = read_json(path)
+    if n < earlier.get("n", 0):
+        return path.with_name(f"{path.stem}-{n}.json")
+    if _AUTOATTACK in earlier.get("accuracy", ()) and _AUTOATTACK not in attacks:
+        return path.with_name(f"{path.stem}-{'-'.join(attacks)}.json")
+    return path

@@ -1,0 +1,107 @@
+"""Random crops and flips that can be inverted, so that a perturbation follows its image.
+
+A view is a window of the image's zero-padded canvas, optionally mirrored. It is stored as the canvas rows and columns
+that the window shows, for each example. Reading or writing a batch of windows is then one indexing operation, and a
+mirrored window needs no operation of its own.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from atas.core.dispatch import fast_op
+from atas.core.rng import CounterRNG, Stream
+from atas.errors import UsageError
+
+
+@dataclass(frozen=True)
+class View:
+    """One window an example: `top` and `left` on the padded canvas, `flip` where it is mirrored."""
+
+    top: Tensor
+    left: Tensor
+    flip: Tensor
+    pad: int
+
+    @classmethod
+    def centre(cls, count: int, pad: int, device: torch.device | None = None) -> View:
+        """The view that shows the stored images themselves."""
+        place = torch.full((count,), pad, device=device)
+        return cls(place, place, torch.zeros(count, dtype=torch.bool, device=device), pad)
+
+    @classmethod
+    def draw(cls, rng: CounterRNG, pad: int, flip: bool = True) -> View:
+        """Random views by counter: the same for the same (seed, epoch, example)."""
+        return cls(*sample_view(rng.seed, rng.epoch, rng.index, pad, flip), pad)
+
+    def __len__(self) -> int:
+        return len(self.top)
+
+    def read(self, canvas: Tensor, index: Tensor) -> Tensor:
+        """The windows of the canvases `canvas[index]`, which carry the padding already."""
+        return canvas[self._cells(canvas, index)]
+
+    def write(self, canvas: Tensor, index: Tensor, window: Tensor) -> None:
+        """Put the windows back where `read` took them; the rest of each canvas stays as it is."""
+        canvas[self._cells(canvas, index)] = window
+
+    def apply(self, images: Tensor, index: Tensor | None = None) -> Tensor:
+        """The windows of images without padding (of `images[index]`, where an index is given); zeros around them."""
+        index = torch.arange(len(images), device=images.device) if index is None else index
+        height, width = images.shape[-2:]
+        rows, columns = self._rows(height) - self.pad, self._columns(width) - self.pad
+        inside = ((rows >= 0) & (rows < height))[:, :, None] & ((columns >= 0) & (columns < width))[:, None, :]
+        channels = torch.arange(images.shape[1], device=images.device)
+        window = images[
+            index[:, None, None, None],
+            channels[:, None, None],
+            rows.clamp(0, height - 1)[:, None, :, None],
+            columns.clamp(0, width - 1)[:, None, None, :],
+        ]
+        return window * inside[:, None]
+
+    def _rows(self, height: int) -> Tensor:
+        return self.top[:, None] + torch.arange(height, device=self.top.device)
+
+    def _columns(self, width: int) -> Tensor:
+        column = torch.arange(width, device=self.left.device)
+        return self.left[:, None] + torch.where(self.flip[:, None], width - 1 - column, column)
+
+    def _cells(self, canvas: Tensor, index: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        channels = torch.arange(canvas.shape[1], device=canvas.device)
+        rows = self._rows(canvas.shape[2] - 2 * self.pad)
+        columns = self._columns(canvas.shape[3] - 2 * self.pad)
+        return index[:, None, None, None], channels[:, None, None], rows[:, None, :, None], columns[:, None, None, :]
+
+
+@fast_op
+def sample_view(seed: int, epoch: Tensor, index: Tensor, pad: int, flip: bool) -> tuple[Tensor, Tensor, Tensor]:
+    """Sample `top`, `left` and `flip` of a view for each example."""
+    rng, choices = CounterRNG(seed, epoch, index), 2 * pad + 1
+    top, left = (rng.uniform(Stream.TOP) * choices).long(), (rng.uniform(Stream.LEFT) * choices).long()
+    return top, left, (rng.uniform(Stream.FLIP) < 0.5) if flip else torch.zeros_like(index, dtype=torch.bool)
+
+
+def random_view(
+    x: Tensor, pad: int = 4, *, flip: bool = True, generator: torch.Generator | None = None
+) -> tuple[Tensor, View]:
+    """Crop and flip a batch of unaugmented images at random, and remember how.
+
+    >>> x, view = random_view(torch.rand(2, 3, 32, 32), pad=4)
+    >>> x.shape, len(view)
+    (torch.Size([2, 3, 32, 32]), 2)
+    """
+    if x.dim() != 4:
+        raise UsageError(f"random_view takes a batch of images (N, C, H, W); got shape {tuple(x.shape)}")
+    if pad < 0:
+        raise UsageError(f"pad must not be negative; got {pad}")
+
+    def draw(choices: int) -> Tensor:
+        return torch.randint(choices, (len(x),), device=x.device, generator=generator)
+
+    mirrored = draw(2).bool() if flip else torch.zeros(len(x), dtype=torch.bool, device=x.device)
+    view = View(draw(2 * pad + 1), draw(2 * pad + 1), mirrored, pad)
+    return view.apply(x), view

@@ -1,0 +1,188 @@
+"""Forward and backward passes as attacks and methods need them.
+
+Train or eval mode, frozen weights, gradients with respect to the input, losses in float32, a penalty on the input
+gradient (second order), and models split behind their first layer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Protocol
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from atas.core.dispatch import fast_op
+from atas.errors import UsageError, unknown
+
+Forward = Callable[[Tensor], Tensor]
+
+
+@contextmanager
+def set_mode(model: nn.Module, training: bool) -> Iterator[None]:
+    """Put a model into train or eval mode, and every module back into the mode it had.
+
+    A model that is in train mode already is left alone, so layers that its owner keeps frozen in eval mode stay so.
+    """
+    if training and model.training:
+        yield
+        return
+    found = [(module, module.training) for module in model.modules()]
+    model.train(training)
+    try:
+        yield
+    finally:
+        for module, was_training in found:
+            module.training = was_training
+
+
+@contextmanager
+def freeze(model: nn.Module) -> Iterator[None]:
+    """No weight takes part in what is recorded, so that a backward pass computes input gradients alone."""
+    learning = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    for parameter in learning:
+        parameter.requires_grad_(False)
+    try:
+        yield
+    finally:
+        for parameter in learning:
+            parameter.requires_grad_(True)
+
+
+def to_float32(logits: Tensor) -> Tensor:
+    """Logits in float32 at least: a loss in half precision loses what the gradient's size depends on."""
+    return logits if logits.dtype == torch.float64 else logits.float()
+
+
+@fast_op
+def cross_entropy(logits: Tensor, y: Tensor) -> Tensor:
+    """The mean over the batch: the loss that weights are trained on."""
+    return F.cross_entropy(to_float32(logits), y)
+
+
+@fast_op
+def cross_entropy_sum(logits: Tensor, y: Tensor) -> Tensor:
+    """The sum over the batch: an example's gradient then does not depend on the batch that it is in."""
+    return F.cross_entropy(to_float32(logits), y, reduction="sum")
+
+
+def input_gradient(
+    forward: Forward, x: Tensor, y: Tensor, loss: Callable[[Tensor, Tensor], Tensor] = cross_entropy_sum
+) -> tuple[Tensor, Tensor]:
+    """The gradient of the loss with respect to each input, and the logits there."""
+    with torch.enable_grad():
+        x = x.detach().requires_grad_(True)
+        logits = forward(x)
+        (gradient,) = torch.autograd.grad(loss(logits, y), x)
+    return gradient, logits.detach()
+
+
+def gradient_penalty(
+    model: nn.Module,
+    x: Tensor,
+    y: Tensor,
+    loss: Callable[[Tensor, Tensor], Tensor],
+    function: Callable[[Tensor], Tensor],
+) -> Tensor:
+    """A function of the gradient of the loss by x, through which weights can learn: a derivative of second order.
+
+    Autograd goes back through its own backward pass. A fast forward pass has no such way; where it can tell the `slope`
+    of the summed cross-entropy along a direction, the same is found from that: as far as the weights are concerned,
+    the function changes as the slope does along the function's own gradient.
+    """
+    slope = getattr(model.forward, "slope", None)
+    if slope is None:
+        x = x.detach().requires_grad_(True)
+        (gradient,) = torch.autograd.grad(loss(model(x), y), x, create_graph=True)
+        return function(gradient)
+    with freeze(model):
+        gradient, _ = input_gradient(model, x, y, loss)
+    gradient.requires_grad_(True)
+    value = function(gradient)
+    (direction,) = torch.autograd.grad(value, gradient)
+    change = slope(x, direction, y)
+    return value.detach() + (change - change.detach())
+
+
+class _Reached(Exception):  # noqa: N818  (not an error: it carries a value out of a forward pass)
+    def __init__(self, output: Tensor) -> None:
+        super().__init__()
+        self.output = output
+
+
+def find_first_layer(model: nn.Module, name: str | None) -> nn.Module:
+    """The layer of that name, or the first convolution or linear layer."""
+    layers = dict(model.named_modules())
+    if name is not None:
+        if name not in layers:
+            raise unknown("layer", name, [layer for layer in layers if layer])
+        return layers[name]
+    for layer in layers.values():
+        if isinstance(layer, nn.Conv1d | nn.Conv2d | nn.Conv3d | nn.Linear):
+            return layer
+    raise UsageError("this model has no convolution or linear layer to start YOPO from; name one with layer=...")
+
+
+class SplitModel(Protocol):
+    """A model cut behind its first layer f1."""
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """The logits, and the output of f1 on the way to them, which has a gradient."""
+
+    def first_layer(self, x: Tensor) -> Tensor:
+        """f1(x), without running what comes after it."""
+
+    def first_layer_vjp(self, adjoint: Tensor, x: Tensor) -> Tensor:
+        """The gradient of adjoint . f1(x) by x."""
+
+
+class HookedSplit:
+    """Any model, cut by hooks behind a layer."""
+
+    def __init__(self, model: nn.Module, layer: nn.Module) -> None:
+        self._model, self._layer = model, layer
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """The logits, and the layer's output."""
+        outputs: list[Tensor] = []
+
+        def keep(_module: nn.Module, _inputs: object, output: Tensor) -> Tensor:
+            outputs.append(output)
+            return output.clone()  # what comes next may work in place
+
+        point = x.detach().requires_grad_(True)  # so the output has a gradient, the layer's weights frozen or not
+        handle = self._layer.register_forward_hook(keep)
+        try:
+            logits = self._model(point)
+        finally:
+            handle.remove()
+        if not outputs:
+            raise _unused()
+        return logits, outputs[-1]
+
+    def first_layer(self, x: Tensor) -> Tensor:
+        """The layer's output."""
+
+        def stop(_module: nn.Module, _inputs: object, output: Tensor) -> None:
+            raise _Reached(output)
+
+        handle = self._layer.register_forward_hook(stop)
+        try:
+            self._model(x)
+        except _Reached as reached:
+            return reached.output
+        finally:
+            handle.remove()
+        raise _unused()
+
+    def first_layer_vjp(self, adjoint: Tensor, x: Tensor) -> Tensor:
+        """By autograd."""
+        x = x.detach().requires_grad_(True)
+        (gradient,) = torch.autograd.grad((self.first_layer(x) * adjoint).sum(), x)
+        return gradient
+
+
+def _unused() -> UsageError:
+    return UsageError("the layer that YOPO starts from does not take part in the forward pass; name another one")

@@ -1,0 +1,246 @@
+"""Random boxes of large images, resized to one shape, and their inverse on a coarse grid.
+
+A box is given in fractions of the stored image's height and width, so it fits the image at any resolution as well as
+the grid of a low-resolution perturbation. Images are antialiased where they shrink. Grids are read bilinearly: they are
+coarser than the view, so there is nothing to smooth.
+
+Resampling is a matrix along each axis, so a batch of windows is two matrix products. Indexing four neighbours and
+`grid_sample` cannot widen their filter where an image shrinks, and their inverse is a scatter, whose order is not
+deterministic on a GPU. Positions are fractions of the axis in float64: 0 is the start of the first sample, 1 the end of
+the last one. Weights have the precision of what is resampled.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol, TypeAlias
+
+import torch
+from torch import Tensor
+
+from atas.core.augment import View
+from atas.core.rng import Stream
+from atas.errors import UsageError
+
+_TRIES = 10  # for a box that fits the image, as in torchvision
+_ROUNDS = 4  # of correction when a grid takes up a perturbation
+
+
+class UniformSource(Protocol):
+    """Where random numbers come from: a `CounterRNG`, by counter, or a generator."""
+
+    def uniform(self, stream: Stream, shape: Sequence[int] = ()) -> Tensor:
+        """Uniform on (0, 1), of shape (batch, *shape)."""
+
+
+@dataclass(frozen=True)
+class BoxView:
+    """One box an example, in shares of the stored image (float64), shown at `size`; mirrored where `flip`."""
+
+    top: Tensor
+    left: Tensor
+    height: Tensor
+    width: Tensor
+    flip: Tensor
+    size: tuple[int, int]
+
+    @classmethod
+    def crop(cls, source: UniformSource, size: int, of: int, flip: bool = True) -> BoxView:
+        """A square of `size` pixels out of the image resized to `of` x `of`, whatever its shape was: 224 of 256 is what
+        the authors' code shows of ImageNet."""
+        top, left = ((source.uniform(p) * (of - size + 1)).long() for p in (Stream.TOP, Stream.LEFT))
+        share = torch.full_like(top, size, dtype=torch.float64) / of
+        return cls(top.double() / of, left.double() / of, share, share, _flips(source, flip), (size, size))
+
+    @classmethod
+    def resized(
+        cls,
+        source: UniformSource,
+        size: int,
+        frame: tuple[int, int],
+        scale: tuple[float, float] = (0.08, 1.0),
+        ratio: tuple[float, float] = (3 / 4, 4 / 3),
+        flip: bool = True,
+    ) -> BoxView:
+        """A box of whole pixels of a stored image of shape `frame`: its area a share in `scale`, its width over its
+        height in `ratio`, shown as a square. Distributed as torchvision's RandomResizedCrop."""
+        tall, wide = frame
+        share = source.uniform(Stream.AREA, (_TRIES,)).double() * (scale[1] - scale[0]) + scale[0]
+        slant = source.uniform(Stream.RATIO, (_TRIES,)).double() * math.log(ratio[1] / ratio[0]) + math.log(ratio[0])
+        area, aspect = tall * wide * share, slant.exp()
+        heights, widths = (area / aspect).sqrt().round(), (area * aspect).sqrt().round()
+        fits = (heights >= 1) & (heights <= tall) & (widths >= 1) & (widths <= wide)
+        first, any_fits = fits.int().argmax(1, keepdim=True), fits.any(1)
+        centred = min(max(wide / tall, ratio[0]), ratio[1])  # the largest box in the middle where no try fits
+        height = torch.where(any_fits, heights.gather(1, first)[:, 0], min(tall, round(wide / centred)))
+        width = torch.where(any_fits, widths.gather(1, first)[:, 0], min(wide, round(tall * centred)))
+        top = torch.where(any_fits, source.uniform(Stream.TOP) * (tall - height + 1), (tall - height) / 2).floor()
+        left = torch.where(any_fits, source.uniform(Stream.LEFT) * (wide - width + 1), (wide - width) / 2).floor()
+        return cls(top / tall, left / wide, height / tall, width / wide, _flips(source, flip), (size, size))
+
+    def __len__(self) -> int:
+        return len(self.top)
+
+    def apply(self, images: Tensor, index: Tensor | None = None) -> Tensor:
+        """The boxes of images (of `images[index]`, where an index is given), as floats in the units of the images."""
+        shown = images if index is None else images[index]
+        shown = shown if shown.dtype.is_floating_point else shown.float()
+        (tall, wide), (rows, columns) = shown.shape[-2:], self._sample_positions()
+        down, across = self.height * (tall / self.size[0]), self.width * (wide / self.size[1])
+        return apply_separable(
+            interpolation_matrix(rows, tall, down, shown.dtype),
+            shown,
+            interpolation_matrix(columns, wide, across, shown.dtype),
+        )
+
+    def read(self, grids: Tensor) -> Tensor:
+        """Grids that lie over the stored images, as the boxes show them."""
+        rows, columns = self._reading(grids)
+        return apply_separable(rows, grids, columns)
+
+    def update(self, grids: Tensor, window: Tensor) -> Tensor:
+        """The grids after they took up new windows: in each cell, `read` then shows the window's mean, very nearly.
+
+        A cell takes the mean of what its pixels lack. As a pixel is made of several cells, this takes a few rounds;
+        they work on grids, only the means look at the window. A window that is what `read` shows changes nothing. A
+        cell without a pixel of the window in it stays as it is, and one at the window's edge goes by those in it.
+        """
+        rows, columns = self._sample_positions()
+        down, across = (
+            cell_mean_matrix(rows, grids.shape[-2], grids.dtype),
+            cell_mean_matrix(columns, grids.shape[-1], grids.dtype),
+        )
+        wanted = apply_separable(down, window, across)
+        with torch.autocast(grids.device.type, enabled=False):
+            down, across = (mean @ line for mean, line in zip((down, across), self._reading(grids), strict=True))
+        for _ in range(_ROUNDS):
+            grids = grids + (wanted - apply_separable(down, grids, across))
+        return grids
+
+    def _reading(self, grids: Tensor) -> tuple[Tensor, Tensor]:
+        (high, wide), (rows, columns) = grids.shape[-2:], self._sample_positions()
+        return interpolation_matrix(rows, high, None, grids.dtype), interpolation_matrix(
+            columns, wide, None, grids.dtype
+        )
+
+    def _sample_positions(self) -> tuple[Tensor, Tensor]:
+        """Where the rows and columns that are shown lie, in shares of the stored image."""
+        high, wide = (torch.arange(n, device=self.top.device, dtype=torch.float64) + 0.5 for n in self.size)
+        column = torch.where(self.flip[:, None], self.size[1] - wide, wide)
+        return (
+            self.top[:, None] + high * (self.height / self.size[0])[:, None],
+            self.left[:, None] + column * (self.width / self.size[1])[:, None],
+        )
+
+
+AnyView: TypeAlias = View | BoxView
+
+
+def to_box_view(view: AnyView, frame: tuple[int, int]) -> BoxView:
+    """Any view of stored images of this height and width, as boxes; those of a padded image reach beyond it."""
+    if isinstance(view, BoxView):
+        return view
+    one = torch.ones_like(view.top, dtype=torch.float64)
+    top, left = (view.top - view.pad).double() / frame[0], (view.left - view.pad).double() / frame[1]
+    return BoxView(top, left, one, one, view.flip, frame)
+
+
+def random_crop_view(
+    x: Tensor, size: int = 224, *, of: int = 256, flip: bool = True, generator: torch.Generator | None = None
+) -> tuple[Tensor, BoxView]:
+    """Show a batch of images as if resized to `of` x `of`, cropped to `size` and flipped at random; remember how.
+
+    >>> x, view = random_crop_view(torch.rand(2, 3, 256, 256))
+    >>> x.shape, len(view)
+    (torch.Size([2, 3, 224, 224]), 2)
+    """
+    _check(x, size)
+    if of < size:
+        raise UsageError(f"a crop of {size} pixels does not fit an image of {of}; give of >= size")
+    view = BoxView.crop(_Generated(x, generator), size, of, flip)
+    return view.apply(x), view
+
+
+def random_resized_view(
+    x: Tensor,
+    size: int = 224,
+    *,
+    scale: tuple[float, float] = (0.08, 1.0),
+    ratio: tuple[float, float] = (3 / 4, 4 / 3),
+    flip: bool = True,
+    generator: torch.Generator | None = None,
+) -> tuple[Tensor, BoxView]:
+    """Show a random box of each image, resized to `size` and flipped at random (RandomResizedCrop); remember how.
+
+    >>> x, view = random_resized_view(torch.rand(2, 3, 256, 340), size=128)
+    >>> x.shape, len(view)
+    (torch.Size([2, 3, 128, 128]), 2)
+    """
+    _check(x, size)
+    if not 0 < scale[0] <= scale[1] <= 1 or not 0 < ratio[0] <= ratio[1]:
+        raise UsageError(
+            f"scale is (smallest, largest) share of the area in (0, 1], ratio (narrowest, widest) width over height; "
+            f"got {scale=}, {ratio=}"
+        )
+    frame = (int(x.shape[-2]), int(x.shape[-1]))
+    view = BoxView.resized(_Generated(x, generator), size, frame, scale, ratio, flip)
+    return view.apply(x), view
+
+
+@dataclass(frozen=True)
+class _Generated:
+    """Random numbers for a batch from a generator."""
+
+    x: Tensor
+    generator: torch.Generator | None
+
+    def uniform(self, stream: Stream, shape: Sequence[int] = ()) -> Tensor:
+        return torch.rand(len(self.x), *shape, device=self.x.device, generator=self.generator)
+
+
+def _flips(source: UniformSource, flip: bool) -> Tensor:
+    drawn = source.uniform(Stream.FLIP)
+    return drawn < 0.5 if flip else torch.zeros_like(drawn, dtype=torch.bool)
+
+
+def _check(x: Tensor, size: int) -> None:
+    if x.dim() != 4:
+        raise UsageError(f"a view is of a batch of images (N, C, H, W); got shape {tuple(x.shape)}")
+    if size < 1:
+        raise UsageError(f"size must be at least 1 pixel; got {size}")
+
+
+_TIE = 1e-9  # a place on the border of two cells is in the second, however its last digit was rounded
+
+
+def interpolation_matrix(places: Tensor, count: int, step: Tensor | None, dtype: torch.dtype) -> Tensor:
+    """What each of `count` samples contributes at each place: (batch, places, count); a row adds up to one.
+
+    Bilinear: a sample reaches as far as its neighbours. `step` is how many samples lie between two places; where it is
+    above one, the filter is widened by it (antialiasing, as Pillow and torchvision do). Beyond the outermost samples
+    their value goes on.
+    """
+    at = (places * count - 0.5).clamp(-0.5, count - 0.5)
+    whole = at.floor()  # apart from its fraction, so that float32 keeps all digits of the distance
+    sample = torch.arange(count, device=places.device, dtype=dtype)
+    distance = (sample - whole[..., None].to(dtype)) - (at - whole)[..., None].to(dtype)
+    if step is not None:
+        distance = distance / step.clamp_min(1).to(dtype)[:, None, None]
+    weight = (1 - distance.abs()).clamp_min(0)
+    return weight / weight.sum(-1, keepdim=True)
+
+
+def cell_mean_matrix(places: Tensor, count: int, dtype: torch.dtype) -> Tensor:
+    """The mean over the places in each of `count` cells: (batch, count, places); zeros for a cell without any."""
+    cell = torch.arange(count, device=places.device)[:, None]
+    inside = ((places * count + _TIE).floor()[:, None, :] == cell).to(dtype)
+    return inside / inside.sum(-1, keepdim=True).clamp_min(1)
+
+
+def apply_separable(rows: Tensor, x: Tensor, columns: Tensor) -> Tensor:
+    """One matrix an example for the rows of its images, one for their columns; in full precision, autocast or not."""
+    with torch.autocast(x.device.type, enabled=False):
+        x = (x.flatten(1, 2) @ columns.transpose(1, 2)).unflatten(1, x.shape[1:3])  # all channels at once
+        return rows[:, None] @ x

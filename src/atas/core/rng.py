@@ -1,0 +1,90 @@
+"""Counter-based random numbers: every number is a hash of (seed, epoch, example, stream, position).
+
+A generator has a history: after a resume, on another number of processes or with another batch size it gives other
+numbers. A hash has none. The same example gets the same crop and the same noise in all of these cases, on every device,
+because the arithmetic is on integers.
+"""
+
+from __future__ import annotations
+
+import enum
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TypeVar
+
+import torch
+from torch import Tensor
+
+_MASK = 0xFFFFFFFF
+_GOLDEN = 0x9E3779B9
+
+Word = TypeVar("Word", int, Tensor)
+
+
+class Stream(enum.IntEnum):
+    """What a random number is for; two purposes never share numbers."""
+
+    TOP = 1
+    LEFT = 2
+    FLIP = 3
+    START = 4
+    RADIUS = 5
+    RESET = 6
+    RESET_RADIUS = 7
+    AREA = 8
+    RATIO = 9
+    ORDER = 10
+    PROBE = 11
+    PROPOSAL = 12
+
+
+def _mix(word: Word) -> Word:
+    """A bijection of 32-bit words, each output bit depending on every input bit (Wellons' low-bias constants)."""
+    word = ((word ^ (word >> 16)) * 0x7FEB352D) & _MASK
+    word = ((word ^ (word >> 15)) * 0x846CA68B) & _MASK
+    return word ^ (word >> 16)
+
+
+def generator_seed(seed: int, epoch: int, stream: Stream, shard: int = 0) -> int:
+    """One 32-bit seed for a `torch.Generator`, for what belongs to an epoch, or to a shard in it, rather than to an
+    example."""
+    word = _mix(_mix((_seed_word(seed) + epoch * _GOLDEN) & _MASK) ^ int(stream))
+    return (word + shard * _GOLDEN) & _MASK
+
+
+def _seed_word(seed: int) -> int:
+    """All bits of a seed of up to 64 bits, in one word."""
+    return _mix((_mix(seed & _MASK) + (seed >> 32) * _GOLDEN) & _MASK)
+
+
+@dataclass(frozen=True)
+class CounterRNG:
+    """The random numbers of a batch of examples.
+
+    >>> rng = CounterRNG(seed=0, epoch=torch.tensor(3), index=torch.tensor([7, 8]))
+    >>> same = CounterRNG(seed=0, epoch=torch.tensor(3), index=torch.tensor([8]))
+    >>> torch.equal(rng.uniform(Stream.START, (2, 2))[1:], same.uniform(Stream.START, (2, 2)))
+    True
+    """
+
+    seed: int
+    epoch: Tensor
+    index: Tensor
+
+    def uniform(self, stream: Stream, shape: Sequence[int] = ()) -> Tensor:
+        """Uniform on the open interval (0, 1), float32, of shape (batch, *shape)."""
+        salt = _mix((_seed_word(self.seed) + int(stream) * _GOLDEN) & _MASK)
+        epoch = self.epoch.to(self.index.device)
+        low = _mix((self.index.long() + _mix((epoch + salt) & _MASK)) & _MASK)
+        high = _mix(_mix(low ^ _GOLDEN) ^ salt)
+        batch = (-1,) + (1,) * len(shape)
+        position = torch.arange(math.prod(shape), device=self.index.device).reshape(tuple(shape))
+        word = _mix((position * _GOLDEN + low.view(batch)) & _MASK)
+        word = _mix(word ^ high.view(batch))
+        # 23 bits and a half: exact in float32, never 0 and never 1.
+        return ((word >> 9).to(torch.float32) + 0.5) * 2.0**-23
+
+    def normal(self, stream: Stream, shape: Sequence[int] = ()) -> Tensor:
+        """Standard normal, float32, of shape (batch, *shape)."""
+        return torch.erfinv(2 * self.uniform(stream, shape) - 1) * math.sqrt(2)

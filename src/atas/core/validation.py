@@ -1,0 +1,234 @@
+"""Checks of images, labels, indices and models, with messages that say how to fix the problem.
+
+On the CPU a wrong value raises at once. On a GPU, reading values would synchronise the host at every step. There
+`DeviceChecks` sets a flag on the device, clamps indices and labels so that no kernel can fault, and raises when the
+flag is next read.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+import torch
+from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
+
+from atas.errors import AtasError, DataError, UsageError
+
+_LOW = (torch.float16, torch.bfloat16)
+_TOLERANCE = 1e-4  # rounding of a resize or of half precision is no reason to stop
+
+_NOT_FINITE = "the images hold NaN or infinite values; look for a division by zero in the preprocessing"
+_RANGE = (
+    "the images leave [0, 1]{found}; divide uint8 images by 255, undo any normalisation (it belongs inside the model) "
+    "and clamp after resizing"
+)
+_LABEL = "a label lies outside of 0..{last}, the classes that the model has{found}; check the labels or num_classes"
+_ENOUGH = 256  # examples that came again, to say something about them
+_AS_BY_CHANCE = 0.8  # of the labels that would change if indices and examples had nothing to do with each other
+_NOT_THE_SAME = (
+    "an index must name the same example in every epoch, but {changed} of {again} that came again had another label; "
+    "feed the row in the training set, as atas.indexed(dataset) does, not the place in a batch or in a shuffled order "
+    "(or, where labels change by design, set method.checks_indices = False)"
+)
+_INDEX = (
+    "an example's index lies outside of 0..{last}{found}; create the method with examples=len(train_set) and feed "
+    "indices of that set"
+)
+
+
+def check_shapes(x: Tensor, y: Tensor, index: Tensor | None, shape: Sequence[int] | None) -> None:
+    """Sizes and types, which cost no look at the values."""
+    for name, value in (("images", x), ("labels", y), ("indices", index)):
+        if value is not None and not isinstance(value, Tensor):
+            raise DataError(f"{name} must be a tensor; got {type(value).__name__}: convert with torch.as_tensor()")
+    if not x.dtype.is_floating_point:
+        raise DataError(f"images must be float in [0, 1]; got {x.dtype}: convert with x.float() / 255")
+    if x.dtype in _LOW:
+        raise DataError(
+            f"images must be float32, or the budget is lost in rounding; got {x.dtype}: convert with x.float() and "
+            f"leave low precision to torch.autocast"
+        )
+    if shape is not None and tuple(x.shape[1:]) != tuple(shape):
+        turned = x.dim() == 4 and (x.shape[3], *x.shape[1:3]) == tuple(shape)
+        remedy = (
+            "put the channels first, x.permute(0, 3, 1, 2)" if turned else f"create it with shape={(*x.shape[1:],)}"
+        )
+        raise DataError(f"images of shape {(*x.shape[1:],)} do not fit a method made for {(*shape,)}; {remedy}")
+    if x.dim() != 4:
+        raise DataError(f"images must be a batch (N, C, H, W); got shape {tuple(x.shape)}")
+    for name, value in (("labels", y), ("indices", index)):
+        if value is None:
+            continue
+        if value.shape != (len(x),):
+            raise DataError(f"{name} must be one number an image, shape ({len(x)},); got {tuple(value.shape)}")
+        if value.dtype.is_floating_point or value.dtype == torch.bool:
+            raise DataError(f"{name} must be integers; got {value.dtype}: convert with .long()")
+
+
+def check_module(model: object) -> None:
+    """A model is a module, which has a mode and weights, and can take part in a backward pass."""
+    if not isinstance(model, nn.Module):
+        raise UsageError(f"the model must be a torch.nn.Module; got {type(model).__name__}: wrap it in one")
+    if any(map(is_lazy, itertools.chain(model.parameters(), model.buffers()))):
+        raise UsageError("the model has lazy layers without weights as yet: call it once on a batch of images")
+    if any(tensor.is_inference() for tensor in itertools.chain(model.parameters(), model.buffers())):
+        raise UsageError(
+            "the model was made in torch.inference_mode(), without gradients: make or load it outside of that"
+        )
+
+
+@contextmanager
+def explain_model_errors(sentence: str) -> Iterator[None]:
+    """What a model raises when it is tried on a few images, as a sentence with `{why}` in it."""
+    try:
+        yield
+    except AtasError:
+        raise
+    except (RuntimeError, TypeError, ValueError, AttributeError) as error:
+        why = str(error).splitlines()[0] if str(error) else type(error).__name__
+        raise UsageError(sentence.format(why=why)) from error
+
+
+@contextmanager
+def explain_low_precision(model: nn.Module, x: Tensor) -> Iterator[None]:
+    """Where a model with weights in half precision cannot take float images, say so; one that casts them itself can."""
+    try:
+        yield
+    except torch.OutOfMemoryError:
+        raise
+    except RuntimeError as error:
+        low = next((p.dtype for p in model.parameters() if p.dtype in _LOW), None)
+        if low is None:
+            raise
+        raise UsageError(
+            f"the model has weights in {low} and cannot take images in {x.dtype} ({str(error).splitlines()[0]}); "
+            f"convert it with model.float() and leave low precision to torch.autocast"
+        ) from error
+
+
+MODEL_FAILED = "the model cannot take float32 images of shape {shape}: {{why}}"
+
+
+def check_logits(output: object, examples: int) -> Tensor:
+    """The model's output, if it is a row of logits an example."""
+    if not isinstance(output, Tensor):
+        raise UsageError(
+            f"the model must return a tensor of logits (N, classes); got {type(output).__name__}: wrap it in a module "
+            f"that returns the logits alone"
+        )
+    if output.dim() != 2 or len(output) != examples or output.shape[1] < 2:
+        raise UsageError(
+            f"the model must return logits of shape ({examples}, classes) with two classes or more for {examples} "
+            f"images; got {tuple(output.shape)}"
+        )
+    return output
+
+
+def check_images(x: Tensor) -> None:
+    """Raise where pixels leave [0, 1] or are not numbers; this reads the values, on any device."""
+    low, high = torch.aminmax(x.detach()) if x.numel() else (torch.zeros(()), torch.zeros(()))
+    if not bool(torch.isfinite(low) & torch.isfinite(high)):
+        raise DataError(_NOT_FINITE)
+    if float(low) < -_TOLERANCE or float(high) > 1 + _TOLERANCE:
+        raise DataError(_RANGE.format(found=f" (from {float(low):.4g} to {float(high):.4g})"))
+
+
+def check_labels(y: Tensor, classes: int) -> None:
+    """Raise where a label is not one of the model's classes; this reads the values, on any device."""
+    if y.numel() and not 0 <= int(y.min()) <= int(y.max()) < classes:
+        raise DataError(_LABEL.format(last=classes - 1, found=f" (found {int(y.min())} to {int(y.max())})"))
+
+
+class DeviceChecks(nn.Module):
+    """Checks that raise at once on the CPU and set a flag on other devices; `raise_if_set` reads it."""
+
+    flags: Tensor
+
+    def __init__(self, device: torch.device | str | None = None) -> None:
+        super().__init__()
+        self.register_buffer("flags", torch.zeros(4, dtype=torch.bool, device=device), persistent=False)
+        self._last_label = self._last_index = 0
+        self.skip_labels = False  # set by an engine whose data was checked when it was loaded
+
+    def images(self, x: Tensor) -> None:
+        """Pixels are finite and in [0, 1]."""
+        if x.device.type == "cpu":
+            return check_images(x)
+        low, high = torch.aminmax(x.detach())
+        self.flags[0] |= ~(torch.isfinite(low) & torch.isfinite(high))
+        self.flags[1] |= (low < -_TOLERANCE) | (high > 1 + _TOLERANCE)
+        return None
+
+    def labels(self, y: Tensor, classes: int) -> Tensor:
+        """Labels are classes of the model; returned in range."""
+        if self.skip_labels:
+            return y
+        self._last_label = classes - 1
+        if y.device.type == "cpu":
+            check_labels(y, classes)
+            return y
+        self.flags[2] |= ((y < 0) | (y >= classes)).any()
+        return y.clamp(0, classes - 1)
+
+    def index(self, index: Tensor, examples: int) -> Tensor:
+        """Indices are examples of the training set; returned in range."""
+        self._last_index = examples - 1
+        if index.device.type == "cpu":
+            if index.numel() and not 0 <= int(index.min()) <= int(index.max()) < examples:
+                found = f" (found {int(index.min())} to {int(index.max())})"
+                raise DataError(_INDEX.format(last=examples - 1, found=found))
+            return index
+        self.flags[3] |= ((index < 0) | (index >= examples)).any()
+        return index.clamp(0, examples - 1)
+
+    def raise_if_set(self) -> None:
+        """Raise what a device check noted since the last call; a host synchronisation."""
+        not_finite, out_of_range, label, index = self.flags.tolist()
+        self.flags.zero_()
+        if not_finite:
+            raise DataError(_NOT_FINITE)
+        if out_of_range:
+            raise DataError(_RANGE.format(found=""))
+        if label:
+            raise DataError(_LABEL.format(last=self._last_label, found=""))
+        if index:
+            raise DataError(_INDEX.format(last=self._last_index, found=""))
+
+
+class IndexConsistency:
+    """Whether an index names the same example in every epoch, as far as labels tell."""
+
+    def __init__(self, examples: int) -> None:
+        self._examples = examples
+        self.reset()
+
+    def reset(self) -> None:
+        """Begin anew."""
+        self._labels = self._counts = torch.empty(0)
+
+    def update(self, index: Tensor, y: Tensor) -> None:
+        """A batch, with indices in range; nothing stops the host."""
+        if self._labels.device != index.device or not len(self._labels):
+            with torch.inference_mode(False):
+                self._labels = torch.full((self._examples,), -1, device=index.device)
+                self._counts = torch.zeros(2, dtype=torch.int64, device=index.device)
+        before = self._labels[index]
+        again = before >= 0
+        self._counts += torch.stack([again.sum(), (again & (before != y)).sum()])
+        self._labels[index] = y
+
+    def check(self) -> None:
+        """Raise if nearly as many indices came again with another label as would by chance; a host synchronisation."""
+        if not len(self._labels):
+            return
+        again, changed = self._counts.tolist()
+        if again < _ENOUGH:
+            return
+        self._counts.zero_()
+        shares = self._labels[self._labels >= 0].bincount().double() / (self._labels >= 0).sum()
+        if changed > _AS_BY_CHANCE * (1 - float(shares.square().sum())) * again:
+            self.reset()
+            raise DataError(_NOT_THE_SAME.format(changed=changed, again=again))

@@ -1,0 +1,122 @@
+"""A data set from arrays that the user already has."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from atas.data.dataset import Dataset, Split
+from atas.errors import DataError
+
+Array = np.ndarray | Tensor | Sequence[object]
+
+CHANNELS = (1, 3)
+
+_MAX_CLASSES = 1_000_000  # classes; a number beyond is no label
+
+
+def from_arrays(
+    name: str,
+    train_images: Array,
+    train_labels: Array,
+    test_images: Array,
+    test_labels: Array,
+    classes: Sequence[str] | None = None,
+) -> Dataset:
+    """Make a data set of numpy arrays or tensors.
+
+    Images are uint8 in 0..255 or floats in [0, 1], (N, C, H, W) or (N, H, W, C) with one or three channels;
+    labels are class numbers from 0. Without `classes`, the classes are named by their numbers. Contiguous uint8
+    images are not copied.
+
+    >>> grey = np.zeros((4, 8, 8, 1), dtype=np.uint8)
+    >>> data = from_arrays("mine", grey, [0, 1, 2, 0], grey, [0, 0, 1, 2])
+    >>> data.shape, data.num_classes
+    ((1, 8, 8), 3)
+    """
+    images = [_images(train_images, "training images"), _images(test_images, "test images")]
+    labels = [_labels(train_labels, "training labels"), _labels(test_labels, "test labels")]
+    if classes is None:
+        if len(labels[0]) and (lowest := int(labels[0].min())) > 0:
+            raise DataError(
+                f"training labels begin at {lowest}, and classes count from 0; subtract {lowest} from all labels, or "
+                "name every class with classes=[...]."
+            )
+        highest = max((int(some.max()) for some in labels if len(some)), default=-1)
+        if highest >= _MAX_CLASSES:
+            raise DataError(
+                f"labels run up to {highest}, and every number up to that would be a class; check the labels, or name "
+                "every class with classes=[...]."
+            )
+        names = tuple(str(number) for number in range(highest + 1))
+    else:
+        names = tuple(classes)
+    return Dataset(name, Split(images[0], labels[0], names), Split(images[1], labels[1], names))
+
+
+def _tensor(array: Array) -> Tensor:
+    if isinstance(array, Tensor):
+        return array.detach().cpu()
+    array = np.asarray(array)
+    if array.dtype.kind not in "buif":
+        raise DataError(f"an array of {array.dtype} holds no numbers; give images and labels as numeric arrays.")
+    # Torch takes neither read-only memory, negative strides nor foreign byte order; only such arrays are copied here.
+    return torch.from_numpy(np.require(array, array.dtype.newbyteorder("="), ["C", "W"]))
+
+
+def _images(array: Array, what: str) -> Tensor:
+    images = _tensor(array)
+    if images.ndim != 4:
+        raise DataError(
+            f"{what} have the shape {tuple(images.shape)}, expected (N, C, H, W) or (N, H, W, C); "
+            "grey images need an axis of length 1 for their channel."
+        )
+    first, last = images.shape[1] in CHANNELS, images.shape[3] in CHANNELS
+    if first == last:
+        which = "either the second or the last" if first else "neither the second nor the last"
+        raise DataError(
+            f"{what} have the shape {tuple(images.shape)}, where {which} axis can be the channels (1 or 3 entries); "
+            "build the two atas.data.Split from uint8 tensors (N, C, H, W) yourself."
+        )
+    if last:
+        images = images.permute(0, 3, 1, 2)
+    return _pixels(images, what).contiguous()
+
+
+def _pixels(images: Tensor, what: str) -> Tensor:
+    if images.dtype == torch.uint8:
+        return images
+    if not images.is_floating_point():
+        raise DataError(
+            f"{what} are {str(images.dtype).removeprefix('torch.')}, expected uint8 in 0..255 or float in [0, 1]; "
+            "convert them."
+        )
+    if not images.numel():
+        return images.to(torch.uint8)
+    # One pass finds all faults: a NaN makes both ends NaN.
+    low, high = (float(end) for end in torch.aminmax(images))
+    if not math.isfinite(low) or not math.isfinite(high):
+        found = "NaN" if math.isnan(low) else "infinite values"
+        raise DataError(
+            f"{what} contain {found}; repair or drop those images, and undo a normalisation that divided by 0."
+        )
+    if low < 0 or high > 1:
+        remedy = "divide by 255" if low >= 0 and high <= 255 else "undo the normalisation (x * std + mean)"
+        raise DataError(
+            f"{what} run from {low:.4g} to {high:.4g}, expected [0, 1]; {remedy}, as models here normalise inside."
+        )
+    return (images.float() * 255).round().to(torch.uint8)
+
+
+def _labels(array: Array, what: str) -> Tensor:
+    labels = _tensor(array)
+    if labels.is_floating_point() or labels.dtype == torch.bool or labels.ndim != 1:
+        raise DataError(
+            f"{what} are {str(labels.dtype).removeprefix('torch.')} of the shape {tuple(labels.shape)}, expected one "
+            "integer an image; use .argmax(1) on one-hot rows and .astype(int) on whole numbers."
+        )
+    return labels.to(torch.int64)

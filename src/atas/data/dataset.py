@@ -1,0 +1,216 @@
+"""A data set: images as uint8 pixels (NCHW), labels, and the names of the classes.
+
+`Dataset` holds a training and a test `Split`. `indexed` adds the position of each example to any dataset of pairs.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence, Sized
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+import torch.utils.data
+from torch import Tensor
+
+from atas.data.lazy_images import CentreCrop, LazyImages, centre_crop
+from atas.errors import DataError
+
+
+def content_sha256(images: np.ndarray, labels: np.ndarray) -> str:
+    """SHA-256 over the bytes of the images followed by the bytes of the labels, as they stand."""
+    digest = hashlib.sha256()
+    for array in (images, labels):
+        digest.update(np.ascontiguousarray(array).reshape(-1).data)
+    return digest.hexdigest()
+
+
+@dataclass(frozen=True, eq=False)
+class Split(torch.utils.data.Dataset[tuple[Tensor, int]]):
+    """One half of a data set, and itself a map-style dataset of (image in [0, 1], label).
+
+    `images` is a tensor, or where the images stay on the disk an object that gives tensors when it is indexed. `files`
+    is the fingerprint of the image files that a tensor was decoded from, if it was.
+
+    >>> split = Split(torch.full((2, 1, 4, 4), 255, dtype=torch.uint8), torch.tensor([0, 1]), ("cat", "dog"))
+    >>> image, label = split[1]
+    >>> len(split), float(image.max()), split.classes[label]
+    (2, 1.0, 'dog')
+    """
+
+    images: Tensor | LazyImages
+    labels: Tensor
+    classes: tuple[str, ...]
+    files: str | None = field(default=None, repr=False)
+
+    def __post_init__(self) -> None:
+        images, labels = self.images, self.labels
+        if images.dtype != torch.uint8:
+            raise DataError(
+                f"images are {_dtype_name(images.dtype)}, expected uint8; "
+                "atas.data.from_arrays converts floats in [0, 1]."
+            )
+        if images.ndim != 4:
+            raise DataError(
+                f"images have the shape {tuple(images.shape)}, expected four axes (count, channels, height, width); "
+                "add or reshape the missing axis."
+            )
+        if labels.dtype != torch.int64 or labels.ndim != 1:
+            raise DataError(
+                f"labels are {_dtype_name(labels.dtype)} of the shape {tuple(labels.shape)}, expected one int64 class "
+                "number an image; convert them with labels.long(), one-hot rows with labels.argmax(1)."
+            )
+        if len(images) != len(labels):
+            raise DataError(
+                f"there are {len(images)} images but {len(labels)} labels; give exactly one label an image."
+            )
+        if not all(images.shape):
+            raise DataError(f"images of the shape {tuple(images.shape)} hold no pixel; give at least one image.")
+        low, high = int(labels.min()), int(labels.max())
+        if low < 0 or high >= len(self.classes):
+            raise DataError(
+                f"labels run from {low} to {high}, but {len(self.classes)} classes allow 0 to "
+                f"{len(self.classes) - 1}; renumber the labels from 0 or name all the classes."
+            )
+
+    def __repr__(self) -> str:
+        return f"Split({len(self):,} images of {_shape_text(self.images.shape[1:])}, {len(self.classes):,} classes)"
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    def __getitem__(self, index: int) -> tuple[Tensor, int]:
+        return self.images[index].float() / 255, int(self.labels[index])
+
+    def subset(self, rows: Tensor | slice) -> Split:
+        """Some of the examples; images that are on the disk stay there."""
+        images = self.images.subset(rows) if isinstance(self.images, LazyImages) else self.images[rows]
+        return Split(images, self.labels[rows], self.classes)
+
+    def centre_crop(self, size: int) -> Split:
+        """The examples with the central `size` x `size` pixels of each image; images that are on the disk stay there.
+
+        >>> split = Split(torch.zeros(1, 3, 256, 256, dtype=torch.uint8), torch.tensor([0]), ("cat",))
+        >>> split.centre_crop(224).images.shape
+        torch.Size([1, 3, 224, 224])
+        """
+        if isinstance(self.images, LazyImages):
+            return Split(CentreCrop(self.images, size), self.labels, self.classes)
+        return Split(centre_crop(self.images, size), self.labels, self.classes)
+
+    # The names of earlier versions.
+    part = subset
+    centre = centre_crop
+
+    def fingerprint(self) -> str:
+        """A hash that tells this content from other: `sha256`, or for images on the disk one that need not read them
+        all."""
+        return self._hash_with_labels(self.images.fingerprint) if isinstance(self.images, LazyImages) else self.sha256()
+
+    def fingerprints(self) -> tuple[str, ...]:
+        """The fingerprint, and for images that were decoded from files that of the same images left there: one of them
+        is the same whichever way images are loaded."""
+        return (self.fingerprint(),) if self.files is None else (self.fingerprint(), self._hash_with_labels(self.files))
+
+    def _hash_with_labels(self, fingerprint: str) -> str:
+        labels = self.labels.numpy().astype("<i8").tobytes()
+        return hashlib.sha256(fingerprint.encode() + labels).hexdigest()
+
+    def sha256(self) -> str:
+        """A hash of pixels and labels: the same for the same content, however it was stored.
+
+        It covers the images as NCHW bytes, then the labels as single bytes, or as little-endian int64 where there
+        are more than 256 classes.
+        """
+        labels = self.labels.cpu().numpy().astype("u1" if len(self.classes) <= 256 else "<i8")
+        images = self.images.to(torch.device("cpu")) if isinstance(self.images, LazyImages) else self.images.cpu()
+        return content_sha256(images.numpy(), labels)
+
+
+@dataclass(frozen=True, eq=False)
+class Dataset:
+    """A training split and a test split over the same classes."""
+
+    name: str
+    train: Split
+    test: Split
+
+    def __post_init__(self) -> None:
+        train, test = tuple(self.train.images.shape[1:]), tuple(self.test.images.shape[1:])
+        if train != test:
+            raise DataError(f"training images have the shape {train} and test images {test}; bring both to one shape.")
+        if self.train.classes != self.test.classes:
+            raise DataError(
+                "the training and the test split name different classes; give both the same names in the same order."
+            )
+
+    def __repr__(self) -> str:
+        counts = f"{len(self.train):,} training and {len(self.test):,} test images"
+        return f"Dataset('{self.name}', {counts} of {_shape_text(self.shape)}, {self.num_classes:,} classes)"
+
+    @property
+    def num_classes(self) -> int:
+        """How many classes there are."""
+        return len(self.train.classes)
+
+    @property
+    def shape(self) -> tuple[int, int, int]:
+        """Channels, height and width of one image."""
+        channels, height, width = self.train.images.shape[1:]
+        return channels, height, width
+
+
+def _shape_text(shape: Sequence[int]) -> str:
+    return " x ".join(map(str, shape))
+
+
+def _dtype_name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
+class MapDataset(Sized, Protocol):
+    """What is asked of a dataset: a length, and items by position."""
+
+    def __getitem__(self, index: int, /) -> Any: ...
+
+
+class Indexed(torch.utils.data.Dataset[tuple[Any, Any, int]]):
+    """A dataset whose items are (x, y, index); made by `indexed`."""
+
+    def __init__(self, dataset: MapDataset) -> None:
+        self.dataset = dataset
+
+    def __len__(self) -> int:
+        return len(self.dataset)
+
+    def __getitem__(self, index: int) -> tuple[Any, Any, int]:
+        # The index addresses the memory of perturbations, so an example must always come with the same one.
+        index = index + len(self) if index < 0 else int(index)
+        item = self.dataset[index]
+        if not isinstance(item, (tuple, list)) or len(item) != 2:
+            found = f"{len(item)} entries" if isinstance(item, (tuple, list)) else type(item).__name__
+            raise DataError(
+                f"item {index} of the dataset is {found}, expected a pair (x, y); "
+                "make the dataset return image and label."
+            )
+        x, y = item
+        return x, y, index
+
+
+def indexed(dataset: MapDataset) -> Indexed:
+    """Wrap a map-style dataset of (x, y) so that its items are (x, y, index), for methods that remember each example.
+
+    The images must come unaugmented; `atas.random_view` augments a batch so that stored perturbations can follow.
+    Take a subset before wrapping it: the indices then run from 0 to its length.
+
+    >>> pairs = [("a", 0), ("b", 1)]
+    >>> indexed(pairs)[1]
+    ('b', 1, 1)
+    """
+    if not (hasattr(dataset, "__getitem__") and hasattr(dataset, "__len__")):
+        raise DataError(
+            f"{type(dataset).__name__} has no length or no items by position; give a map-style dataset, not a stream."
+        )
+    return Indexed(dataset)

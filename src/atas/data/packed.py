@@ -1,0 +1,266 @@
+"""The packed format: image files decoded and resized once, in a few large files that are mapped into memory.
+
+A folder holds a `plan.json` (the settings, by which packing goes on where it was stopped), for each shard its data
+(`train-00000.raw`, or `.jpg`: one image after the other) and its index (`train-00000.json`: file, label, offset,
+length, size and CRC-32 of each image), and a `manifest.json`, which is written last: a folder that has one is complete.
+Raw images are planes of uint8 of one size; JPEG ones are files as they were encoded.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import json
+import mmap
+import os
+import zlib
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from atas._utils.progress import ProgressCallback
+from atas.data.dataset import Dataset, Split
+from atas.data.decode import decode, error_text, to_chw
+from atas.data.lazy_images import LazyImages
+from atas.data.worker_pool import imap_unordered, num_workers
+from atas.errors import DataError, first_few
+
+MANIFEST = "manifest.json"
+KIND, VERSION = "atas-packed", 1
+SUFFIXES = {"raw": ".raw", "jpeg": ".jpg"}
+REPAIR = "copy the set again from where it is whole, or pack it anew"
+
+
+@dataclass(frozen=True)
+class Shard:
+    """What the manifest says of a shard."""
+
+    name: str
+    count: int
+    bytes: int
+    sha256: str
+    index_sha256: str
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """What a packed set says of itself; `skipped` are pairs of a damaged file and what is wrong with it."""
+
+    folder: Path
+    classes: tuple[str, ...]
+    settings: dict[str, Any]
+    source: dict[str, Any]
+    splits: dict[str, tuple[Shard, ...]]
+    skipped: tuple[tuple[str, str], ...]
+
+    @property
+    def shards(self) -> list[Shard]:
+        """Of both splits."""
+        return [shard for shards in self.splits.values() for shard in shards]
+
+    def data_file(self, shard: Shard) -> Path:
+        """Where the images of a shard are."""
+        return self.folder / f"{shard.name}{SUFFIXES[self.settings['format']]}"
+
+    def index_file(self, shard: Shard) -> Path:
+        """Where the index of a shard is."""
+        return self.folder / f"{shard.name}.json"
+
+
+def read_manifest(folder: Path) -> Manifest:
+    """The manifest of a packed set."""
+    path = folder / MANIFEST
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError as error:
+        if (folder / "train").is_dir():
+            raise DataError(
+                f"{folder.absolute()} holds image files, not a packed set; load it by the name imagefolder, or pack it "
+                f"with `atas data pack {folder} OUT` and give OUT"
+            ) from error
+        raise DataError(
+            f"{folder.absolute()} holds no packed set (no {MANIFEST}); make one with `atas data pack FOLDER {folder}` "
+            f"and the options that the recipe names at its top, which also goes on where an earlier one was stopped"
+        ) from error
+    except (OSError, ValueError) as error:
+        raise DataError(f"{path} cannot be read ({error}); {REPAIR}") from error
+    try:
+        if found["kind"] != KIND:
+            raise DataError(f"{path} does not describe a packed set; give the folder that `atas data pack` wrote")
+        if found["version"] != VERSION:
+            raise DataError(f"{path} is of version {found['version']}, and this atas reads {VERSION}; update atas")
+        if found["settings"]["format"] not in SUFFIXES:
+            raise ValueError(f"format {found['settings']['format']}")
+        splits = {split: tuple(Shard(**shard) for shard in found["splits"][split]) for split in ("train", "test")}
+        skipped = tuple((name, why) for name, why in found["skipped"])
+        return Manifest(folder, tuple(found["classes"]), found["settings"], found["source"], splits, skipped)
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        if isinstance(error, DataError):
+            raise
+        raise DataError(f"{path} is not as atas writes it ({type(error).__name__}: {error}); {REPAIR}") from error
+
+
+def read_index(manifest: Manifest, shard: Shard) -> dict[str, list[Any]]:
+    """The index of a shard whose files are of the right size."""
+    data, index = manifest.data_file(shard), manifest.index_file(shard)
+    try:
+        size, raw = data.stat().st_size, index.read_bytes()
+    except OSError as error:
+        raise DataError(f"{error.filename} of a packed set cannot be read ({error.strerror}); {REPAIR}") from error
+    if size != shard.bytes:
+        raise DataError(f"{data} has {size} bytes, expected {shard.bytes}; {REPAIR}")
+    if hashlib.sha256(raw).hexdigest() != shard.index_sha256:
+        raise DataError(f"{index} is not the index that was written; {REPAIR}")
+    return json.loads(raw)
+
+
+def read_packed(folder: Path) -> Dataset:
+    """A packed set with its images where they are; sizes and indices are checked, pixels by `verify`."""
+    manifest = read_manifest(folder)
+    return Dataset("packed", _split(manifest, "train"), _split(manifest, "test"))
+
+
+def _split(manifest: Manifest, split: str) -> Split:
+    shards = manifest.splits[split]
+    indices = [read_index(manifest, shard) for shard in shards]
+    kind = RawImages if manifest.settings["format"] == "raw" else JpegImages
+    labels = torch.tensor([label for index in indices for label in index["labels"]], dtype=torch.int64)
+    return Split(kind(manifest, shards, indices), labels, manifest.classes)
+
+
+class PackedImages(LazyImages):
+    """The images of one split."""
+
+    def __init__(self, manifest: Manifest, shards: tuple[Shard, ...], indices: list[dict[str, list[Any]]]) -> None:
+        size = manifest.settings["size"]
+        super().__init__(sum(shard.count for shard in shards), (3, size, size), str(manifest.folder))
+        self._manifest, self._shards = manifest, shards
+        self._ends = np.cumsum([shard.count for shard in shards])
+        self._open()
+
+    @property
+    def fingerprint(self) -> str:
+        """Of the checksums of the shards."""
+        return hashlib.sha256("".join(shard.sha256 for shard in self._shards).encode()).hexdigest()
+
+    def _open(self) -> None:
+        self._maps = [_open_map(self._manifest.data_file(shard)) for shard in self._shards]
+
+    def __getstate__(self) -> dict[str, Any]:  # maps are opened anew in another process
+        return {name: value for name, value in vars(self).items() if name not in ("_maps", "_pixels")}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        vars(self).update(state)
+        self._open()
+
+    def _locate(self, rows: np.ndarray) -> list[tuple[int, int]]:
+        """The shards of these images, and their rows there."""
+        shards = np.searchsorted(self._ends, rows, side="right")
+        starts = np.concatenate([[0], self._ends[:-1]])
+        return list(zip(shards.tolist(), (rows - starts[shards]).tolist(), strict=True))
+
+
+class RawImages(PackedImages):
+    """Pixels as they are used."""
+
+    def _open(self) -> None:
+        super()._open()
+        self._pixels = [np.frombuffer(map, np.uint8).reshape(-1, *self.shape[1:]) for map in self._maps]
+
+    def read(self, rows: np.ndarray, out: np.ndarray) -> None:
+        """Copy them out of the maps."""
+        for (shard, row), target in zip(self._locate(rows), out, strict=True):
+            target[...] = self._pixels[shard][row]
+
+
+class JpegImages(PackedImages):
+    """JPEG files one after the other; the checksum of each is compared whenever it is read."""
+
+    def __init__(self, manifest: Manifest, shards: tuple[Shard, ...], indices: list[dict[str, list[Any]]]) -> None:
+        super().__init__(manifest, shards, indices)
+        self._tables = [
+            np.array([index["offsets"], index["lengths"], index["crc32"]], np.int64).reshape(3, -1) for index in indices
+        ]
+
+    def read(self, rows: np.ndarray, out: np.ndarray) -> None:
+        """Decode them; of images that are no squares, the centre."""
+        for (shard, row), target in zip(self._locate(rows), out, strict=True):
+            offset, length, checksum = self._tables[shard][:, row].tolist()
+            raw = self._maps[shard][offset : offset + length]
+            try:
+                if zlib.crc32(raw) != checksum:
+                    raise ValueError("its checksum is wrong")
+                target[...] = to_chw(decode(io.BytesIO(raw), self.shape[2]))
+            except Exception as error:
+                path = self._manifest.data_file(self._shards[shard])
+                raise DataError(
+                    f"image {row} in {path} is damaged ({error_text(error)}); `atas data verify {self.location}` names "
+                    f"all that are"
+                ) from error
+
+
+def _open_map(path: Path) -> mmap.mmap:
+    try:
+        with path.open("rb") as file:
+            return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+    except (OSError, ValueError) as error:
+        raise DataError(f"{path} of a packed set cannot be opened ({error}); {REPAIR}") from error
+
+
+def file_sha256(path: Path) -> str:
+    """SHA-256 of a file."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def verify(
+    folder: str | os.PathLike[str], *, workers: int | None = None, progress: ProgressCallback | None = None
+) -> Manifest:
+    """Read every byte of a packed set and compare its checksums; an error names the shards and images that are damaged.
+
+    >>> verify("packed/imagenette")  # doctest: +SKIP
+    """
+    processes = num_workers(workers)
+    manifest = read_manifest(Path(folder))
+    shards = manifest.shards
+    report = progress or (lambda what, done, total: None)
+    total, done, damaged_shards = sum(shard.bytes for shard in shards), 0, []
+    report("verifying", 0, total)
+
+    def work(number: int) -> tuple[int, str | None]:
+        return number, find_damage(manifest, shards[number])
+
+    for number, found in imap_unordered(work, range(len(shards)), processes, "verifies a packed set"):
+        done += shards[number].bytes
+        report("verifying", done, total)
+        if found is not None:
+            damaged_shards.append(found)
+    if damaged_shards:
+        raise DataError(
+            f"{len(damaged_shards)} of {len(shards)} shards are damaged: {first_few(sorted(damaged_shards), '; ')}; "
+            f"copy them again from where they are whole, or remove {manifest.folder / MANIFEST} and run `atas data "
+            f"pack` as before, which makes these alone anew"
+        )
+    return manifest
+
+
+def find_damage(manifest: Manifest, shard: Shard) -> str | None:
+    """What is wrong with a shard, in words; None where nothing is."""
+    try:
+        index = read_index(manifest, shard)
+        path = manifest.data_file(shard)
+        if file_sha256(path) == shard.sha256:
+            return None
+        damaged = []
+        with path.open("rb") as file:
+            for name, length, checksum in zip(index["files"], index["lengths"], index["crc32"], strict=True):
+                if zlib.crc32(file.read(length)) != checksum:
+                    damaged.append(name)
+    except DataError as error:
+        return str(error).partition(";")[0]
+    except OSError as error:
+        return f"{manifest.data_file(shard)} cannot be read ({error.strerror})"
+    return f"{path} (images {first_few(damaged)})"

@@ -1,0 +1,246 @@
+"""Pack a folder of image files into a packed set.
+
+Several processes write shards. Packing can be stopped at any moment; the same call resumes and keeps finished shards.
+The output folder is checked first: its settings, its disk space, and that nothing else is in it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import PIL
+
+from atas import __version__
+from atas._utils.files import file_lock, read_json, write_text
+from atas._utils.formatting import format_bytes
+from atas._utils.progress import ProgressCallback
+from atas.data.decode import FITS
+from atas.data.folder import labels_of, list_splits
+from atas.data.packed import KIND, MANIFEST, SUFFIXES, VERSION, Manifest, read_manifest
+from atas.data.shard_writer import PackSettings, ShardJob, ShardResult, plan_shards, write_error, write_shard
+from atas.data.worker_pool import imap_unordered, num_workers, shared_array
+from atas.errors import MAX_LISTED, DataError, UsageError, first_few, unknown
+
+DAMAGED = "damaged.txt"
+_POLL_SECONDS = 0.2  # seconds between looks at how far the workers are
+
+
+def pack(
+    folder: str | os.PathLike[str],
+    out: str | os.PathLike[str],
+    *,
+    size: int = 256,
+    fit: str = "crop",
+    format: str = "raw",
+    quality: int = 90,
+    skip_damaged: bool = False,
+    workers: int | None = None,
+    progress: ProgressCallback | None = None,
+) -> Manifest:
+    """Pack folder/train/<class>/ and folder/test/<class>/ (or val/) into `out`, for `load("packed", out)`.
+
+    Images become RGB with `size` pixels along the short side. `fit` is what happens to the long one: `crop` keeps the
+    centre, as `load("imagefolder")` does; `squash` presses the whole image into a square; `keep`, for `jpeg` alone,
+    stores the whole image, of which readers then see the centre. `raw` stores pixels, `jpeg` files of that `quality`.
+    Called again after it was stopped, it goes on; finished shards are compared with their checksums and kept. Damaged
+    images are all named in an error, or with `skip_damaged` left out and noted in the manifest.
+
+    >>> pack("imagenette", "packed/imagenette", size=256)  # doctest: +SKIP
+    """
+    source, target = Path(folder), Path(out)
+    settings = make_settings(size, fit, format, quality)
+    processes = num_workers(workers)
+    train, test = list_splits(source)
+    for split in (train, test):
+        if target.resolve().is_relative_to(split.root.resolve()):
+            raise UsageError(f"{target} lies among the images that are to be packed; choose a folder elsewhere")
+    shards = [
+        job
+        for name, split in (("train", train), ("test", test))
+        for job in plan_shards(name, source, split.files, labels_of(split).tolist(), settings.size)
+    ]
+    fingerprint = hashlib.sha256("".join(job.source for job in shards).encode()).hexdigest()
+    source_info: dict[str, Any] = {"files": sum(len(job.files) for job in shards), "sha256": fingerprint}
+    make_folder(target)
+    with file_lock(target / ".lock", f"another process packs into {target}; wait for it or choose another folder"):
+        if (target / MANIFEST).exists():
+            return load_finished(target, settings, source_info)
+        remove_temporary(target)
+        write_plan(target, settings)
+        check_disk_space(target, settings, shards)
+        try:
+            results = _write_shards(shards, target, settings, skip_damaged, processes, progress)
+        finally:
+            remove_temporary(target)
+        _report_damaged(target, source_info["files"], results, skip=skip_damaged)
+        return _write_manifest(target, settings, tuple(train.classes), source_info, results)
+
+
+def _write_shards(
+    shards: list[ShardJob],
+    target: Path,
+    settings: PackSettings,
+    skip: bool,
+    workers: int,
+    progress: ProgressCallback | None,
+) -> list[ShardResult]:
+    through = shared_array((len(shards),), np.int64)
+    total = sum(len(job.files) for job in shards)
+    report = progress or (lambda what, done, total: None)
+
+    def work(number: int) -> ShardResult:
+        def count(done: int) -> None:
+            through[number] = done
+
+        return write_shard(shards[number], target, settings, skip=skip, count=count)
+
+    results = {}
+    report("packing", 0, total)
+    for result in imap_unordered(work, range(len(shards)), workers, "packs images", _POLL_SECONDS):
+        report("packing", int(through.sum()), total)
+        if result is not None:
+            results[result.name] = result
+    return [results[job.name] for job in shards]
+
+
+def _report_damaged(target: Path, files: int, results: list[ShardResult], *, skip: bool) -> None:
+    damaged = [error for result in results for error in result.errors]
+    report = target / DAMAGED
+    if not damaged or skip:
+        report.unlink(missing_ok=True)
+        return
+    lines = "".join(f"{name}\t{why}\n" for name, why in damaged)
+    write_file(report, lines.encode(errors="replace").decode())  # a name need not be text
+    shown = first_few([f"{name} ({why})" for name, why in damaged])
+    listed = f", all listed in {report}" if len(damaged) > MAX_LISTED else ""
+    noun, them = ("image", "it") if len(damaged) == 1 else ("images", "them")
+    raise DataError(
+        f"{len(damaged)} {noun} of {files} cannot be decoded: {shown}{listed}; mend or remove {them}, or leave {them} "
+        f"out with --skip-damaged, and run the command again: the other shards are kept"
+    )
+
+
+def _write_manifest(
+    target: Path,
+    settings: PackSettings,
+    classes: tuple[str, ...],
+    source_info: dict[str, Any],
+    results: list[ShardResult],
+) -> Manifest:
+    made = {
+        split: [result.shard for result in results if result.shard and result.name.startswith(split)]
+        for split in ("train", "test")
+    }
+    for split, shards in made.items():
+        if not shards:
+            raise DataError(f"no {split} image could be decoded; look at what the files are")
+    document = {
+        "kind": KIND,
+        "version": VERSION,
+        "made_by": {"atas": __version__, "pillow": PIL.__version__},
+        "settings": asdict(settings),
+        "source": source_info,
+        "classes": classes,
+        "splits": {split: [asdict(shard) for shard in shards if shard] for split, shards in made.items()},
+        "skipped": [error for result in results for error in result.errors],
+    }
+    known = {result.shard.name for result in results if result.shard}
+    for path in target.iterdir():  # shards of an earlier attempt, when there were more files
+        if path.name.startswith(("train-", "test-")) and path.stem not in known:
+            path.unlink()
+    write_file(target / MANIFEST, json.dumps(document, indent=1) + "\n")
+    return read_manifest(target)
+
+
+PLAN = "plan.json"  # the settings, written first
+
+
+def make_settings(size: int, fit: str, format: str, quality: int) -> PackSettings:
+    """The settings, if they make sense together."""
+    if fit not in FITS:
+        raise unknown("fit", fit, FITS)
+    if format not in SUFFIXES:
+        raise unknown("format", format, SUFFIXES)
+    if not isinstance(size, int) or size < 1:
+        raise UsageError(f"size is {size}, expected a number of pixels from 1 up, such as 256")
+    if not 1 <= quality <= 100:
+        raise UsageError(f"quality is {quality}, expected 1 to 100, such as 90")
+    if fit == "keep" and format == "raw":
+        raise UsageError("raw images are all of one size, so fit must be crop or squash; keep is for format jpeg")
+    return PackSettings(size, fit, format, quality if format == "jpeg" else None)
+
+
+def make_folder(target: Path) -> None:
+    """Make the folder of a set, or see that what is in it is one."""
+    try:
+        target.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UsageError(f"cannot make the folder {target} ({error.strerror}); choose another") from error
+    ours = any((target / name).exists() for name in (MANIFEST, PLAN))
+    if not ours and any(not path.name.startswith(".") for path in target.iterdir()):
+        raise UsageError(f"{target} is not empty and holds no packed set; choose another folder")
+
+
+def load_finished(target: Path, settings: PackSettings, source_info: dict[str, Any]) -> Manifest:
+    """The set that is there, if it is the one that is asked for."""
+    found = read_manifest(target)
+    _check_same_settings(target, found.settings, settings)
+    if found.source != source_info:
+        raise UsageError(
+            f"{target} was packed from {found.source['files']} files that have changed since; pack into another "
+            f"folder, or remove {target / MANIFEST} to bring it up to date"
+        )
+    return found
+
+
+def write_plan(target: Path, settings: PackSettings) -> None:
+    """Note what is being made, or see that an earlier attempt was of the same."""
+    plan = target / PLAN
+    if earlier := read_json(plan):
+        _check_same_settings(target, earlier, settings)
+    write_file(plan, json.dumps(asdict(settings)))
+
+
+def write_file(path: Path, text: str) -> None:
+    """Replace a small file of a set."""
+    try:
+        write_text(path, text)
+    except OSError as error:
+        raise write_error(path, error) from error
+
+
+def remove_temporary(target: Path) -> None:
+    """Remove what processes that were ended in the middle of a shard have left."""
+    for stale in target.glob(".*.tmp"):
+        stale.unlink(missing_ok=True)
+
+
+def _check_same_settings(target: Path, found: dict[str, Any], settings: PackSettings) -> None:
+    wanted = asdict(settings)
+    changed = [f"{key} {found.get(key)} became {value}" for key, value in wanted.items() if found.get(key) != value]
+    if changed:
+        raise UsageError(
+            f"{target} holds a set that was packed in another way ({', '.join(changed)}); use the same options, choose "
+            f"another folder, or remove this one"
+        )
+
+
+def check_disk_space(target: Path, settings: PackSettings, shards: list[ShardJob]) -> None:
+    """Whether raw images will fit, as their size is known; others run until the disk is full."""
+    if settings.format != "raw":
+        return
+    unmade = [job for job in shards if not (target / f"{job.name}.json").exists()]
+    needed = sum(len(job.files) for job in unmade) * 3 * settings.size**2
+    free = shutil.disk_usage(target).free
+    if needed > free:
+        raise DataError(
+            f"{target} needs {format_bytes(needed)} more and its disk has {format_bytes(free)} left; make room, choose "
+            f"another place, or pack with --format jpeg, which takes about an eighth"
+        )

@@ -1,0 +1,78 @@
+"""Pickles that may hold numbers, text and numeric arrays in plain containers, and nothing that runs code.
+
+Numpy's own classes are not restored either: a crafted state can corrupt memory through them. Stand-ins take their place
+that accept only what a numeric array needs.
+"""
+
+from __future__ import annotations
+
+import io
+import pickle
+import re
+from typing import Any
+
+import numpy as np
+
+# Numpy moved its internals; files written by either generation name them differently.
+ARRAY_MODULES = ("numpy.core.multiarray", "numpy._core.multiarray")
+BUFFER_MODULES = ("numpy.core.numeric", "numpy._core.numeric")
+
+
+def loads_dict(raw: bytes) -> dict[str, Any]:
+    """The dict in a pickle, with keys as text and arrays as numpy arrays; any other content is an UnpicklingError."""
+    try:
+        # Python 2 wrote arrays and names alike as byte strings; latin-1 keeps every byte of them.
+        content = _RestrictedUnpickler(io.BytesIO(raw), encoding="latin-1").load()
+        return {_text(key): value.array if isinstance(value, _Array) else value for key, value in content.items()}
+    except pickle.UnpicklingError:
+        raise
+    except Exception as error:
+        # A damaged pickle can raise almost anything, from EOFError to MemoryError.
+        raise pickle.UnpicklingError(f"it holds no pickled batch ({type(error).__name__}: {error})") from error
+
+
+class _RestrictedUnpickler(pickle.Unpickler):
+    def find_class(self, module: str, name: str) -> Any:
+        # Each answer is a fresh object, because a pickle may set attributes on whatever it is handed.
+        if module in ARRAY_MODULES and name == "_reconstruct":
+            return lambda *_: _Array()
+        if module in BUFFER_MODULES and name == "_frombuffer":
+            return lambda raw, dtype, shape, order, *_: _Array().fill(raw, dtype, shape, order)
+        if (module, name) == ("numpy", "dtype"):
+            return lambda code, *_: _Dtype(code)
+        if (module, name) == ("numpy", "ndarray"):
+            return None
+        if (module, name) == ("_codecs", "encode"):
+            return lambda text, _: text.encode("latin-1")
+        raise pickle.UnpicklingError(f"it tries to load {module}.{name}")
+
+
+class _Dtype:
+    def __init__(self, code: str | bytes) -> None:
+        self.code = _text(code)
+        if not re.fullmatch(r"[buif]\d{1,2}", self.code):
+            raise pickle.UnpicklingError(f"it holds an array of type {self.code!r}, not of numbers")
+        self.dtype = np.dtype(self.code)
+
+    def __setstate__(self, state: tuple[Any, ...]) -> None:
+        order = _text(state[1])
+        if order not in ("<", ">", "=", "|"):
+            raise pickle.UnpicklingError(f"it holds an array of byte order {order!r}")
+        self.dtype = np.dtype(order + self.code)
+
+
+class _Array:
+    array: np.ndarray
+
+    def __setstate__(self, state: tuple[Any, ...]) -> None:
+        _, shape, dtype, fortran, raw = state
+        self.fill(raw, dtype, shape, "F" if fortran else "C")
+
+    def fill(self, raw: Any, dtype: _Dtype, shape: tuple[int, ...], order: Any) -> _Array:
+        data = raw.encode("latin-1") if isinstance(raw, str) else raw
+        self.array = np.frombuffer(data, dtype.dtype).reshape(shape, order=order)
+        return self
+
+
+def _text(value: str | bytes) -> str:
+    return value.decode("latin-1") if isinstance(value, bytes) else str(value)

@@ -1,0 +1,190 @@
+"""How a folder of image files is cut into shards, and how one shard is written."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import json
+import os
+import sys
+import zlib
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import BinaryIO
+
+from atas._utils.files import write_atomically, write_text
+from atas.data.decode import decode, error_text, is_io_error, to_chw
+from atas.data.packed import SUFFIXES, Shard, file_sha256
+from atas.errors import DataError
+
+_MAX_BYTES = 1 << 30  # of raw pixels in a shard
+_MIN_IMAGES, _TARGET_SHARDS = 256, 64  # a set is cut into about so many shards, but for small and very large ones
+
+
+@dataclass(frozen=True)
+class PackSettings:
+    """How images are stored: `size` pixels along the short side, what happens to the rest, and in which format.
+    `quality` is JPEG's."""
+
+    size: int
+    fit: str
+    format: str
+    quality: int | None
+
+
+@dataclass(frozen=True)
+class ShardJob:
+    """A shard to be made: its files, relative to the root of the set, with their labels, and a hash of what they were
+    when they were listed."""
+
+    name: str
+    root: Path
+    files: tuple[str, ...]
+    labels: tuple[int, ...]
+    source: str
+
+
+@dataclass(frozen=True)
+class ShardResult:
+    """What became of a shard: its entry in the manifest, or None where it cannot be made; and its damaged files."""
+
+    name: str
+    shard: Shard | None
+    errors: tuple[tuple[str, str], ...]
+
+
+def plan_shards(split: str, root: Path, files: list[Path], labels: list[int], size: int) -> list[ShardJob]:
+    """The shards of one split."""
+    count = max(1, min(_MAX_BYTES // (3 * size * size), max(_MIN_IMAGES, -(-len(files) // _TARGET_SHARDS))))
+    shards = []
+    for number, first in enumerate(range(0, len(files), count)):
+        digest, names = hashlib.sha256(), []
+        for path in files[first : first + count]:
+            about = path.stat()
+            names.append(path.relative_to(root).as_posix())
+            digest.update(os.fsencode(f"{names[-1]}\t{about.st_size}\t{about.st_mtime_ns}\n"))
+        given = tuple(labels[first : first + count])
+        shards.append(ShardJob(f"{split}-{number:05}", root, tuple(names), given, digest.hexdigest()))
+    return shards
+
+
+def write_shard(
+    job: ShardJob, out: Path, settings: PackSettings, *, skip: bool, count: Callable[[int], None]
+) -> ShardResult:
+    """Write a shard, or keep the one that is there if it is whole; `count` is told how many images are through."""
+    reused = _reuse(job, out, settings, skip=skip)
+    if reused is not None:
+        count(len(job.files))
+        return reused
+    path, index = _paths(job, out, settings)
+    index.unlink(missing_ok=True)  # as long as there is no index, there is no shard
+    writer = _ShardWriter(job, settings, skip=skip, count=count)
+    try:
+        write_atomically(path, writer.write)
+        if writer.discard:
+            path.unlink()
+            return ShardResult(job.name, None, tuple(writer.errors))
+        text = json.dumps({"source": job.source, "sha256": writer.sha256, "skipped": writer.errors, **writer.columns})
+        write_text(index, text)
+    except OSError as error:
+        raise write_error(path, error) from error
+    return ShardResult(job.name, _entry(job, path, writer.sha256, text), tuple(writer.errors))
+
+
+def _reuse(job: ShardJob, out: Path, settings: PackSettings, *, skip: bool) -> ShardResult | None:
+    """The shard that is there already, if it was made from these files and every byte of it is right."""
+    path, index = _paths(job, out, settings)
+    try:
+        text = index.read_text(encoding="utf-8")
+        found = json.loads(text)
+        errors = tuple((name, why) for name, why in found["skipped"])
+        if found["source"] != job.source or (errors and not skip) or file_sha256(path) != found["sha256"]:
+            return None
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+    return ShardResult(job.name, _entry(job, path, found["sha256"], text), errors)
+
+
+def _paths(job: ShardJob, out: Path, settings: PackSettings) -> tuple[Path, Path]:
+    return out / f"{job.name}{SUFFIXES[settings.format]}", out / f"{job.name}.json"
+
+
+def _entry(job: ShardJob, path: Path, sha256: str, index: str) -> Shard:
+    count = len(json.loads(index)["labels"])
+    return Shard(job.name, count, path.stat().st_size, sha256, hashlib.sha256(index.encode()).hexdigest())
+
+
+class _ShardWriter:
+    """Writes the images of a shard one after the other, and keeps its index."""
+
+    def __init__(self, job: ShardJob, settings: PackSettings, *, skip: bool, count: Callable[[int], None]) -> None:
+        self._job, self._settings, self._skip, self._count = job, settings, skip, count
+        self._parent = os.getppid()
+        self._digest = hashlib.sha256()
+        self.errors: list[tuple[str, str]] = []
+        self.columns: dict[str, list[object]] = {
+            name: [] for name in ("files", "labels", "offsets", "lengths", "sizes", "crc32")
+        }
+
+    @property
+    def sha256(self) -> str:
+        """Of what was written."""
+        return self._digest.hexdigest()
+
+    @property
+    def discard(self) -> bool:
+        """Whether what was written is not to be kept."""
+        return not self.columns["files"] or (bool(self.errors) and not self._skip)
+
+    def write(self, path: Path) -> None:
+        """Write all images; once one is damaged that must not be, the others are only looked at."""
+        with path.open("wb") as file:
+            for number, (name, label) in enumerate(zip(self._job.files, self._job.labels, strict=True)):
+                if os.getppid() != self._parent:
+                    sys.exit()  # who asked for this is gone
+                try:
+                    raw, size = _encode(self._job.root / name, self._settings)
+                except Exception as error:
+                    if is_io_error(error):
+                        raise _read_error(self._job.root / name, error) from error
+                    # Pillow's decoders raise many kinds; whichever it is, the file is of no use and must be named.
+                    self.errors.append((name, error_text(error)))
+                else:
+                    if not self.errors or self._skip:
+                        self._add(file, name, label, raw, size)
+                self._count(number + 1)
+
+    def _add(self, file: BinaryIO, name: str, label: int, raw: bytes, size: tuple[int, int]) -> None:
+        row = (name, label, file.tell(), len(raw), size, zlib.crc32(raw))
+        file.write(raw)
+        self._digest.update(raw)
+        for column, value in zip(self.columns.values(), row, strict=True):
+            column.append(value)
+
+
+def _encode(path: Path, settings: PackSettings) -> tuple[bytes, tuple[int, int]]:
+    """An image as it is stored, and its height and width."""
+    image = decode(path, settings.size, settings.fit)
+    size = image.height, image.width
+    if settings.format == "raw":
+        return to_chw(image).tobytes(), size
+    stream = io.BytesIO()
+    image.save(stream, "JPEG", quality=settings.quality)
+    return stream.getvalue(), size
+
+
+def _read_error(path: Path, error: OSError) -> DataError:
+    """The error for an image that may be whole but cannot be had, and so is not to be left out as damaged."""
+    return DataError(
+        f"cannot read {path} ({error.strerror}), which need not be damaged; see to its disk or its permissions and run "
+        f"the same command again: the shards that are finished are kept"
+    )
+
+
+def write_error(path: Path, error: OSError) -> DataError:
+    """The error for a file of a set that finds no room."""
+    return DataError(
+        f"cannot write {path} ({error.strerror}); make room and run the same command again: the shards that are "
+        f"finished are kept"
+    )

@@ -1,0 +1,1 @@
+"""Several processes that work on one training or evaluation."""

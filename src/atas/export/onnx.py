@@ -1,0 +1,93 @@
+"""ONNX, compared with PyTorch in onnxruntime."""
+
+from __future__ import annotations
+
+import json
+import logging
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from atas._utils.files import write_atomically
+from atas.errors import AtasError
+from atas.export.base import ExportSource, FormatOutput, OutputComparison, compare_outputs, dummy_input
+
+_USAGE = """\
+```python
+import onnxruntime
+
+session = onnxruntime.InferenceSession("model.onnx")
+(logits,) = session.run(None, {{"pixels": images}})  # float32, (N, {channels}, {height}, {width}), pixels in [0, 1]
+```
+
+The number of images is free, their size is not. What the file says of the model is in its metadata, under `atas`.
+"""
+
+
+def write(source: ExportSource, folder: Path) -> FormatOutput:
+    """`model.onnx`, in one file; put in place only if onnxruntime says the same as PyTorch."""
+    try:
+        import onnx
+        import onnxruntime
+        import onnxscript
+    except ImportError as error:
+        raise AtasError(f"ONNX needs more packages ({error}); pip install 'atas[onnx]'") from error
+    del onnx, onnxscript  # PyTorch's exporter uses them
+    path, comparisons = folder / "model.onnx", list[OutputComparison]()
+
+    def fill(temporary: Path) -> None:
+        _save(source, temporary)
+        session = onnxruntime.InferenceSession(str(temporary), providers=["CPUExecutionProvider"])
+
+        def run(images: Tensor) -> Tensor:
+            return torch.from_numpy(session.run(None, {"pixels": images.numpy()})[0])
+
+        comparisons.append(compare_outputs(source, run, f"onnxruntime {onnxruntime.__version__}"))
+
+    write_atomically(path, fill)
+    channels, height, width = source.shape
+    return FormatOutput((path,), _USAGE.format(channels=channels, height=height, width=width), comparisons[0])
+
+
+def _save(source: ExportSource, path: Path) -> None:
+    with _quiet():
+        try:
+            program = torch.onnx.export(
+                source.model,
+                (dummy_input(source.shape),),
+                dynamo=True,
+                dynamic_shapes=({0: torch.export.Dim("batch")},),
+                input_names=["pixels"],
+                output_names=["logits"],
+                verbose=False,
+            )
+        except Exception as error:  # of many kinds, among them the user's own
+            raise AtasError(
+                f"PyTorch cannot export this model to ONNX with a free batch size ({_first_line(error)}); look for "
+                f"code in its forward that depends on values or on the number of images"
+            ) from error
+    assert program is not None
+    program.model.metadata_props["atas"] = json.dumps(source.metadata)
+    program.save(str(path), external_data=False)
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Without the exporter's remarks on its own parts and on packages that are not needed."""
+    log = logging.getLogger("torch.onnx")
+    level = log.level
+    log.setLevel(logging.ERROR)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        log.setLevel(level)
+
+
+def _first_line(error: Exception) -> str:
+    return next(iter(str(error).strip().splitlines()), type(error).__name__)

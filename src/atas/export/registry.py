@@ -1,0 +1,73 @@
+"""The export formats by name, and `write`, which exports a run's model with its card."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from atas._utils.files import write_text
+from atas.errors import unknown
+from atas.export import onnx, robustbench, safetensors, torch_export
+from atas.export.base import ExportSource, FormatOutput
+from atas.export.model_card import render_card
+from atas.training import Run
+from atas.training.run import RunFolder
+
+_WRITERS: dict[str, Callable[[ExportSource, Path], FormatOutput]] = {
+    "safetensors": safetensors.write,
+    "onnx": onnx.write,
+    "torch-export": torch_export.write,
+    "robustbench": robustbench.write,
+}
+FORMATS = tuple(_WRITERS)
+
+
+@dataclass(frozen=True)
+class Exported:
+    """What an export wrote: its folder, the files in it, how they were checked, and what is left to do."""
+
+    folder: Path
+    files: tuple[Path, ...]
+    check: str | None
+    difference: float | None
+    notes: tuple[str, ...] = ()
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain values."""
+        return {
+            "folder": str(self.folder),
+            "files": [str(path) for path in self.files],
+            "check": self.check,
+            "difference": self.difference,
+            "notes": list(self.notes),
+        }
+
+
+def write(run: Run | str | os.PathLike[str], to: str, out: str | os.PathLike[str] | None = None) -> Exported:
+    """Write the model of a run for use elsewhere.
+
+    `to` is one of `FORMATS`. The files and a card, `README.md`, go into the folder `out`, by default
+    `<run>/export/<to>`; files of an earlier export there are replaced. The exported model is compared with the model
+    itself, and an error is raised where the two do not agree.
+
+    >>> write("runs/mine", "onnx").check  # doctest: +SKIP
+    """
+    if to not in FORMATS:
+        raise unknown("format", to, FORMATS)
+    source = ExportSource.load(run if isinstance(run, Run) else Path(run))
+    folder = Path(out) if out is not None else RunFolder(source.run.folder).exports / to
+    folder.mkdir(parents=True, exist_ok=True)
+    output = _WRITERS[to](source, folder)
+    page = folder / "README.md"
+    write_text(page, render_card(source, output))
+    comparison = output.comparison
+    return Exported(
+        folder,
+        (*output.files, page),
+        None if comparison is None else str(comparison),
+        None if comparison is None else comparison.difference,
+        output.notes,
+    )

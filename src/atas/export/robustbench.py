@@ -1,0 +1,134 @@
+"""RobustBench: an entry for its list of models, and the network in plain PyTorch."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+from atas import __version__, models
+from atas._utils.files import write_text
+from atas.errors import UsageError
+from atas.evaluation import Evaluation
+from atas.export.base import ExportSource, FormatOutput, compare_outputs
+from atas.export.standalone import inline_source
+from atas.models.registry import class_and_settings
+from atas.models.weights import save_weights
+from atas.threat import format_pixels
+
+_ARCHITECTURES = {
+    "preact-resnet18": "PreActResNet-18",
+    "wrn-28-10": "WideResNet-28-10",
+    "resnet18": "ResNet-18",
+    "resnet50": "ResNet-50",
+}
+_USAGE = """\
+`{stem}.py` is the network in plain PyTorch; it needs `torch` and `safetensors` and nothing of this library.
+
+```python
+from {stem} import load
+
+model = load()  # with the weights beside the file, in eval mode
+logits = model(images)  # float, (N, {channels}, {height}, {width}), pixels in [0, 1]
+```
+
+`{stem}.json` is the entry for RobustBench's list. Fill in its `link`, `authors` and `venue` before you propose it.
+"""
+_IMPORTS = ("from pathlib import Path", "from safetensors.torch import load_file", "from torch import nn")
+_LOAD = '''
+
+def load(weights: str | Path = Path(__file__).with_name("{stem}.safetensors")) -> nn.Module:
+    """The trained network in eval mode; it takes pixels in [0, 1] and normalises them inside."""
+    model = {call}
+    model.load_state_dict(load_file(weights))
+    return model.eval()
+'''
+
+
+def write(source: ExportSource, folder: Path) -> FormatOutput:
+    """The entry, the definition and the weights; the definition is run and compared."""
+    name = source.run.recipe.model.name
+    if not source.is_built_in:
+        raise UsageError(
+            f"the network of this run is code of its own ({name.removeprefix('given:')}), and a definition that stands "
+            f"alone can only be made of a built-in one ({', '.join(models.names())}); use --to safetensors and add "
+            f"your code"
+        )
+    stem = _module_name(source.run.recipe.name)
+    weights, code, entry = (folder / f"{stem}.{kind}" for kind in ("safetensors", "py", "json"))
+    text = standalone_definition(source, stem)
+    save_weights(weights, source.model, source.metadata)
+    space: dict[str, Any] = {"__name__": stem, "__file__": str(code)}
+    exec(compile(text, str(code), "exec"), space)  # the text that was made here
+    comparison = compare_outputs(source, space["load"](), "the definition that stands alone")
+    write_text(code, text)
+    write_text(entry, json.dumps(model_info(source), indent=2, ensure_ascii=False) + "\n")
+    channels, height, width = source.shape
+    usage = _USAGE.format(stem=stem, channels=channels, height=height, width=width)
+    return FormatOutput(
+        (entry, code, weights), usage, comparison, ("fill in link, authors and venue before you propose it",)
+    )
+
+
+def standalone_definition(source: ExportSource, stem: str) -> str:
+    """The text of a Python file that builds the network and loads the weights beside it."""
+    metadata = source.metadata
+    network, settings = class_and_settings(source.run.recipe.model.name)
+    classes = [value for value in settings.values() if isinstance(value, type)]
+    code = inline_source(models.Normalize, *classes, network, imports=_IMPORTS)
+    rest = [f"{key}={value.__name__ if isinstance(value, type) else repr(value)}" for key, value in settings.items()]
+    normalize = f"Normalize({metadata['channels']}, {metadata['mean']}, {metadata['std']})"
+    call = f"{network.__name__}({', '.join([str(metadata['num_classes']), normalize, *rest])})"
+    head = (
+        f'"""{_ARCHITECTURES.get(source.run.recipe.model.name, network.__name__)} in plain PyTorch, for the weights in '
+        f"{stem}.safetensors.\n\nMade from the sources of atas {__version__} (MIT licence) by `atas export`; "
+        f'weights {metadata["weights"]}.\n"""\n\n'
+    )
+    return head + code + _LOAD.format(stem=stem, call=call)
+
+
+def model_info(source: ExportSource) -> dict[str, Any]:
+    """The entry, with the fields and the spelling of RobustBench's own; null is what is not known."""
+    recipe, result = source.run.recipe, source.result
+    threat = recipe.threat
+    return {
+        "link": None,
+        "name": recipe.name,
+        "authors": None,
+        "additional_data": False,
+        "number_forward_passes": 1,
+        "dataset": recipe.data.name.removeprefix("given:"),
+        "venue": "Unpublished",
+        "architecture": _ARCHITECTURES.get(recipe.model.name, recipe.model.name),
+        "eps": format_pixels(threat.eps) if threat.name == "linf" else f"{threat.eps:g}",
+        "clean_acc": _percent(result, "clean"),
+        "reported": _percent(result, "worst"),
+        "autoattack_acc": _percent(result, "autoattack"),
+        "footnote": _footnote(source),
+    }
+
+
+def _footnote(source: ExportSource) -> str:
+    """How the figures came about, and what speaks against them."""
+    recipe, result = source.run.recipe, source.result
+    said = [f"Trained with atas {source.metadata['atas']}, method {recipe.method.name}, threat {recipe.threat!r}."]
+    if result is None:
+        said.append("Not evaluated.")
+    else:
+        attacks = ", ".join(name for name in result.accuracy if name not in ("clean", "worst"))
+        said.append(f"Figures of {result.n:,} test images, the reported one the worst case of: {attacks}.")
+        said += [f"Warning: {caution}." for caution in result.warnings]
+        if "autoattack" not in result.accuracy:
+            said.append("AutoAttack was not run.")
+    return " ".join(said)
+
+
+def _percent(result: Evaluation | None, name: str) -> str | None:
+    return None if result is None or name not in result.accuracy else f"{100 * result.accuracy[name]:.2f}"
+
+
+def _module_name(name: str) -> str:
+    """A recipe's name as the name of a Python module."""
+    word = re.sub(r"\W+", "_", name, flags=re.ASCII).strip("_") or "model"
+    return word if not word[0].isdigit() else f"model_{word}"

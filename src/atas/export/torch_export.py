@@ -1,0 +1,47 @@
+"""PyTorch's exported program (.pt2): a graph that runs without the model's code."""
+
+from __future__ import annotations
+
+import io
+import json
+from pathlib import Path
+
+import torch
+
+from atas._utils.files import write_atomically
+from atas.errors import AtasError
+from atas.export.base import ExportSource, FormatOutput, compare_outputs, dummy_input
+
+_EXTRA = "atas.json"
+_USAGE = """\
+```python
+import torch
+
+model = torch.export.load("model.pt2").module()
+logits = model(images)  # float32, (N, {channels}, {height}, {width}), pixels in [0, 1]
+```
+
+The number of images is free, their size is not. The graph is that of eval mode. Load only files that you trust.
+"""
+
+
+def write(source: ExportSource, folder: Path) -> FormatOutput:
+    """`model.pt2`, written after it was read back and compared."""
+    try:
+        program = torch.export.export(
+            source.model, (dummy_input(source.shape),), dynamic_shapes=({0: torch.export.Dim("batch")},)
+        )
+    except Exception as error:  # of many kinds, among them the user's own
+        why = next(iter(str(error).strip().splitlines()), type(error).__name__)
+        raise AtasError(
+            f"PyTorch cannot export this model with a free batch size ({why}); look for code in its forward that "
+            f"depends on values or on the number of images"
+        ) from error
+    content = io.BytesIO()
+    torch.export.save(program, content, extra_files={_EXTRA: json.dumps(source.metadata)})
+    content.seek(0)
+    comparison = compare_outputs(source, torch.export.load(content).module(), f"torch.export of {torch.__version__}")
+    path = folder / "model.pt2"
+    write_atomically(path, lambda temporary: temporary.write_bytes(content.getvalue()))
+    channels, height, width = source.shape
+    return FormatOutput((path,), _USAGE.format(channels=channels, height=height, width=width), comparison)

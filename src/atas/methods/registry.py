@@ -1,0 +1,88 @@
+"""Training methods by name, and their settings."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Sequence
+from typing import Any, get_type_hints
+
+import torch
+
+from atas.errors import UsageError, unknown
+from atas.methods.atas import ATAS, ATASLiteral
+from atas.methods.atta import ATTA
+from atas.methods.base import Method
+from atas.methods.fgsm import FGSM, FGSMRS
+from atas.methods.fgsm_ga import FGSMGA
+from atas.methods.fgsm_rs_adaptive import FGSMRSAdaptive
+from atas.methods.free import Free
+from atas.methods.pgd import PGD
+from atas.methods.ssat import SSAT
+from atas.methods.standard import Standard
+from atas.methods.trades import TRADES
+from atas.methods.yopo import YOPO
+from atas.threat import Threat
+
+_CLASSES: dict[str, type[Method]] = {
+    "standard": Standard,
+    "fgsm": FGSM,
+    "fgsm-rs": FGSMRS,
+    "fgsm-rs-adaptive": FGSMRSAdaptive,
+    "fgsm-ga": FGSMGA,
+    "ssat": SSAT,
+    "free": Free,
+    "yopo": YOPO,
+    "atta": ATTA,
+    "atas": ATAS,
+    "atas-literal": ATASLiteral,
+    "pgd": PGD,
+    "trades": TRADES,
+}
+
+_PLACE = ("pad", "device", "seed")
+_DTYPES = {"int8": torch.int8, "float16": torch.float16, "float32": torch.float32}
+
+
+def names() -> list[str]:
+    """The names of all methods."""
+    return list(_CLASSES)
+
+
+def get(name: str) -> type[Method]:
+    """The class of that name."""
+    if name not in _CLASSES:
+        raise unknown("method", name, _CLASSES)
+    return _CLASSES[name]
+
+
+def settings(name: str) -> dict[str, Any]:
+    """A method's own settings and their defaults."""
+    parameters = inspect.signature(get(name)).parameters.values()
+    return {p.name: p.default for p in parameters if p.kind is p.KEYWORD_ONLY and p.name not in _PLACE}
+
+
+def setting_types(name: str) -> dict[str, Any]:
+    """The type of each of a method's own settings."""
+    hints = get_type_hints(get(name).__init__)
+    return {key: hints[key] for key in settings(name)}
+
+
+def create(name: str, threat: Threat, examples: int, shape: Sequence[int], **hyper: Any) -> Method:
+    """A method by name, with its own settings as keywords; `atas ls methods` shows them.
+
+    >>> from atas import Linf
+    >>> create("atta", Linf(8/255), examples=100, shape=(3, 32, 32), step_size=4/255).step_size * 255
+    4.0
+    """
+    known = settings(name)
+    for key in hyper:
+        if key not in known and key not in _PLACE:
+            raise unknown(f"setting of method {name}", key, [*known, *_PLACE])
+    if isinstance(hyper.get("dtype"), str) and hyper["dtype"] != "auto":
+        if hyper["dtype"] not in _DTYPES:
+            raise unknown("dtype of the memory", hyper["dtype"], _DTYPES)
+        hyper["dtype"] = _DTYPES[hyper["dtype"]]
+    try:
+        return get(name)(threat, examples, shape, **hyper)
+    except TypeError as error:
+        raise UsageError(f"method {name} cannot take these settings {hyper}: {error}") from error

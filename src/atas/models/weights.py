@@ -1,0 +1,172 @@
+"""Weights of a trained model as safetensors, with what is needed to build the model again.
+
+Reading one runs no code that a file brings along, and what is damaged is told from what is whole by a hash in the file.
+Files of torch.save are read where they hold tensors alone.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor, nn
+
+from atas import models
+from atas._utils.files import write_atomically
+from atas._utils.formatting import shell_quote
+from atas.core.fingerprint import state_hash
+from atas.errors import AtasError, CheckpointError, DataError, UsageError
+
+LAST_CHECKPOINT = Path("checkpoints", "last.safetensors")  # in a run's folder, the one to resume from
+_KEY = "atas-model-1"
+_PICKLES = (
+    b"PK\x03\x04",
+    b"\x80\x02",
+    b"\x80\x03",
+    b"\x80\x04",
+    b"\x80\x05",
+)  # what torch.save writes, today and long ago
+_PROGRAMS = {".onnx": "onnxruntime.InferenceSession", ".pt2": "torch.export.load"}
+_STATE_DICT_KEYS = ("state_dict", "model_state_dict", "model", "net")  # of weights in checkpoints
+_PARALLEL = "module."
+GIVEN = "given:"  # marks a model or data set that was passed in Python and has no name to load it by
+
+
+def save_weights(path: Path, model: nn.Module, metadata: dict[str, Any]) -> None:
+    """Weights as safetensors; `metadata` holds name, num_classes, channels, mean and std, and what else is known."""
+    tensors = unshare_storage(model.state_dict())
+    header = {_KEY: json.dumps(metadata | {"weights": state_hash(tensors)})}
+    try:
+        write_atomically(path, lambda temporary: save_file(tensors, temporary, header))
+    except (OSError, SafetensorError) as error:
+        raise CheckpointError(
+            f"cannot write the weights {path} ({error}); make room and go on with --resume"
+        ) from error
+
+
+def read_weights(path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    """What a file says about its model (nothing, where another program wrote it), and the tensors, verified."""
+    try:
+        with safe_open(path, framework="pt") as file:
+            metadata = json.loads((file.metadata() or {}).get(_KEY, "{}"))
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+    except (OSError, SafetensorError, ValueError) as error:
+        if _is_pickle(path):  # asked only now: the length that safetensors begin with may look like one
+            return {}, _unpickled(path)
+        raise _unreadable(path, error) from error
+    if not isinstance(metadata, dict):
+        raise _damaged(path, "what it says of its model is no JSON object")
+    if "weights" in metadata and metadata["weights"] != state_hash(tensors):
+        raise _damaged(path, "its tensors are not those that were written")
+    return metadata, tensors
+
+
+def is_readable(path: Path) -> bool:
+    """Whether a weights file is there and can be read."""
+    try:
+        read_weights(path)
+    except DataError:
+        return False
+    return True
+
+
+def load_weights(path: Path, model: nn.Module | None = None) -> nn.Module:
+    """The model of a weights file, built by its name on the CPU, or given and left where it is; in eval mode."""
+    metadata, tensors = read_weights(path)
+    if model is None:
+        model = _build(path, metadata)
+    try:
+        model.load_state_dict(tensors)
+    except RuntimeError as error:
+        raise DataError(
+            f"the weights of {path} do not fit this model: {str(error).splitlines()[-1].strip()}"
+        ) from error
+    return model.eval()
+
+
+def per_channel(values: Any) -> Any:
+    """A recipe writes one number for all channels as a list of one; models take the number."""
+    return values[0] if isinstance(values, list | tuple) and len(values) == 1 else values
+
+
+def _build(path: Path, metadata: dict[str, Any]) -> nn.Module:
+    name = metadata.get("name")
+    if name is None and not metadata:
+        raise UsageError(f"{path} does not say which model its weights are of; name it with --model, or pass it")
+    if not isinstance(name, str) or name.startswith(GIVEN):
+        raise UsageError(f"the model of {path} was made in Python; pass it to atas.Run.load(folder, model=...)")
+    missing = [key for key in ("num_classes", "channels", "mean", "std") if key not in metadata]
+    if missing:
+        raise _damaged(path, f"it does not say {missing[0]}")
+    with torch.random.fork_rng(devices=[]):
+        try:
+            mean, std = per_channel(metadata["mean"]), per_channel(metadata["std"])
+            return models.create(name, metadata["num_classes"], metadata["channels"], mean, std)
+        except (AtasError, ValueError, TypeError, RuntimeError, MemoryError) as error:
+            if ":" in name:  # the user's own code
+                raise
+            raise _damaged(path, str(error).splitlines()[0]) from error
+
+
+def _is_pickle(path: Path) -> bool:
+    if not path.is_file():
+        return False
+    with path.open("rb") as file:
+        return file.read(4).startswith(_PICKLES)
+
+
+def _unpickled(path: Path) -> dict[str, Tensor]:
+    """The state dict in a file of torch.save, by itself or in a checkpoint, and without what DataParallel adds."""
+    if path.suffix in _PROGRAMS:
+        raise DataError(f"{path} holds a program, not weights; load it with {_PROGRAMS[path.suffix]}")
+    try:
+        content = torch.load(path, map_location="cpu", weights_only=True)
+    except Exception as error:
+        raise DataError(
+            f"{path} is a pickle that holds more than tensors, or is damaged, and could run any code; load it where "
+            f"you trust it and write its state dict with safetensors.torch.save_file"
+        ) from error
+    candidates = (
+        [content, *(content[key] for key in _STATE_DICT_KEYS if key in content)] if isinstance(content, dict) else []
+    )
+    for tensors in candidates:
+        if isinstance(tensors, dict) and tensors and all(isinstance(value, Tensor) for value in tensors.values()):
+            shared = all(str(name).startswith(_PARALLEL) for name in tensors)
+            return {str(name).removeprefix(_PARALLEL if shared else ""): value for name, value in tensors.items()}
+    raise DataError(
+        f"{path} holds no state dict, by itself or as {', '.join(_STATE_DICT_KEYS)}; save model.state_dict()"
+    )
+
+
+def _unreadable(path: Path, error: Exception) -> DataError:
+    if not path.exists():
+        return DataError(f"there is no weights file {path}; check the path")
+    if path.suffix in _PROGRAMS:
+        return DataError(f"{path} holds a program, not weights; load it with {_PROGRAMS[path.suffix]}")
+    return DataError(f"the weights file {path} cannot be read ({str(error).splitlines()[0]}); {_remedy(path)}")
+
+
+def _damaged(path: Path, why: str) -> DataError:
+    return DataError(f"the weights file {path} is damaged ({why}); {_remedy(path)}")
+
+
+def _remedy(path: Path) -> str:
+    if (path.parent / LAST_CHECKPOINT).exists():
+        return f"write it anew from the last checkpoint: atas train --resume --out {shell_quote(path.parent)}"
+    return "restore it or train again"
+
+
+def unshare_storage(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    """The tensors on the host, no two in the same memory: tied weights are written once for each of their names."""
+    separate: dict[str, Tensor] = {}
+    storages: set[int] = set()
+    for name, tensor in tensors.items():
+        tensor = tensor.detach().cpu().contiguous()
+        storage = tensor.untyped_storage().data_ptr()
+        separate[name] = tensor.clone() if storage in storages else tensor
+        storages.add(storage)
+    return separate

@@ -1,0 +1,79 @@
+"""CUDA graphs, and work beside the main stream.
+
+A captured function is replayed without the host. A `SideStream` overlaps work that is needed only later with the main
+stream.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import TypeVar
+
+import torch
+from torch import Tensor
+
+R = TypeVar("R")
+
+_WARMUP_CALLS = 3
+
+
+def warm_up(function: Callable[[], object], times: int = _WARMUP_CALLS) -> None:
+    """Call a function a few times on another stream before its capture: libraries choose algorithms and allocate."""
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        for _ in range(times):
+            function()
+    torch.cuda.current_stream().wait_stream(stream)
+
+
+def capture(function: Callable[[], R]) -> tuple[torch.cuda.CUDAGraph, R]:
+    """Capture a function that was warmed up; return the graph, and the result that every replay overwrites."""
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        result = function()
+    return graph, result
+
+
+class SideStream:
+    """A second stream for work that is needed only later. `wait` makes the main stream wait for it."""
+
+    def __init__(self) -> None:
+        self._stream: torch.cuda.Stream | None = None
+        self._kept: list[Tensor] = []
+        self._keys: set[int] = set()
+
+    @contextmanager
+    def run(self, key: int, *inputs: Tensor) -> Iterator[None]:
+        """Run the block on the side stream, after all work queued so far. The inputs are kept alive until the main
+        stream waits.
+
+        If the same key was already used since the last `wait()`, run on the main stream instead: autograd sums the two
+        gradients of a weight there, so both must be ready.
+        """
+        if key in self._keys:
+            self._wait_for_stream()
+            yield
+            return
+        if self._stream is None:
+            self._stream = torch.cuda.Stream()
+        self._stream.wait_stream(torch.cuda.current_stream())
+        self._keys.add(key)
+        self._kept += inputs
+        with torch.cuda.stream(self._stream):
+            yield
+
+    def wait(self) -> None:
+        """Make the main stream wait for the side stream; the host does not wait."""
+        self._wait_for_stream()
+        self._keys.clear()
+
+    def _wait_for_stream(self) -> None:
+        if self._kept:
+            assert self._stream is not None
+            torch.cuda.current_stream().wait_stream(self._stream)
+            self._kept.clear()
+
+
+weight_grad_stream = SideStream()  # weight gradients: joined when a backward pass is over

@@ -1,0 +1,104 @@
+"""Numeric precision: low-precision copies of models, and float32 without shortcuts.
+
+`low_precision_copy` prepares a model for mixed precision. `strict_float32` switches off TF32 and autocast, whatever the
+caller has enabled.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import nn
+
+_backends: Any = torch.backends  # PyTorch's own annotations leave out half of what is used here
+
+# A setting of "none" follows its parent: an operation its back end, a back end the first of all. The one of mkldnn is
+# not among them because assigning to it changes the first of all instead (seen in torch 2.11 and 2.13).
+_PARENTS = (_backends, _backends.cudnn)
+_OPERATIONS = (
+    _backends.cuda.matmul,
+    _backends.cudnn.conv,
+    _backends.cudnn.rnn,
+    _backends.mkldnn.matmul,
+    _backends.mkldnn.conv,
+    _backends.mkldnn.rnn,
+)
+
+
+@contextlib.contextmanager
+def strict_float32(device: torch.device) -> Iterator[None]:
+    """Disable autocast and TF32; restore the caller's settings at the end."""
+    with torch.autocast(device.type, enabled=False), _ieee_float32():
+        yield
+
+
+@contextlib.contextmanager
+def _ieee_float32() -> Iterator[None]:
+    """PyTorch keeps two sets of switches, and complains where they contradict each other: so both are set. The old
+    ones alone would not do, since their "off" means "as the parent says"."""
+    old = _LegacySettings()
+    new = _save_settings()
+    try:
+        torch.set_float32_matmul_precision("highest")
+        _backends.cudnn.allow_tf32 = False
+        for setting in _OPERATIONS:
+            setting.fp32_precision = "ieee"
+        yield
+    finally:
+        old.restore()
+        for setting, value in new:
+            setting.fp32_precision = value
+
+
+def _save_settings() -> list[tuple[Any, str]]:
+    """Every setting's own value, leaving "none". Parents come first: only below a parent of "none" does a setting
+    show its own value rather than an inherited one."""
+    found = []
+    for setting in (*_PARENTS, *_OPERATIONS):
+        found.append((setting, setting.fp32_precision))
+        setting.fp32_precision = "none"
+    return found
+
+
+class _LegacySettings:
+    """The older switches; where they contradict the new ones they cannot be read, and then stay off."""
+
+    def __init__(self) -> None:
+        self._matmul: str | None = None
+        self._cudnn: bool | None = None
+        with contextlib.suppress(RuntimeError):
+            self._matmul = torch.get_float32_matmul_precision()
+        with contextlib.suppress(RuntimeError):
+            self._cudnn = _backends.cudnn.allow_tf32
+
+    def restore(self) -> None:
+        if self._matmul is not None:
+            torch.set_float32_matmul_precision(self._matmul)
+        if self._cudnn is not None:
+            _backends.cudnn.allow_tf32 = self._cudnn
+
+
+_LOW_PRECISION_LAYERS = (nn.modules.conv._ConvNd, nn.Linear)
+
+
+def low_precision_copy(model: nn.Module, dtype: torch.dtype) -> nn.Module:
+    """The model with the weights of its convolutions and linear layers in `dtype`; all other tensors are shared.
+
+    Casting every weight in every forward pass, as autocast does, costs a kernel a layer and pass; a copy that the
+    optimiser keeps up to date costs none.
+    """
+    shared = {id(tensor): tensor for tensor in (*model.parameters(), *model.buffers())}
+    twin = copy.deepcopy(model, dict(shared))
+    cast: dict[int, nn.Parameter] = {}
+    for module in twin.modules():
+        if isinstance(module, _LOW_PRECISION_LAYERS):
+            for name, parameter in module._parameters.items():
+                if parameter is not None and parameter.dtype == torch.float32:
+                    low = cast.setdefault(id(parameter), nn.Parameter(parameter.detach().to(dtype)))
+                    low.requires_grad_(parameter.requires_grad)
+                    module._parameters[name] = low
+    return twin

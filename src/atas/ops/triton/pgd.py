@@ -1,0 +1,49 @@
+"""One step of PGD, one program per slot."""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from atas.attacks.search import Slots
+from atas.ops.triton.launch import NO_FMA, is_plain_float32, launch
+from atas.ops.triton.linf import sign_step
+from atas.ops.triton.search_state import advance_clock, flags, is_running, kernel_args, supports
+from atas.threat import Linf, Threat
+
+_BLOCK = 1024
+
+
+@triton.jit(do_not_specialize=["steps"])
+def _step_kernel(  # type: ignore[no-untyped-def]
+    x, current, gradient, active, broken, done, clock, point, step_size, eps, steps, size: tl.constexpr,
+    block: tl.constexpr,
+):  # fmt: skip
+    """`atas.attacks.projected_gradient_descent.pgd_update` of one slot. The sign of NaN is 0."""
+    slot = tl.program_id(0)
+    if is_running(active, broken, done, slot):
+        step_index = tl.load(clock + slot)
+        for first in range(0, size, block):
+            offs = first + tl.arange(0, block)
+            mask = offs < size
+            image_offs = slot * size + offs
+            image, grad = tl.load(x + image_offs, mask, 0.0), tl.load(gradient + image_offs, mask, 0.0)
+            tl.store(
+                point + image_offs,
+                sign_step(tl.load(current + image_offs, mask, 0.0), grad, step_size, image, eps),
+                mask,
+            )
+        tl.debug_barrier()  # every thread has read what follows
+        advance_clock(clock, done, slot, step_index, steps)
+
+
+def step(threat: Threat, lanes: Slots, current: Tensor, gradient: Tensor, size: float, iterations: int) -> None:
+    """Kernel of `atas.attacks.projected_gradient_descent.pgd_update`."""
+    if type(threat) is not Linf or not supports(lanes) or not is_plain_float32(current, gradient):
+        return NotImplemented
+    launch(
+        _step_kernel, (len(lanes),), lanes.x, current.contiguous(), gradient.contiguous(), *flags(lanes), lanes.point,
+        float(size), float(threat.eps), iterations, **kernel_args(lanes.x, _BLOCK), **NO_FMA,
+    )  # fmt: skip
+    return None

@@ -1,0 +1,267 @@
+"""A figure of the paper: the trials that are its lines, the table behind it, and the picture.
+
+Curves by epoch come from the monitor's metrics; they are drawn and put in a table here.
+"""
+
+from __future__ import annotations
+
+import itertools
+from abc import abstractmethod
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from atas.paper import plots, published
+from atas.paper.grid import Grid
+from atas.paper.measurements import Norms
+from atas.paper.study import Page, StudyOptions, TrainingStudy
+from atas.sweeps import markdown
+from atas.sweeps.record import Record
+from atas.sweeps.seed_stats import format_collapse_epochs
+from atas.sweeps.store import Store
+from atas.sweeps.trial import GREY_LEVEL_LIMIT, Measurement, Trial
+
+
+@dataclass(frozen=True)
+class Line:
+    """One line of a figure: the panel that it is in, its name there, and its trial, for whatever seed."""
+
+    panel: str
+    name: str
+    trial: Trial
+
+
+LineRecords = list[tuple[Line, list[Record]]]
+
+
+@dataclass(frozen=True)
+class Table:
+    """The table behind a figure; `rows` are the same for programs."""
+
+    header: Sequence[str]
+    lines: Sequence[Sequence[str]]
+    rows: Sequence[dict[str, Any]]
+    left: int = 2
+    notes: Sequence[str] = ()
+
+
+class MeasuredStudy(TrainingStudy):
+    """A sweep whose trials are lines, and whose page is a table of what was observed of them."""
+
+    accepted_options: tuple[str, ...] = ("seeds", "examples", "values", "reuse")
+    required_measurements: tuple[str, ...] = ()
+    """What records must have observed to be shown."""
+
+    def __init__(self, name: str, about: str, title: str, paper: str, measured: str) -> None:
+        super().__init__(name, about)
+        self.title, self._paper, self._measured = title, paper, measured
+        self._last: tuple[StudyOptions, list[Line]] | None = None
+
+    @abstractmethod
+    def lines(self, options: StudyOptions) -> list[Line]:
+        """All lines of the figure."""
+
+    @abstractmethod
+    def table(self, options: StudyOptions, store: Store) -> Table:
+        """The figures behind the picture."""
+
+    def dependencies(self, options: StudyOptions) -> list[Trial]:
+        """What the lines rest on, and so has to be run first."""
+        return []
+
+    def trials(self, options: StudyOptions) -> list[Trial]:
+        """Every line with every seed; a seed at a time."""
+        pairs = itertools.product(options.seeds or (0,), self._lines(options))
+        own = [replace(line.trial, seed=seed) if seed else line.trial for seed, line in pairs]
+        return [*self.dependencies(options), *own]
+
+    def _lines(self, options: StudyOptions) -> list[Line]:
+        """Those of the last options are kept: resolving many recipes takes a while, and pages are written often."""
+        if self._last is None or self._last[0] is not options:
+            self._last = options, self.lines(options)
+        return self._last[1]
+
+    def trial(
+        self,
+        options: StudyOptions,
+        grid: Grid,
+        cell: tuple[str, str, float],
+        measurements: tuple[Measurement, ...],
+        attacks: tuple[str, ...] = (),
+        values: Mapping[str, Any] | None = None,
+    ) -> Trial:
+        """That of a network, a method and a budget; with other values, and with those that a person set."""
+        found = grid.cell(*cell)
+        assert found is not None
+        changed = {**found[1], **(values or {}), **options.values}
+        return Trial(
+            found[0], changed, 0, attacks, examples=options.examples or grid.examples, measurements=measurements
+        )
+
+    def line_records(self, options: StudyOptions, store: Store) -> LineRecords:
+        """The lines, each with its records, in the order of seeds."""
+        known = store.by_row()
+        return [
+            (
+                line,
+                [
+                    record
+                    for record in known.get(line.trial.row, [])
+                    if all(n in record.observed for n in self.required_measurements)
+                ],
+            )
+            for line in self._lines(options)
+        ]
+
+    def page(self, options: StudyOptions, store: Store) -> Page:
+        """What the paper says, what was measured, and the table; for a figure, its picture before that."""
+        table, records = (
+            self.table(options, store),
+            [r for _, found in self.line_records(options, store) for r in found],
+        )
+        errors = store.errors_by_row()
+        rows = dict.fromkeys(line.trial.row for line in self._lines(options))
+        said = [
+            f"The paper: {self._paper}",
+            f"Here: {self._measured}",
+            "This is the quick form, on the embedded digits and cut short: the paper has no such figure."
+            if options.quick
+            else "",
+            markdown.overrides_sentence(options.values),
+        ]
+        text = [f"# {self.title}", "", "\n\n".join(sentence for sentence in said if sentence), ""]
+        text += [*self.image(options), *markdown.table(table.header, table.lines, table.left)]
+        text += [line for note in table.notes for line in ("", note)]
+        text += markdown.provenance_section(records, [error for row in rows for error in errors.get(row, [])])
+        about = {"study": self.name, "quick": options.quick, "changed": markdown.reported_overrides(options.values)}
+        return Page("\n".join(text) + "\n", {**about, "rows": list(table.rows)})
+
+    def image(self, options: StudyOptions) -> list[str]:
+        """What comes before the table."""
+        return []
+
+
+class FigureStudy(MeasuredStudy):
+    """One whose result is a picture too."""
+
+    @abstractmethod
+    def picture(self, options: StudyOptions, store: Store) -> Any:
+        """The figure, drawn."""
+
+    def prepare(self, options: StudyOptions) -> None:
+        """What is needed for drawing is there."""
+        if options.pictures:
+            plots.require_matplotlib()
+
+    def image(self, options: StudyOptions) -> list[str]:
+        """The place of the picture on the page."""
+        return [f"![{self.title}]({self.file(options, '.png').name})", ""] if options.pictures else []
+
+    def draw(self, options: StudyOptions, store: Store) -> tuple[Path, ...]:
+        """The picture as PNG and SVG."""
+        return plots.save(self.picture(options, store), self.file(options, "")) if options.pictures else ()
+
+
+def by_panel(found: LineRecords) -> Iterator[tuple[str, LineRecords]]:
+    """The lines of each panel, panels in the order of their first line."""
+    for name in dict.fromkeys(line.panel for line, _ in found):
+        yield name, [pair for pair in found if pair[0].panel == name]
+
+
+def seed_list(records: Sequence[Record]) -> str:
+    """The seeds of these runs, for a column."""
+    return ",".join(str(record.seed) for record in records) or "-"
+
+
+def mean(values: Sequence[float]) -> float:
+    """Of at least one."""
+    return sum(values) / len(values)
+
+
+def axis_unit(eps: float) -> tuple[float, str]:
+    """What sizes are drawn in where the budget is eps: the factor, and how it is called."""
+    return (255.0, "k/255") if eps < GREY_LEVEL_LIMIT else (1.0, "pixel units")
+
+
+def format_step(value: float, eps: float) -> str:
+    """A mean step size where the budget is eps.
+
+    >>> format_step(9.34 / 255, 8 / 255), format_step(0.1, 0.25)
+    ('9.3/255', '0.10')
+    """
+    return f"{255 * value:.1f}/255" if eps < GREY_LEVEL_LIMIT else f"{value:.2f}"
+
+
+LineStyle = Callable[[Line], tuple[str, str]]
+"""Colour and line style of a line."""
+
+
+def metric_curve(record: Record, key: str, scale: float = 1.0) -> list[float]:
+    """A column of the monitor's, epoch by epoch."""
+    return [scale * value for value in record.observed["curves"][key]]
+
+
+def collapse_epochs(records: Sequence[Record]) -> list[int | None]:
+    """The epoch in which each of these curves shows a collapse, or None."""
+    return [record.observed["curves"]["collapsed_in"] for record in records]
+
+
+def draw_curves(
+    axes: Any, found: LineRecords, key: str, style: LineStyle, *, scale: float = 1.0, share: bool = False
+) -> None:
+    """A line for each run; further seeds are thin. `share` counts the training in percent, for methods whose numbers of
+    epochs differ."""
+    plots.placeholder(axes, [record for _, records in found for record in records])
+    for line, records in found:
+        colour, dashes = style(line)
+        for number, record in enumerate(records):
+            epochs = metric_curve(record, "epoch")
+            x = [100 * epoch / epochs[-1] for epoch in epochs] if share else epochs
+            label = plots.math_label(line.name) if number == 0 else None
+            width = 1.8 if number == 0 else 0.7
+            axes.plot(x, metric_curve(record, key, scale), dashes, color=colour, label=label, linewidth=width)
+    if share:
+        axes.set_xlabel("share of the training, %")
+    else:
+        plots.epoch_axis(axes)
+
+
+def mean_step_cells(line: Line, records: Sequence[Record], fixed: float | None, *, printed: bool = True) -> list[str]:
+    """The step of a line, ours and the paper's: a fixed one, or the mean of adaptive ones, if it is `printed`."""
+    method, eps = line.trial.resolved_recipe.method, line.trial.resolved_recipe.method.eps
+    theirs = published.mean_step(method.name) if printed and fixed is None and eps <= GREY_LEVEL_LIMIT else None
+    seen = [record.observed[Norms.name]["average"]["step_size"] for record in records if Norms.name in record.observed]
+    ours = fixed if fixed is not None else mean(seen) if seen else None
+    return ["-" if value is None else format_step(value, eps) for value in (ours, theirs)]
+
+
+def curve_table(
+    found: LineRecords, extra: Callable[[Line, Sequence[Record]], Sequence[str]], header: Sequence[str]
+) -> Table:
+    """PGD-10 accuracy on training images: the best epoch, the last, and whether it collapsed; then what `extra` has."""
+    lines, rows = [], []
+    for line, records in found:
+        values = [metric_curve(record, "pgd10", 100) for record in records]
+        best, last = [max(value) for value in values], [value[-1] for value in values]
+        cells = [f"{mean(found):.1f}" if found else "-" for found in (best, last)]
+        lines.append(
+            [
+                line.panel,
+                line.name,
+                *cells,
+                format_collapse_epochs(collapse_epochs(records)),
+                *extra(line, records),
+                seed_list(records),
+            ]
+        )
+        rows.append(
+            {
+                "panel": line.panel,
+                "line": line.name,
+                "pgd10_percent_by_epoch": values,
+                "collapsed_in_epoch": collapse_epochs(records),
+                "seeds": [record.seed for record in records],
+            }
+        )
+    return Table(["panel", "line", "PGD-10 best", "PGD-10 last", "collapse", *header, "seeds"], lines, rows)

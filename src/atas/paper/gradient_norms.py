@@ -1,0 +1,147 @@
+"""Gradient norm and step size of every example after every epoch: recorded during training, ranked, and summarised.
+
+Methods with adaptive steps know both. A method with a fixed step is the limit of its adaptive version for a large c, so
+the same run with recorded norms is that version with `FIXED_STEP`: FGSM-RS is `fgsm-rs-adaptive`, ATTA is
+`atas-literal`.
+
+Examples are ranked by GN(x_i), the gradient norm averaged over the epochs (the paper's section 3). The rank is the
+share of examples with a smaller norm. D_i^j has the examples whose rank lies in [(i-1)/10, j/10); the paper prints
+10(i-1)/n, which is a slip.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from atas._utils.files import write_atomically
+from atas.errors import DataError
+from atas.methods import AdaptiveStepSizes
+from atas.training.callbacks import StepInfo
+from atas.training.engine import Engine
+
+FIXED_STEP = {"c": 1e9, "beta": 0.0}  # gamma/c over 1 + |g|/c is gamma/c in float32, and v is the last norm itself
+_BINS = 60
+
+
+class EpochNorms:
+    """An observer that writes a file an epoch into a folder."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def due(self, info: StepInfo) -> bool:
+        """At the end of an epoch."""
+        return info.ends_epoch
+
+    def on_step_end(self, info: StepInfo, engine: Engine) -> None:
+        """Write both, of all examples."""
+        method = engine.method
+        assert isinstance(method, AdaptiveStepSizes)
+        found = {"gradient_norm": method.gradient_norms.cpu(), "step_size": method.step_sizes.cpu().clone()}
+        self.folder.mkdir(parents=True, exist_ok=True)
+        write_atomically(_file(self.folder, info.epoch), lambda temporary: save_file(found, temporary))
+
+
+def has_norms(folder: Path, epochs: int) -> bool:
+    """Whether there is a file of every epoch."""
+    return all(_file(folder, epoch).exists() for epoch in range(epochs))
+
+
+def read_norms(folder: Path, epochs: int) -> tuple[Tensor, Tensor]:
+    """Norms and step sizes, each (epochs, examples)."""
+    if not has_norms(folder, epochs):
+        raise DataError(f"{folder} does not hold the gradient norms of {epochs} epochs; remove the run to train again")
+    files = [load_file(_file(folder, epoch)) for epoch in range(epochs)]
+    return torch.stack([file["gradient_norm"] for file in files]), torch.stack([file["step_size"] for file in files])
+
+
+def summary(norms: Tensor, sizes: Tensor) -> dict[str, Any]:
+    """What figures need of them: tails, a histogram, and the course of every tenth by the averaged norm.
+
+    G bounds an example's norm. The text does not say which of mean, largest and last norm its figure shows.
+    """
+    mean = mean_norms(norms)
+    known = norms.amax(1) > 0  # an epoch of warm-up remembers no norm
+    if not known.any():  # a training that was all warm-up
+        known = torch.ones_like(known)
+    decile = deciles(mean)
+    counts, edges = torch.histogram(mean.float(), _BINS)
+    return {
+        "examples": norms.shape[1],
+        "epochs": (known.nonzero().flatten() + 1).tolist(),
+        "tail": {"mean": tail(mean), "largest": tail(norms.amax(0)), "last": tail(norms[-1])},
+        "average": {"norm": float(mean.mean()), "step_size": float(sizes[known].double().mean())},
+        "histogram": {"edges": rounded(edges), "counts": [int(count) for count in counts]},
+        "norm_by_tenth": [rounded(row) for row in means_by_decile(norms[known], decile)],
+        "step_by_tenth": [rounded(row) for row in means_by_decile(sizes[known], decile)],
+    }
+
+
+def rounded(values: Tensor) -> list[float]:
+    """Plain numbers of five digits, for a record."""
+    return [float(f"{value:.5g}") for value in values.tolist()]
+
+
+def _file(folder: Path, epoch: int) -> Path:
+    return folder / f"epoch-{epoch + 1:04}.safetensors"
+
+
+NUM_DECILES = 10
+
+
+def mean_norms(norms: Tensor) -> Tensor:
+    """The mean norm of each example over the epochs (epochs, examples); epochs without a norm yet do not count."""
+    counts = norms > 0
+    return (norms.double() * counts).sum(0) / counts.sum(0).clamp_min(1)
+
+
+def ranks(norms: Tensor) -> Tensor:
+    """For each example the share of examples with a smaller norm.
+
+    >>> ranks(torch.tensor([3.0, 1.0, 2.0, 3.0])).tolist()
+    [0.5, 0.0, 0.25, 0.5]
+    """
+    return _count_smaller(norms).double() / len(norms)
+
+
+def deciles(norms: Tensor) -> Tensor:
+    """For each example the number of its tenth, 1 to 10.
+
+    >>> deciles(torch.tensor([5.0, 40.0, 1.0, 12.0, 9.0])).tolist()
+    [3, 9, 1, 7, 5]
+    """
+    return NUM_DECILES * _count_smaller(norms) // len(norms) + 1  # in whole numbers: 0.3 is not 3/10
+
+
+def _count_smaller(norms: Tensor) -> Tensor:
+    return torch.searchsorted(norms.sort().values, norms, side="left")
+
+
+def decile_members(decile: Tensor, first: int, last: int) -> Tensor:
+    """The examples of D_first^last, in the order of the data."""
+    return ((decile >= first) & (decile <= last)).nonzero().flatten()
+
+
+def class_shares(decile: Tensor, labels: Tensor, classes: int) -> Tensor:
+    """The share of every class in every tenth, (10, classes); rows sum to 1."""
+    cells = torch.bincount((decile - 1) * classes + labels, minlength=NUM_DECILES * classes)
+    counts = cells.view(NUM_DECILES, classes).double()
+    return counts / counts.sum(1, keepdim=True).clamp_min(1)
+
+
+def means_by_decile(values: Tensor, decile: Tensor) -> Tensor:
+    """The mean of (epochs, examples) over the examples of each tenth: (epochs, 10)."""
+    sums = torch.zeros(len(values), NUM_DECILES, dtype=torch.float64)
+    sums.index_add_(1, decile - 1, values.double())
+    return sums / torch.bincount(decile - 1, minlength=NUM_DECILES).clamp_min(1)
+
+
+def tail(norms: Tensor) -> float:
+    """How long-tailed norms are: mean G^2 / (mean G)^2, 1 where all are equal."""
+    norms = norms.double()
+    return float(norms.square().mean() / norms.mean().square()) if norms.any() else 1.0

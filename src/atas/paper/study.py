@@ -1,0 +1,230 @@
+"""A study: a named part of the paper, the trials it needs, and how its result is shown.
+
+`run_studies` runs several studies as one plan: a training that several of them need is run once.
+"""
+
+from __future__ import annotations
+
+import json
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import MISSING, Field, dataclass, field, fields, replace
+from pathlib import Path
+from typing import Any, ClassVar
+
+from atas._utils.files import write_text
+from atas.errors import UsageError, unknown
+from atas.paper.measurements import default_measurements
+from atas.sweeps.plan import Failure, Plan
+from atas.sweeps.progress import PlanProgress
+from atas.sweeps.store import Store
+from atas.sweeps.trial import Trial, format_eps
+
+
+@dataclass(frozen=True)
+class StudyOptions:
+    """What a person asked for; None where it is left to the study. Without `runs` only what is known is shown."""
+
+    out: Path
+    quick: bool = False
+    methods: tuple[str, ...] | None = None
+    networks: tuple[str, ...] | None = None
+    eps: tuple[float, ...] | None = None
+    seeds: tuple[int, ...] | None = None
+    attacks: tuple[str, ...] | None = None
+    padding: tuple[int, ...] | None = None
+    examples: int | None = None
+    values: Mapping[str, Any] = field(default_factory=dict)
+    reuse: tuple[Path, ...] = ()
+    runs: bool = True
+    pictures: bool = True
+
+    NAMES: ClassVar[tuple[str, ...]] = (
+        "methods",
+        "networks",
+        "eps",
+        "seeds",
+        "attacks",
+        "padding",
+        "examples",
+        "values",
+        "reuse",
+    )
+
+    def set_options(self) -> list[str]:
+        """The names of the options that were given."""
+        return [name for name in self.NAMES if getattr(self, name)]
+
+    def restrict_to(self, names: tuple[str, ...]) -> StudyOptions:
+        """Without all options but these."""
+        left_out = {name for name in self.set_options() if name not in names}
+        return replace(self, **{own.name: _default(own) for own in fields(self) if own.name in left_out})
+
+
+@dataclass(frozen=True)
+class StudyResult:
+    """What a study came to: files, the page to show, and what failed."""
+
+    files: tuple[Path, ...] = ()
+    page: str = ""
+    failures: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Page:
+    """A result as people read it, in Markdown, and as programs do."""
+
+    markdown: str
+    content: dict[str, Any]
+
+
+class Study:
+    """Something that can be reproduced by name: a `TrainingStudy` or a `StandaloneStudy`."""
+
+    accepted_options: tuple[str, ...] = ()
+    """Those of `StudyOptions` that it understands."""
+
+    def __init__(self, name: str, about: str) -> None:
+        self.name, self.about = name, about
+
+    def file(self, options: StudyOptions, suffix: str) -> Path:
+        """A file of the study's result; quick results have names of their own."""
+        return options.out / f"{self.name}{'-quick' if options.quick else ''}{suffix}"
+
+
+class StandaloneStudy(Study, ABC):
+    """A study that trains nothing."""
+
+    @abstractmethod
+    def run(self, options: StudyOptions) -> StudyResult:
+        """Do it, and write its files."""
+
+
+class TrainingStudy(Study, ABC):
+    """A study that is a plan of trials, and a page made of their records."""
+
+    accepted_options = StudyOptions.NAMES
+
+    def prepare(self, options: StudyOptions) -> None:
+        """An error, before anything is trained, where the result could not be shown."""
+
+    @abstractmethod
+    def trials(self, options: StudyOptions) -> list[Trial]:
+        """What has to be run."""
+
+    @abstractmethod
+    def page(self, options: StudyOptions, store: Store) -> Page:
+        """What the records in the store come to, those of these options and others that belong to the study."""
+
+    def draw(self, options: StudyOptions, store: Store) -> tuple[Path, ...]:
+        """Plots of the records, where a study has any; drawn when the plan is through."""
+        return ()
+
+    def write(self, options: StudyOptions, store: Store) -> Page:
+        """The page, in both forms."""
+        page = self.page(options, store)
+        options.out.mkdir(parents=True, exist_ok=True)
+        write_text(self.file(options, ".md"), page.markdown)
+        write_text(self.file(options, ".json"), json.dumps(page.content, indent=1) + "\n")
+        return page
+
+
+def _default(own: Field[Any]) -> Any:
+    return own.default if own.default_factory is MISSING else own.default_factory()
+
+
+def select(what: str, wanted: tuple[str, ...] | None, known: tuple[str, ...], more: tuple[str, ...] = ()) -> list[str]:
+    """The wanted ones of the known, in their order; all where nothing is wanted. `more` may be wanted too."""
+    for name in wanted or ():
+        if name not in (*known, *more):
+            raise unknown(what, name, (*known, *more))
+    return list(known) if wanted is None else [name for name in (*known, *more) if name in wanted]
+
+
+def select_budgets(wanted: tuple[float, ...] | None, known: tuple[float, ...]) -> list[float]:
+    """As `select`, for budgets."""
+    words = {format_eps(eps): eps for eps in known}
+    return [
+        words[word] for word in select("budget", None if wanted is None else tuple(map(format_eps, wanted)), (*words,))
+    ]
+
+
+def run_studies(studies: Sequence[Study], options: StudyOptions, progress: PlanProgress) -> list[StudyResult]:
+    """Do the studies, or what is left of them: training studies as one plan, whose pages are written anew after every
+    trial of theirs, then the standalone ones. Each heeds the options that it takes. Without `options.runs`, the pages
+    show what is known, and nothing else is done."""
+    _check_options(studies, options)
+    planned_studies = _planned(studies, options)
+    for planned in planned_studies:
+        planned.study.prepare(planned.options)
+    joint = _combine(planned_studies, options)
+
+    def after_each(trial: Trial) -> None:
+        for planned in planned_studies:
+            if trial.key in planned.keys:
+                planned.study.write(planned.options, joint.store)
+
+    failures = joint.run(progress, after_each) if options.runs else _show_finished(joint, progress)
+    reports = {planned.study.name: planned.report(joint.store, failures) for planned in planned_studies}
+    reports |= {
+        study.name: study.run(options.restrict_to(study.accepted_options))
+        for study in studies
+        if isinstance(study, StandaloneStudy)
+    }
+    return [reports[study.name] for study in studies]
+
+
+def make_plan(studies: Sequence[Study], options: StudyOptions) -> Plan:
+    """The trials of all training studies among them, with the store that results go to."""
+    _check_options(studies, options)
+    return _combine(_planned(studies, options), options)
+
+
+def _show_finished(plan: Plan, progress: PlanProgress) -> list[Failure]:
+    """Instead of running a plan: say how much of it is done."""
+    plan.import_records()
+    done = len(plan.trials) - len(plan.remaining())
+    progress.log(f"{done} of {len(plan.trials)} runs are done; what is missing is left out")
+    return []
+
+
+def _check_options(studies: Sequence[Study], options: StudyOptions) -> None:
+    """An error for an option that would not be heeded."""
+    taken = {option for study in studies for option in study.accepted_options}
+    for option in options.set_options():
+        if option not in taken:
+            shown = {"values": "--set and --root"}.get(option, f"--{option}")
+            who = f"the study {studies[0].name} does not take" if len(studies) == 1 else "none of these studies takes"
+            raise UsageError(f"{who} {shown}; leave it out")
+
+
+class _PlannedStudy:
+    """A study with those of the options that it accepts."""
+
+    def __init__(self, study: TrainingStudy, options: StudyOptions) -> None:
+        self.study, self.options = study, options
+        self.trials = study.trials(options)
+        self.keys = {trial.key for trial in self.trials}
+
+    def report(self, store: Store, failures: Sequence[Failure]) -> StudyResult:
+        """Its page, its pictures, and what failed of it."""
+        page = self.study.write(self.options, store)
+        files = [self.study.file(self.options, suffix) for suffix in (".md", ".json")]
+        failed = [f"{fail.trial.label}: {fail.sentence}" for fail in failures if fail.trial.key in self.keys]
+        return StudyResult((*files, *self.study.draw(self.options, store)), page.markdown, tuple(failed))
+
+
+def _planned(studies: Sequence[Study], options: StudyOptions) -> list[_PlannedStudy]:
+    return [
+        _PlannedStudy(study, options.restrict_to(study.accepted_options))
+        for study in studies
+        if isinstance(study, TrainingStudy)
+    ]
+
+
+def _combine(planned_studies: Sequence[_PlannedStudy], options: StudyOptions) -> Plan:
+    return Plan(
+        [trial for planned in planned_studies for trial in planned.trials],
+        Store(options.out, options.reuse),
+        default_measurements,
+    )

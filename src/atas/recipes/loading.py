@@ -1,0 +1,111 @@
+"""Find recipes by name or path, and read them.
+
+A recipe may begin from another with `extends = "name"` and state only what differs. The recipe that is saved with a run
+is the resolved one, complete and without `extends`; running that file again gives the same run. Listing and finding
+recipes needs no torch: the schema is imported when a recipe is loaded.
+"""
+
+from __future__ import annotations
+
+import functools
+import tomllib
+from importlib import resources
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from atas.errors import UsageError, unknown
+
+if TYPE_CHECKING:
+    from atas.recipes.schema import Recipe
+
+
+class RecipeFile(NamedTuple):
+    """A recipe as it was found; the identity is the same only for the same file."""
+
+    name: str
+    identity: str
+    content: bytes
+
+
+def names() -> list[str]:
+    """The recipes that come with the package."""
+    return list(_packaged())
+
+
+def find(source: str | Path) -> RecipeFile:
+    """The file of a recipe, by name or path.
+
+    >>> find("digits-small-cnn-atas").content[:12]
+    b'# atas train'
+    """
+    path = Path(source)
+    if path.is_file():
+        return RecipeFile(path.stem, str(path.resolve()), path.read_bytes())
+    if path.suffix == ".toml":
+        raise UsageError(f"there is no recipe file {path}; `atas ls recipes` shows those that come with atas")
+    name = str(source)
+    if name not in names():
+        raise unknown("recipe", name, names(), see="`atas ls recipes` shows them")
+    return RecipeFile(name, name, (resources.files("atas") / "recipes" / f"{name}.toml").read_bytes())
+
+
+def load(source: str | Path | Recipe) -> Recipe:
+    """A recipe by name or path.
+
+    >>> load("cifar10-preact-resnet18-atas").method.name
+    'atas'
+    """
+    from atas.recipes.schema import Recipe, from_dict
+
+    if isinstance(source, Recipe):
+        return source
+    if not isinstance(source, str | Path):
+        raise UsageError(f"a recipe is given by its name, its path or as a Recipe; got {type(source).__name__}")
+    document, name = _read(source, ())
+    return from_dict(document, name)
+
+
+def _read(source: str | Path, seen: tuple[str, ...]) -> tuple[dict[str, Any], str]:
+    name, identity, content = find(source)
+    if identity in seen:
+        circle = " -> ".join(Path(origin).stem for origin in (*seen, identity))
+        raise UsageError(f"recipe '{name}' extends itself: {circle}")
+    try:
+        document = tomllib.loads(content.decode("utf-8"))
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise UsageError(f"recipe {source} is not valid TOML: {error}") from error
+    if not document.keys() - {"name"}:
+        raise UsageError(
+            f'recipe {source} is empty; begin it from another, such as extends = "cifar10-preact-resnet18-atas"'
+        )
+    base = document.pop("extends", None)
+    if base is None:
+        return document, name
+    if not isinstance(base, str):
+        raise UsageError(f"'extends' in recipe {source} must be the name of one recipe; got {base!r}")
+    merged, _ = _read(Path(source).parent / base if base.endswith(".toml") else base, (*seen, identity))
+    merged.pop("name", None)
+    for section, entries in document.items():
+        if isinstance(entries, dict) and isinstance(merged.get(section), dict):
+            merged[section] = inherit(section, merged[section], entries.get("name")) | entries
+        else:
+            merged[section] = entries
+    return merged, name
+
+
+def inherit(section: str, entries: dict[str, Any], name: Any) -> dict[str, Any]:
+    """What stays of a section when the name in it changes: settings belong to the method that they were made for, and
+    a model of one's own normalises for itself."""
+    if name is None or name == entries.get("name"):
+        return dict(entries)
+    if section == "method":
+        return {key: entries[key] for key in ("norm", "eps") if key in entries}
+    if section == "model" and ":" in str(name):
+        return {}
+    return dict(entries)
+
+
+@functools.cache
+def _packaged() -> tuple[str, ...]:
+    files = (resources.files("atas") / "recipes").iterdir()
+    return tuple(sorted(file.name.removesuffix(".toml") for file in files if file.name.endswith(".toml")))

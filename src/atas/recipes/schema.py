@@ -1,0 +1,248 @@
+"""The schema of a recipe: its sections with their keys, types and defaults, and the whole `Recipe`."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, TypeVar, get_type_hints
+
+from atas import methods, threat
+from atas.errors import UsageError, nearest, unknown
+from atas.recipes.checks import check
+from atas.recipes.loading import inherit
+from atas.recipes.values import format_toml, parse_value
+
+_VIEW_SIZE = 224  # where data.view_size is not set
+_ALIASES = {"lr": "schedule.peak", "learning_rate": "schedule.peak"}  # what other programs call a key
+
+S = TypeVar("S")
+
+
+@dataclass(frozen=True)
+class DataConfig:
+    """What is trained on. `size` is the side of stored images, for image folders; a packed set has its own, checked.
+
+    `view` is how images are shown: `pad`, crops of images padded by `pad`; `crop`, crops of `view_size` pixels (224);
+    `resized`, boxes with a share of the image in `view_scale` ((0.08, 1)), resized to `view_size`. With `view_start`
+    and `view_ramp` the size rises from the one to `view_size` over the first so much of the training.
+
+    `loading` is where the training images are kept: `resident` on the device, `streaming` where they are, from which
+    `workers` processes (by default one a processor) read a few batches ahead, or `auto`, resident where they fit.
+    `shards`, 1 if it is left out, is into how many parts examples are dealt, of which each of several processes takes
+    one or more."""
+
+    name: str = "cifar10"
+    root: str | None = None
+    size: int | None = None
+    pad: int = 4
+    flip: bool = True
+    view: str = "pad"
+    view_size: int | None = None
+    view_start: int | None = None
+    view_ramp: float | None = None
+    view_scale: tuple[float, float] | None = None
+    loading: str = "auto"
+    workers: int | None = None
+    shards: int | None = None
+
+    @property
+    def eval_resolution(self) -> int | None:
+        """The side in pixels at which images are shown in the end; None for `pad`, where they are as stored."""
+        if self.view == "pad":
+            return None
+        return _VIEW_SIZE if self.view_size is None else self.view_size
+
+
+@dataclass(frozen=True)
+class ModelConfig:
+    """The network: a name of `atas ls models` or a factory `package.module:function`."""
+
+    name: str = "preact-resnet18"
+    mean: tuple[float, ...] | None = None
+    std: tuple[float, ...] | None = None
+
+
+@dataclass(frozen=True)
+class MethodConfig:
+    """The training method, its threat model, and its own settings (any further keys)."""
+
+    name: str = "atas"
+    norm: str = "linf"
+    eps: float = 8 / 255
+    settings: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class OptimizerConfig:
+    """Stochastic gradient descent."""
+
+    momentum: float = 0.9
+    weight_decay: float = 5e-4
+    nesterov: bool = False
+
+
+@dataclass(frozen=True)
+class ScheduleConfig:
+    """The learning rate by update: `piecewise` (drops by `factor` at `milestones`) or `cyclic` (up from 0 to `peak`,
+    reached at `peak_at`, and down to 0). Milestones and peak_at are shares of the whole training. With `peak_momentum`
+    the momentum of a cyclic training goes from the optimiser's to this one at the peak, and back."""
+
+    name: str = "piecewise"
+    peak: float = 0.1
+    milestones: tuple[float, ...] = (24 / 30, 28 / 30)
+    factor: float = 0.1
+    peak_at: float = 0.5
+    peak_momentum: float | None = None
+
+
+@dataclass(frozen=True)
+class TrainingConfig:
+    """How long, in which order, and what is watched. `ema` is the decay of averaged weights, 0 for none; `probe` the
+    number of training images that the monitor attacks after every epoch, always with the weights themselves, not their
+    average; `checkpoint_every` is in seconds; `loggers` are tensorboard (where it is installed) and wandb."""
+
+    epochs: int = 30
+    batch_size: int = 128
+    seed: int = 0
+    ema: float = 0.0
+    on_collapse: str = "warn"
+    probe: int = 1000
+    checkpoint_every: float = 60.0
+    loggers: tuple[str, ...] = ("tensorboard",)
+
+
+@dataclass(frozen=True)
+class EngineConfig:
+    """How steps are run: `kind` auto (captured on CUDA), eager or captured; `device` auto, cpu or cuda; `precision`
+    auto (bf16 on CUDA), bf16 or float32; `deterministic` makes runs on CUDA repeat to the bit, as on the CPU;
+    `sync_batchnorm` has BatchNorm normalise by the global batch where several processes train together."""
+
+    kind: str = "auto"
+    device: str = "auto"
+    precision: str = "auto"
+    deterministic: bool = False
+    sync_batchnorm: bool = False
+
+
+@dataclass(frozen=True)
+class EvaluationConfig:
+    """What `atas evaluate` runs on the test set; `examples` limits it to the first so many."""
+
+    attacks: tuple[str, ...] = ("pgd10", "pgd50")
+    examples: int | None = None
+    batch_size: int | None = None
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """A whole recipe; see the sections."""
+
+    name: str = "unnamed"
+    data: DataConfig = field(default_factory=DataConfig)
+    model: ModelConfig = field(default_factory=ModelConfig)
+    method: MethodConfig = field(default_factory=MethodConfig)
+    optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
+    schedule: ScheduleConfig = field(default_factory=ScheduleConfig)
+    training: TrainingConfig = field(default_factory=TrainingConfig)
+    engine: EngineConfig = field(default_factory=EngineConfig)
+    evaluation: EvaluationConfig = field(default_factory=EvaluationConfig)
+
+    def __post_init__(self) -> None:
+        check(self)
+
+    @property
+    def threat(self) -> threat.Threat:
+        """The threat model that the method trains against."""
+        return threat.create(self.method.norm, self.method.eps)
+
+    def with_values(self, values: Mapping[str, Any]) -> Recipe:
+        """The recipe with other values, by dotted keys such as `training.epochs`."""
+        document = self.to_dict()
+        for key in sorted(values, key=lambda key: key not in ("method.name", "model.name")):  # their settings follow
+            _assign(document, key, values[key])
+        return from_dict(document, self.name)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Sections as dictionaries, without what is not set."""
+        document: dict[str, Any] = {"name": self.name}
+        for section in section_types():
+            values = dataclasses.asdict(getattr(self, section))
+            hyperparameters = values.pop("settings", {})
+            document[section] = {key: value for key, value in values.items() if value is not None} | hyperparameters
+        return document
+
+    def to_toml(self) -> str:
+        """The recipe as a file that gives this recipe again."""
+        lines = [f"name = {format_toml(self.name)}"]
+        for section in section_types():
+            lines += ["", f"[{section}]"]
+            entries = self.to_dict()[section].items()
+            lines += [f"{key} = {format_toml(value, as_255ths=section == 'method')}" for key, value in entries]
+        return "\n".join(lines) + "\n"
+
+
+def from_dict(document: Mapping[str, Any], name: str) -> Recipe:
+    """A recipe from sections as dictionaries; an unknown key is an error that names the nearest known one."""
+    known = section_types()
+    values: dict[str, Any] = {"name": str(document.get("name", name))}
+    for section, entries in document.items():
+        if section == "name":
+            continue
+        if section not in known:
+            raise unknown("section of a recipe", section, known)
+        if not isinstance(entries, Mapping):
+            raise UsageError(f"'{section}' in a recipe is a section: write [{section}] and its keys below")
+        values[section] = _parse_section(known[section], section, entries)
+    return Recipe(**values)
+
+
+@functools.cache
+def section_types() -> dict[str, Any]:
+    """The sections of a recipe and their dataclasses."""
+    return {name: kind for name, kind in get_type_hints(Recipe).items() if name != "name"}
+
+
+@functools.cache
+def _keys() -> dict[str, dict[str, Any]]:
+    """The keys of each section and their types."""
+    return {name: get_type_hints(kind) for name, kind in section_types().items()}
+
+
+def _parse_section(kind: type[S], section: str, entries: Mapping[str, Any]) -> S:
+    hints = _keys()[section]
+    known = [key for key in hints if key != "settings"]
+    values: dict[str, Any] = {}
+    settings: dict[str, Any] = {}
+    entries = dict(sorted(entries.items(), key=lambda entry: entry[0] != "name"))
+    hyperparameters = methods.setting_types(str(entries.get("name", MethodConfig.name))) if kind is MethodConfig else {}
+    for key, value in entries.items():
+        if key in known:
+            values[key] = parse_value(value, hints[key], f"{section}.{key}")
+        elif key in hyperparameters:
+            settings[key] = parse_value(value, hyperparameters[key], f"{section}.{key}")
+        else:
+            raise _unknown_key(section, key, [*known, *hyperparameters])
+    if kind is MethodConfig:
+        values["settings"] = settings
+    return kind(**values)
+
+
+def _unknown_key(section: str, key: str, known: Sequence[str]) -> UsageError:
+    """The error for a key that a section does not have; it may belong to another one, or look like one of its keys."""
+    backwards = reversed(_keys().items())  # so that the first section with such a key counts
+    homes = {name: f"{owner}.{name}" for owner, keys in backwards for name in keys}
+    near = nearest(key, known)
+    meant = (homes | _ALIASES).get(key) or (f"{section}.{near}" if near else None)
+    hint = f"; did you mean '{meant}'?" if meant else "."
+    return UsageError(f"unknown recipe key '{section}.{key}'{hint} Known in [{section}]: {', '.join(known)}.")
+
+
+def _assign(document: dict[str, Any], key: str, value: Any) -> None:
+    section, _, name = key.partition(".")
+    if section not in section_types():
+        raise unknown("section of a recipe", section, section_types())
+    if name == "name":
+        document[section] = inherit(section, document[section], value)
+    document[section][name] = value

@@ -1,0 +1,112 @@
+"""Values of a recipe: parse them into the type of their key, such as the fraction "8/255", and format them as TOML."""
+
+from __future__ import annotations
+
+import math
+import numbers
+import re
+import types
+from typing import Any, Literal, Union, get_args, get_origin
+
+import torch
+
+from atas.errors import UsageError
+
+_NUMBER = r"[-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?"
+_FRACTION = re.compile(rf"\s*({_NUMBER})\s*/\s*({_NUMBER})\s*")
+_NONE = "none"  # TOML has no word for it
+_DTYPES = {"int8": torch.int8, "float16": torch.float16, "float32": torch.float32}
+
+
+def parse_fraction(text: str) -> float | None:
+    """The value of a fraction or number in writing, or None where it is neither.
+
+    >>> parse_fraction("8/255") == 8 / 255
+    True
+    """
+    if match := _FRACTION.fullmatch(text):
+        divisor = float(match[2])
+        return float(match[1]) / divisor if divisor else None
+    return float(text) if re.fullmatch(rf"\s*{_NUMBER}\s*", text) else None
+
+
+def parse_value(value: Any, kind: Any, key: str) -> Any:
+    """The value as the type that a key has, in plain Python, or an error that names the key.
+
+    >>> parse_value("4/255", float, "method.step_size") == 4 / 255
+    True
+    """
+    options = get_args(kind) if get_origin(kind) in (Union, types.UnionType) else (kind,)
+    for option in options:
+        parsed = _parse_as(value, option)
+        if parsed is not _MISMATCH:
+            return parsed
+    expected = " or ".join(dict.fromkeys(_describe_type(option) for option in options))
+    raise UsageError(f"{key} must be {expected}; got {value!r}")
+
+
+_MISMATCH: Any = object()
+
+
+def _parse_as(value: Any, kind: Any) -> Any:
+    """The value as one type, or `_MISMATCH`."""
+    origin, inner = get_origin(kind), get_args(kind)
+    if kind is type(None):
+        return None if value is None or value == _NONE else _MISMATCH
+    if origin is Literal:
+        return value if value in inner else _MISMATCH
+    if origin is tuple:
+        if isinstance(value, str) and inner[0] is str:
+            value = [part.strip() for part in value.split(",")]
+        values = value if isinstance(value, list | tuple) else [value]
+        kinds = [inner[0]] * len(values) if inner[-1] is Ellipsis else list(inner)
+        parsed = [_parse_as(*pair) for pair in zip(values, kinds, strict=False)]
+        return _MISMATCH if len(values) != len(kinds) or _MISMATCH in parsed else tuple(parsed)
+    if kind is torch.dtype:
+        name = str(value).removeprefix("torch.")
+        return name if name in _DTYPES else _MISMATCH
+    if kind is bool:
+        return value if isinstance(value, bool) else _MISMATCH
+    if isinstance(value, bool):
+        return _MISMATCH
+    if kind is str:
+        return str(value) if isinstance(value, str | int) else _MISMATCH
+    number = parse_fraction(value) if isinstance(value, str) else value
+    if not isinstance(number, numbers.Real) or not math.isfinite(number):
+        return _MISMATCH
+    if kind is int:
+        if isinstance(number, numbers.Integral):
+            return int(number)
+        return int(float(number)) if float(number).is_integer() and not isinstance(value, str) else _MISMATCH
+    return float(number) if kind is float else _MISMATCH
+
+
+def _describe_type(kind: Any) -> str:
+    if kind is float:
+        return "a number or a fraction such as 8/255"
+    if get_origin(kind) is Literal:
+        return " or ".join(f"'{option}'" for option in get_args(kind))
+    if get_origin(kind) is tuple:
+        inner = get_args(kind)
+        return "a list of numbers" if inner[-1] is Ellipsis else f"a list of {len(inner)} numbers"
+    names = {int: "a whole number", bool: "true or false", str: "a text", type(None): f"'{_NONE}'"}
+    return names.get(kind) or " or ".join(f"'{name}'" for name in _DTYPES)
+
+
+def format_toml(value: Any, as_255ths: bool = False) -> str:
+    """A value as TOML; with `as_255ths`, for budgets and steps, as k/255 where that is the very same number."""
+    if value is None:
+        return f'"{_NONE}"'
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, float):
+        if as_255ths and 0 < abs(value) < 1 and round(value * 255) / 255 == value:
+            return f'"{round(value * 255)}/255"'
+        return repr(value)
+    if isinstance(value, int):
+        return repr(value)
+    if isinstance(value, list | tuple):
+        return "[" + ", ".join(format_toml(item, as_255ths) for item in value) + "]"
+    escaped = str(value).replace("\\", "\\\\").replace('"', '\\"')
+    escaped = "".join(c if c.isprintable() else f"\\U{ord(c):08x}" for c in escaped)
+    return f'"{escaped}"'

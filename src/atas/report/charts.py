@@ -1,0 +1,128 @@
+"""Charts over epochs: data for uPlot, which draws them in the page, and the same figures as text and as a table."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from atas.report.html import Markup, html_table, json_script, tag
+
+Values = Sequence[float | None]
+
+
+@dataclass(frozen=True)
+class Line:
+    """A curve. `colour` names one of the page's colours: c0 to c7, or r0 to r9 from small to large."""
+
+    label: str
+    values: Values
+    colour: str
+    dashed: bool = False
+    shown: bool = True
+
+
+@dataclass(frozen=True)
+class Range:
+    """What lies between two curves."""
+
+    label: str
+    low: Values
+    high: Values
+    colour: str
+
+
+@dataclass(frozen=True)
+class Mark:
+    """A moment to point out."""
+
+    x: float
+    text: str
+
+
+@dataclass(frozen=True)
+class Chart:
+    """A chart with its title, its axes, and what is drawn on them; None is a gap."""
+
+    title: str
+    x_label: str
+    y_label: str
+    x: Sequence[float]
+    lines: Sequence[Line]
+    ranges: Sequence[Range] = ()
+    marks: Sequence[Mark] = ()
+    limits: tuple[float | None, float | None] = (None, None)
+    digits: int = 1
+    note: str | None = None
+    sync: str | None = None
+    kind: str = field(default="line", kw_only=True)
+    """`line`, or `points` where the places on the axis are categories."""
+
+    def html(self) -> Markup:
+        """The figure; the script of the page draws into it."""
+        return tag(
+            "figure",
+            tag("figcaption", tag("strong", self.title), f". {self.note}" if self.note else None),
+            tag("div", role="img", aria_label=self.description(), class_="plot"),
+            json_script(self._data()),
+            tag("details", tag("summary", "Figures of this chart"), self._table()),
+            class_="chart",
+        )
+
+    def description(self) -> str:
+        """The chart in words, for those who do not see it."""
+        said = [f"{self.title}: {self.y_label} by {self.x_label}."]
+        for line in self.lines:
+            found = [(x, y) for x, y in zip(self.x, line.values, strict=True) if _is_number(y)]
+            if found:
+                low, high = min(found, key=lambda pair: pair[1] or 0), max(found, key=lambda pair: pair[1] or 0)
+                said.append(
+                    f"{line.label}: {self._text(found[0][1])} at first, {self._text(found[-1][1])} at last; least "
+                    f"{self._text(low[1])} at {low[0]:g}, most {self._text(high[1])} at {high[0]:g}."
+                )
+        said += [f"{mark.text} at {mark.x:g}." for mark in self.marks]
+        return " ".join(said)
+
+    def _data(self) -> dict[str, object]:
+        series: list[dict[str, object]] = []
+        legend: list[dict[str, object]] = []
+        columns: list[Values] = []
+        for band in self.ranges:
+            legend.append({"label": band.label, "series": [len(series) + 1, len(series) + 2], "band": True})
+            series += [{"colour": band.colour, "edge": "low"}, {"colour": band.colour, "edge": "high"}]
+            columns += [band.low, band.high]
+        for line in self.lines:
+            legend.append({"label": line.label, "series": [len(series) + 1]})
+            series.append({"colour": line.colour, "dashed": line.dashed, "shown": line.shown})
+            columns.append(line.values)
+        return {
+            "x": list(self.x),
+            "columns": [list(column) for column in columns],
+            "series": series,
+            "legend": legend,
+            "marks": [{"x": mark.x, "text": mark.text} for mark in self.marks],
+            "xLabel": self.x_label,
+            "yLabel": self.y_label,
+            "limits": list(self.limits),
+            "digits": self.digits,
+            "sync": self.sync,
+            "kind": self.kind,
+        }
+
+    def _table(self) -> Markup:
+        columns: list[tuple[str, Values]] = []
+        for band in self.ranges:
+            columns += [(f"{band.label}, from", band.low), ("to", band.high)]
+        columns += [(line.label, line.values) for line in self.lines]
+        rows = [
+            [f"{x:g}", *(self._text(values[row]) for _, values in columns)]  # a row an epoch
+            for row, x in enumerate(self.x)
+        ]
+        return html_table([self.x_label, *(label for label, _ in columns)], rows, caption=self.title, class_="figures")
+
+    def _text(self, value: float | None) -> str:
+        return f"{value:.{self.digits}f}" if value is not None and math.isfinite(value) else "-"
+
+
+def _is_number(value: float | None) -> bool:
+    return value is not None and math.isfinite(value)

@@ -1,0 +1,258 @@
+"""Run one trial: train, evaluate, measure, and save its record.
+
+Costs estimate how long a plan takes. Their unit is a forward pass of one image through PreActResNet-18. A backward pass
+to the image costs as much again, a backward pass to the weights too costs twice that.
+"""
+
+from __future__ import annotations
+
+import gc
+import re
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+from torch import nn
+
+from atas._utils.files import read_json
+from atas.attacks import Clean
+from atas.core.fingerprint import weights_hash
+from atas.core.rng import Stream, generator_seed
+from atas.data import Dataset, Split
+from atas.errors import UsageError
+from atas.evaluation import evaluate
+from atas.models.weights import load_weights
+from atas.report import summarise
+from atas.sweeps.padded_evaluation import pad_split, with_released_pooling
+from atas.sweeps.progress import PlanProgress
+from atas.sweeps.record import Record
+from atas.sweeps.store import SHARED, Store
+from atas.sweeps.trial import FinishedTraining, Measurement, Trial, missing_measurements
+from atas.training import train
+from atas.training.callbacks import StepInfo
+from atas.training.data import eval_view
+from atas.training.engine import Engine, select_device
+from atas.training.run import RunFolder
+
+LoadData = Callable[[Trial], Dataset]
+IsShared = Callable[[], bool]
+DefaultMeasurements = Callable[[Trial], tuple[Measurement, ...]]
+"""Of a trial: what is measured besides what the trial asks for, because it costs next to nothing."""
+
+
+def is_done(trial: Trial, store: Store) -> bool:
+    """Whether there is nothing left to do."""
+    record = store.record(trial)
+    return (
+        record is not None
+        and not record.missing_attacks(trial.attacks)
+        and not missing_measurements(record, trial.measurements)
+    )
+
+
+def remaining_cost(trial: Trial, store: Store, data: Dataset) -> tuple[float, float]:
+    """What is left of a trial: its training and its evaluation."""
+    trained, known = _training_folder(trial, store).model.exists(), store.record(trial)
+    attacks = _attacks_to_run(trial, known, same=trained)
+    test = trial.held_out or len(data.test)
+    images = test if trial.examples is None else min(test, trial.examples)
+    learnt = (len(data.train) - trial.held_out) * (1.0 if trial.subset is None else trial.subset.share)
+    training = 0.0 if trained else training_cost(trial, round(learnt))
+    return training, evaluation_cost(trial, attacks, images)
+
+
+def execute(
+    trial: Trial,
+    store: Store,
+    load: LoadData,
+    progress: PlanProgress,
+    is_shared: IsShared,
+    default_measurements: DefaultMeasurements = lambda _: (),
+) -> Record:
+    """Do what is left to do of a trial. After a stop at any info, the same call goes on where it was.
+
+    `is_shared` says whether another process works on the same device, which makes a training's time say nothing.
+    """
+    defaults = default_measurements(trial)
+    training, evaluation = remaining_cost(trial, store, load(trial))
+    progress.start_phase(training)
+    run_folder = _training_folder(trial, store)
+    model = _train(trial, store, run_folder, load, progress, is_shared, defaults)
+    if (again := _training_folder(trial, store)).path != run_folder.path:
+        # It went on from where others had not observed what is wanted here, so once more, from the beginning.
+        run_folder = again
+        model = _train(trial, store, run_folder, load, progress, is_shared, defaults)
+    free_memory()  # the training's records of its steps are not wanted any more
+    progress.start_phase(evaluation)
+    record = _evaluate(trial, store, run_folder, model, load, progress)
+    record = _measure(trial, store, run_folder, model, load, record, defaults)
+    store.remove_checkpoints(run_folder)
+    return record
+
+
+def _training_folder(trial: Trial, store: Store) -> RunFolder:
+    """The folder of the training: one that holds what is still to be observed."""
+    left = missing_measurements(store.record(trial), trial.measurements)
+    return store.training_folder(trial, lambda run_folder: all(found.is_available(trial, run_folder) for found in left))
+
+
+def free_memory() -> None:
+    """Give back the memory of a trial that is over, on the device too."""
+    gc.collect()
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()
+
+
+def _train(
+    trial: Trial,
+    store: Store,
+    run_folder: RunFolder,
+    load: LoadData,
+    progress: PlanProgress,
+    is_shared: IsShared,
+    defaults: tuple[Measurement, ...],
+) -> nn.Module:
+    recipe = trial.resolved_recipe
+    device = select_device(recipe.engine.device)
+    if run_folder.model.exists():
+        return load_weights(run_folder.model).to(device)
+    run_folder.path.parent.mkdir(parents=True, exist_ok=True)
+    given = hold_out(load(trial), trial.held_out) if trial.held_out else None
+    sharing = DeviceSharing(run_folder.path / SHARED, is_shared)
+    wanted = {found.name: found for found in (*trial.measurements, *defaults)}.values()
+    run = train(
+        recipe,
+        out=run_folder.path,
+        resume=run_folder.recipe.exists(),
+        data=given,
+        live=progress.live(),
+        observers=[sharing, *(observer for found in wanted for observer in found.callbacks(run_folder))],
+        rows=None if trial.subset is None else trial.subset.rows(store),
+    )
+    sharing.mark()
+    return run.model.to(device)
+
+
+class DeviceSharing:
+    """Looks whether another process works on the same device, when a training begins, after each of its epochs and at
+    its end; leaves a file where one does."""
+
+    def __init__(self, file: Path, is_shared: IsShared) -> None:
+        self._file, self._is_shared = file, is_shared
+        self._seen = is_shared()
+
+    def due(self, info: StepInfo) -> bool:
+        """At the end of an epoch."""
+        return info.ends_epoch
+
+    def on_step_end(self, info: StepInfo, engine: Engine) -> None:
+        """Mark a shared device."""
+        self.mark()
+
+    def mark(self) -> None:
+        """Write the file if another process uses the device, or has used it before."""
+        self._seen = self._seen or self._is_shared()
+        if self._seen:
+            self._file.touch()
+
+
+def _evaluate(
+    trial: Trial, store: Store, run_folder: RunFolder, model: nn.Module, load: LoadData, progress: PlanProgress
+) -> Record:
+    """The trial's record with all its attacks; those that are known of these weights are not run again."""
+    recipe = trial.resolved_recipe
+    known = store.record(trial)
+    if known is not None and not known.missing_attacks(trial.attacks):
+        return known
+    same = known is not None and known.weights == weights_hash(model)
+    attacks = _attacks_to_run(trial, known, same)
+    test = _test_split(trial, load(trial))
+    result = evaluate(
+        with_released_pooling(model) if trial.padding else model,
+        test,
+        threat=recipe.threat,
+        attacks=attacks,
+        batch_size=recipe.evaluation.batch_size,
+        progress=progress.watch,
+        progress_file=store.progress_file(trial),
+    )
+    result.save(store.evaluation_file(trial, attacks), keep_progress=True)
+    if known is not None and same:
+        record = known.with_evaluation(result)
+    else:
+        (summary,) = summarise([run_folder.path])
+        shared = (run_folder.path / SHARED).exists()
+        record = Record.from_run(trial, summary, read_json(run_folder.environment), result, shared)
+        record = record if known is None else record.merge(known)  # what was observed stays
+    store.save(trial, record)  # before anything is observed, which may take long
+    result.forget_progress()
+    return record
+
+
+def _attacks_to_run(trial: Trial, known: Record | None, same: bool) -> tuple[str, ...]:
+    """Those that are left to run. Figures of a record are of the same weights, so those of others are made anew."""
+    if known is None:
+        return trial.attacks
+    missing = known.missing_attacks(trial.attacks)
+    return missing if same or not missing else (*(name for name in known.attacks if name != Clean.name), *missing)
+
+
+def _measure(
+    trial: Trial,
+    store: Store,
+    run_folder: RunFolder,
+    model: nn.Module,
+    load: LoadData,
+    record: Record,
+    defaults: tuple[Measurement, ...],
+) -> Record:
+    """The record with all that is to be observed, and with what costs nothing; each is safe before the next."""
+    finished = FinishedTraining(trial, run_folder, model, load(trial), store)
+    also = [found for found in defaults if found not in trial.measurements and found.is_available(trial, run_folder)]
+    for measurement in missing_measurements(record, (*also, *trial.measurements)):
+        record = record.with_measurement(measurement.name, finished.metadata | measurement.measure(finished))
+        store.save(trial, record)
+    return record
+
+
+def _test_split(trial: Trial, data: Dataset) -> Split:
+    """What the model is evaluated on."""
+    whole = hold_out(data, trial.held_out) if trial.held_out else data
+    split = eval_view(whole, trial.resolved_recipe.data).test
+    return pad_split(split.subset(slice(trial.examples)), trial.padding)
+
+
+_NETWORKS = {"preact-resnet18": 1.0, "wrn-28-10": 9.4, "resnet18": 3.3, "resnet50": 7.4, "small-cnn": 0.005}
+_METHODS = {"standard": 3.0, "fgsm-ga": 12.0, "ssat": 7.0, "free": 24.0, "yopo": 18.0, "pgd": 23.0, "trades": 26.0}
+_ONE_STEP = 5.0
+_ATTACKS = {"fgsm": 2.0, "autoattack": 4000.0, "autoattack-rand": 3000.0}  # of examples, half hold to the end
+_SEARCH = 1000.0
+
+
+def training_cost(trial: Trial, images: int) -> float:
+    """Of the training, on so many images."""
+    recipe = trial.resolved_recipe
+    each = _METHODS.get(recipe.method.name, _ONE_STEP)
+    return recipe.training.epochs * images * each * _NETWORKS.get(recipe.model.name, 1.0)
+
+
+def evaluation_cost(trial: Trial, attacks: tuple[str, ...], images: int) -> float:
+    """Of an evaluation with these attacks on so many images."""
+    size = (1 + trial.padding / 16) ** 2  # images of 32 pixels a side
+    return images * size * sum(map(_passes, attacks)) * _NETWORKS.get(trial.resolved_recipe.model.name, 1.0)
+
+
+def _passes(attack: str) -> float:
+    if match := re.fullmatch(r"pgd(\d+)(?:x(\d+))?", attack):
+        return 2.0 * int(match[1]) * int(match[2] or 1)
+    return _ATTACKS.get(attack, _SEARCH)
+
+
+def hold_out(data: Dataset, count: int) -> Dataset:
+    """The data set with so many training images in place of its test images; the same in every trial."""
+    if not 0 < count < len(data.train):
+        raise UsageError(f"{count} of {len(data.train)} training images cannot be held out; choose fewer")
+    generator = torch.Generator().manual_seed(generator_seed(0, 0, Stream.PROBE))
+    order = torch.randperm(len(data.train), generator=generator)
+    held, rest = order[:count].sort().values, order[count:].sort().values
+    return Dataset(data.name, data.train.subset(rest), data.train.subset(held))

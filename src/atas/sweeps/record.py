@@ -1,0 +1,165 @@
+"""The small JSON file of one trial: what was asked, what it gave, and where."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from atas._utils.files import write_text
+from atas.errors import DataError
+from atas.evaluation import Evaluation
+from atas.evaluation.result import WORST
+from atas.report import RunSummary
+from atas.sweeps.trial import Trial, format_eps
+
+_FORMAT = 1
+
+
+@dataclass(frozen=True)
+class Record:
+    """What is known of a trial. `attacks` holds for each attack accuracy, interval, count and seconds; `observed` what
+    studies saw of the training, each with the weights that it came to: it may have been done a second time for that."""
+
+    key: str
+    row: str
+    training_key: str
+    seed: int
+    trial: dict[str, Any]
+    settings: dict[str, Any]
+    training: dict[str, Any]
+    weights: str
+    n: int
+    attacks: dict[str, dict[str, Any]]
+    evaluations: list[dict[str, Any]] = field(default_factory=list)
+    observed: dict[str, dict[str, Any]] = field(default_factory=dict)
+
+    @classmethod
+    def from_run(
+        cls,
+        trial: Trial,
+        summary: RunSummary,
+        environment: dict[str, Any],
+        evaluation: Evaluation,
+        shared: bool = False,
+    ) -> Record:
+        """The record of a finished training, which may have shared its device, and a first evaluation."""
+        recipe = trial.resolved_recipe
+        training = {
+            "seconds": summary.seconds,
+            "shared": shared,
+            "epochs": len(summary.epochs),
+            "collapsed_in_epoch": summary.collapse_epoch,
+            "last_epoch": summary.epochs[-1],
+            "environment": environment,
+        }
+        return cls(
+            key=trial.key,
+            row=trial.row,
+            training_key=trial.training_key,
+            seed=trial.seed,
+            trial={
+                "recipe": trial.recipe,
+                "values": {key: value for key, value in trial.values.items() if key != "data.root"},
+                "data": recipe.data.name,
+                "network": recipe.model.name,
+                "method": recipe.method.name,
+                "eps": format_eps(recipe.method.eps),
+                "padding": trial.padding,
+                "examples": trial.examples,
+                "held_out": trial.held_out,
+                "part": None if trial.subset is None else trial.subset.to_json(),
+            },
+            settings=recipe.to_dict() | {"data": {k: v for k, v in recipe.to_dict()["data"].items() if k != "root"}},
+            training=training,
+            weights=evaluation.weights,
+            n=evaluation.n,
+            attacks=_attacks(evaluation),
+            evaluations=[_metadata(evaluation)],
+        )
+
+    @property
+    def seconds(self) -> float | None:
+        """Time spent in training steps; None where other processes worked on the same device meanwhile."""
+        return None if self.training.get("shared") else float(self.training["seconds"])
+
+    @property
+    def collapsed_in(self) -> int | None:
+        """The first epoch, counted from 1, that the monitor found collapsed."""
+        found: int | None = self.training["collapsed_in_epoch"]
+        return found
+
+    @property
+    def hardware(self) -> str:
+        """What it was trained on."""
+        return str(self.training["environment"].get("device", "unknown hardware"))
+
+    def missing_attacks(self, attacks: Iterable[str]) -> tuple[str, ...]:
+        """Those of these attacks that are not known yet."""
+        return tuple(name for name in attacks if name not in self.attacks)
+
+    def merge(self, other: Record) -> Record:
+        """With what another record of the same trial knows; figures are taken of the very same weights alone."""
+        if other.key != self.key:
+            return self
+        merged = replace(self, observed=other.observed | self.observed)
+        new = {name: figures for name, figures in other.attacks.items() if name not in self.attacks}
+        if not new or other.weights != self.weights:
+            return merged
+        return replace(merged, attacks=self.attacks | new, evaluations=self.evaluations + other.evaluations)
+
+    def with_measurement(self, name: str, values: dict[str, Any]) -> Record:
+        """With what was seen of a training."""
+        return replace(self, observed=self.observed | {name: values})
+
+    def with_evaluation(self, evaluation: Evaluation) -> Record:
+        """With what another evaluation found."""
+        attacks = self.attacks | _attacks(evaluation)
+        return replace(self, attacks=attacks, evaluations=[*self.evaluations, _metadata(evaluation)])
+
+    def save(self, path: Path) -> None:
+        """Write it; the file is replaced as a whole."""
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_text(path, json.dumps({"format": _FORMAT, **self.__dict__}, indent=1) + "\n")
+
+    @classmethod
+    def load(cls, path: Path) -> Record:
+        """Read what `save` wrote."""
+        try:
+            found = json.loads(path.read_text(encoding="utf-8"))
+            if found.pop("format") != _FORMAT:
+                raise ValueError("another format")
+            record = cls(**found)
+            for figures in record.attacks.values():
+                float(figures["accuracy"]), [float(end) for end in figures["interval"]]
+            float(record.training["seconds"]), record.training["collapsed_in_epoch"]
+            record.training["environment"].get("device")
+            [seen["environment"] for seen in record.observed.values()]
+        except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
+            raise DataError(f"the record {path} is damaged ({error}); remove it and run the study again") from error
+        return record
+
+
+def _attacks(evaluation: Evaluation) -> dict[str, dict[str, Any]]:
+    return {
+        name: {
+            "accuracy": evaluation.accuracy[name],
+            "interval": list(evaluation.interval[name]),
+            "right": int(verdicts.sum()),
+            "seconds": evaluation.seconds[name],
+        }
+        for name, verdicts in evaluation.correct.items()
+        if name != WORST  # of those attacks alone that were run together
+    }
+
+
+def _metadata(evaluation: Evaluation) -> dict[str, Any]:
+    return {
+        "attacks": [name for name in evaluation.correct if name != WORST],
+        "protocol": evaluation.protocol,
+        "environment": evaluation.environment,
+        "data": evaluation.data,
+        "warnings": [str(caution) for caution in evaluation.warnings],
+    }

@@ -1,0 +1,136 @@
+"""A folder of results: records, the trainings behind them, errors, and where to look for more.
+
+runs/<recipe>-seed<n>-<key>.json                     a record a trial
+runs/<recipe>-seed<n>-<key>.error.json               why a trial failed
+trainings/<recipe>-seed<n>-<key>/                    the training's own folder, with its weights
+trainings/<recipe>-seed<n>-again-<key>/              a second one, where the first was not observed
+evaluations/<recipe>-seed<n>-<key>-<attacks>.json    the verdict on every example
+<study>.md, <study>.json                             what a study shows
+.claims                                              which process is at which training
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import shutil
+from collections.abc import Callable, Sequence
+from functools import reduce
+from pathlib import Path
+from typing import Any
+
+from atas._utils.files import read_json, write_text
+from atas.errors import UsageError
+from atas.sweeps.locks import Locks
+from atas.sweeps.record import Record
+from atas.sweeps.trial import Trial
+from atas.training.run import RunFolder
+
+RUNS, TRAININGS, EVALUATIONS = "runs", "trainings", "evaluations"
+LOCKS = ".claims"
+SNAPSHOTS = "snapshots"  # in a training's folder: weights on the way, for observations
+SHARED = "shared"  # there too: an empty file, where another process worked on the same device
+
+
+class Store:
+    """Results in one folder; finished ones in other folders, `reuse`, count as well."""
+
+    def __init__(self, folder: Path, reuse: Sequence[Path] = ()) -> None:
+        for other in reuse:
+            if not (other / RUNS).is_dir() and not (other / TRAININGS).is_dir():
+                raise UsageError(f"{other} holds no results to reuse; give a folder that was an --out before")
+        self.folder, self._others = folder, tuple(reuse)
+
+    def record(self, trial: Trial) -> Record | None:
+        """What is known of a trial, here and elsewhere."""
+        found = [Record.load(file) for folder in self._folders for file in _result_files(folder, f"*-{trial.key}.json")]
+        return reduce(Record.merge, found) if found else None
+
+    @property
+    def reuses(self) -> bool:
+        """Whether other folders count as well."""
+        return bool(self._others)
+
+    def import_records(self, trial: Trial) -> None:
+        """Write down here what is known of a trial elsewhere. Nobody else may be at it."""
+        known, path = self.record(trial), self._record_path(trial)
+        if known is not None and not (path.exists() and Record.load(path) == known):
+            known.save(path)
+
+    def by_row(self) -> dict[str, list[Record]]:
+        """All records here by their row, each row in the order of its seeds."""
+        found = {record.key: record for record in map(Record.load, _result_files(self.folder, "*.json"))}
+        rows: dict[str, list[Record]] = {}
+        for record in sorted(found.values(), key=lambda record: record.seed):
+            rows.setdefault(record.row, []).append(record)
+        return rows
+
+    def save(self, trial: Trial, record: Record) -> None:
+        """Write a trial's record; an earlier error is forgotten."""
+        record.save(self._record_path(trial))
+        self._error_path(trial).unlink(missing_ok=True)
+
+    def save_error(self, trial: Trial, sentence: str, trace: str) -> None:
+        """Write down why a trial failed."""
+        path = self._error_path(trial)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        metadata = {"key": trial.key, "row": trial.row, "trial": trial.label, "error": sentence, "trace": trace}
+        write_text(path, json.dumps(metadata, indent=1) + "\n")
+
+    def locks(self) -> Locks:
+        """Who is at what, among the processes that share this folder."""
+        return Locks(self.folder / LOCKS)
+
+    def errors_by_row(self) -> dict[str, list[str]]:
+        """Why trials failed that have no result, by their row."""
+        rows: dict[str, list[str]] = {}
+        for path in _result_files(self.folder, "*.error.json", errors=True):
+            error: dict[str, Any] = read_json(path)
+            rows.setdefault(str(error.get("row")), []).append(f"{error.get('trial')}: {error.get('error')}")
+        return rows
+
+    def training_folder(self, trial: Trial, suits: Callable[[RunFolder], bool] = lambda _: True) -> RunFolder:
+        """The folder of a trial's training: a finished one that suits, wherever it is; else that to train in."""
+        for folder in self._folders:
+            for path in sorted((folder / TRAININGS).glob(f"*-{trial.training_key}")):
+                if RunFolder(path).model.exists() and suits(RunFolder(path)):
+                    return RunFolder(path)
+        names = itertools.chain([trial.slug], (f"{trial.slug}-again{'-again' * more}" for more in itertools.count()))
+        new = (RunFolder(self.folder / TRAININGS / f"{name}-{trial.training_key}") for name in names)
+        return next(run_folder for run_folder in new if not run_folder.model.exists())
+
+    def remove_checkpoints(self, training: RunFolder) -> None:
+        """Remove the checkpoints of a finished training, the larger part of its folder."""
+        if training.path.is_relative_to(self.folder) and training.model.exists():
+            shutil.rmtree(training.last_checkpoint.parent, ignore_errors=True)
+            shutil.rmtree(training.path / SNAPSHOTS, ignore_errors=True)
+
+    def progress_file(self, trial: Trial) -> Path:
+        """Where an evaluation under way keeps what it knows."""
+        path = self.folder / RUNS / f".{trial.slug}-{trial.key}.progress.json"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        return path
+
+    def evaluation_file(self, trial: Trial, attacks: Sequence[str]) -> Path:
+        """Where a whole evaluation goes, with the verdict on every example."""
+        path = self.folder / EVALUATIONS / f"{trial.slug}-{trial.key}-{'-'.join(attacks) or 'clean'}.json"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        return path
+
+    @property
+    def _folders(self) -> tuple[Path, ...]:
+        return (self.folder, *self._others)
+
+    def _record_path(self, trial: Trial) -> Path:
+        """The file of the record; a recipe of another name that comes to the same may have given it its name."""
+        there = _result_files(self.folder, f"*-{trial.key}.json")
+        return there[0] if there else self.folder / RUNS / f"{trial.slug}-{trial.key}.json"
+
+    def _error_path(self, trial: Trial) -> Path:
+        return self.folder / RUNS / f"{trial.slug}-{trial.key}.error.json"
+
+
+def _result_files(folder: Path, pattern: str, errors: bool = False) -> list[Path]:
+    """Files of a folder's records or errors; hidden ones are writes that were cut off."""
+    found = (path for path in sorted((folder / RUNS).glob(pattern)) if not path.name.startswith("."))
+    return [path for path in found if path.name.endswith(".error.json") == errors]

@@ -1,0 +1,223 @@
+"""Build a training: a recipe, data and a model become a method, a loader, an engine and a monitor.
+
+Everything that can be checked before the first step is checked here. Each process of several gets its shard of the
+examples.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Unpack
+
+import torch
+from torch import Tensor, nn
+
+from atas import methods, models
+from atas._utils.formatting import format_bytes
+from atas._utils.system import available_cpus, host_memory
+from atas.data import Dataset
+from atas.data.dataset import Split
+from atas.data.lazy_images import LazyImages
+from atas.data.loader import DeviceLoader, Loader, LoaderOptions
+from atas.data.streaming import StreamingLoader
+from atas.distributed.batchnorm import convert_sync_batchnorm
+from atas.distributed.sharding import DataShard
+from atas.distributed.state import broadcast_weights
+from atas.distributed.world import SINGLE, World
+from atas.errors import DataError, UsageError
+from atas.methods import Free, Method, Standard
+from atas.models.weights import GIVEN, per_channel
+from atas.recipes import Recipe, recipe_fingerprint
+from atas.training.data import eval_view, train_resolution
+from atas.training.engine import Engine, select_device
+from atas.training.model_checks import check_empty_batch, check_model, check_single_image
+from atas.training.monitor import Monitor, split_probe
+
+# The share of a device's memory that images may take; the perturbations of a method can take as much again.
+RESIDENT_MEMORY_SHARE = 0.4
+
+Log = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class TrainingParts:
+    """All that a training works with, in one process or in one of several, each with its shard of the examples."""
+
+    engine: Engine
+    monitor: Monitor
+    data_fingerprints: tuple[str, ...]  # the fingerprints of the images that it learns from
+
+
+def build(
+    recipe: Recipe,
+    data: Dataset,
+    model: nn.Module,
+    log: Log = print,
+    rows: Tensor | None = None,
+    world: World = SINGLE,
+) -> TrainingParts:
+    """Put a training together, with everything checked that can be before its first step.
+
+    It learns from all training images or from those in `rows`; the monitor's are of all.
+    """
+    device = world.device(select_device(recipe.engine.device))
+    training = recipe.training
+    seen = eval_view(data, recipe.data)
+    check_model(model, seen)
+    fingerprints = _data_fingerprints(data, rows)
+    check_same_run(recipe, fingerprints, world)
+    probe, rest = split_probe(len(data.train), training.probe, held_out=training.on_collapse != "warn")
+    if rows is not None:
+        rest = rows if rest is None else rows[torch.isin(rows, rest)]
+    examples = data.train if rest is None else data.train.part(rest)
+    shard = data_shard(recipe, len(examples), world)
+    sizes = batch_sizes(shard, training.batch_size, world)
+    if 0 in sizes:
+        check_empty_batch(model, seen)
+    if recipe.engine.sync_batchnorm:
+        sizes = batch_sizes(shard, training.batch_size, SINGLE)
+    if 1 in sizes:
+        check_single_image(model, seen, train_resolution(recipe.data, 0, training.epochs))
+    loader = open_loader(
+        examples if shard.is_whole else examples.part(shard.global_index(torch.arange(len(shard)))),
+        recipe.data.loading,
+        batch_size=shard.local_count(training.batch_size),
+        pad=recipe.data.pad,
+        flip=recipe.data.flip,
+        seed=training.seed,
+        device=device,
+        workers=recipe.data.workers or max(1, available_cpus() // world.local_size),
+        log=log,
+    )
+    loader.set_shard(shard)
+    method = _build_method(recipe, shard, seen.shape, device)
+    if recipe.engine.sync_batchnorm and world.size > 1:
+        convert_sync_batchnorm(model)
+    broadcast_weights(list(model.state_dict().values()), world)
+    engine = _build_engine(recipe, model.to(device), method, loader, log, world)
+    probed = seen.train.images[probe].to(device), seen.train.labels[probe].to(device)
+    adversarial = not isinstance(method, Standard)
+    monitor = Monitor(*probed, recipe.threat, batch_size=engine.eval_batch_size, adversarial=adversarial, world=world)
+    return TrainingParts(engine, monitor, fingerprints)
+
+
+def _build_method(recipe: Recipe, shard: DataShard, shape: Sequence[int], device: torch.device) -> Method:
+    """The recipe's method, with a memory for the examples of this shard."""
+    name, hyperparameters = recipe.method.name, dict(recipe.method.settings)
+    if methods.get(name) is Free:
+        hyperparameters["batch_size"] = shard.local_count(hyperparameters.get("batch_size", recipe.training.batch_size))
+    pad, seed = recipe.data.pad, recipe.training.seed
+    method = methods.create(
+        name, recipe.threat, len(shard), shape, pad=pad, device=device, seed=seed, **hyperparameters
+    )
+    if not shard.is_whole:
+        method.set_shard(shard)
+    return method
+
+
+def _build_engine(recipe: Recipe, model: nn.Module, method: Method, loader: Loader, log: Log, world: World) -> Engine:
+    """The recipe's engine; for `auto` the captured one where a single process has a GPU."""
+    kind, on_gpu = recipe.engine.kind, loader.images.device.type == "cuda"
+    if kind == "captured" and not on_gpu:
+        raise UsageError("the captured engine needs a CUDA device; set engine.kind=eager or auto")
+    if kind == "eager" or not on_gpu or (kind == "auto" and world.size > 1):
+        return Engine(recipe, model, method, loader, world)
+    from atas.training.cuda_graph_engine import CudaGraphEngine
+
+    return CudaGraphEngine(recipe, model, method, loader, log, world)
+
+
+def _data_fingerprints(data: Dataset, rows: Tensor | None) -> tuple[str, ...]:
+    """Of the images that a run learns from."""
+    fingerprints = data.train.fingerprints()
+    if rows is not None:
+        fingerprints = tuple(
+            hashlib.sha256(whole.encode() + rows.numpy().tobytes()).hexdigest() for whole in fingerprints
+        )
+    return tuple(whole[:16] for whole in fingerprints)
+
+
+def open_loader(
+    split: Split,
+    loading: str,
+    *,
+    device: torch.device,
+    workers: int | None = None,
+    log: Callable[[str], object] = print,
+    **how: Unpack[LoaderOptions],
+) -> Loader:
+    """The batches of a training set: `resident`, `streaming`, or for `auto` resident where the images fit the device.
+
+    What was chosen is said where it is not a matter of course.
+    """
+    images, labels = split.images, split.labels
+    size, memory = images.shape.numel(), _device_memory(device)
+    place = images.location if isinstance(images, LazyImages) else "memory"
+    resident = loading == "resident" or (loading == "auto" and size <= RESIDENT_MEMORY_SHARE * memory)
+    about = f"{len(labels):,} training images, {format_bytes(size)} as pixels,"
+    if not resident:
+        loader = StreamingLoader(images, labels, device=device, workers=workers, **how)
+        why = "" if loading == "streaming" else f", as {device.type} has {memory / 1e9:.0f} GB (data.loading = auto)"
+        processes = "1 process" if loader.workers == 1 else f"{loader.workers} processes"
+        log(f"{about} are streamed from {place} by {processes}{why}")
+        return loader
+    if isinstance(images, LazyImages):
+        log(f"{about} are read from {place} into the memory of {device.type}")
+    return DeviceLoader(images, labels, device=device, **how)
+
+
+def _device_memory(device: torch.device) -> int:
+    """All the memory of a device, in bytes."""
+    if device.type == "cuda":
+        return torch.cuda.get_device_properties(device).total_memory
+    return host_memory()
+
+
+def data_shard(recipe: Recipe, examples: int, world: World) -> DataShard:
+    """The shard of a training set that this process takes."""
+    shards = recipe.data.shards or 1
+    if shards < world.size:
+        raise UsageError(
+            f"data.shards = {shards} gives work to {shards} of {world.size} processes; begin the run with --set "
+            f"data.shards={world.size}, or a multiple, or start fewer processes"
+        )
+    if examples < shards:
+        raise UsageError(f"{examples} training images do not fill {shards} shards; set a smaller data.shards")
+    return DataShard.for_rank(examples, shards, world.rank, world.size)
+
+
+def check_same_run(recipe: Recipe, data: tuple[str, ...], world: World) -> None:
+    """Refuse a process that would train something else than the first."""
+    mine = recipe_fingerprint(recipe)
+    first, images = world.on_rank0(lambda: (mine, data))
+    if first != mine or not set(images) & set(data):
+        raise DataError(
+            f"process {world.rank} of {world.size} has another recipe or other training images than the first; give "
+            f"the same command and the same data on every machine"
+        )
+
+
+def batch_sizes(shard: DataShard, batch_size: int, world: World) -> set[int]:
+    """How many images some process has in a full batch, or in the short last one of an epoch."""
+    last = shard.examples % batch_size or batch_size
+    counts = {last} if shard.examples < batch_size else {last, batch_size}
+    every = [DataShard.for_rank(shard.examples, shard.shards, rank, world.size) for rank in range(world.size)]
+    return {shard.local_count(count) for shard in every for count in counts}
+
+
+def build_model(recipe: Recipe, data: Dataset) -> nn.Module:
+    """The model of a recipe with fresh weights, drawn by the recipe's seed; the caller's random state stays."""
+    if recipe.model.name.startswith(GIVEN):
+        raise UsageError(
+            f"the model of this recipe was given in Python ({recipe.model.name}); pass it to atas.train(model=...)"
+        )
+    if data.num_classes == 1:
+        raise DataError(
+            f"the data has a single class, {data.train.classes[0]}, and nothing to tell it from; give two or more"
+        )
+    mean, std = per_channel(recipe.model.mean), per_channel(recipe.model.std)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(recipe.training.seed)
+        return models.create(recipe.model.name, data.num_classes, data.shape[0], mean, std)

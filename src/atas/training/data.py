@@ -1,0 +1,93 @@
+"""The data of a recipe, and the views that training and evaluation have of its images.
+
+With `data.view = pad` images are used as they are stored. With `crop` and `resized` they are boxes of a larger stored
+image. Training draws boxes at random, and their resolution may grow over the epochs (progressive resolution). The
+monitor and the evaluation take the centre at the final resolution: 224 of 256 stored pixels is the usual protocol of
+ImageNet.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Literal
+
+from atas import data as datasets
+from atas._utils.progress import ProgressCallback
+from atas.core.resized_crop import AnyView, BoxView
+from atas.core.rng import CounterRNG
+from atas.data import Dataset
+from atas.errors import DataError, UsageError
+from atas.models.weights import GIVEN
+from atas.recipes import DataConfig, Recipe
+
+_SCALE = (0.08, 1.0)
+_MULTIPLE = 32  # networks halve images five times
+_TINY = 1e-6  # of a pixel; what rounding may cost
+
+
+def train_resolution(data: DataConfig, epoch: int, epochs: int) -> int | None:
+    """The side in pixels at which images are shown in an epoch, counted from 0; None for `pad`.
+
+    It rises linearly from `view_start` over the first `view_ramp` of the training, in multiples of 32.
+    """
+    size = data.eval_resolution
+    if size is None or data.view_start is None or data.view_ramp is None or epoch >= data.view_ramp * epochs:
+        return size
+    exact = data.view_start + (size - data.view_start) * epoch / (data.view_ramp * epochs)
+    return max(data.view_start, int((exact + _TINY) // _MULTIPLE) * _MULTIPLE)
+
+
+def train_views(data: DataConfig, size: int, frame: tuple[int, int]) -> Callable[[CounterRNG], AnyView]:
+    """What draws the boxes of stored images of this height and width, to be shown at this size."""
+    if data.view == "crop":
+        full = data.eval_resolution
+        assert full is not None
+        whole = round(frame[0] * size / full)  # smaller images show as large a part
+        return lambda draw: BoxView.crop(draw, size, whole, data.flip)
+    scale = _SCALE if data.view_scale is None else data.view_scale
+    return lambda draw: BoxView.resized(draw, size, frame, scale, flip=data.flip)
+
+
+def eval_view(images: Dataset, data: DataConfig) -> Dataset:
+    """The data set as the monitor and the evaluation see it: the centre of each image."""
+    size = data.eval_resolution
+    if size is None:
+        return images
+    _, high, wide = images.shape
+    if size > min(high, wide):
+        raise UsageError(
+            f"images of {high} x {wide} pixels cannot be shown at data.view_size = {size}; store them larger or set a "
+            f"smaller one"
+        )
+    if data.view == "crop" and high != wide:
+        raise UsageError(f"data.view = crop is for square images, these have {high} x {wide} pixels; set resized")
+    return Dataset(images.name, images.train.centre(size), images.test.centre(size))
+
+
+def load_data(
+    recipe: Recipe, root: str | None = None, progress: ProgressCallback | None = None, *, to_train: bool = True
+) -> Dataset:
+    """The data of a recipe, from its own folder or another; `progress` is told how far the decoding is. Where nothing
+    is to be trained, training images are not decoded before they are asked for."""
+    if recipe.data.name.startswith(GIVEN):
+        name = recipe.data.name.removeprefix(GIVEN)
+        raise UsageError(
+            f"the data of this recipe was given in Python ('{name}'); pass it there again, to atas.train(data=...) or "
+            f"to atas.evaluate"
+        )
+    config, folder = recipe.data, root or recipe.data.root
+    if config.name == "imagefolder":  # other sets are always read in one way
+        lazy: bool | Literal["train"] | None = {"resident": False, "streaming": True}.get(config.loading)
+        if not to_train and not lazy:
+            lazy = "train"
+        return datasets.load(config.name, folder, size=config.size, lazy=lazy, progress=progress)
+    if config.name != "packed":
+        return datasets.load(config.name, folder, size=config.size)
+    packed = datasets.load(config.name, folder)
+    side = packed.shape[1]
+    if config.size not in (None, side):
+        raise DataError(
+            f"the packed set in {folder} has images of {side} pixels, and the recipe wants data.size = {config.size}; "
+            f"pack it with --size {config.size}, or set data.size={side}"
+        )
+    return packed

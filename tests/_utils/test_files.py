@@ -1,0 +1,58 @@
+"""Writing files as a whole, and what is said where that fails."""
+
+import os
+from pathlib import Path
+
+import pytest
+
+from atas._utils.files import write_atomically, write_text
+
+
+def test_an_error_names_the_file_that_was_asked_for(tmp_path):
+    """Nobody knows the temporary name."""
+    (tmp_path / "folder").mkdir()
+    for path in (tmp_path / "folder" / "none" / "result.json", tmp_path / "folder"):
+        with pytest.raises(OSError, match=r"\[Errno") as caught:
+            write_text(path, "text")
+        assert caught.value.filename == str(path)
+    assert [path.name for path in tmp_path.rglob("*")] == ["folder"]
+
+
+def test_a_folder_is_no_file():
+    with pytest.raises(IsADirectoryError):
+        write_text(Path(), "text")
+
+
+@pytest.mark.parametrize("named", [False, True], ids=["full disk", "read-only"])
+def test_what_cannot_be_tidied_up_does_not_hide_the_error(named, tmp_path, monkeypatch):
+    path = tmp_path / "result.json"
+
+    def write(temporary):
+        raise OSError(30, "Read-only file system", str(temporary)) if named else OSError(28, "No space left on device")
+
+    def unlink(temporary, missing_ok=False):
+        raise OSError(30, "Read-only file system", str(temporary))
+
+    monkeypatch.setattr(Path, "unlink", unlink)
+    with pytest.raises(OSError, match="Read-only" if named else "No space") as caught:
+        write_atomically(path, write)
+    assert caught.value.filename == str(path)
+
+
+def test_a_file_is_on_the_disk_before_it_has_its_name_and_its_name_afterwards(tmp_path, monkeypatch):
+    """A power cut leaves the old content or the new."""
+    path, done = tmp_path / "result.json", []
+    sync, replace = os.fsync, type(path).replace
+
+    def synced(descriptor):
+        done.append(os.fstat(descriptor).st_ino)
+        sync(descriptor)
+
+    def renamed(file, target):
+        done.append("renamed")
+        return replace(file, target)
+
+    monkeypatch.setattr(os, "fsync", synced)
+    monkeypatch.setattr(type(path), "replace", renamed)
+    write_text(path, "text")
+    assert done == [path.stat().st_ino, "renamed", tmp_path.stat().st_ino]

@@ -1,0 +1,244 @@
+"""What is printed: lines and tables, progress displays, and what terminals and shells expect."""
+
+import doctest
+import io
+import json
+import re
+from contextlib import redirect_stdout
+
+import pytest
+from rich.console import Console
+
+from atas import recipes
+from atas._utils import console as console_module
+from atas._utils.console import ProgressDisplay, print_json, print_line, progress_bar
+from atas.cli import app, evaluation_progress
+from atas.cli.evaluation_progress import EvaluationProgress
+from atas.errors import AtasError
+from atas.evaluation import Status
+
+# Displays
+
+
+def test_examples_in_docstrings_run():
+    result = doctest.testmod(console_module)
+    assert (result.failed, result.attempted) == (0, 1)
+
+
+def test_there_is_a_bar_in_a_terminal_alone():
+    assert progress_bar(Console(file=io.StringIO())) is None
+    assert progress_bar(Console(file=io.StringIO(), force_terminal=True)) is not None
+
+
+class FullStream(io.StringIO):
+    """A stream that can take no more."""
+
+    def __init__(self, error, method):
+        super().__init__()
+        self._error, self._method = error, method
+
+    def write(self, text):
+        if self._method == "write":
+            raise self._error
+        return super().write(text)
+
+    def flush(self):
+        if self._method == "flush":
+            raise self._error
+
+
+@pytest.mark.parametrize("method", ["write", "flush"])
+@pytest.mark.parametrize("error", [BrokenPipeError(32, "Broken pipe"), OSError(28, "No space left on device")])
+def test_a_screen_that_is_lost_is_told_once_and_ends_nothing(error, method, capsys):
+    console = Console(file=FullStream(error, method), force_terminal=True)
+    with ProgressDisplay(console, progress_bar(console)) as display:
+        display.log("one")
+        display.log("two")
+    told = f"atas: the output takes no more ({error.strerror}); going on without it\n"
+    assert capsys.readouterr().err == told
+
+
+def test_characters_that_a_screen_cannot_show_are_replaced():
+    stream = io.TextIOWrapper(io.BytesIO(), encoding="ascii")
+    ProgressDisplay(Console(file=stream)).log("into runs/caf\u00e9")
+    assert stream.buffer.getvalue() == b"into runs/caf?\n"
+
+
+# Lines on standard output
+
+
+@pytest.mark.parametrize("print_it", [print_line, print_json])
+def test_standard_output_that_is_full_is_told_once(print_it):
+    with open("/dev/full", "w") as full, redirect_stdout(full):
+        with pytest.raises(AtasError, match="takes nothing \\(No space left on device\\)"):
+            print_it("text")
+        full.flush()  # as at the end of the process
+
+
+def test_a_line_is_shown_as_it_stands(capsys):
+    print_line("runs/[bold]/:smile:")
+    assert capsys.readouterr().out == "runs/[bold]/:smile:\n"
+
+
+# The progress of an evaluation
+
+
+STATUS = Status("autoattack", "apgd-t", 4812, 10000, 0.25, 75.0)
+
+
+@pytest.fixture
+def screen():
+    return io.StringIO()
+
+
+def test_a_terminal_shows_what_is_done_and_the_time_left(screen):
+    console = Console(file=screen, force_terminal=True, width=120)
+    with EvaluationProgress(console=console) as display:
+        display(STATUS)
+        display(Status("", "", 0, 0, 0.0, None, "warning: the model is strange"))
+    shown = screen.getvalue()
+    for part in (
+        "autoattack: apgd-t",
+        "25%",
+        "4,812 of 10,000 hold, at most 1:15 left",
+        "warning: the model is strange",
+    ):
+        assert part in shown
+    assert display.logged == {"warning: the model is strange"}
+
+
+def test_a_pipe_gets_a_line_now_and_then(screen, monkeypatch):
+    with EvaluationProgress(console=Console(file=screen, width=40)) as display:
+        display(STATUS)
+        assert screen.getvalue() == ""
+        monkeypatch.setattr(evaluation_progress, "_PLAIN_EVERY", 0.0)
+        display(STATUS)
+        display(Status("clean", "clean", 10, 10, 0.0, None))
+    assert screen.getvalue().splitlines() == [
+        "autoattack: apgd-t  25%  4,812 of 10,000 hold, at most 1:15 left",
+        "clean  0%  10 of 10 hold",
+    ]
+
+
+def test_a_pipe_gets_sentences_at_once_and_warnings_with_the_result(screen):
+    with EvaluationProgress(console=Console(file=screen)) as display:
+        for note in ("warning: the model is strange", "going on from there"):
+            display(Status("", "", 0, 0, 0.0, None, note))
+    assert screen.getvalue() == "going on from there\n"
+    assert display.logged == {"going on from there"}
+
+
+# Terminals and shells: colours, width, completion
+
+
+COLOUR = re.compile(r"\x1b\[[0-9;]*\b(3[0-8]|4[0-8]|9[0-7]|10[0-7])[0-9;]*m")
+FAILS = ["train", "digits-small-cnn-atass"]
+
+
+@pytest.fixture
+def in_colour(monkeypatch):
+    """As in a terminal that shows colours."""
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    monkeypatch.setenv("TERM", "xterm-256color")
+    monkeypatch.delenv("NO_COLOR", raising=False)
+
+
+def test_there_is_colour_where_it_is_wanted(command, in_colour):
+    """Without this, the tests below could pass for the wrong reason."""
+    assert COLOUR.search(command(*FAILS).err)
+
+
+@pytest.mark.parametrize("arguments", [FAILS, ["ls", "attacks"], ["reproduce", "--list"], ["--help"]], ids=" ".join)
+def test_no_color_is_respected(arguments, command, in_colour, monkeypatch):
+    monkeypatch.setenv("NO_COLOR", "1")
+    result = command(*arguments)
+    assert result.out + result.err
+    assert not COLOUR.search(result.out + result.err)
+
+
+def test_no_color_in_the_progress_of_a_training(tiny, tmp_path, command, in_colour, monkeypatch):
+    monkeypatch.setenv("NO_COLOR", "1")
+    result = command("train", tiny, "--out", tmp_path / "run", "--evaluate")
+    assert result.status == 0
+    assert not COLOUR.search(result.out + result.err)
+
+
+@pytest.fixture(params=[60, 80])
+def narrow(request, in_colour, monkeypatch):
+    """As in a terminal of so many columns; what it shows is given back without styles."""
+    monkeypatch.setenv("NO_COLOR", "1")
+    monkeypatch.setenv("COLUMNS", str(request.param))
+    return lambda text: re.sub(r"\x1b\[[0-9;]*m", "", text)
+
+
+def test_a_narrow_terminal_shows_whole_names_of_recipes(narrow, command):
+    lines = [line.split()[0] for line in narrow(command("ls", "recipes").out).splitlines() if line.strip()]
+    assert lines[2:] == recipes.names()
+
+
+@pytest.mark.parametrize("listed", [["ls", "methods"], ["reproduce", "--list"], ["ls", "attacks"]], ids=" ".join)
+def test_a_list_fits_the_usual_terminal_and_nothing_is_cut(listed, narrow, command):
+    shown = narrow(command(*listed).out)
+    assert "…" not in shown
+    for row in json.loads(command(*listed, "--json").out):
+        assert next(iter(row.values())) in shown
+    assert max(map(len, shown.splitlines())) <= 80
+
+
+def test_no_figure_is_cut_in_a_narrow_terminal(narrow, copy_of, command):
+    folder = copy_of("a-name-that-is-not-short")
+    shown = narrow(command("evaluate", folder, "--examples", "40").out)
+    evaluation = json.loads((folder / "evaluation.json").read_text())
+    for low, high in evaluation["interval"].values():
+        assert f"{100 * low:.2f}%" in shown
+        assert f"{100 * high:.2f}%" in shown
+    compared = narrow(command("compare", folder).out)
+    assert "…" not in shown + compared
+    for part in ("a-name-that-is-not-short", f"{100 * evaluation['accuracy']['fgsm']:.1f}", "collapse"):
+        assert part in compared
+
+
+@pytest.fixture
+def complete(monkeypatch):
+    """What a bash would be offered for the last of these words."""
+
+    def offers(*words):
+        monkeypatch.setenv("_ATAS_COMPLETE", "complete_bash")
+        monkeypatch.setenv("COMP_WORDS", " ".join(words))
+        monkeypatch.setenv("COMP_CWORD", str(len(words) - 1))
+        out = io.StringIO()
+        with redirect_stdout(out), pytest.raises(SystemExit):
+            app(prog_name="atas")
+        return out.getvalue().split()
+
+    return offers
+
+
+@pytest.mark.parametrize(
+    ("words", "offered"),
+    [
+        (["atas", "ex"], ["export"]),
+        (["atas", "export", "--to", "o"], ["onnx"]),
+        (["atas", "train", "digits-small-cnn-ata"], ["digits-small-cnn-atas", "digits-small-cnn-atas-literal"]),
+        (["atas", "reproduce", "table-cifar100"], ["table-cifar100"]),
+    ],
+    ids=str,
+)
+def test_the_shell_completes(words, offered, complete):
+    assert complete(*words) == offered
+
+
+def test_the_command_installs_completion(command):
+    assert "--install-completion" in command("--help").out
+
+
+@pytest.mark.parametrize("rank", ["0", "1"])
+def test_a_terminal_says_that_torch_is_being_loaded(rank, tmp_path, command, in_colour, monkeypatch):
+    """And the first process alone: it is the same for all."""
+    monkeypatch.setenv("RANK", rank)
+    shown = command("evaluate", tmp_path / "nowhere").err
+    assert ("loading PyTorch" in shown) == (rank == "0")
+
+
+def test_a_pipe_is_not_told(tmp_path, command):
+    assert "loading" not in command("evaluate", tmp_path / "nowhere").err

@@ -1,0 +1,143 @@
+"""Forward and backward passes: modes, flags, precision, gradients."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from atas.core.autograd import cross_entropy, cross_entropy_sum, freeze, input_gradient, set_mode, to_float32
+
+
+def modes(model):
+    return [module.training for module in model.modules()]
+
+
+@pytest.mark.parametrize("was_training", [True, False])
+@pytest.mark.parametrize("training", [True, False])
+def test_a_mode_is_set_and_put_back(small_net, was_training, training):
+    model = small_net().train(was_training)
+    found = modes(model)
+    with set_mode(model, training):
+        assert modes(model) == [training] * len(found)
+    assert modes(model) == found
+
+
+@pytest.mark.parametrize("training", [True, False])
+def test_each_module_gets_its_own_mode_back(small_net, training):
+    model = small_net().train()
+    model.bn1.eval()
+    found = modes(model)
+    with set_mode(model, training):
+        assert not model.bn1.training
+        assert model.bn2.training == training
+    assert modes(model) == found
+
+
+def test_a_part_in_train_mode_goes_into_eval_mode_with_the_rest(small_net):
+    model = small_net().eval()
+    model.bn1.train()
+    with set_mode(model, False):
+        assert not any(modes(model))
+    assert model.bn1.training
+    assert not model.training
+
+
+@pytest.mark.parametrize("training", [True, False])
+def test_modes_come_back_after_an_error(small_net, training):
+    model = small_net().train(not training)
+    found = modes(model)
+    with pytest.raises(KeyError), set_mode(model, training):
+        raise KeyError
+    assert modes(model) == found
+
+
+def test_modes_nest(small_net):
+    model = small_net().train()
+    with set_mode(model, False):
+        with set_mode(model, True):
+            assert all(modes(model))
+        assert not any(modes(model))
+    assert all(modes(model))
+
+
+def test_frozen_weights_thaw(small_net):
+    model = small_net()
+    model.fc.weight.requires_grad_(False)
+    flags = [weight.requires_grad for weight in model.parameters()]
+    with freeze(model):
+        assert not any(weight.requires_grad for weight in model.parameters())
+    assert [weight.requires_grad for weight in model.parameters()] == flags
+    with pytest.raises(KeyError), freeze(model):
+        raise KeyError
+    assert [weight.requires_grad for weight in model.parameters()] == flags
+
+
+def test_frozen_weights_get_no_gradient(small_net, make_images):
+    model, x = small_net(), make_images(3).requires_grad_()
+    with freeze(model):
+        logits = model(x)
+    logits.sum().backward()
+    assert x.grad is not None
+    assert all(weight.grad is None for weight in model.parameters())
+
+
+@pytest.mark.parametrize(
+    ("dtype", "wanted"),
+    [
+        (torch.float16, torch.float32),
+        (torch.bfloat16, torch.float32),
+        (torch.float32, torch.float32),
+        (torch.float64, torch.float64),
+    ],
+)
+def test_losses_are_in_float32_at_least(dtype, wanted):
+    logits, y = torch.randn(3, 4).to(dtype), torch.tensor([0, 1, 2])
+    assert to_float32(logits).dtype == wanted
+    assert cross_entropy(logits, y).dtype == wanted
+    assert cross_entropy_sum(logits, y).dtype == wanted
+
+
+def test_one_loss_is_the_mean_and_the_other_the_sum():
+    logits, y = torch.randn(5, 4, dtype=torch.float64), torch.tensor([0, 1, 2, 3, 0])
+    each = torch.stack([-torch.log(row.exp()[label] / row.exp().sum()) for row, label in zip(logits, y, strict=True)])
+    torch.testing.assert_close(cross_entropy(logits, y), each.sum() / 5)
+    torch.testing.assert_close(cross_entropy_sum(logits, y), each.sum())
+
+
+def test_input_gradients_by_finite_differences(small_net, make_images):
+    model, x, y = small_net().double().eval(), make_images(3, dtype=torch.float64), torch.tensor([0, 1, 2])
+    gradient, logits = input_gradient(model, x, y)
+    torch.testing.assert_close(logits, model(x).detach())
+    assert not gradient.requires_grad
+    assert not logits.requires_grad
+    h = 1e-6
+    for place in [(0, 0, 0, 0), (1, 2, 3, 4), (2, 1, 7, 9)]:
+        there, back = x.clone(), x.clone()
+        there[place] += h
+        back[place] -= h
+        with torch.no_grad():
+            slope = (F.cross_entropy(model(there), y) - F.cross_entropy(model(back), y)) * len(y) / (2 * h)
+        assert float(gradient[place]) == pytest.approx(float(slope), rel=1e-5)
+
+
+def test_input_gradients_do_not_depend_on_the_batch(small_net, make_images):
+    model, x, y = small_net().double().eval(), make_images(4, dtype=torch.float64), torch.tensor([0, 1, 2, 3])
+    whole, _ = input_gradient(model, x, y)
+    for i in range(4):
+        alone, _ = input_gradient(model, x[i : i + 1], y[i : i + 1])
+        torch.testing.assert_close(alone[0], whole[i])
+
+
+def test_input_gradients_of_another_loss(make_images):
+    x = make_images(2)
+    gradient, _ = input_gradient(nn.Flatten(), x, torch.zeros(2), lambda logits, _: (logits**2).sum())
+    torch.testing.assert_close(gradient, 2 * x)
+
+
+def test_input_gradients_leave_the_input_alone_and_work_where_gradients_are_off(small_net, make_images):
+    model, x, y = small_net().eval(), make_images(2), torch.tensor([0, 1])
+    with torch.no_grad():
+        gradient, _ = input_gradient(model, x, y)
+    assert not x.requires_grad
+    assert x.grad is None
+    assert gradient.abs().max() > 0

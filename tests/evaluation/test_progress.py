@@ -1,0 +1,355 @@
+"""An evaluation that is stopped, by whatever, goes on with the same verdicts."""
+
+import copy
+import json
+import time
+from itertools import pairwise
+
+import pytest
+import torch
+
+import atas
+from atas.evaluation import evaluate, progress
+
+BALL = atas.Linf(0.15)
+FIGURES = ("correct", "accuracy", "broken_by", "weights", "data", "n", "warnings")
+
+
+def figures(result):
+    """What does not depend on when and how often an evaluation was stopped."""
+    document = result if isinstance(result, dict) else result.to_json()
+    stages = {name: [stage["accuracy"] for stage in found] for name, found in document["stages"].items()}
+    return {key: document[key] for key in FIGURES} | {"stages": stages}
+
+
+@pytest.fixture
+def at_every_look(monkeypatch):
+    """Progress is saved whenever it can be."""
+    monkeypatch.setattr(progress, "SAVE_INTERVAL", 0.0)
+
+
+@pytest.fixture(scope="module")
+def options(tiny):
+    return {"attacks": ["fgsm", "pgd4", "pgd10x2", tiny], "batch_size": 16, "seed": 3}
+
+
+@pytest.fixture(scope="module")
+def never_stopped(robust_digits, options):
+    model, x, y = robust_digits
+    return evaluate(model, x[:40], y[:40], BALL, **options)
+
+
+class StopError(Exception):
+    pass
+
+
+def stopping(attack, doing, after):
+    """A watcher that has had enough at the given look of that stage."""
+    looks = []
+
+    def watch(status):
+        if status.note is None and (status.attack, status.stage) == (attack, doing):
+            looks.append(status)
+            if len(looks) == after:
+                raise StopError
+
+    return watch
+
+
+@pytest.mark.parametrize(
+    ("attack", "doing", "after"),
+    [
+        ("fgsm", "fgsm", 2),
+        ("pgd4", "pgd4", 2),
+        ("pgd10x2", "restart 1 of 2", 2),
+        ("pgd10x2", "restart 2 of 2", 3),
+        ("tiny", "apgd-ce", 1),
+        ("tiny", "apgd-t", 9),
+        ("tiny", "fab-t", 2),
+        ("tiny", "square", 3),
+    ],
+)
+def test_a_stop_in_any_stage(robust_digits, never_stopped, options, tmp_path, attack, doing, after):
+    model, x, y = (robust_digits[0], *(part[:40] for part in robust_digits[1:]))
+    file, passes, notes = tmp_path / "progress.json", [], []
+    with pytest.raises(StopError):
+        evaluate(model, x, y, BALL, **options, progress_file=file, progress=stopping(attack, doing, after))
+    assert file.exists()
+    hook = model.register_forward_pre_hook(lambda _, arguments: passes.append(len(arguments[0])))
+    try:
+        found = evaluate(model, x, y, BALL, **options, progress_file=file, progress=lambda s: notes.append(s.note))
+    finally:
+        hook.remove()
+    assert figures(found) == figures(never_stopped)
+    assert f"going on from {file}" in notes
+    assert file.exists(), "until the result is saved"
+    found.save(tmp_path / "result.json")
+    assert [path.name for path in tmp_path.iterdir()] == ["result.json"]
+    if attack == "tiny":
+        done = 40 * (1 + 4 + 10) + 10 * int(never_stopped.correct["pgd10x2"].sum())
+        assert sum(passes) < sum(never_stopped.queries.values()) - done, "what was done is not done again"
+
+
+def test_a_finished_portion_is_not_even_read(robust_digits, tmp_path, monkeypatch):
+    model, x, y = robust_digits
+    monkeypatch.setattr("atas.evaluation.inputs.CHUNK_BYTES", 20 * 64 * 4)
+    file = tmp_path / "progress.json"
+    expected = evaluate(model, x[:60], y[:60], BALL, attacks=["pgd10"])
+    with pytest.raises(StopError):
+        evaluate(
+            model, x[:60], y[:60], BALL, attacks=["pgd10"], progress_file=file, progress=stopping("pgd10", "pgd10", 10)
+        )
+    portions = {key.split("/")[0] for key in json.loads(file.read_text())["records"]}
+    assert portions == {"0", "1", "2"}
+    assert figures(evaluate(model, x[:60], y[:60], BALL, attacks=["pgd10"], progress_file=file)) == figures(expected)
+
+
+def test_progress_is_saved_now_and_then(robust_digits, tiny, tmp_path, monkeypatch):
+    model, x, y = robust_digits
+    saved = []
+    write = progress.write_text
+    monkeypatch.setattr(progress, "write_text", lambda path, text: saved.append(path) or write(path, text))
+    file = tmp_path / "progress.json"
+    evaluate(model, x[:20], y[:20], BALL, attacks=[tiny], progress_file=file)
+    assert not saved, "a short one has nothing to lose"
+    monkeypatch.setattr(progress, "SAVE_INTERVAL", 0.0)
+    evaluate(model, x[:20], y[:20], BALL, attacks=[tiny], progress_file=file)
+    assert len(saved) > 10
+    assert file.exists()
+
+
+CHANGES = {
+    "weights": lambda call: call["model"][5].bias.add_(0.01),
+    "data": lambda call: call["x"].mul_(0.999),
+    "data, examples": lambda call: call.update(x=call["x"][:19], y=call["y"][:19]),
+    "threat, attacks": lambda call: call.update(threat=atas.Linf(0.14)),
+    "attacks": lambda call: call.update(attacks=["pgd10", "pgd20"]),
+    "seed": lambda call: call.update(seed=1),
+    "answers": lambda call: call.update(model=Warmer(call["model"])),
+}
+
+
+class Warmer(torch.nn.Module):
+    """The same weights, and the same predictions too."""
+
+    def __init__(self, model, factor=0.25):
+        super().__init__()
+        self.model, self.factor = model, factor
+
+    def forward(self, x):
+        return self.model(x) * self.factor
+
+
+@pytest.mark.parametrize("change", list(CHANGES))
+def test_the_progress_of_another_evaluation_is_left_alone(robust_digits, tmp_path, change, at_every_look):
+    model = copy.deepcopy(robust_digits[0])
+    call = {"model": model, "x": robust_digits[1][:20].clone(), "y": robust_digits[2][:20], "threat": BALL}
+    call |= {"attacks": ["pgd10", "pgd50"], "seed": 0}
+    file, notes = tmp_path / "progress.json", []
+
+    def run(**options):
+        model, x, y, threat = (call[key] for key in ("model", "x", "y", "threat"))
+        return evaluate(model, x, y, threat, attacks=call["attacks"], seed=call["seed"], **options)
+
+    with pytest.raises(StopError):
+        run(progress_file=file, progress=stopping("pgd50", "pgd50", 3))
+    CHANGES[change](call)
+    found = run(progress_file=file, progress=lambda status: notes.append(status.note))
+    expected = run()
+    said = [note for note in notes if note]
+    assert said == [f"{file} holds the progress of another evaluation (other {change}); beginning anew"]
+    assert figures(found) == figures(expected)
+
+
+@pytest.mark.parametrize(("factor", "resumes"), [(1.0005, True), (1.005, False)])
+def test_progress_is_kept_if_logits_differ_by_rounding_alone(robust_digits, tmp_path, factor, resumes):
+    model, x, y = (robust_digits[0], *(part[:20] for part in robust_digits[1:]))
+    file, notes = tmp_path / "progress.json", []
+    options = {"attacks": ["pgd10", "pgd50"], "progress_file": file}
+    with pytest.raises(StopError):
+        evaluate(model, x, y, BALL, **options, progress=stopping("pgd50", "pgd50", 3))
+    evaluate(Warmer(model, factor), x, y, BALL, **options, progress=lambda status: notes.append(status.note))
+    assert (f"going on from {file}" in notes) is resumes
+
+
+def test_a_model_that_answers_by_chance_goes_on_too(robust_digits, tmp_path):
+    class Noisy(Warmer):
+        def forward(self, x):
+            return self.model(x) + torch.randn(len(x), 10)
+
+    model, (x, y) = Noisy(robust_digits[0]), (part[:20] for part in robust_digits[1:])
+    file, notes = tmp_path / "progress.json", []
+    options = {"attacks": ["pgd10", "pgd50"], "progress_file": file}
+    with pytest.raises(StopError):
+        evaluate(model, x, y, BALL, **options, progress=stopping("pgd50", "pgd50", 3))
+    evaluate(model, x, y, BALL, **options, progress=lambda status: notes.append(status.note))
+    assert f"going on from {file}" in notes
+
+
+def test_a_quick_evaluation_does_not_cost_another_its_progress(robust_digits, tmp_path):
+    model, x, y = robust_digits
+    file = tmp_path / "progress.json"
+    with pytest.raises(StopError):
+        evaluate(
+            model, x, y, BALL, attacks=["pgd10", "pgd50"], progress_file=file, progress=stopping("pgd50", "pgd50", 4)
+        )
+    before = file.read_bytes()
+    evaluate(model, x, y, BALL, attacks=["fgsm"], progress_file=file)
+    assert file.read_bytes() == before
+
+
+@pytest.mark.parametrize("content", ["", "{", "[]", '{"format": 9}', '{"format": 1, "identity": {}, "records": 5}'])
+def test_a_damaged_progress_file_is_no_obstacle(robust_digits, tmp_path, content):
+    model, x, y = robust_digits
+    file, notes = tmp_path / "progress.json", []
+    file.write_text(content)
+    found = evaluate(
+        model, x[:20], y[:20], BALL, attacks=["fgsm"], progress_file=file, progress=lambda s: notes.append(s.note)
+    )
+    assert figures(found) == figures(evaluate(model, x[:20], y[:20], BALL, attacks=["fgsm"]))
+    (said,) = [note for note in notes if note]
+    assert "beginning anew" in said
+    assert "\n" not in said
+
+
+def test_a_full_disk_does_not_stop_an_evaluation(robust_digits, tmp_path, monkeypatch, at_every_look):
+    model, x, y = robust_digits
+    notes = []
+
+    def full(path, text):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(progress, "write_text", full)
+    evaluate(
+        model,
+        *(x[:20], y[:20], BALL),
+        attacks=["pgd10"],
+        progress_file=tmp_path / "progress.json",
+        progress=lambda status: notes.append(status.note),
+    )
+    assert any("No space left on device" in note for note in notes if note)
+
+
+SCRIPT = """
+import json, os, random, sys, time
+import torch
+
+torch.set_num_threads(1)
+import atas
+from atas.attacks import AttackEnsemble
+from atas.attacks import APGD
+from atas.attacks import FAB
+from atas.attacks import Square
+from atas.evaluation import progress
+from nursery import after, attempt
+
+progress.SAVE_INTERVAL = 0.0
+order = json.loads(sys.argv[1])
+chance = random.Random(order["seed"])
+model = torch.nn.Sequential(
+    torch.nn.Conv2d(1, 8, 3, padding=1), torch.nn.ReLU(), torch.nn.Conv2d(8, 16, 3, stride=2, padding=1),
+    torch.nn.ReLU(), torch.nn.Flatten(), torch.nn.Linear(16 * 4 * 4, 10),
+)
+model.load_state_dict(torch.load(order["weights"], weights_only=True))
+test = atas.data.load("digits").test
+attacks = ["pgd10", AttackEnsemble("auto", (APGD("ce", 30), APGD("t", 15), FAB(iterations=15), Square(400)))]
+
+
+def work(folder):
+    file = os.path.join(folder, "progress.json")
+    result = atas.evaluate(
+        model, test.images[:60], test.labels[:60], atas.Linf(0.15), attacks=attacks, batch_size=32, progress_file=file
+    )
+    result.save(os.path.join(folder, "result.json"))
+
+
+began = time.monotonic()
+assert attempt(lambda: work(order["whole"])) == 0
+whole = time.monotonic() - began
+kills = 0
+while kills < 6 and (code := attempt(lambda: work(order["killed"]), after(chance.uniform(0.1, 0.5) * whole))):
+    assert code == -9, code
+    kills += 1
+assert attempt(lambda: work(order["killed"])) == 0
+print(json.dumps({"kills": kills, "whole": whole, "left": sorted(os.listdir(order["killed"]))}))
+"""
+
+
+def test_killed_at_random_moments(robust_digits, tmp_path, nursery):
+    """SIGKILL, again and again, in the middle of writes too: what is known is kept, and the verdicts are the same."""
+    torch.save(robust_digits[0].state_dict(), tmp_path / "weights.pt")
+    for name in ("whole", "killed"):
+        (tmp_path / name).mkdir()
+    told = nursery(SCRIPT, weights=str(tmp_path / "weights.pt"))
+    assert told["kills"] >= 2, told
+    assert told["left"] == ["result.json"]
+    whole, killed = (json.loads((tmp_path / name / "result.json").read_text()) for name in ("whole", "killed"))
+    assert figures(whole) == figures(killed)
+    assert 0.2 < whole["accuracy"]["auto"] < whole["accuracy"]["pgd10"] < 1
+
+
+BALL = atas.Linf(0.15)
+
+
+def watched(problem, **options):
+    model, x, y = problem
+    seen = []
+    evaluate(model, x[:50], y[:50], BALL, progress=seen.append, **options)
+    return seen
+
+
+def test_attacks_and_stages_are_named_in_their_order(robust_digits, tiny):
+    seen = watched(robust_digits, attacks=["fgsm", "pgd5x2", tiny])
+    named = list(dict.fromkeys((status.attack, status.stage) for status in seen))
+    assert named == [
+        ("clean", "clean"),
+        ("fgsm", "fgsm"),
+        ("pgd5x2", "restart 1 of 2"),
+        ("pgd5x2", "restart 2 of 2"),
+        *(("tiny", name) for name in ("apgd-ce", "apgd-t", "fab-t", "square")),
+    ]
+    assert all(status.note is None for status in seen)
+
+
+def test_examples_that_hold_are_counted_down(robust_digits, tiny):
+    model, x, y = robust_digits
+    result = evaluate(model, x[:50], y[:50], BALL, attacks=[tiny])
+    seen = [status for status in watched(robust_digits, attacks=[tiny]) if status.attack == "tiny"]
+    right = [status.num_correct for status in seen]
+    assert right == sorted(right, reverse=True)
+    assert (right[0], right[-1]) == (result.correct["clean"].sum(), result.correct["tiny"].sum())
+    assert {status.examples for status in seen} == {50}
+
+
+def test_the_share_grows_to_one_and_the_time_left_falls_to_nothing(robust_digits, tiny):
+    for options in ({"attacks": [tiny]}, {"attacks": ["pgd10x2", tiny], "batch_size": 8}, {"attacks": ["fgsm"]}):
+        seen = watched(robust_digits, **options)
+        done = [status.done for status in seen]
+        assert done[0] < 0.1
+        assert done[-1] == 1
+        assert all(0 <= share <= 1 for share in done)
+        assert done == sorted(done)
+        left = [status.seconds_left for status in seen]
+        assert left[0] is None
+        assert left[-1] == 0
+        assert all(seconds >= 0 for seconds in left if seconds is not None)
+
+
+def test_the_time_left_is_an_upper_bound_that_is_not_far_off(robust_digits, tiny):
+    """Halfway through the work, of the time that it took; generous, since other work may go on beside."""
+    seen = []
+    evaluate(*robust_digits, BALL, attacks=[tiny, "pgd50x3"], progress=lambda s: seen.append((time.monotonic(), s)))
+    end = seen[-1][0]
+    middle = next(entry for entry in seen if entry[1].done > 0.5)
+    assert middle[1].seconds_left < 10 * max(end - middle[0], 0.05)
+    assert middle[1].seconds_left > 0.1 * (end - middle[0])
+
+
+def test_work_is_counted_in_forward_passes(robust_digits, tiny):
+    """A query of Square is less work than a step with a gradient, so the share grows more slowly in it."""
+    pace = {}
+    seen = [status for status in watched(robust_digits, attacks=[tiny], batch_size=50) if status.attack == "tiny"]
+    for before, after in pairwise(seen):
+        if before.stage == after.stage and before.num_correct == after.num_correct:
+            pace.setdefault(after.stage, after.done - before.done)
+    assert 0 < pace["square"] < 0.5 * pace["apgd-t"]

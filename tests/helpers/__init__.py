@@ -1,0 +1,1 @@
+"""Modules that tests of several packages share."""

@@ -1,0 +1,154 @@
+"""A program for the tests: forks trainings of several processes, told by lines of JSON, from one that has everything
+imported. Each line is answered by the exit status of every process, the seconds it took and what was said."""
+
+import contextlib
+import json
+import os
+import signal
+import socket
+import sys
+import tempfile
+import time
+import traceback
+
+import torch
+import torch.nn.functional as F
+import torch.utils.tensorboard
+from rich.console import Console
+from torch import nn
+
+import atas
+from atas import recipes
+from atas.cli import _fail
+from atas.errors import AtasError
+from atas.training import TrainingProgress
+from atas.training.monitor import Monitor, ProbeResult
+
+torch.set_num_threads(1)
+torch.use_deterministic_algorithms(False)  # imports for seconds, as TensorBoard does; let it be done before the fork
+
+EXAMPLES = 33  # four shards are unequal, and the last batch of eight has one example
+
+
+class Net(nn.Module):
+    """Two smooth layers in float64, whatever comes in, so that only the order of sums tells processes apart."""
+
+    def __init__(self, norm):
+        super().__init__()
+        self.conv1, self.conv2, self.fc = nn.Conv2d(1, 4, 3, padding=1), nn.Conv2d(4, 6, 3, stride=2), nn.Linear(6, 3)
+        self.norm1, self.norm2 = (nn.BatchNorm2d(width) if norm else nn.Identity() for width in (4, 6))
+        self.double()
+
+    def forward(self, x):
+        x = F.softplus(self.norm1(self.conv1(x.double())))
+        return self.fc(F.softplus(self.norm2(self.conv2(x))).mean((2, 3)))
+
+
+class Rigid(nn.Module):
+    """A network that cannot take a batch without images."""
+
+    def __init__(self):
+        super().__init__()
+        self.fc = nn.Linear(64, 3)
+
+    def forward(self, x):
+        return self.fc(x.view(len(x), -1))
+
+
+class Flat(nn.Module):
+    """A network that has one value of an image in each channel that it normalises."""
+
+    def __init__(self):
+        super().__init__()
+        self.fc1, self.norm, self.fc2 = nn.Linear(64, 8), nn.BatchNorm1d(8), nn.Linear(8, 3)
+
+    def forward(self, x):
+        return self.fc2(self.norm(self.fc1(x.flatten(1))))
+
+
+class Acting(TrainingProgress):
+    """Does something after so many batches."""
+
+    def __init__(self, act, after, quiet):
+        super().__init__(Console(quiet=quiet, file=sys.stdout, width=300))
+        self._act, self._left = act, after
+
+    def due(self):
+        self._left -= 1
+        if self._left == 0:
+            self._act()
+        return False
+
+
+def train(job, rank):
+    generator = torch.Generator().manual_seed(0)
+    images = torch.rand(EXAMPLES, 1, 8, 8, generator=generator)
+    labels = (torch.arange(EXAMPLES) + job.get("other_data", {}).get(str(rank), 0)) % 3
+    data = atas.data.from_arrays("noise", images, labels, images[:6], labels[:6])
+    torch.manual_seed(1 + rank)  # the first process's weights are everyone's
+    net = {"plain": lambda: Net(False), "norm": lambda: Net(True), "rigid": Rigid, "flat": Flat}[job["net"]]()
+    acts = job.get("acts", {}).get(str(rank), [None, 0])
+    act = {"kill": lambda: os.kill(os.getpid(), signal.SIGKILL), "int": lambda: signal.raise_signal(signal.SIGINT)}
+    live = Acting(act.get(acts[0]), acts[1], rank > 0)
+    settings = recipes.load(job["recipe"]).with_values(job.get("values", {}))
+    if "collapse_in" in job:
+        script(job["collapse_in"])
+    run = atas.train(settings, out=job["out"], model=net, data=data, resume=job.get("resume", False), live=live)
+    torch.save(run.model.state_dict(), f"{job['out']}/rank{rank}.pt")
+
+
+def script(epoch):
+    """The monitor sees a collapse in this epoch, once."""
+    seen = []
+
+    def probe(self, model, ask):
+        seen.append(None)
+        return ProbeResult(0.9, 0.9, 0.0) if len(seen) == epoch + 1 else ProbeResult(0.9, 0.6, 0.5)
+
+    Monitor.probe = probe
+
+
+def child(job, rank, port, said):
+    if job["processes"] > 1:
+        count = str(job["processes"])
+        os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": count, "LOCAL_WORLD_SIZE": count}
+        os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "GLOO_SOCKET_IFNAME": "lo"}
+    os.dup2(said, 1)
+    os.dup2(said, 2)
+    status = 3
+    try:
+        with contextlib.redirect_stdout(os.fdopen(1, "w", closefd=False)) as out:
+            try:
+                train(job, rank)
+                status = 0
+            except AtasError as error:  # as the command does
+                status = error.exit_status
+                with contextlib.suppress(SystemExit):
+                    _fail(str(error), status, on_all_ranks=error.on_all_ranks)
+            finally:
+                out.flush()
+                sys.stderr.flush()
+    except Exception:
+        traceback.print_exc()
+        sys.stderr.flush()
+    os._exit(status)
+
+
+def run(job):
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    began, children = time.monotonic(), []
+    with tempfile.TemporaryFile("w+") as said:
+        for rank in range(job["processes"]):
+            pid = os.fork()
+            if pid == 0:
+                child(job, rank, port, said.fileno())
+            children.append(pid)
+        codes = [os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) for pid in children]
+        said.seek(0)
+        return {"codes": codes, "seconds": time.monotonic() - began, "said": said.read()}
+
+
+for line in sys.stdin:
+    print(json.dumps(run(json.loads(line))), flush=True)

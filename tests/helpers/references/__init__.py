@@ -1,0 +1,1 @@
+"""Slow, independent implementations to compare with."""

@@ -1,0 +1,573 @@
+"""Every method against the slow reference, value by value in float64: inputs, loss, weight gradients, weights,
+BatchNorm statistics and what is remembered, over several steps."""
+
+import math
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+import atas
+from atas.core.augment import View
+from atas.core.rng import CounterRNG, Stream
+from atas.methods.fgsm_ga import default_weight
+
+from . import reference
+from .reference import Ball, Network
+
+SHAPE, PAD, EXAMPLES, RATE = (3, 8, 10), 2, 11, 0.05
+LINF, L2 = atas.Linf(8 / 255), atas.L2(0.5)
+CASES = [
+    pytest.param(LINF, 1.0, id="linf"),
+    pytest.param(L2, 1.0, id="l2"),
+    pytest.param(LINF, 0.5, id="linf-shrunk"),
+    pytest.param(L2, 0.5, id="l2-shrunk"),
+]
+
+
+class Recorder:
+    """An update of plain gradient descent that keeps the gradients of each."""
+
+    def __init__(self, model, rate):
+        self._weights = dict(model.named_parameters())
+        self._rate = rate
+        self._collected = {name: torch.zeros_like(weight) for name, weight in self._weights.items()}
+        self.updates = []
+
+    def backward(self, loss, *inputs):
+        found = torch.autograd.grad(loss, [*self._weights.values(), *inputs], allow_unused=True)
+        for name, gradient in zip(self._weights, found, strict=False):
+            if gradient is not None:
+                self._collected[name] += gradient
+        return found[len(self._weights) :]
+
+    def apply(self):
+        self.updates.append(self._collected)
+        with torch.no_grad():
+            for name, weight in self._weights.items():
+                weight -= self._rate * self._collected[name]
+        self._collected = {name: torch.zeros_like(weight) for name, weight in self._weights.items()}
+
+    def __call__(self, loss, *inputs):
+        gradients = self.backward(loss, *inputs)
+        self.apply()
+        return gradients
+
+
+def close(actual, expected):
+    torch.testing.assert_close(actual, expected, atol=1e-10, rtol=1e-8)
+
+
+class Scene:
+    """A method, a network and data, and the same network for the reference."""
+
+    def __init__(self, name, threat, scale, net, images, *, epochs=30, rate=RATE, **hyper):
+        self.images, self.epochs, self.rate = images, epochs, rate
+        self.labels = torch.randint(4, (len(images),), generator=torch.Generator().manual_seed(5))
+        self.model = net.double().train()
+        self.net = Network(self.model)
+        self.ball = Ball(threat.name, threat.eps)
+        self.method = atas.methods.create(name, threat, len(images), images.shape[1:], pad=PAD, seed=3, **hyper)
+        self.method.double()
+        if scale != 1:
+            self.method.shrink_steps(scale)
+
+    def batches(self, epoch, sizes=(6, 5)):
+        """A shuffled epoch: indices and views, whose offsets reach both ends."""
+        generator = torch.Generator().manual_seed(100 + epoch)
+        order = torch.randperm(len(self.images), generator=generator).split(list(sizes))
+        for index in order:
+            top, left = torch.randint(2 * PAD + 1, (2, len(index)), generator=generator)
+            flip = torch.arange(len(index)) % 2 == epoch % 2
+            top[0], left[0], top[1], left[1] = 0, 2 * PAD, 2 * PAD, 0
+            yield index, View(top, left, flip, PAD)
+
+    def noise(self, epoch, index):
+        """The random start, which is given: uniform numbers in the ball."""
+        return self.method.threat.sample(CounterRNG(3, torch.tensor(epoch), index), self.images.shape[1:]).double()
+
+    def compare(self, epochs, refer):
+        """Train through these epochs; `refer(epoch, x, y, index, view)` is the reference's step. Yields outcomes."""
+        for epoch in epochs:
+            self.method.start_epoch(epoch, self.epochs)
+            for index, view in self.batches(epoch):
+                yield epoch, self.step(epoch, index, view, refer)
+
+    def step(self, epoch, index, view, refer):
+        x, y = self.window(index, view), self.labels[index]
+        recorder = Recorder(self.model, self.rate)
+        step = self.method.training_step(self.model, recorder, view.apply(self.images, index), y, index, view)
+        expected = refer(epoch, x, y, index, view)
+        close(step.inputs, expected.inputs)
+        close(step.loss, expected.loss)
+        close(step.logits, expected.logits)
+        assert len(recorder.updates) == len(expected.updates)
+        for actual, wanted in zip(recorder.updates, expected.updates, strict=True):
+            close(actual, wanted)
+        close(dict(self.model.named_parameters()), {k: v.detach() for k, v in self.net.weights.items()})
+        close(dict(self.model.named_buffers()), self.net.statistics)
+        assert not step.inputs.requires_grad
+        assert not step.logits.requires_grad
+        return expected
+
+    def window(self, index, view):
+        """The augmented images, by loops."""
+        height, width = self.images.shape[2:]
+        return torch.stack(
+            [
+                reference.look(reference.pad_image(self.images[i], PAD), one, height, width)
+                for i, one in zip(index.tolist(), triples(view), strict=True)
+            ]
+        )
+
+
+def triples(view):
+    return list(zip(view.top.tolist(), view.left.tolist(), view.flip.tolist(), strict=True))
+
+
+@pytest.fixture
+def scene(small_net, make_images):
+    def make(name, threat, scale=1.0, *, net=None, sharpness=6.0, examples=EXAMPLES, **hyper):
+        images = make_images(examples, SHAPE, dtype=torch.float64)
+        net = (net or small_net(sharpness=sharpness)).double()
+        with torch.no_grad():  # no class is the favourite
+            net.fc.bias -= net.eval()(images).mean(0)
+        return Scene(name, threat, scale, net, images, **hyper)
+
+    return make
+
+
+def test_standard(scene):
+    s = scene("standard", LINF)
+    for _ in s.compare(range(2), lambda epoch, x, y, index, view: reference.standard(s.net, x, y, RATE)):
+        pass
+
+
+@pytest.mark.parametrize(("threat", "scale"), CASES)
+def test_fgsm(scene, threat, scale):
+    s = scene("fgsm", threat, scale)
+    for _ in s.compare(
+        range(2), lambda epoch, x, y, index, view: reference.fgsm(s.net, s.ball, x, y, RATE, scale * threat.eps)
+    ):
+        pass
+
+
+@pytest.mark.parametrize(("threat", "scale"), CASES)
+def test_fgsm_rs(scene, threat, scale):
+    s = scene("fgsm-rs", threat, scale)
+
+    def refer(epoch, x, y, index, view):
+        return reference.fgsm_rs(s.net, s.ball, s.noise(epoch, index), x, y, RATE, scale * 1.25 * threat.eps)
+
+    for _ in s.compare(range(2), refer):
+        pass
+
+
+@pytest.mark.parametrize(("threat", "scale"), CASES)
+def test_fgsm_rs_with_a_step_of_ones_own(scene, threat, scale):
+    s = scene("fgsm-rs", threat, scale, step_size=0.3 * threat.eps)
+
+    def refer(epoch, x, y, index, view):
+        return reference.fgsm_rs(s.net, s.ball, s.noise(epoch, index), x, y, RATE, scale * 0.3 * threat.eps)
+
+    for _ in s.compare(range(1), refer):
+        pass
+
+
+@pytest.mark.parametrize(("threat", "scale"), CASES)
+def test_pgd(scene, threat, scale):
+    s = scene("pgd", threat, scale)
+
+    def refer(epoch, x, y, index, view):
+        noise = s.noise(epoch, index)
+        return reference.pgd(s.net, s.ball, noise, x, y, RATE, step=scale * threat.eps / 4, steps=10)
+
+    for _ in s.compare(range(1), refer):
+        pass
+
+
+def test_pgd_takes_other_steps(scene):
+    s = scene("pgd", LINF, steps=3, step_size=3 / 255)
+
+    def refer(epoch, x, y, index, view):
+        return reference.pgd(s.net, s.ball, s.noise(epoch, index), x, y, RATE, step=3 / 255, steps=3)
+
+    for _ in s.compare(range(1), refer):
+        pass
+
+
+@pytest.mark.parametrize(("threat", "scale"), CASES)
+@pytest.mark.parametrize("settings", [{}, {"c": 0.3, "max_step": 0.2, "beta": 0.8}], ids=["default", "other"])
+def test_fgsm_rs_adaptive(scene, threat, scale, settings):
+    s = scene("fgsm-rs-adaptive", threat, scale, **settings)
+    usual = {"c": 1.28, "max_step": 16 / 255 if threat is LINF else 1.0, "beta": 0.5}
+    norms = torch.zeros(EXAMPLES, dtype=torch.float64)
+
+    def refer(epoch, x, y, index, view):
+        noise = s.noise(epoch, index)
+        return reference.fgsm_rs_adaptive(
+            s.net, s.ball, norms, noise, x, y, index, RATE, scale=scale, **{**usual, **settings}
+        )
+
+    seen = torch.zeros(EXAMPLES, dtype=torch.float64)
+    batches = [index for epoch in range(3) for index, _ in s.batches(epoch)]
+    for (_, expected), index in zip(s.compare(range(3), refer), batches, strict=True):
+        seen[index] = expected.notes["sizes"]
+        close(s.method.step_sizes, seen)
+        close(s.method.gradient_norms, norms.sqrt())
+    assert seen.min() < 0.9 * seen.max(), "the step sizes should differ for this to test anything"
+
+
+@pytest.mark.parametrize(("threat", "scale"), CASES)
+def test_fgsm_ga(scene, threat, scale):
+    s = scene("fgsm-ga", threat, scale, weight=0.7)
+
+    def refer(epoch, x, y, index, view):
+        noise = s.noise(epoch, index)
+        return reference.fgsm_ga(s.net, s.ball, noise, x, y, RATE, step=scale * threat.eps, weight=0.7)
+
+    for _, expected in s.compare(range(2), refer):
+        assert len(expected.notes["counted"]) == len(expected.inputs)
+
+
+@pytest.mark.parametrize("eps", [1, 4, 8, 12, 16])
+def test_fgsm_ga_weighs_as_the_authors_do(eps):
+    published = {1: 0.027, 4: 0.063, 8: 0.200, 12: 0.632, 16: 2.0}
+    assert default_weight(eps / 255) == pytest.approx(math.exp(eps * math.log(10) / 8 + math.log(0.02)))
+    assert default_weight(eps / 255) == pytest.approx(published[eps], abs=5e-4)
+    method = atas.methods.create("fgsm-ga", atas.Linf(eps / 255), 1, SHAPE)
+    assert method.weight == pytest.approx(published[eps], abs=5e-4)
+
+
+@pytest.mark.parametrize("batch_norm", [True, False], ids=["batch-norm", "plain"])
+def test_fgsm_ga_leaves_out_examples_without_a_gradient(scene, small_net, batch_norm):
+    """A black image through a first layer that only answers to light: its gradient is zero, here and nearby."""
+    net = small_net(batch_norm=False, activation=F.relu, sharpness=6.0)
+    if batch_norm:
+        net.bn2 = small_net().bn2
+    net.conv1.weight.data.abs_()
+    net.conv1.bias.data.fill_(-1.5)
+    s = scene("fgsm-ga", LINF, net=net, weight=0.7)
+    s.images[[4, 7]] = 0
+
+    def refer(epoch, x, y, index, view):
+        return reference.fgsm_ga(s.net, s.ball, s.noise(epoch, index), x, y, RATE, step=LINF.eps, weight=0.7)
+
+    s.method.start_epoch(0)
+    index = torch.tensor([0, 4, 2, 7, 9])
+    expected = s.step(0, index, View.centre(5, PAD), refer)
+    assert expected.notes["counted"] == [0, 2, 4]
+    # Only such examples: the regulariser is zero, and nothing is NaN.
+    expected = s.step(0, torch.tensor([4, 7]), View.centre(2, PAD), refer)
+    assert expected.notes["counted"] == []
+    assert all(torch.isfinite(weight).all() for weight in s.model.parameters())
+
+
+def test_fgsm_ga_second_order_by_finite_differences(scene):
+    """The regulariser as a plain function of the weights, at weights moved to and fro in random directions."""
+    weight, h = 0.7, 1e-5
+    s = scene("fgsm-ga", LINF, weight=weight)
+    s.method.start_epoch(0)
+    index, view = next(s.batches(0))
+    x, y, noise = s.window(index, view), s.labels[index], s.noise(0, index)
+    net = Network(s.model)
+    first, _ = reference.input_gradients(net, x, y, training=True)
+    inputs = s.ball.move(x, first, LINF.eps, x)
+
+    def total(direction, size):
+        moved = Network(s.model)
+        with torch.no_grad():
+            for name, value in moved.weights.items():
+                value += size * direction[name]
+        second, _ = reference.input_gradients(moved, x + noise, y, training=True)
+        cosines = F.cosine_similarity(first.flatten(1), second.flatten(1))
+        return (reference.losses(moved(inputs, True), y).mean() + weight * (1 - cosines.mean())).item()
+
+    generator = torch.Generator().manual_seed(1)
+    directions = [
+        {name: torch.randn(value.shape, generator=generator, dtype=value.dtype) for name, value in net.weights.items()}
+        for _ in range(4)
+    ]
+    slopes = [(total(d, h) - total(d, -h)) / (2 * h) for d in directions]
+    recorder = Recorder(s.model, RATE)
+    s.method.training_step(s.model, recorder, x, y, index, view)
+    (found,) = recorder.updates
+    for direction, slope in zip(directions, slopes, strict=True):
+        assert float(sum((found[name] * direction[name]).sum() for name in found)) == pytest.approx(slope, rel=1e-5)
+
+
+@pytest.mark.parametrize(("threat", "scale"), CASES)
+@pytest.mark.parametrize("checkpoints", [3, 4, 1])
+def test_ssat(scene, threat, scale, checkpoints):
+    settings = {} if checkpoints == 3 else {"checkpoints": checkpoints}
+    s = scene("ssat", threat, scale, examples=48, **settings)
+    index = torch.arange(48)
+    at_image = s.net(s.images, False).argmax(1)
+    at_start = s.net(s.ball.project(s.images + s.noise(0, index), s.images), False).argmax(1)
+    turned, steady = index[at_start != at_image], index[at_start == at_image]
+    s.labels = at_image.clone()  # most are right where they are
+    s.labels[turned[::2]] = at_start[turned[::2]]  # some only at their random start
+    s.labels[steady[::12]] = (at_image[steady[::12]] + 1) % 4  # and some nowhere
+
+    def refer(epoch, x, y, index, view):
+        noise = s.noise(epoch, index)
+        return reference.ssat(s.net, s.ball, noise, x, y, RATE, scale * 1.25 * threat.eps, checkpoints)
+
+    s.method.start_epoch(0)
+    expected = s.step(0, index, View.centre(48, PAD), refer)
+    branches = expected.notes["branches"]
+    assert set(branches) == set(range(checkpoints + 1)), "an example should fall into each branch"
+    cases = set(zip((branch > 0 for branch in branches), expected.notes["right_at_x"], strict=True))
+    assert len(cases) == 4, "right at the random start or not, and right at the image or not"
+
+
+@pytest.mark.parametrize(("threat", "scale"), CASES)
+def test_trades(scene, threat, scale):
+    s = scene("trades", threat, scale)
+
+    def refer(epoch, x, y, index, view):
+        noise = CounterRNG(3, torch.tensor(epoch), index).normal(Stream.START, SHAPE).double()
+        return reference.trades(s.net, s.ball, noise, x, y, RATE, step=scale * threat.eps / 4, steps=10, beta=6.0)
+
+    for _ in s.compare(range(1), refer):
+        pass
+
+
+def test_trades_with_other_settings(scene):
+    s = scene("trades", LINF, beta=1.5, steps=2, step_size=0.01)
+
+    def refer(epoch, x, y, index, view):
+        noise = CounterRNG(3, torch.tensor(epoch), index).normal(Stream.START, SHAPE).double()
+        return reference.trades(s.net, s.ball, noise, x, y, RATE, step=0.01, steps=2, beta=1.5)
+
+    for _ in s.compare(range(1), refer):
+        pass
+
+
+@pytest.mark.parametrize(("threat", "scale"), CASES)
+@pytest.mark.parametrize("settings", [{}, {"replays": 3, "step_size": 0.02}], ids=["default", "other"])
+def test_free(scene, threat, scale, settings):
+    """Batches of 6 and 5: the sixth perturbation waits for the next batch of six."""
+    s = scene("free", threat, scale, batch_size=6, **settings)
+    carried = torch.zeros(6, *SHAPE, dtype=torch.float64)
+    step, replays = settings.get("step_size", threat.eps), settings.get("replays", 8)
+    assert s.method.updates_per_step == replays
+
+    def refer(epoch, x, y, index, view):
+        return reference.free(s.net, s.ball, carried, x, y, RATE, step=scale * step, replays=replays)
+
+    for _ in s.compare(range(2), refer):
+        close(s.method.carried, carried)
+    assert carried.abs().amax((1, 2, 3)).min() > 0
+
+
+@pytest.mark.parametrize(("threat", "scale"), CASES)
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {},
+        {"outer": 2, "inner": 4, "step_size": 0.01},
+        {"layer": "conv2", "outer": 2},
+        {"first_layer_twice": True},
+        {"first_layer_twice": True, "layer": "conv2", "outer": 2},
+    ],
+    ids=["default", "other", "second-layer", "twice", "second-layer-twice"],
+)
+def test_yopo(scene, threat, scale, settings):
+    s = scene("yopo", threat, scale, **settings)
+    step = settings.get("step_size", 2 / 255 if threat is LINF else threat.eps / 4)
+
+    def refer(epoch, x, y, index, view):
+        return reference.yopo(
+            s.net,
+            s.ball,
+            s.noise(epoch, index),
+            x,
+            y,
+            RATE,
+            step=scale * step,
+            outer=settings.get("outer", 5),
+            inner=settings.get("inner", 3),
+            layer=settings.get("layer", "conv1"),
+            first_layer_twice=settings.get("first_layer_twice", False),
+        )
+
+    for _ in s.compare(range(1), refer):
+        pass
+
+
+def test_yopo_takes_the_first_layer_before_an_activation_in_place(scene, small_net):
+    s = scene(
+        "yopo", LINF, net=small_net(batch_norm=False, activation=lambda x: F.relu(x, inplace=True), sharpness=6.0)
+    )
+    s.net.activation = F.relu
+
+    def refer(epoch, x, y, index, view):
+        noise = s.noise(epoch, index)
+        return reference.yopo(s.net, s.ball, noise, x, y, RATE, step=2 / 255, outer=5, inner=3, layer="conv1")
+
+    for _ in s.compare(range(1), refer):
+        pass
+
+
+def fresh(s, epoch):
+    """The noise of a reset, which is given."""
+    draw = CounterRNG(3, torch.tensor(epoch), torch.arange(EXAMPLES))
+    return s.method.threat.sample(draw, s.method.memory.delta.shape[1:], reset=True).double()
+
+
+def remember(s, slow, epochs):
+    """Train with memory, from `epochs`; the slow one sees its reset noise. Compares the canvases after each step."""
+
+    def refer(epoch, x, y, index, view):
+        if epoch != refer.epoch:
+            refer.epoch = epoch
+            slow.begin(epoch, lambda epoch: fresh(s, epoch))
+        outcome = slow.step(s.net, s.images, y, index, triples(view), s.rate, epoch)
+        close(x, outcome.notes["x"])
+        return outcome
+
+    refer.epoch = None
+    for epoch, expected in s.compare(epochs, refer):
+        close(s.method.memory.delta, slow.canvases)
+        yield epoch, expected
+
+
+@pytest.mark.parametrize(("threat", "scale"), CASES)
+@pytest.mark.parametrize("settings", [{}, {"step_size": 0.02}], ids=["default", "other"])
+def test_atta(scene, threat, scale, settings):
+    s = scene("atta", threat, scale, epochs=4, reset_every=2, dtype=torch.float32, **settings)
+    step = settings.get("step_size", 4 / 255 if threat is LINF else threat.eps / 2)
+    slow = reference.Atta(s.ball, s.method.memory.delta, PAD, 2, 4, step=scale * step)
+    for _ in remember(s, slow, range(4)):
+        pass
+    assert slow.resets == [1]
+
+
+def test_atta_steps_4_255_at_every_budget(scene):
+    for eps in (4 / 255, 16 / 255):
+        s = scene("atta", atas.Linf(eps), dtype=torch.float32)
+        slow = reference.Atta(s.ball, s.method.memory.delta, PAD, 10, 30, step=4 / 255)
+        for _ in remember(s, slow, range(1)):
+            pass
+
+
+@pytest.mark.parametrize("threat", [LINF, L2], ids=["linf", "l2"])
+def test_atas_through_thirty_epochs(scene, threat):
+    """The released method from start to end: five epochs of warm-up, then clipped adaptive steps, two resets."""
+    s = scene("atas", threat, sharpness=30.0, rate=0.001, dtype=torch.float32)
+    linf = threat is LINF
+    clip = (4 / 255, 14 / 255) if linf else (0.25, 0.875)
+    slow = reference.Atas(
+        s.ball, s.method.memory.delta, PAD, 10, 30,
+        c=1.28, max_step=16 / 255 if linf else 1.0, beta=0.5, clip=clip, warmup_epochs=5, scale=1.0,
+    )  # fmt: skip
+    seen, raw = torch.zeros(EXAMPLES, dtype=torch.float64), []
+    batches = (index for epoch in range(30) for index, _ in s.batches(epoch))
+    before = slow.norms.clone()
+    for (epoch, expected), index in zip(remember(s, slow, range(30)), batches, strict=True):
+        seen[index] = expected.notes["sizes"]
+        close(s.method.step_sizes, seen)
+        close(s.method.gradient_norms, slow.norms.sqrt())
+        if epoch < 5:
+            close(seen[index], torch.full_like(seen[index], threat.eps))
+            assert not slow.norms.any()
+        else:
+            raw.append(expected.notes["raw"])
+        if epoch in (9, 19):  # a reset leaves v as it was: beta times the old one, at least
+            assert (slow.norms[index] >= 0.5 * before[index]).all()
+        before = slow.norms.clone()
+    assert slow.resets == [9, 19]
+    raw = torch.cat(raw)
+    below, above = raw < clip[0], raw > clip[1]
+    assert below.any(), "the lower end of the clip should be at work"
+    assert above.any(), "the upper end of the clip should be at work"
+    assert (~below & ~above).any(), "and some steps should be free"
+
+
+@pytest.mark.parametrize(("threat", "scale"), CASES)
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"warmup_epochs": 1},
+        {"warmup_epochs": 0, "clip": None, "beta": 0.9, "c": 0.3, "max_step": 0.1},
+        {"warmup_epochs": 0, "clip": (0.02, 0.03), "beta": 0.0},
+    ],
+    ids=["warm", "free", "narrow"],
+)
+def test_atas_with_other_settings(scene, threat, scale, settings):
+    s = scene("atas", threat, scale, epochs=4, reset_every=2, dtype=torch.float32, **settings)
+    linf = threat is LINF
+    usual = {
+        "c": 1.28,
+        "max_step": 16 / 255 if linf else 1.0,
+        "beta": 0.5,
+        "clip": (4 / 255, 14 / 255) if linf else (0.25, 0.875),
+    }
+    slow = reference.Atas(s.ball, s.method.memory.delta, PAD, 2, 4, scale=scale, **{**usual, **settings})
+    for _ in remember(s, slow, range(4)):
+        close(s.method.gradient_norms, slow.norms.sqrt())
+    assert slow.resets == [1]
+
+
+@pytest.mark.parametrize(("threat", "scale"), CASES)
+def test_atas_literal(scene, threat, scale):
+    """Algorithm 1: adaptive from the first epoch on, no clip."""
+    s = scene("atas-literal", threat, scale, dtype=torch.float32)
+    max_step = 16 / 255 if threat is LINF else 1.0
+    slow = reference.Atas(
+        s.ball, s.method.memory.delta, PAD, 10, 30,
+        c=1.28, max_step=max_step, beta=0.5, clip=None, warmup_epochs=0, scale=scale,
+    )  # fmt: skip
+    for epoch in (0, 1, 8, 9, 10, 29):
+        for _ in remember(s, slow, [epoch]):
+            close(s.method.gradient_norms, slow.norms.sqrt())
+    assert slow.resets == [9]
+
+
+@pytest.mark.parametrize("name", ["atas", "atas-literal", "atta"])
+@pytest.mark.parametrize(
+    ("reset_every", "epochs", "expected"),
+    [
+        (10, 30, [9, 19]),
+        (10, 31, [9, 19, 29]),
+        (10, None, [9, 19, 29]),
+        (10, 90, [9, 19, 29]),
+        (7, 30, [6, 13, 20, 27]),
+        (15, 30, [14]),
+    ],
+)
+def test_when_the_memory_is_reset(name, reset_every, epochs, expected):
+    method = atas.methods.create(name, LINF, 3, SHAPE, pad=PAD, reset_every=reset_every)
+    resets = []
+    for epoch in range(30):
+        before = method.memory.delta.clone()
+        method.start_epoch(epoch, epochs)
+        if not torch.equal(before, method.memory.delta):
+            resets.append(epoch)
+    assert resets == expected
+
+
+@pytest.mark.parametrize("name", atas.methods.names())
+def test_step_with_an_optimiser_is_learn_with_gradient_descent(small_net, make_images, name):
+    """`step` does the same as `learn`, with torch's optimiser: momentum and weight decay come after."""
+    images, labels, index = make_images(5, SHAPE, dtype=torch.float64), torch.tensor([0, 1, 2, 3, 0]), torch.arange(5)
+    states = []
+    for with_optimizer in (True, False):
+        hyper = {"replays": 1} if name == "free" else {}
+        method = atas.methods.create(name, LINF, 5, SHAPE, pad=PAD, **hyper).double()
+        method.start_epoch(0, 30)
+        model = small_net().double().train()
+        optimizer = torch.optim.SGD(model.parameters(), lr=RATE, momentum=0.9, weight_decay=0.01)
+        for _ in range(2):
+            if with_optimizer:
+                method.step(model, optimizer, images, labels, index)
+            else:
+                recorder = Recorder(model, rate=0.0)
+                method.training_step(model, recorder, images, labels, index, View.centre(5, PAD))
+                (gradients,) = recorder.updates
+                for key, weight in model.named_parameters():
+                    weight.grad = gradients[key]
+                optimizer.step()
+        states.append(model.state_dict())
+    close(*states)

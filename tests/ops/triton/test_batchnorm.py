@@ -1,0 +1,67 @@
+"""The kernels of BatchNorm and ReLU against torch, in Triton's interpreter where there is no GPU."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+ON_GPU = torch.cuda.is_available()
+if not ON_GPU:
+    os.environ["TRITON_INTERPRET"] = "1"
+pytest.importorskip("triton", reason="the kernels need Triton, which comes with PyTorch for CUDA")
+batchnorm = pytest.importorskip("atas.ops.triton.batchnorm")
+
+DEVICE = "cuda" if ON_GPU else "cpu"
+SHAPES = [(4, 64, 8, 8), (2, 160, 4, 4), (3, 16, 5, 7), (3, 512, 2, 2)]
+
+
+@pytest.fixture
+def case(request):
+    shape = request.param
+    torch.manual_seed(0)
+    columns = shape[1]
+    a, b, gradient, past = (torch.randn(shape, device=DEVICE).to(memory_format=torch.channels_last) for _ in range(4))
+    weight, bias = torch.rand(columns, device=DEVICE) + 0.5, torch.randn(columns, device=DEVICE)
+    mean, variance = torch.randn(columns, device=DEVICE), torch.rand(columns, device=DEVICE) + 0.5
+    return a + 1, b, gradient, past, weight, bias, mean, variance
+
+
+def close(found, expected):
+    torch.testing.assert_close(found, expected, atol=5e-5, rtol=1e-4)
+
+
+@pytest.mark.parametrize("case", SHAPES, indirect=True)
+@pytest.mark.parametrize("adds", [False, True])
+def test_train_mode(case, adds):
+    a, b, gradient, past, weight, bias, mean, variance = case
+    x = (a + b if adds else a).clone().requires_grad_()
+    parameters = [weight.clone().requires_grad_(), bias.clone().requires_grad_()]
+    statistics = [mean.clone(), variance.clone()]
+    expected = F.relu(F.batch_norm(x, *statistics, *parameters, training=True, momentum=0.1, eps=1e-5))
+    expected.backward(gradient)
+    total, out, saved = batchnorm.forward_train(a, b if adds else None, weight, bias, mean, variance, 0.1, 1e-5)
+    by_input, by_weight, by_bias = batchnorm.backward_train(total, gradient, past if adds else None, saved)
+    close(total, x.detach())
+    close(out, expected.detach())
+    close(mean, statistics[0])
+    close(variance, statistics[1])
+    close(by_input, x.grad + past if adds else x.grad)
+    close(by_weight, parameters[0].grad)
+    close(by_bias, parameters[1].grad)
+
+
+@pytest.mark.parametrize("case", SHAPES, indirect=True)
+@pytest.mark.parametrize("adds", [False, True])
+def test_eval_mode(case, adds):
+    a, b, gradient, past, weight, bias, mean, variance = case
+    x = (a + b if adds else a).clone().requires_grad_()
+    expected = F.relu(F.batch_norm(x, mean, variance, weight, bias, training=False, eps=1e-5))
+    expected.backward(gradient)
+    total, out = batchnorm.forward_eval(a, b if adds else None, weight, bias, mean, variance, 1e-5)
+    by_input = batchnorm.backward_eval(out, gradient, past if adds else None, weight, variance, 1e-5)
+    close(total, x.detach())
+    close(out, expected.detach())
+    close(by_input, x.grad + past if adds else x.grad)

@@ -1,0 +1,35 @@
+"""The end of a network in one kernel against torch, in Triton's interpreter where there is no GPU."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+
+import pytest
+import torch
+
+ON_GPU = torch.cuda.is_available()
+if not ON_GPU:
+    os.environ["TRITON_INTERPRET"] = "1"
+pytest.importorskip("triton", reason="the kernels need Triton, which comes with PyTorch for CUDA")
+head = pytest.importorskip("atas.ops.triton.head")
+
+DEVICE = "cuda" if ON_GPU else "cpu"
+
+
+@pytest.mark.parametrize(("width", "side", "classes"), [(64, 4, 10), (96, 5, 2), (128, 3, 37)])
+def test_logits_and_gradients(width, side, classes, monkeypatch):
+    if not ON_GPU:
+        monkeypatch.setattr(head.weight_grad_stream, "run", lambda *inputs: contextlib.nullcontext())
+    torch.manual_seed(0)
+    active = torch.rand(3, width, side, side, device=DEVICE).to(memory_format=torch.channels_last)
+    linear = torch.nn.Linear(width, classes, device=DEVICE)
+    gradient = torch.randn(3, classes, device=DEVICE)
+    inputs = [active.requires_grad_(), linear.weight, linear.bias]
+    expected = linear(active.mean((2, 3)))
+    found = head.PoolLinear.apply(*inputs)
+    torch.testing.assert_close(found, expected)
+    by_hand = torch.autograd.grad(found, inputs, gradient)
+    if ON_GPU:
+        head.weight_grad_stream.wait()
+    torch.testing.assert_close(by_hand, torch.autograd.grad(expected, inputs, gradient))

@@ -1,0 +1,270 @@
+"""Trials that are observed: what is seen goes into the record, is not seen twice, and leaves figures as they are."""
+
+import json
+import shutil
+from dataclasses import replace
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from atas.errors import AtasError, DataError
+from atas.paper import gradient_norms
+from atas.paper.measurements import (
+    Curves,
+    Deciles,
+    LossSurfaces,
+    Norms,
+    RobustLoss,
+    StepGap,
+    default_measurements,
+    load_deciles,
+)
+from atas.paper.subsets import NormSubset
+from atas.sweeps import Plan, Record, Store, Trial, execute
+from atas.training.metrics import read_metrics
+
+RANKING = {"method.c": 1e9, "method.beta": 0.0, "method.max_step": 0.25}
+
+
+@pytest.fixture
+def trainings(monkeypatch):
+    """The options of all trainings that are begun."""
+    begun = []
+    train = execute.train
+
+    def counted(settings, **options):
+        begun.append(options)
+        return train(settings, **options)
+
+    monkeypatch.setattr(execute, "train", counted)
+    return begun
+
+
+@pytest.fixture
+def ranks(tiny):
+    """A trial that ranks the images."""
+    return tiny("fgsm-rs-adaptive", RANKING, attacks=(), measurements=(Deciles(),))
+
+
+def test_keys_are_those_that_records_were_written_with():
+    """Whatever is added to trials, results that are known stay known."""
+    trial = Trial("cifar10-preact-resnet18-atas")
+    assert (trial.key, trial.training_key) == ("551447a0967c1552", "0b6e5470271550f9")
+    assert replace(trial, measurements=(Curves(), Norms())).key == trial.key
+
+
+def test_every_training_is_watched_as_far_as_that_is_free(tiny, store, quiet):
+    trials = [tiny("atas"), tiny("pgd")]
+    Plan(trials, store, default_measurements).run(quiet)
+    adaptive, plain = map(store.record, trials)
+    assert set(adaptive.observed) == {"curves", "norms"}
+    assert set(plain.observed) == {"curves"}
+    (row,) = read_metrics(store.training_folder(trials[1]).metrics)
+    assert plain.observed["curves"]["pgd10_loss"] == [row["pgd10_loss"]]
+    assert plain.observed["curves"]["epoch"] == [1]
+    assert plain.observed["curves"]["weights"] == plain.weights
+    assert plain.observed["curves"]["environment"]["torch"] == torch.__version__
+    assert adaptive.observed["norms"]["examples"] == 1297
+
+
+def test_what_is_known_is_not_observed_again(tiny, store, quiet, trainings):
+    Plan([tiny("atas")], store, default_measurements).run(quiet)
+    plan = Plan([tiny("atas", measurements=(Norms(), Curves()))], store, default_measurements)
+    assert plan.remaining() == []
+    plan = Plan([tiny("atas", measurements=(RobustLoss(30),))], store, default_measurements)
+    assert len(plan.remaining()) == 1
+    plan.run(quiet)
+    assert len(trainings) == 1  # the weights are there
+    assert plan.remaining() == []
+    assert store.record(tiny("atas")).observed["robust-loss"]["n"] == 30
+
+
+def test_a_training_that_was_not_watched_is_done_again_and_its_figures_stay(tiny, store, quiet, trainings):
+    trial = tiny("fgsm-rs-adaptive", RANKING)
+    Plan([trial], store, default_measurements).run(quiet)
+    place = store.training_folder(trial)
+    for path in (place.path / "norms").iterdir():
+        path.unlink()
+    record = replace(store.record(trial), weights="of older software", observed={})
+    store.save(trial, record)
+
+    Plan([replace(trial, measurements=(Deciles(),))], store, default_measurements).run(quiet)
+    after = store.record(trial)
+    assert len(trainings) == 2
+    assert (after.attacks, after.weights) == (record.attacks, "of older software")
+    assert len(after.observed["tenths"]["of_each"]) == 1297
+    assert after.observed["tenths"]["weights"] != after.weights
+    names = sorted(path.name for path in (store.folder / "trainings").iterdir())
+    assert len(names) == 2
+    assert any("-again-" in name for name in names)
+    assert Plan([replace(trial, measurements=(Deciles(),))], store, default_measurements).remaining() == []
+
+
+def test_observations_of_other_folders_count(tiny, tmp_path, quiet, trainings):
+    first = Store(tmp_path / "first")
+    Plan([tiny("atas")], first, default_measurements).run(quiet)
+    second = Store(tmp_path / "second", [first.folder])
+    assert Plan([tiny("atas", measurements=(Norms(),))], second, default_measurements).remaining() == []
+    assert len(trainings) == 1
+
+
+def test_a_record_of_an_earlier_version_is_read(tiny, store, quiet):
+    Plan([tiny()], store, default_measurements).run(quiet)
+    (path,) = (store.folder / "runs").glob("*.json")
+    content = json.loads(path.read_text())
+    del content["observed"]
+    path.write_text(json.dumps(content))
+    assert Record.load(path).observed == {}
+    content["observed"] = {"norms": {}}
+    path.write_text(json.dumps(content))
+    with pytest.raises(DataError, match="is damaged"):
+        Record.load(path)
+
+
+def test_a_stop_during_an_observation_loses_that_one_alone(ranks, tiny, store, quiet, trainings, monkeypatch):
+    """Nothing is trained, evaluated or observed again but for what was under way."""
+    surfaces = LossSurfaces(ranks, images=5, points=2)
+    trial = tiny("fgsm-rs", attacks=("fgsm",), measurements=(RobustLoss(20), surfaces))
+    with monkeypatch.context() as patch:
+        patch.setattr(LossSurfaces, "measure", lambda *_: _stop())
+        with pytest.raises(AtasError, match="the same command goes on"):
+            Plan([ranks, trial], store, default_measurements).run(quiet)
+    before = store.record(trial)
+    assert set(before.observed) == {"curves", "robust-loss"}
+    with monkeypatch.context() as patch:
+        patch.setattr(execute, "evaluate", lambda *_, **__: pytest.fail("evaluated again"))
+        patch.setattr(RobustLoss, "measure", lambda *_: pytest.fail("observed again"))
+        assert Plan([ranks, trial], store, default_measurements).run(quiet) == []
+    after = store.record(trial)
+    assert len(trainings) == 2
+    assert after.attacks == before.attacks
+    assert set(after.observed) == {*before.observed, "surfaces"}
+
+
+def _stop():
+    raise KeyboardInterrupt
+
+
+def test_records_alone_are_enough(ranks, tiny, store, quiet, trainings, tmp_path):
+    """Copied to another machine without weights, they count: for every study, and for trainings that rest on them."""
+    surfaces = LossSurfaces(ranks, images=5, points=2)
+    trials = [
+        ranks,
+        tiny("fgsm-rs", measurements=(surfaces, Curves())),
+        tiny("atta", measurements=(StepGap((0.1,), 20), RobustLoss(20))),
+        tiny("atas", measurements=(Norms(),)),
+    ]
+    assert Plan(trials, store, default_measurements).run(quiet) == []
+    other = tmp_path / "other"
+    shutil.copytree(store.folder / "runs", other / "runs")
+    for elsewhere in (Store(other), Store(tmp_path / "third", [other])):
+        assert Plan(trials, elsewhere, default_measurements).run(quiet) == []
+        assert len(elsewhere.by_row()) == len(trials)
+    part = tiny("fgsm-rs", attacks=(), subset=NormSubset(ranks, 1, 2))
+    assert Plan([*trials, part], Store(other), default_measurements).run(quiet) == []
+    assert len(trainings) == len(trials) + 1
+
+
+def test_weights_that_are_gone_are_made_again_only_for_what_needs_them(tiny, store, quiet, trainings):
+    """Then what the record knows of the first weights stays, or is measured anew, but is never lost."""
+    trial = tiny("atas", attacks=("fgsm",), measurements=(RobustLoss(20),))
+    Plan([trial], store, default_measurements).run(quiet)
+    shutil.rmtree(store.folder / "trainings")
+    first = replace(store.record(trial), weights="of another machine")
+    store.save(trial, first)
+
+    gap = replace(trial, measurements=(StepGap((0.1,), 20),))
+    Plan([gap], store, default_measurements).run(quiet)
+    record = store.record(trial)
+    assert len(trainings) == 2
+    assert (record.attacks, record.weights) == (first.attacks, first.weights)
+
+    Plan([replace(trial, attacks=("pgd2",))], store, default_measurements).run(quiet)
+    record = store.record(trial)
+    assert len(trainings) == 2
+    assert record.weights != first.weights
+    assert set(record.attacks) == {"clean", "fgsm", "pgd2"}
+    assert set(record.observed) == {"curves", "norms", "robust-loss", "step-gap"}
+
+
+def test_one_training_is_observed_before_it_is_evaluated_otherwise(tiny, store, quiet, trainings):
+    """Checkpoints are gone after the first of the trials that share a training."""
+    plain, watched = tiny("atta", padding=2), tiny("atta", measurements=(StepGap((0.1,), 20),))
+    between = tiny("fgsm-rs")
+    plan = Plan([plain, between, watched], store, default_measurements)
+    assert [trial.label for trial in plan.trials] == [watched.label, plain.label, between.label]
+    assert plan.run(quiet) == []
+    assert len(trainings) == 2
+
+
+def test_a_training_is_done_as_often_as_it_takes(tiny, store, quiet, trainings):
+    """The record of the second one, which left no checkpoint either, is lost."""
+    trial = tiny("atta", attacks=(), measurements=(StepGap((0.1,), 20),))
+    for _ in range(3):
+        assert Plan([trial], store, default_measurements).run(quiet) == []
+        store.save(trial, replace(store.record(trial), observed={}))
+    assert len(trainings) == 3
+    assert len({path.name for path in (store.folder / "trainings").iterdir()}) == 3
+
+
+# What is measured
+
+
+def test_tenths_are_of_the_norms_that_were_written(ranks, store, quiet):
+    Plan([ranks], store, default_measurements).run(quiet)
+    found = store.record(ranks).observed["tenths"]
+    (norms,) = (store.training_folder(ranks).path / "norms").iterdir()
+    expected = gradient_norms.deciles(load_file(norms)["gradient_norm"].double())
+    assert torch.equal(load_deciles(ranks, store), expected)
+    assert [sum(row) for row in found["class_shares"]] == pytest.approx([1.0] * 10)
+
+
+def test_a_part_is_trained_on_and_named(ranks, tiny, store, quiet, trainings):
+    part = NormSubset(ranks, 9, 10)
+    trial = tiny("fgsm-rs", attacks=(), subset=part)
+    assert (
+        trial.training_key
+        != tiny("fgsm-rs").training_key
+        != tiny("fgsm-rs", subset=NormSubset(ranks, 1, 2)).training_key
+    )
+    assert "D_9^10" in trial.label
+    Plan([ranks, trial], store, default_measurements).run(quiet)
+    rows = trainings[1]["rows"]
+    assert torch.equal(rows, gradient_norms.decile_members(load_deciles(ranks, store), 9, 10))
+    assert len(rows) == pytest.approx(1297 / 5, abs=2)
+    assert store.record(trial).trial["part"] == [ranks.training_key, 9, 10]
+
+
+def test_a_part_without_its_ranking_fails_in_one_sentence(ranks, tiny, store, quiet):
+    (failure,) = Plan([tiny("fgsm-rs", attacks=(), subset=NormSubset(ranks, 1, 2))], store, default_measurements).run(
+        quiet
+    )
+    assert failure.sentence.startswith("the run that ranks the images is missing")
+
+
+def test_atta_steps_from_what_it_remembers(tiny, store, quiet):
+    """With a step of nothing, the gap tells how much the remembered perturbations do."""
+    sizes = (1e-9, 0.1)
+    trials = [tiny(name, attacks=(), measurements=(StepGap(sizes, 100),)) for name in ("atta", "fgsm-rs")]
+    assert Plan(trials, store, default_measurements).run(quiet) == []
+    atta, noise = (store.record(trial).observed["step-gap"] for trial in trials)
+    assert atta["steps"] == list(sizes)
+    assert atta["n"] == 100
+    assert set(noise["gap"]) == {"noise"}
+    assert set(atta["gap"]) == {"noise", "memory"}
+    assert noise["gap"]["noise"][0] > noise["gap"]["noise"][1]
+    assert atta["gap"]["memory"][0] < atta["gap"]["noise"][0]
+    assert not (store.training_folder(trials[0]).path / "checkpoints").exists()
+
+
+def test_surfaces_are_of_the_first_and_the_last_tenth(ranks, tiny, store, quiet):
+    seen_of = LossSurfaces(ranks, images=20, points=3)
+    trial = tiny("fgsm-rs", {"training.batch_size": 256}, attacks=(), measurements=(seen_of,))
+    assert Plan([ranks, trial], store, default_measurements).run(quiet) == []
+    seen = store.record(trial).observed["surfaces"]
+    assert [moment["step"] for moment in seen["moments"]] == [2, 4, 6]
+    assert seen["steps_an_epoch"] == 6
+    for moment in seen["moments"]:
+        assert len(moment["1"]) == len(moment["10"][0]) == 3
+    assert not (store.training_folder(trial).path / "snapshots").exists()

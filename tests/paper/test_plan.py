@@ -1,0 +1,300 @@
+"""Plans: runs that are done once, survive a kill, and do not stop at a failure."""
+
+import io
+import json
+import signal
+
+import pytest
+import torch
+from PIL import Image
+from rich.console import Console
+from safetensors.torch import load_file
+
+import atas
+from atas.errors import AtasError, DataError, UsageError
+from atas.evaluation import progress as evaluation_progress
+from atas.evaluation import runner
+from atas.paper.measurements import default_measurements
+from atas.sweeps import Plan, PlanProgress, Store, Trial, execute
+from atas.sweeps import plan as plan_module
+from atas.training.trainer import Interrupted
+
+
+def files(folder):
+    return sorted(str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file())
+
+
+@pytest.fixture
+def trainings(monkeypatch):
+    """The seeds of all trainings that are begun."""
+    begun = []
+    train = execute.train
+
+    def counted(settings, **options):
+        begun.append(settings.training.seed)
+        return train(settings, **options)
+
+    monkeypatch.setattr(execute, "train", counted)
+    return begun
+
+
+def test_a_plan_writes_a_record_a_run(tiny, store, quiet):
+    trials = [tiny(seed=0), tiny("atta", seed=3)]
+    assert Plan(trials, store, default_measurements).run(quiet) == []
+    for trial in trials:
+        record = json.loads((store.folder / "runs" / f"{trial.slug}-{trial.key}.json").read_text())
+        assert record["seed"] == trial.seed
+        assert record["settings"]["training"] == json.loads(json.dumps(trial.resolved_recipe.to_dict()["training"]))
+        assert record["trial"]["method"] == trial.resolved_recipe.method.name
+        assert set(record["attacks"]) == {"clean", "fgsm"}
+        low, high = record["attacks"]["fgsm"]["interval"]
+        assert low <= record["attacks"]["fgsm"]["accuracy"] <= high
+        assert record["n"] == 40
+        assert record["training"]["seconds"] > 0
+        environment = record["training"]["environment"]
+        assert {"atas", "torch", "python", "device", "commit"} <= set(environment)
+        assert record["evaluations"][0]["protocol"]["seed"] == 0
+    said = quiet.console.file.getvalue()
+    assert "1/2 digits, small-cnn, atas, 0.39" in said
+    assert "left" in said.splitlines()[1]
+    assert "left" not in said.splitlines()[-1]
+    assert not [name for name in files(store.folder) if "checkpoints" in name or "progress" in name]
+
+
+def test_finished_runs_are_not_run_again(tiny, store, quiet, trainings):
+    trials = [tiny(seed=0), tiny(seed=1)]
+    Plan(trials[:1], store, default_measurements).run(quiet)
+    Plan(trials, store, default_measurements).run(quiet)
+    assert trainings == [0, 1]
+    assert "1 of 2 runs are done already" in quiet.console.file.getvalue()
+
+
+def test_the_same_run_twice_in_a_plan_is_one(tiny, store):
+    plan = Plan(
+        [tiny(attacks=("fgsm",)), tiny(attacks=("pgd2",)), tiny(values={"method.c": 2.0})], store, default_measurements
+    )
+    assert [trial.attacks for trial in plan.trials] == [("fgsm", "pgd2")]
+
+
+def test_one_training_serves_every_evaluation(tiny, store, quiet, trainings):
+    Plan([tiny(), tiny(padding=4), tiny(examples=20)], store, default_measurements).run(quiet)
+    assert trainings == [0]
+    assert len(list((store.folder / "trainings").iterdir())) == 1
+    assert len(list((store.folder / "runs").iterdir())) == 3
+
+
+def test_a_later_attack_joins_those_that_are_known(tiny, store, quiet, trainings):
+    Plan([tiny(attacks=("fgsm",))], store, default_measurements).run(quiet)
+    before = store.record(tiny())
+    Plan([tiny(attacks=("fgsm", "pgd2"))], store, default_measurements).run(quiet)
+    after = store.record(tiny())
+    assert trainings == [0]
+    assert set(after.attacks) == {"clean", "fgsm", "pgd2"}
+    assert after.attacks["fgsm"] == before.attacks["fgsm"]
+    assert [about["attacks"] for about in after.evaluations] == [["clean", "fgsm"], ["clean", "pgd2"]]
+
+
+def test_runs_of_other_folders_are_used_and_written_down(tiny, tmp_path, quiet, trainings):
+    first = Store(tmp_path / "first")
+    Plan([tiny(seed=0), tiny(seed=1)], first, default_measurements).run(quiet)
+    second = Store(tmp_path / "second", [first.folder])
+    plan = Plan([tiny(seed=0), tiny(seed=1, padding=2)], second, default_measurements)
+    assert [trial.padding for trial in plan.remaining()] == [2]  # the training is there, the evaluation is not
+    assert plan.run(quiet) == []
+    assert trainings == [0, 1]
+    assert len(Store(tmp_path / "second").by_row()) == 2
+    assert not (tmp_path / "second" / "trainings").exists()
+
+
+def test_a_folder_without_results_cannot_be_reused(tmp_path):
+    with pytest.raises(UsageError, match="holds no results to reuse"):
+        Store(tmp_path / "out", [tmp_path])
+
+
+def test_figures_of_other_weights_are_not_mixed_in(tiny, store, quiet):
+    """The training is gone, and another one came to other weights: then its figures replace the old ones."""
+    from dataclasses import replace
+
+    trial = tiny(attacks=("fgsm",))
+    Plan([trial], store, default_measurements).run(quiet)
+    store.save(trial, replace(store.record(trial), weights="of another training"))
+    Plan([tiny(attacks=("fgsm", "pgd2"))], store, default_measurements).run(quiet)
+    record = store.record(trial)
+    assert record.weights != "of another training"
+    assert [about["attacks"] for about in record.evaluations] == [["clean", "fgsm", "pgd2"]]
+
+
+def test_joined_records_take_attacks_of_the_same_weights_alone(tiny, store, fill):
+    trial, records = tiny(), []
+    for attack, weights in (("fgsm", "w"), ("pgd10", "w"), ("pgd50", "v")):
+        fill(trial, {"clean": 90, attack: 50}, n=100, weights=weights)
+        records.append(store.record(trial))
+    known, same, other = records
+    assert list(known.merge(same).attacks) == ["clean", "fgsm", "pgd10"]
+    assert len(known.merge(same).evaluations) == 2
+    assert known.merge(other) == known
+
+
+def test_a_failure_is_written_down_and_the_rest_goes_on(tiny, store, quiet):
+    bad = tiny(values={"schedule.peak": 1e30, "schedule.name": "piecewise"})
+    good = tiny("atta")
+    (failure,) = Plan([bad, good], store, default_measurements).run(quiet)
+    assert failure.trial == bad
+    assert "diverged" in failure.sentence
+    assert store.record(bad) is None
+    assert store.record(good) is not None
+    assert store.errors_by_row()[bad.row] == [f"{bad.label}: {failure.sentence}"]
+    assert "failed: the loss is" in quiet.console.file.getvalue()
+    assert [trial.key for trial in Plan([bad, good], store, default_measurements).remaining()] == [bad.key]
+
+
+def test_a_failure_of_any_kind(tiny, store, quiet, monkeypatch):
+    monkeypatch.setattr(plan_module, "execute", lambda *_: (_ for _ in ()).throw(RuntimeError("out of\nmemory")))
+    (failure,) = Plan([tiny()], store, default_measurements).run(quiet)
+    assert failure.sentence == "RuntimeError: out of memory"
+    (path,) = (store.folder / "runs").glob("*.error.json")
+    assert "Traceback" in json.loads(path.read_text())["trace"]
+
+
+def test_an_error_is_forgotten_when_the_run_succeeds(tiny, store, quiet):
+    store.save_error(tiny(), "no electricity", "")
+    Plan([tiny()], store, default_measurements).run(quiet)
+    assert store.errors_by_row() == {}
+
+
+def test_missing_data_ends_a_plan_before_it_begins(tiny, store, quiet, tmp_path):
+    with pytest.raises(DataError):
+        Plan([tiny(values={"data.name": "cifar10", "data.root": str(tmp_path)})], store, default_measurements).run(
+            quiet
+        )
+    assert files(tmp_path) == []
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt, Interrupted("stopped")])
+def test_a_stop_is_no_failure(tiny, store, quiet, monkeypatch, error):
+    def stop(*_):
+        raise error
+
+    monkeypatch.setattr(plan_module, "execute", stop)
+    with pytest.raises(AtasError, match="the same command goes on"):
+        Plan([tiny()], store, default_measurements).run(quiet)
+    assert files(store.folder) == [".claims"]
+
+
+SCRIPT = """
+import json, os, sys
+import torch
+
+torch.set_num_threads(1)
+import torch.utils.tensorboard  # the import is slow; let it be done before the fork
+from pathlib import Path
+from rich.console import Console
+from atas.data import load
+from atas.paper.measurements import default_measurements
+from atas.sweeps import Plan, PlanProgress, Store, Trial
+from nursery import attempt
+
+load("digits")  # so is that of scikit-learn
+
+values = {"training.epochs": 1, "training.batch_size": 64, "training.probe": 50, "engine.device": "cpu",
+          "training.checkpoint_every": 0.05}
+trials = [Trial(f"digits-small-cnn-{method}", values, attacks=("pgd5",), examples=60) for method in ("atas", "atta")]
+
+
+def carry_out(folder, done=None):
+    \"\"\"Run the plan, killed in the training after so many finished runs.\"\"\"
+
+    def due():
+        if done is None or len(list(folder.glob("runs/*.json"))) != done:
+            return False
+        return any(folder.glob("trainings/*/checkpoints/last.safetensors"))
+
+    def work():
+        Plan(trials, Store(folder), default_measurements).run(PlanProgress(Console(file=open(os.devnull, "w"))))
+
+    return attempt(work, due)
+
+
+order = json.loads(sys.argv[1])
+killed, whole = (Path(order[name]) for name in ("killed", "whole"))
+print(json.dumps([carry_out(killed, 0), carry_out(killed, 1), carry_out(killed), carry_out(whole)]))
+"""
+
+
+def test_kill_and_go_on(tmp_path, nursery):
+    """SIGKILL in the middle of the first and of the second training: the same weights and figures in the end."""
+    assert nursery(SCRIPT) == [-signal.SIGKILL, -signal.SIGKILL, 0, 0]
+    folder, whole = tmp_path / "killed", tmp_path / "whole"
+    records = [sorted(place.glob("runs/*.json")) for place in (folder, whole)]
+    assert [path.name for path in records[0]] == [path.name for path in records[1]]
+    assert len(records[0]) == 2
+    for one, other in zip(*records, strict=True):
+        first, second = (json.loads(path.read_text()) for path in (one, other))
+        assert first["weights"] == second["weights"]
+        assert first["attacks"]["pgd5"]["right"] == second["attacks"]["pgd5"]["right"]
+    for one in folder.glob("trainings/*/model.safetensors"):
+        weights, expected = load_file(one), load_file(whole / one.relative_to(folder))
+        assert all(torch.equal(tensor, expected[name]) for name, tensor in weights.items())
+
+
+def test_nothing_is_lost_before_the_record_is_written(tiny, store, quiet, monkeypatch):
+    monkeypatch.setattr(evaluation_progress, "SAVE_INTERVAL", 0.0)
+    trial = tiny()
+
+    def killed(*_):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(store, "save", killed)
+        with pytest.raises(AtasError, match="the same command goes on"):
+            Plan([trial], store, default_measurements).run(quiet)
+    progress = store.progress_file(trial)
+    assert progress.exists()
+    monkeypatch.setattr(runner.AttackRunner, "run_chunk", lambda *_: pytest.fail("evaluated again"))
+    Plan([trial], store, default_measurements).run(quiet)
+    assert not progress.exists()
+    assert not store.record(trial).missing_attacks(trial.attacks)
+
+
+def test_time_left_follows_the_work():
+    progress = PlanProgress(Console(file=io.StringIO()))
+    assert progress.seconds_left is None
+    progress.expect(100)
+    progress.start_trial("one", 40)
+    progress.start_phase(40)
+    progress._began -= 8  # eight seconds ago
+    progress.reach(0.5)
+    assert progress.seconds_left == pytest.approx(8 / 20 * 80, rel=0.05)
+    progress.end()  # it failed half way: the rest of it will not be done
+    assert progress.seconds_left == pytest.approx(8 / 20 * 60, rel=0.05)
+
+
+def test_what_is_compiled_first_does_not_set_the_pace():
+    progress = PlanProgress(Console(file=io.StringIO()))
+    progress.expect(100)
+    progress.start_trial("one", 100)
+    progress.start_phase(50)
+    progress._began -= 30  # compiling
+    progress.live().start("training", 10, 0)
+    progress._began -= 8
+    progress.reach(0.5)
+    assert progress.seconds_left == pytest.approx(8 / 25 * 75, rel=0.05)
+    progress.start_phase(50)
+    progress.live().start("another", 10, 0)
+    assert progress.seconds_left == pytest.approx(8 / 25 * 50, rel=0.05)
+
+
+def test_crops_of_larger_images_are_evaluated_at_the_centre(tmp_path, store, quiet):
+    for half, label in (("train", "a"), ("train", "b"), ("test", "a"), ("test", "b")):
+        (tmp_path / "photos" / half / label).mkdir(parents=True)
+        for number in range(6):
+            Image.new("RGB", (24, 20), (40 * number, 0, 0)).save(tmp_path / "photos" / half / label / f"{number}.png")
+    atas.data.pack(tmp_path / "photos", tmp_path / "packed", size=20, fit="squash")
+    values = {"data.root": str(tmp_path / "packed"), "data.size": 20, "data.view_size": 16, "method.grid": 4}
+    values |= {"model.name": "small-cnn", "training.epochs": 1, "training.probe": 4, "engine.device": "cpu"}
+    trials = [Trial("imagenet-resnet18-atas", values, attacks=("fgsm",), held_out=held) for held in (0, 3)]
+    assert Plan(trials, store, default_measurements).run(quiet) == []
+    for trial, count in zip(trials, (12, 3), strict=True):
+        record = store.record(trial)
+        assert record.evaluations[0]["protocol"]["image_shape"] == [3, 16, 16]
+        assert record.n == count

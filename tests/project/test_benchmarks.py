@@ -1,0 +1,80 @@
+"""Benchmarks in a small form: they run, and what they say of a memory holds."""
+
+from __future__ import annotations
+
+import json
+import runpy
+import sys
+from pathlib import Path
+
+import pytest
+from PIL import Image
+
+from atas import data, methods
+
+BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
+
+
+@pytest.fixture
+def bench(tmp_path, monkeypatch, capsys):
+    """Run a benchmark in this process; what it printed and what it wrote."""
+
+    def run(name, *arguments):
+        monkeypatch.chdir(tmp_path)
+        monkeypatch.setattr(sys, "argv", [str(BENCHMARKS / name), *arguments, "--json", "found.json"])
+        runpy.run_path(str(BENCHMARKS / name), run_name="__main__")
+        return capsys.readouterr().out, json.loads((tmp_path / "found.json").read_text(encoding="utf-8"))
+
+    return run
+
+
+@pytest.mark.parametrize("store", ["host", "device"])
+def test_the_memory_of_a_large_set(store, bench):
+    small = ["--examples", "60", "--size", "28", "--batch", "8", "--steps", "6", "--grid", "4", "--model", "small-cnn"]
+    shown, found = bench("host_memory.py", *small, "--device", "cpu", "--precision", "float32", "--store", store)
+    assert found["memory_gigabytes"] == pytest.approx(60 * 3 * 4 * 4 / 1e9)
+    assert found["steps"] == 6
+    assert found["in_both_epochs"] > 0
+    assert found["changed_of_trained"] == 1
+    assert found["changed_of_others"] == 0
+    assert "images_a_second" in shown
+    assert found["environment"]["command"].startswith("host_memory.py")
+
+
+@pytest.mark.parametrize("source", ["random", "packed"])
+def test_the_pace_at_several_sizes(source, bench, tmp_path):
+    small = ["--models", "small-cnn", "--sizes", "16", "24", "--batch", "8", "--steps", "2", "--rounds", "2"]
+    small += ["--grid", "4", "--device", "cpu", "--precision", "float32"]
+    if source == "random":
+        small += ["--images", "40", "--stored", "32", "--classes", "3", "--view", "resized"]
+    else:
+        photos = tmp_path / "photos"
+        for half, label in (("train", "a"), ("train", "b"), ("test", "a"), ("test", "b")):
+            (photos / half / label).mkdir(parents=True)
+            for number in range(12):
+                Image.new("RGB", (40, 32), (number, 0, 0)).save(photos / half / label / f"{number}.png")
+        data.pack(photos, tmp_path / "packed", size=32)
+        small += ["--packed", str(tmp_path / "packed"), "--loading", "streaming", "--workers", "1"]
+    shown, found = bench("throughput.py", *small)
+    assert [(row["model"], row["shown"]) for row in found["rows"]] == [("small-cnn", 16), ("small-cnn", 24)]
+    for row in found["rows"]:
+        assert row["loading"] == ("resident" if source == "random" else "streaming")
+        assert row["data_alone"]["median"] > 0
+        hours = 90 * 1_281_167 / row["images_a_second"]["median"] / 3600
+        assert row["hours_for_90_epochs_of_imagenet"] == pytest.approx(hours)
+    assert "data alone" in shown
+    assert {path.name for path in tmp_path.iterdir()} <= {"found.json", "photos", "packed"}
+
+
+def test_how_far_yopo_moves_its_first_layer(bench):
+    _, found = bench("first_layer.py", "--steps", "8", "--batch", "32", "--seeds", "3")
+    assert [(row["twice"], row["seed"]) for row in found["runs"]] == [(False, 3), (True, 3)]
+    for row in found["runs"]:
+        assert 0 < row["median_move"] <= row["largest_move"]
+
+
+def test_what_a_step_of_each_method_costs(bench):
+    small = ["--model", "small-cnn", "--batch", "4", "--rounds", "2", "--device", "cpu"]
+    _, found = bench("step_cost.py", *small)
+    assert list(found["rows"]) == methods.names()
+    assert found["rows"]["standard"]["relative"] == 1

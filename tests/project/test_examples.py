@@ -1,0 +1,48 @@
+"""The example programs run as they stand; those for other packages where these are installed."""
+
+from __future__ import annotations
+
+import runpy
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import atas
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+
+
+def run(*arguments: str, cwd: Path) -> str:
+    found = subprocess.run([sys.executable, *arguments], cwd=cwd, capture_output=True, text=True, check=False)
+    assert found.returncode == 0, found.stderr
+    return found.stdout
+
+
+def test_the_minimal_example(monkeypatch, capsys):
+    """In this process, on fewer digits."""
+    example = EXAMPLES / "minimal.py"
+    assert len(example.read_text(encoding="utf-8").splitlines()) < 100
+    whole = atas.data.load("digits")
+    some = atas.data.Dataset(whole.name, whole.train.part(slice(256)), whole.test.part(slice(40)))
+    monkeypatch.setattr(atas.data, "load", {"digits": some}.__getitem__)
+    monkeypatch.setattr(sys, "argv", [str(example), "--epochs", "2"])
+    runpy.run_path(str(example), run_name="__main__")
+    shown = capsys.readouterr().out
+    assert "epoch  2" in shown
+    assert "pgd50" in shown
+    assert "/40" in shown
+
+
+def test_the_example_for_lightning(tmp_path):
+    pytest.importorskip("lightning")
+    assert "pgd50" in run(str(EXAMPLES / "lightning_atas.py"), "--epochs", "1", cwd=tmp_path)
+
+
+def test_the_example_for_accelerate(tmp_path):
+    pytest.importorskip("accelerate")
+    shown = run(str(EXAMPLES / "accelerate_atas.py"), "--epochs", "1", "--save", "state", cwd=tmp_path)
+    assert "epoch  1" in shown
+    assert "pgd50" in shown
+    assert list((tmp_path / "state").glob("custom_checkpoint_0*"))  # the method's perturbations

@@ -1,0 +1,206 @@
+"""The three answers at the top: they must not promise more than was measured."""
+
+import dataclasses
+import runpy
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from atas import recipes
+from atas.evaluation import EvaluationWarning
+from atas.recipes.expected import Expected, find_expected
+from atas.report.headline import run_answers
+
+
+@pytest.fixture
+def told(make_run, view_of):
+    """The answers for a run whose evaluation found so many of 100 examples right."""
+
+    def tell(name="run", warnings=(), foreseen=None, **right):
+        options = {key: right.pop(key) for key in ("curve", "collapsed_from") if key in right}
+        view = view_of(make_run(name, right=right or None, **options))
+        if warnings:
+            found = dataclasses.replace(view.evaluation, warnings=tuple(warnings))
+            view.summary = dataclasses.replace(view.summary, evaluation=found)
+        return run_answers(view, foreseen)
+
+    return tell
+
+
+def test_a_robust_model(told):
+    robust, sure, trust = told(clean=90, pgd50=60, autoattack=55)
+    assert (robust.word, robust.tone) == ("In part: 55.0%", "plain")
+    assert "right on about 90, and on about 55 whatever PGD-50 and AutoAttack do to them" in robust.why
+    assert "every pixel by at most 8/255" in robust.why
+    assert sure.word == "To 9.8 points"
+    assert "points: 45.2 to 64.4% with 95% confidence" in sure.why
+    assert "seed 0" in sure.why
+    assert (trust.word, trust.tone) == ("Yes, as far as is known", "good")
+
+
+def test_a_model_that_is_not_robust(told):
+    robust, _, _ = told(clean=90, autoattack=0)
+    assert (robust.word, robust.tone) == ("No: 0.0%", "bad")
+    assert told("most", clean=95, autoattack=91)[0].word == "Yes: 91.0%"
+    assert told("poor", clean=30, autoattack=30)[0].word == "In part: 30.0%"
+
+
+@pytest.mark.parametrize(
+    ("right", "n", "robust", "sure"),
+    [
+        (0, 100, ("No: 0.0%", "bad"), "care"),
+        (1, 100, ("In part: 1.0%", "plain"), "care"),  # may be 5% and more
+        (89, 100, ("In part: 89.0%", "plain"), "care"),
+        (90, 100, ("Yes: 90.0%", "good"), "care"),
+        (42, 1000, ("In part: 4.2%", "plain"), "good"),  # at most 5.6%
+        (35, 1000, ("No: 3.5%", "bad"), "good"),  # at most 4.8%
+        (899, 1000, ("In part: 89.9%", "plain"), "good"),
+        (500, 1000, ("In part: 50.0%", "plain"), "care"),  # to 3.1 points
+        (550, 1100, ("In part: 50.0%", "plain"), "good"),  # to 2.9 points
+    ],
+)
+def test_words_and_tones_change_at_these_figures(make_run, add_result, view_of, right, n, robust, sure):
+    folder = make_run("run")
+    add_result(folder, "evaluation.json", n=n, clean=n, autoattack=right)
+    found = run_answers(view_of(folder), None)
+    assert [(found[0].word, found[0].tone), found[1].tone] == [robust, sure]
+
+
+def test_a_collapse_is_no_whatever_the_figure(told):
+    robust, _, _ = told(clean=90, fgsm=95, curve=[(0.5, 0.4, 0.3), (0.8, 0.9, 0.0)], collapsed_from=1)
+    assert robust.word.startswith("No")
+    assert "collapsed in epoch 2" in robust.why
+
+
+def test_without_autoattack_the_trust_is_partial(told):
+    _, _, trust = told(clean=90, pgd50=60)
+    assert (trust.word, trust.tone) == ("In part", "care")
+    assert "upper bound" in trust.why
+
+
+def test_warnings_come_before_praise(told):
+    warnings = [EvaluationWarning("square", "Square breaks more"), EvaluationWarning("random", "answers change")]
+    _, _, trust = told(clean=90, autoattack=60, warnings=warnings)
+    assert (trust.word, trust.tone) == ("With care", "care")
+    assert "2 reasons to doubt the figures: Square breaks more." in trust.why
+
+
+def test_autoattack_in_another_result_is_not_overlooked(make_run, add_result, view_of):
+    folder = make_run("run", right={"clean": 90, "pgd50": 60})
+    add_result(folder, "autoattack.json", n=50, clean=50, autoattack=29)
+    robust, _, trust = run_answers(view_of(folder), None)
+    assert robust.word == "In part: 60.0%"
+    assert trust.word == "In part"
+    assert "on 50 images, of which 58.0% hold (44.2 to 70.6%)" in trust.why
+
+
+def test_autoattack_that_shows_the_figure_to_be_wrong_takes_its_place(make_run, add_result, view_of):
+    folder = make_run("run", right={"clean": 90, "pgd50": 60})
+    warning = EvaluationWarning("square", "Square breaks more")
+    add_result(folder, "evaluation-50.json", n=50, warnings=(warning,), clean=50, autoattack=3)
+    robust, _, trust = run_answers(view_of(folder), None)
+    assert robust.word == "In part: 6.0%"
+    assert (trust.word, trust.why) == ("With care", "1 reason to doubt the figures: Square breaks more.")
+
+
+@pytest.mark.parametrize("other", [{"weights": "others"}, {"eps": 4 / 255}, {"clean": 49}])
+def test_results_of_other_weights_budgets_and_images_are_left_out(make_run, add_result, view_of, other):
+    folder = make_run("run", right={"clean": 90, "pgd50": 60})
+    add_result(folder, "autoattack.json", n=50, autoattack=3, **{"clean": 50, **other})
+    (folder / "notes.json").write_text('{"format": "of somebody else"}')
+    robust, _, trust = run_answers(view_of(folder), None)
+    assert robust.word == "In part: 60.0%"
+    assert "AutoAttack was not run" in trust.why
+
+
+def test_other_weights_come_before_all(copy_of, view_of):
+    view = view_of(copy_of())
+    object.__setattr__(view.evaluation, "weights", "others")
+    _, _, trust = run_answers(view, None)
+    assert (trust.word, trust.tone) == ("No", "bad")
+
+
+def test_without_evaluation(told):
+    robust, sure, trust = told()
+    assert (robust.word, sure.word, trust.word) == ("Not known", "Not at all", "Not evaluated")
+    assert "70.0% clean and 40.0% under PGD-10" in robust.why
+    assert "atas evaluate" in trust.why
+    assert told("collapsed", curve=[(0.8, 0.9, 0.0)], collapsed_from=0)[0].word == "No"
+
+
+def test_clean_images_alone_say_nothing_of_robustness(told):
+    assert told(clean=90)[0].word == "Not known"
+
+
+# What was expected
+
+
+def test_what_a_recipe_says():
+    found = find_expected(recipes.load("digits-small-cnn-atas"))
+    assert found.figure("clean") == "94.1 (92.4 to 95.2)"
+    assert found.figure("pgd50") == "62.5 (44.0 to 75.0)"
+    assert found.figure("autoattack") == "3.2"
+    assert found.figure("pgd10") is None
+    assert found.figure("pgd5") is None
+    assert found.differences == ()
+
+
+def test_what_a_run_did_otherwise():
+    changed = recipes.load("digits-small-cnn-atas").with_values({"training.epochs": 3, "training.seed": 7})
+    assert find_expected(changed).differences == ("training.epochs: 80 became 3",)
+
+
+def test_a_run_on_a_part_of_the_images_is_another_one():
+    atas = recipes.load("digits-small-cnn-atas")
+    assert find_expected(atas, {"device": "cpu"}) == find_expected(atas)
+    assert find_expected(atas, {"device": "cpu", "rows": 100}) is None
+
+
+def test_recipes_that_say_nothing():
+    assert find_expected(recipes.load("cifar100-preact-resnet18-atas")) is None
+    assert find_expected(recipes.from_dict({}, "mine")) is None
+
+
+def test_recipes_say_what_the_records_do():
+    """After new results: python scripts/expected.py."""
+    made = runpy.run_path(str(Path(__file__).parents[2] / "scripts" / "expected.py"))["made"]()
+    assert made
+    for path, content in made.items():
+        assert path.read_text(encoding="utf-8") == content
+
+
+RANGES = "Expect, on the 10,000 test images, mean and range over seeds 0 to 2 in percent: clean 81.5 (81.2 to 81.8), "
+
+
+def result(n=10_000, **percent):
+    """Of an evaluation, what matters here."""
+    return SimpleNamespace(n=n, correct=percent, accuracy={name: value / 100 for name, value in percent.items()})
+
+
+@pytest.mark.parametrize(
+    ("sentence", "percent", "far"),
+    [
+        (RANGES + "PGD-50 47.4 (47.1 to 47.7).", {"clean": 70, "pgd50": 45.5, "fgsm": 9}, None),
+        (RANGES + "PGD-50 47.4 (47.1 to 47.7).", {"clean": 81, "pgd50": 45.3}, "PGD-50 -2.1"),
+        (RANGES + "PGD-10 60.0 (50.0 to 70.0), PGD-50 47.0.", {"clean": 81, "pgd10": 41, "pgd50": 9}, None),
+        (RANGES + "PGD-10 60.0 (50.0 to 70.0), PGD-50 47.0.", {"clean": 81, "pgd10": 81}, "PGD-10 +21.0"),
+    ],
+)
+def test_a_run_is_held_against_the_recipe(sentence, percent, far):
+    """By the range over seeds; of a single seed none is known, and clean accuracy after a collapse may be any."""
+    said, *notes = Expected("r", sentence).compare(result(**percent))
+    assert said == f"the recipe says: {sentence}"
+    assert notes == ([f"note: this run is far from that ({far} points); look for what differs"] if far else [])
+
+
+def test_another_training_or_fewer_images_are_not_held_against_it():
+    sentence = RANGES + "PGD-50 47.4 (47.1 to 47.7)."
+    assert Expected("r", sentence, ("training.epochs: 80 became 3",)).compare(result(clean=9, pgd50=9)) == []
+    assert Expected("r", sentence).compare(result(1000, clean=9, pgd50=9)) == []
+
+
+def test_the_range_over_seeds_is_told(told):
+    foreseen = Expected("r", "Expect, mean and range: PGD-50 59.7 (44.0 to 69.0).")
+    _, sure, _ = told(clean=90, pgd50=60, foreseen=foreseen)
+    assert "59.7 (44.0 to 69.0)" in sure.why

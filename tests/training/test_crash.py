@@ -1,0 +1,153 @@
+"""SIGKILL at random moments, in the middle of writes too: the run goes on and ends with the same bits."""
+
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+SCRIPT = """
+import json, os, random, shutil, sys, time
+import torch
+
+torch.set_num_threads(1)
+import torch.utils.tensorboard  # the import is slow; let it be done before the fork
+from rich.console import Console
+from torch import nn
+
+import atas
+from atas.training import TrainingProgress; from atas import recipes
+from atas.training.monitor import Monitor, ProbeResult
+from atas.training.trainer import Trainer
+from nursery import after, attempt, die_in_write
+
+order = json.loads(sys.argv[1])
+chance = random.Random(order["seed"])
+generator = torch.Generator().manual_seed(0)
+images = torch.rand(100, 1, 8, 8, generator=generator)
+labels = torch.arange(100) % 3
+data = atas.data.from_arrays("noise", images, labels, images[:10], labels[:10])
+settings = recipes.load(order["recipe"])
+
+if order["collapse_in"] is not None:
+    trainers = []
+    begin = Trainer.__init__
+
+    def remember(self, *arguments):
+        begin(self, *arguments)
+        trainers[:] = [self]
+
+    def scripted(self, model, ask):
+        collapse = trainers[0].epoch == order["collapse_in"] and trainers[0].rollbacks == 0
+        return ProbeResult(0.9, 0.9, 0.0) if collapse else ProbeResult(0.9, 0.6, 0.5)
+
+    Trainer.__init__, Monitor.probe = remember, scripted
+
+
+def train(out, sync=None):
+    if sync is not None:
+        die_in_write(sync)
+    torch.manual_seed(1)
+    net = nn.Sequential(nn.Conv2d(1, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.Flatten(), nn.Linear(288, 3))
+    live = TrainingProgress(Console(file=open(os.devnull, "w")))
+    atas.train(settings, out=out, model=net, data=data, resume=True, live=live)
+
+
+def killed(in_write):
+    out = order["killed"]
+    if in_write:
+        sync = chance.randint(1, 15)
+        code = attempt(lambda: train(out, sync))
+    else:
+        code = attempt(lambda: train(out), after(chance.uniform(0.3, 1) * whole / parts))
+    assert code in (0, -9), code
+    return code == -9
+
+
+started = time.monotonic()
+assert attempt(lambda: train(order["whole"])) == 0
+whole = time.monotonic() - started
+kills, parts = 0, 3
+while kills < order["least_kills"] and parts < 100:  # on a busy machine the first run may have been the slow one
+    shutil.rmtree(order["killed"], ignore_errors=True)
+    kills = 0
+    while kills < order["most_kills"] and killed(in_write=kills % 2):
+        kills += 1
+    parts *= 2
+assert attempt(lambda: train(order["killed"])) == 0
+print(json.dumps({"kills": kills, "whole": whole}))
+"""
+
+
+@pytest.fixture
+def run_killed(nursery, tmp_path):
+    """Train with a recipe, whole and killed on the way; how often it was."""
+
+    def run(recipe, **order):
+        (tmp_path / "toy.toml").write_text(recipe.to_toml())
+        usual = {"collapse_in": None, "least_kills": 3, "most_kills": 12}
+        return nursery(SCRIPT, recipe=str(tmp_path / "toy.toml"), **{**usual, **order})["kills"]
+
+    return run
+
+
+@pytest.mark.parametrize("method", ["atas", "free"])
+def test_killed_at_random_moments(method, tmp_path, toy_recipe, run_killed, assert_same_run):
+    """A checkpoint is written after every step; half of the kills come in the middle of a write."""
+    values = {"training.checkpoint_every": 0.0, "training.epochs": 6, "training.ema": 0.9}
+    assert run_killed(toy_recipe(method, values)) >= 3
+    assert_same_run(tmp_path / "whole", tmp_path / "killed")
+
+
+@pytest.mark.parametrize("on_collapse", ["rollback", "stop"])
+def test_killed_around_a_collapse(on_collapse, tmp_path, toy_recipe, run_killed, assert_same_run, rows_of):
+    values = {"training.checkpoint_every": 0.0, "training.epochs": 6, "training.on_collapse": on_collapse}
+    assert run_killed(toy_recipe("atas", values), collapse_in=3) >= 3
+    assert [row["event"] for row in rows_of(tmp_path / "killed") if "event" in row] == ["collapse", on_collapse]
+    assert_same_run(tmp_path / "whole", tmp_path / "killed")
+
+
+def test_killed_with_rare_checkpoints(tmp_path, toy_recipe, run_killed, assert_same_run):
+    """Most of these kills come before the first checkpoint or long after the last."""
+    values = {"training.checkpoint_every": 0.1, "training.epochs": 6}
+    run_killed(toy_recipe("fgsm-rs", values), most_kills=8)
+    assert_same_run(tmp_path / "whole", tmp_path / "killed")
+
+
+@pytest.mark.slow
+def test_the_command_killed_in_the_middle_of_writes(tmp_path, command, assert_same_run):
+    """`atas train --resume`, killed on the sight of a temporary file, then at random, then left to end."""
+    values = ["training.epochs=3", "training.checkpoint_every=0", "training.probe=20", "method.warmup_epochs=1"]
+    settings = [part for value in (*values, "training.batch_size=128") for part in ("--set", value)]
+    train = ["train", "digits-small-cnn-atas", *settings, "--out"]
+    assert command(*train, tmp_path / "whole").status == 0
+
+    killed = tmp_path / "killed"
+    last = killed / "checkpoints" / "last.safetensors"
+    # One thread, as many as this process has, whose run these are compared with.
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+    for on_write in (True, False):
+        process = subprocess.Popen(
+            [sys.executable, "-m", "atas", *train, str(killed), "--resume"],
+            env=environment,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+        )
+        stamp = last.stat().st_mtime_ns if last.exists() else 0
+        while not last.exists() or last.stat().st_mtime_ns == stamp:
+            assert process.poll() is None, process.stderr.read()
+            time.sleep(0.001)
+        if on_write:
+            while not list(last.parent.glob("*.tmp")) + list(last.parent.glob(".*.tmp")) and process.poll() is None:
+                pass
+        else:
+            time.sleep(random.SystemRandom().uniform(0, 0.1))
+        process.send_signal(signal.SIGKILL)
+        process.communicate(timeout=60)
+        assert process.returncode == -signal.SIGKILL
+    done = command(*train, killed, "--resume")
+    assert done.status == 0, done.err
+    assert_same_run(tmp_path / "whole", killed)
