@@ -10,6 +10,7 @@ import torch.nn.functional as F
 import atas
 from atas.core.augment import View
 from atas.core.rng import CounterRNG, Stream
+from atas.methods import Batch
 from atas.methods.fgsm_ga import default_weight
 
 from . import reference
@@ -96,7 +97,7 @@ class Scene:
     def step(self, epoch, index, view, refer):
         x, y = self.window(index, view), self.labels[index]
         recorder = Recorder(self.model, self.rate)
-        step = self.method.training_step(self.model, recorder, view.apply(self.images, index), y, index, view)
+        step = self.method.training_step(self.model, recorder, Batch(view.apply(self.images, index), y, index, view))
         expected = refer(epoch, x, y, index, view)
         close(step.inputs, expected.inputs)
         close(step.loss, expected.loss)
@@ -290,7 +291,7 @@ def test_fgsm_ga_second_order_by_finite_differences(scene):
     ]
     slopes = [(total(d, h) - total(d, -h)) / (2 * h) for d in directions]
     recorder = Recorder(s.model, RATE)
-    s.method.training_step(s.model, recorder, x, y, index, view)
+    s.method.training_step(s.model, recorder, Batch(x, y, index, view))
     (found,) = recorder.updates
     for direction, slope in zip(directions, slopes, strict=True):
         assert float(sum((found[name] * direction[name]).sum() for name in found)) == pytest.approx(slope, rel=1e-5)
@@ -564,7 +565,7 @@ def test_step_with_an_optimiser_is_learn_with_gradient_descent(small_net, make_i
                 method.step(model, optimizer, images, labels, index)
             else:
                 recorder = Recorder(model, rate=0.0)
-                method.training_step(model, recorder, images, labels, index, View.centre(5, PAD))
+                method.training_step(model, recorder, Batch(images, labels, index, View.centre(5, PAD)))
                 (gradients,) = recorder.updates
                 for key, weight in model.named_parameters():
                     weight.grad = gradients[key]

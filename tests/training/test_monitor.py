@@ -270,12 +270,12 @@ def test_what_is_held_out_is_never_trained_on(
     from atas.methods import FGSMRS
 
     seen = set()
-    learn = FGSMRS.training_step
+    training_step = FGSMRS.training_step
 
-    def spy(self, model, update, x, y, index, view):
-        seen.update(keys_of((255 * x).round().to(torch.uint8)))
-        assert int(index.max()) < 40
-        return learn(self, model, update, x, y, index, view)
+    def spy(self, model, update, batch):
+        seen.update(keys_of((255 * batch.x).round().to(torch.uint8)))
+        assert int(batch.index.max()) < 40
+        return training_step(self, model, update, batch)
 
     monkeypatch.setattr(FGSMRS, "training_step", spy)
     values = {"training.on_collapse": "rollback", "data.pad": 0, "data.flip": False}

@@ -29,11 +29,11 @@ ADAPTIVE |= {"step_size_by_tenth", "gradient_norm_by_tenth"}
 def fed(monkeypatch):
     """What standard training is fed, batch by batch: images, labels, indices, and the model's mode."""
     batches = []
-    learn = Standard.training_step
+    training_step = Standard.training_step
 
-    def spy(self, model, update, x, y, index, view):
-        batches.append((x.clone(), y.clone(), index.clone(), model.training))
-        return learn(self, model, update, x, y, index, view)
+    def spy(self, model, update, batch):
+        batches.append((batch.x.clone(), batch.y.clone(), batch.index.clone(), model.training))
+        return training_step(self, model, update, batch)
 
     monkeypatch.setattr(Standard, "training_step", spy)
     return batches

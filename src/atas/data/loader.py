@@ -19,7 +19,7 @@ from atas.distributed.sharding import DataShard
 
 @dataclass(frozen=True)
 class Batch:
-    """What a training step gets: images in [0, 1], labels, which examples they are, and how each is shown."""
+    """Input of a training step: images in [0, 1], labels, indices of the examples, and the view of each image."""
 
     x: Tensor
     y: Tensor

@@ -1,5 +1,6 @@
 """Training methods, one per file. `create` makes one by name."""
 
+from atas.data.loader import Batch
 from atas.methods.atas import ATAS, AdaptiveStepSizes, ATASLiteral
 from atas.methods.atta import ATTA
 from atas.methods.base import InputPerturbation, Method, OptimizerUpdate, StepOutput, Update
@@ -26,6 +27,7 @@ __all__ = [
     "YOPO",
     "ATASLiteral",
     "AdaptiveStepSizes",
+    "Batch",
     "FGSMRSAdaptive",
     "Free",
     "InputPerturbation",

@@ -31,6 +31,7 @@ from atas.core.autograd import input_gradient
 from atas.core.dispatch import fast_op
 from atas.core.perturbations import Placement
 from atas.core.resized_crop import AnyView
+from atas.data.loader import Batch
 from atas.errors import UsageError
 from atas.methods.base import CommonArgs, PersistentPerturbation
 from atas.threat import Threat, l2_norm
@@ -147,11 +148,11 @@ class ATAS(AdaptiveStepSizes, PersistentPerturbation):
                 raise UsageError(f"clip must be (smallest, largest) step with smallest <= largest; got {self.clip}")
         self.norms = GradientNorms(examples, device=device)
 
-    def attack(self, model: nn.Module, x: Tensor, y: Tensor, index: Tensor, view: AnyView) -> Tensor:
+    def attack(self, model: nn.Module, batch: Batch) -> Tensor:
         """Take one adaptive step from where the last epoch ended; store perturbation, average and step size."""
-        start = self.load_start(x, index, view)
-        gradient, _ = input_gradient(model, start, y, self.attack_loss)
-        return adaptive_step_and_store(self, x, index, view, start, gradient)
+        start = self.load_start(batch.x, batch.index, batch.view)
+        gradient, _ = input_gradient(model, start, batch.y, self.attack_loss)
+        return adaptive_step_and_store(self, batch.x, batch.index, batch.view, start, gradient)
 
     def adaptive_update(
         self, x: Tensor, start: Tensor, gradient: Tensor, average: Tensor

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from atas.core.autograd import input_gradient
 from atas.core.perturbations import Placement
-from atas.core.resized_crop import AnyView
+from atas.data.loader import Batch
 from atas.methods.base import CommonArgs, PersistentPerturbation
 from atas.threat import Threat
 
@@ -43,10 +43,10 @@ class ATTA(PersistentPerturbation):
             "step_size", threat.default_size(4 / 255, 0.5) if step_size == "auto" else step_size
         )
 
-    def attack(self, model: nn.Module, x: Tensor, y: Tensor, index: Tensor, view: AnyView) -> Tensor:
+    def attack(self, model: nn.Module, batch: Batch) -> Tensor:
         """One step from where the last epoch ended."""
-        start = self.load_start(x, index, view)
-        gradient, _ = input_gradient(model, start, y, self.attack_loss)
-        point = self.threat.ascend(start, gradient, self.step_size * self.step_scale, x)
-        self.memory.store(index, view, point - x)
+        start = self.load_start(batch.x, batch.index, batch.view)
+        gradient, _ = input_gradient(model, start, batch.y, self.attack_loss)
+        point = self.threat.ascend(start, gradient, self.step_size * self.step_scale, batch.x)
+        self.memory.store(batch.index, batch.view, point - batch.x)
         return point

@@ -22,6 +22,7 @@ from atas.core.perturbations import FullResolution, LowResolution, PerturbationS
 from atas.core.resized_crop import AnyView, BoxView
 from atas.core.rng import CounterRNG
 from atas.core.validation import DeviceChecks, IndexConsistency, check_logits, check_shapes, explain_low_precision
+from atas.data.loader import Batch
 from atas.distributed.sharding import DataShard
 from atas.errors import CheckpointError, DataError, UsageError
 from atas.threat import Threat
@@ -97,6 +98,7 @@ class Method(nn.Module, ABC):
     """
 
     attack_mode: ClassVar[Literal["train", "eval"]] = "train"
+    adversarial: ClassVar[bool] = True  # False if the method trains on clean images
     compilable: ClassVar[bool] = True  # False if a pass needs hooks or a second derivative
     checks_indices: bool = False  # True if the method keeps state for each index
     uses_fast_network: bool = True  # False if a pass needs what accelerated networks lack
@@ -160,9 +162,7 @@ class Method(nn.Module, ABC):
         """Called when an epoch starts for the first time."""
 
     @abstractmethod
-    def training_step(
-        self, model: nn.Module, update: Update, x: Tensor, y: Tensor, index: Tensor, view: AnyView
-    ) -> StepOutput:
+    def training_step(self, model: nn.Module, update: Update, batch: Batch) -> StepOutput:
         """Run one training step on checked inputs, with the model in train mode."""
 
     def perturb(self, model: nn.Module, x: Tensor, y: Tensor, index: Tensor, view: AnyView | None = None) -> Tensor:
@@ -179,11 +179,11 @@ class Method(nn.Module, ABC):
         view: AnyView | None = None,
     ) -> StepOutput:
         """Run one whole training step, whatever the method needs: attack, loss, backward passes, optimiser."""
-        y, index, view = self._checked(x, y, index, view)
-        self.before_step(index)
+        batch = self._checked(x, y, index, view)
+        self.before_step(batch.index)
         with explain_low_precision(model, x), set_mode(model, training=True):
-            output = self.training_step(model, OptimizerUpdate(optimizer), x, y, index, view)
-        self.after_step(index)
+            output = self.training_step(model, OptimizerUpdate(optimizer), batch)
+        self.after_step(batch.index)
         return output
 
     def prefetch(self, index: Tensor) -> None:
@@ -195,12 +195,17 @@ class Method(nn.Module, ABC):
     def after_step(self, index: Tensor) -> None:
         """Called by engines once the step on these examples was queued."""
 
+    @property
+    def step_sizes(self) -> Tensor | None:
+        """The last step size of every example, for methods with adaptive step sizes."""
+        return None
+
     def shrink_steps(self, factor: float) -> None:
         """Multiply all later attack steps by this factor."""
         self.step_scale.mul_(factor)
 
-    def loss(self, logits: Tensor, y: Tensor) -> Tensor:
-        """Return the training loss: mean cross-entropy."""
+    def loss(self, logits: Tensor, y: Tensor, index: Tensor) -> Tensor:
+        """Return the training loss of these examples: mean cross-entropy with the labels."""
         return cross_entropy(logits, self.checks.labels(y, check_logits(logits, len(y)).shape[1]))
 
     def attack_loss(self, logits: Tensor, y: Tensor) -> Tensor:
@@ -223,7 +228,7 @@ class Method(nn.Module, ABC):
         super()._load_from_state_dict(state_dict, prefix, *args, **kwargs)
         self._index_check.reset()
 
-    def _checked(self, x: Tensor, y: Tensor, index: Tensor, view: AnyView | None) -> tuple[Tensor, Tensor, AnyView]:
+    def _checked(self, x: Tensor, y: Tensor, index: Tensor, view: AnyView | None) -> Batch:
         if not self._epoch_started:
             raise UsageError("call method.start_epoch(epoch, epochs=...) before the first batch of each epoch")
         check_shapes(x, y, index, (self.shape[0], *view.size) if isinstance(view, BoxView) else self.shape)
@@ -250,38 +255,36 @@ class Method(nn.Module, ABC):
         y, index = y.long(), self.checks.index(index.long(), self.examples)
         if self.checks_indices:
             self._index_check.update(index, y)
-        return y, index, view
+        return Batch(x, y, index, view)
 
 
 class InputPerturbation(Method):
     """A method that trains with cross-entropy on perturbed inputs. Subclasses implement `attack`."""
 
     @abstractmethod
-    def attack(self, model: nn.Module, x: Tensor, y: Tensor, index: Tensor, view: AnyView) -> Tensor:
+    def attack(self, model: nn.Module, batch: Batch) -> Tensor:
         """Return the perturbed inputs. The model is in `attack_mode` and its weights are frozen."""
 
     def perturb(self, model: nn.Module, x: Tensor, y: Tensor, index: Tensor, view: AnyView | None = None) -> Tensor:
         """Return the inputs to train on with cross-entropy, in your own loop; costs one attack."""
-        y, index, view = self._checked(x, y, index, view)
-        self.before_step(index)
+        batch = self._checked(x, y, index, view)
+        self.before_step(batch.index)
         with explain_low_precision(model, x):
-            perturbed = self._attack(model, x, y, index, view)
-        self.after_step(index)
+            perturbed = self._attack(model, batch)
+        self.after_step(batch.index)
         return perturbed
 
-    def training_step(
-        self, model: nn.Module, update: Update, x: Tensor, y: Tensor, index: Tensor, view: AnyView
-    ) -> StepOutput:
-        """Attack, then update the weights with the mean cross-entropy at the perturbed inputs."""
-        inputs = self._attack(model, x, y, index, view)
+    def training_step(self, model: nn.Module, update: Update, batch: Batch) -> StepOutput:
+        """Attack, then update the weights with the loss at the perturbed inputs."""
+        inputs = self._attack(model, batch)
         logits = model(inputs)
-        loss = self.loss(logits, y)
+        loss = self.loss(logits, batch.y, batch.index)
         update(loss)
         return StepOutput(loss.detach(), inputs, logits.detach())
 
-    def _attack(self, model: nn.Module, x: Tensor, y: Tensor, index: Tensor, view: AnyView) -> Tensor:
+    def _attack(self, model: nn.Module, batch: Batch) -> Tensor:
         with set_mode(model, training=self.attack_mode == "train"), freeze(model):
-            return self.attack(model, x, y, index, view).detach()
+            return self.attack(model, batch).detach()
 
 
 class PersistentPerturbation(InputPerturbation):

@@ -8,7 +8,7 @@ from typing import Unpack
 from torch import Tensor, nn
 
 from atas.core.autograd import input_gradient
-from atas.core.resized_crop import AnyView
+from atas.data.loader import Batch
 from atas.methods.base import CommonArgs, InputPerturbation
 from atas.threat import Threat
 
@@ -20,10 +20,10 @@ class FGSM(InputPerturbation):
     weight gradients.
     """
 
-    def attack(self, model: nn.Module, x: Tensor, y: Tensor, index: Tensor, view: AnyView) -> Tensor:
+    def attack(self, model: nn.Module, batch: Batch) -> Tensor:
         """A full step from the image."""
-        gradient, _ = input_gradient(model, x, y, self.attack_loss)
-        return self.threat.ascend(x, gradient, self.threat.eps * self.step_scale, x)
+        gradient, _ = input_gradient(model, batch.x, batch.y, self.attack_loss)
+        return self.threat.ascend(batch.x, gradient, self.threat.eps * self.step_scale, batch.x)
 
 
 class FGSMRS(InputPerturbation):
@@ -45,8 +45,8 @@ class FGSMRS(InputPerturbation):
         super().__init__(threat, examples, shape, **common)
         self.step_size = threat.check_size("step_size", step_size) if step_size is not None else 1.25 * threat.eps
 
-    def attack(self, model: nn.Module, x: Tensor, y: Tensor, index: Tensor, view: AnyView) -> Tensor:
+    def attack(self, model: nn.Module, batch: Batch) -> Tensor:
         """A step from a random point."""
-        start = self.threat.random_start(x, self.rng(index))
-        gradient, _ = input_gradient(model, start, y, self.attack_loss)
-        return self.threat.ascend(start, gradient, self.step_size * self.step_scale, x)
+        start = self.threat.random_start(batch.x, self.rng(batch.index))
+        gradient, _ = input_gradient(model, start, batch.y, self.attack_loss)
+        return self.threat.ascend(start, gradient, self.step_size * self.step_scale, batch.x)

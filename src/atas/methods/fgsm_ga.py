@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from atas.core.autograd import freeze, gradient_penalty, input_gradient
 from atas.core.dispatch import fast_op
-from atas.core.resized_crop import AnyView
+from atas.data.loader import Batch
 from atas.errors import UsageError
 from atas.methods.base import CommonArgs, Method, StepOutput, Update
 from atas.threat import Linf, Threat
@@ -52,19 +52,18 @@ class FGSMGA(Method):
             raise UsageError(f"weight must be a number that is not negative; got {weight}")
         self.weight = weight
 
-    def training_step(
-        self, model: nn.Module, update: Update, x: Tensor, y: Tensor, index: Tensor, view: AnyView
-    ) -> StepOutput:
+    def training_step(self, model: nn.Module, update: Update, batch: Batch) -> StepOutput:
         """One update with the loss at the FGSM point and the misalignment of the gradients."""
+        x, y = batch.x, batch.y
         with freeze(model):
             gradient, _ = input_gradient(model, x, y, self.attack_loss)
         inputs = self.threat.ascend(x, gradient, self.threat.eps * self.step_scale, x)
-        noise = self.threat.sample(self.rng(index), x.shape[1:]).to(x.dtype)
+        noise = self.threat.sample(self.rng(batch.index), x.shape[1:]).to(x.dtype)
         aligned = functools.partial(misalignment, gradient)
         penalty = self.weight * gradient_penalty(model, x + noise, y, self.attack_loss, aligned)
         update.backward(penalty)
         logits = model(inputs)
-        loss = self.loss(logits, y)
+        loss = self.loss(logits, y, batch.index)
         update(loss)
         return StepOutput((loss + penalty).detach(), inputs, logits.detach())
 

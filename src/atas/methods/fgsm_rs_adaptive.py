@@ -8,7 +8,7 @@ from typing import Literal, Unpack
 from torch import Tensor, nn
 
 from atas.core.autograd import input_gradient
-from atas.core.resized_crop import AnyView
+from atas.data.loader import Batch
 from atas.methods.atas import AdaptiveStepSizes, GradientNorms, adaptive_step, check_adaptive_settings
 from atas.methods.base import CommonArgs, InputPerturbation
 from atas.threat import Threat
@@ -40,13 +40,13 @@ class FGSMRSAdaptive(AdaptiveStepSizes, InputPerturbation):
         check_adaptive_settings(threat, self.c, self.max_step, self.beta)
         self.norms = GradientNorms(examples, device=common.get("device"))
 
-    def attack(self, model: nn.Module, x: Tensor, y: Tensor, index: Tensor, view: AnyView) -> Tensor:
+    def attack(self, model: nn.Module, batch: Batch) -> Tensor:
         """An adaptive step from a random point."""
-        start = self.threat.random_start(x, self.rng(index))
-        gradient, _ = input_gradient(model, start, y, self.attack_loss)
+        start = self.threat.random_start(batch.x, self.rng(batch.index))
+        gradient, _ = input_gradient(model, start, batch.y, self.attack_loss)
         size, average = adaptive_step(
-            gradient, self.norms.average[index], c=self.c, max_step=self.max_step, beta=self.beta
+            gradient, self.norms.average[batch.index], c=self.c, max_step=self.max_step, beta=self.beta
         )
         size = size * self.step_scale
-        self.norms.store(index, average, size)
-        return self.threat.ascend(start, gradient, size, x)
+        self.norms.store(batch.index, average, size)
+        return self.threat.ascend(start, gradient, size, batch.x)

@@ -8,7 +8,7 @@ from typing import Unpack
 import torch
 from torch import Tensor, nn
 
-from atas.core.resized_crop import AnyView
+from atas.data.loader import Batch
 from atas.errors import DataError, UsageError
 from atas.methods.base import CommonArgs, Method, StepOutput, Update
 from atas.threat import Threat
@@ -42,10 +42,9 @@ class Free(Method):
         self.step_size = threat.check_size("step_size", step_size) if step_size is not None else threat.eps
         self.register_buffer("carried", torch.zeros(batch_size, *shape, device=common.get("device")))
 
-    def training_step(
-        self, model: nn.Module, update: Update, x: Tensor, y: Tensor, index: Tensor, view: AnyView
-    ) -> StepOutput:
+    def training_step(self, model: nn.Module, update: Update, batch: Batch) -> StepOutput:
         """All replays of one batch; what is returned belongs to the last."""
+        x, y = batch.x, batch.y
         if len(x) > len(self.carried):
             raise DataError(
                 f"a batch of {len(x)} is larger than the {len(self.carried)} perturbations that free training carries "
@@ -60,7 +59,7 @@ class Free(Method):
         for _ in range(self.updates_per_step):
             inputs = self.threat.project(x + perturbation, x).requires_grad_(True)
             logits = model(inputs)
-            loss = self.loss(logits, y)
+            loss = self.loss(logits, y, batch.index)
             (gradient,) = update(loss, inputs)
             step = self.threat.step(perturbation, gradient, self.step_size * self.step_scale)
             perturbation = self.threat.project(x + step, x) - x

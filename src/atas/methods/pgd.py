@@ -8,7 +8,7 @@ from typing import Unpack
 from torch import Tensor, nn
 
 from atas.core.autograd import input_gradient
-from atas.core.resized_crop import AnyView
+from atas.data.loader import Batch
 from atas.errors import UsageError
 from atas.methods.base import CommonArgs, InputPerturbation
 from atas.threat import Threat
@@ -37,10 +37,10 @@ class PGD(InputPerturbation):
         self.steps = steps
         self.step_size = threat.check_size("step_size", step_size) if step_size is not None else threat.eps / 4
 
-    def attack(self, model: nn.Module, x: Tensor, y: Tensor, index: Tensor, view: AnyView) -> Tensor:
+    def attack(self, model: nn.Module, batch: Batch) -> Tensor:
         """All steps, each projected."""
-        point = self.threat.random_start(x, self.rng(index))
+        point = self.threat.random_start(batch.x, self.rng(batch.index))
         for _ in range(self.steps):
-            gradient, _ = input_gradient(model, point, y, self.attack_loss)
-            point = self.threat.ascend(point, gradient, self.step_size * self.step_scale, x)
+            gradient, _ = input_gradient(model, point, batch.y, self.attack_loss)
+            point = self.threat.ascend(point, gradient, self.step_size * self.step_scale, batch.x)
         return point

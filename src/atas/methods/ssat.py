@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from atas.core.autograd import input_gradient
-from atas.core.resized_crop import AnyView
+from atas.data.loader import Batch
 from atas.errors import UsageError
 from atas.methods.base import CommonArgs, InputPerturbation
 from atas.threat import Threat
@@ -42,9 +42,10 @@ class SSAT(InputPerturbation):
         self.checkpoints = checkpoints
         self.step_size = threat.check_size("step_size", step_size) if step_size is not None else 1.25 * threat.eps
 
-    def attack(self, model: nn.Module, x: Tensor, y: Tensor, index: Tensor, view: AnyView) -> Tensor:
+    def attack(self, model: nn.Module, batch: Batch) -> Tensor:
         """The shortest of the checked parts of an FGSM-RS perturbation that fools the model."""
-        start = self.threat.random_start(x, self.rng(index))
+        x, y = batch.x, batch.y
+        start = self.threat.random_start(x, self.rng(batch.index))
         gradient, logits = input_gradient(model, start, y, self.attack_loss)
         end = self.threat.ascend(start, gradient, self.step_size * self.step_scale, x)
         fooled_at_start = logits.argmax(1) != y

@@ -10,9 +10,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from atas.core.autograd import freeze, input_gradient, set_mode, to_float32
-from atas.core.resized_crop import AnyView
 from atas.core.rng import Stream
 from atas.core.validation import check_logits
+from atas.data.loader import Batch
 from atas.errors import UsageError
 from atas.methods.base import CommonArgs, Method, StepOutput, Update
 from atas.threat import Threat
@@ -45,14 +45,13 @@ class TRADES(Method):
         self.beta, self.steps = beta, steps
         self.step_size = threat.check_size("step_size", step_size) if step_size is not None else threat.eps / 4
 
-    def training_step(
-        self, model: nn.Module, update: Update, x: Tensor, y: Tensor, index: Tensor, view: AnyView
-    ) -> StepOutput:
+    def training_step(self, model: nn.Module, update: Update, batch: Batch) -> StepOutput:
         """One update with both terms."""
+        x, y = batch.x, batch.y
         with set_mode(model, training=False), freeze(model):
-            inputs = self._attack(model, x, index).detach()
+            inputs = self._attack(model, x, batch.index).detach()
         clean, logits = model(x), model(inputs)
-        loss = self.loss(clean, y) + self.beta / max(len(x), 1) * divergence(logits, clean)
+        loss = self.loss(clean, y, batch.index) + self.beta / max(len(x), 1) * divergence(logits, clean)
         update(loss)
         return StepOutput(loss.detach(), inputs, logits.detach())
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Literal, Unpack
 
-from torch import Tensor, nn
+from torch import nn
 
 from atas.core.autograd import HookedSplit, SplitModel, find_first_layer
-from atas.core.resized_crop import AnyView
+from atas.data.loader import Batch
 from atas.errors import UsageError
 from atas.methods.base import CommonArgs, Method, StepOutput, Update
 from atas.threat import Threat
@@ -51,16 +51,15 @@ class YOPO(Method):
             "step_size", threat.default_size(2 / 255, 0.25) if step_size == "auto" else step_size
         )
 
-    def training_step(
-        self, model: nn.Module, update: Update, x: Tensor, y: Tensor, index: Tensor, view: AnyView
-    ) -> StepOutput:
+    def training_step(self, model: nn.Module, update: Update, batch: Batch) -> StepOutput:
         """All passes of one batch and the update; what is returned belongs to the last whole pass."""
+        x, y = batch.x, batch.y
         split = self._split(model)
-        point = self.threat.random_start(x, self.rng(index))
+        point = self.threat.random_start(x, self.rng(batch.index))
         for left in reversed(range(self.outer)):
             inputs = point
             logits, output = split.forward(inputs)
-            loss = self.loss(logits, y)
+            loss = self.loss(logits, y, batch.index)
             (adjoint,) = update.backward(loss, output)
             if not left and not self.twice:
                 break  # nothing would be learnt at the next point

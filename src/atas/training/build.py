@@ -27,7 +27,7 @@ from atas.distributed.sharding import DataShard
 from atas.distributed.state import broadcast_weights
 from atas.distributed.world import SINGLE, World
 from atas.errors import DataError, UsageError
-from atas.methods import Free, Method, Standard
+from atas.methods import Free, Method
 from atas.models.weights import GIVEN, per_channel
 from atas.recipes import Recipe, recipe_fingerprint
 from atas.training.data import eval_view, train_resolution
@@ -98,7 +98,7 @@ def build(
     broadcast_weights(list(model.state_dict().values()), world)
     engine = _build_engine(recipe, model.to(device), method, loader, log, world)
     probed = seen.train.images[probe].to(device), seen.train.labels[probe].to(device)
-    adversarial = not isinstance(method, Standard)
+    adversarial = method.adversarial
     monitor = Monitor(*probed, recipe.threat, batch_size=engine.eval_batch_size, adversarial=adversarial, world=world)
     return TrainingParts(engine, monitor, fingerprints)
 

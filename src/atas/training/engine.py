@@ -18,7 +18,7 @@ from atas.data.loader import Loader
 from atas.distributed.batchnorm import running_statistics
 from atas.distributed.world import SINGLE, World, all_reduce_tensors
 from atas.errors import UsageError
-from atas.methods import AdaptiveStepSizes, Method
+from atas.methods import Method
 from atas.ops.precision import low_precision_copy
 from atas.recipes import Recipe
 from atas.training.data import train_resolution, train_views
@@ -174,10 +174,9 @@ class Engine:
         if not self.compute_model.training:  # otherwise layers that their owner keeps in eval mode stay so
             self.compute_model.train()
         with self.precision():
-            step = self.method.training_step(self.compute_model, self, batch.x, batch.y, batch.index, batch.view)
+            step = self.method.training_step(self.compute_model, self, batch)
         if size:
-            sizes = self.method.step_sizes if isinstance(self.method, AdaptiveStepSizes) else None
-            accumulate_metrics(self.epoch_sums.sums, step.loss, step.logits, batch.y, index, sizes)
+            accumulate_metrics(self.epoch_sums.sums, step.loss, step.logits, batch.y, index, self.method.step_sizes)
         self._position += size
 
     def backward(self, loss: Tensor, *inputs: Tensor) -> tuple[Tensor, ...]:
