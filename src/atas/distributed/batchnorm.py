@@ -11,7 +11,7 @@ from torch.nn.modules.batchnorm import _BatchNorm, _NormBase
 
 
 class _AllReduceSum(torch.autograd.Function):
-    """The sum over processes of what each gives. The losses of all of them count, so gradients add up likewise."""
+    """Differentiable all-reduce. The losses of all ranks count, so gradients are summed as well."""
 
     @staticmethod
     def forward(ctx: Any, tensor: Tensor) -> Tensor:
@@ -25,15 +25,14 @@ class _AllReduceSum(torch.autograd.Function):
 
 
 class SyncBatchNorm(_BatchNorm):
-    """A BatchNorm layer that in train mode takes mean and variance over the rows of all processes, also where one of
-    them has none. In eval mode it is what it was.
+    """BatchNorm whose mean and variance in train mode are those of the global batch, also if a rank has no rows.
 
-    It is written in differentiable operations, so that second derivatives, which gradient alignment needs and torch's
-    SyncBatchNorm does not have, go through all processes as well, on any device.
+    It is written in differentiable operations and runs on any device. Gradient alignment needs second derivatives,
+    which torch's SyncBatchNorm does not have.
     """
 
     def forward(self, input: Tensor) -> Tensor:
-        """As BatchNorm, over the global batch."""
+        """Normalise by the statistics of the global batch."""
         if not self.training:
             return super().forward(input)
         self._check_input_dim(input)
@@ -54,7 +53,7 @@ class SyncBatchNorm(_BatchNorm):
 
     @torch.no_grad()
     def _update_running_stats(self, mean: Tensor, variance: Tensor) -> None:
-        """The running statistics, as BatchNorm moves them."""
+        """Update the running statistics as BatchNorm does."""
         if self.running_mean is None or self.running_var is None or self.num_batches_tracked is None:
             return
         self.num_batches_tracked += 1
@@ -84,12 +83,12 @@ _LOCAL_VERSION = {together: alone for alone, together in _SYNC_VERSION.items()}
 
 
 def convert_sync_batchnorm(model: nn.Module) -> nn.Module:
-    """The model, whose BatchNorm layers now normalise by the global batch; weights, keys and hooks stay."""
+    """Make BatchNorm layers use the global batch, in place; weights, state keys and hooks stay."""
     return _convert(model, _SYNC_VERSION)
 
 
 def revert_sync_batchnorm(model: nn.Module) -> nn.Module:
-    """The model as it was before."""
+    """Undo `convert_sync_batchnorm`, in place."""
     return _convert(model, _LOCAL_VERSION)
 
 
@@ -100,9 +99,9 @@ def _convert(model: nn.Module, kinds: dict[type[nn.Module], Any]) -> nn.Module:
 
 
 def running_statistics(model: nn.Module) -> list[Tensor]:
-    """The running means and variances that passes in train mode have moved, each process by its own rows."""
-    found: list[Tensor] = []
+    """Return the running statistics that train-mode passes have updated with this rank's rows only."""
+    statistics: list[Tensor] = []
     for module in model.modules():
         if isinstance(module, _NormBase) and module.training and not isinstance(module, SyncBatchNorm):
-            found += [tensor for tensor in (module.running_mean, module.running_var) if isinstance(tensor, Tensor)]
-    return found
+            statistics += [tensor for tensor in (module.running_mean, module.running_var) if isinstance(tensor, Tensor)]
+    return statistics

@@ -32,20 +32,20 @@ class DataShard:
 
     @classmethod
     def for_rank(cls, examples: int, shards: int, rank: int, size: int) -> DataShard:
-        """The part of one process; where shards do not divide evenly, some processes have one more."""
+        """Return the shards of a rank. If they do not divide evenly, some ranks hold one more."""
         first, end = (shards * edge // size for edge in (rank, rank + 1))
         return cls(examples, shards, first, end - first)
 
     @property
     def is_whole(self) -> bool:
-        """Whether this is the whole training set."""
+        """Whether these shards are the whole training set."""
         return self.num_held == self.shards
 
     def __len__(self) -> int:
         return self.local_count(self.examples)
 
     def local_count(self, count: int) -> int:
-        """How many of `count` things that are dealt to the shards are dealt to these.
+        """Return how many of `count` items, distributed over all shards in turn, fall to these shards.
 
         >>> DataShard(10, shards=4, first_shard=2, num_held=2).local_count(7)
         3
@@ -53,18 +53,18 @@ class DataShard:
         return count // self.shards * self.num_held + min(max(count % self.shards - self.first_shard, 0), self.num_held)
 
     def global_index(self, rows: Tensor) -> Tensor:
-        """Which examples of the training set these rows are."""
+        """Return the positions of these rows in the whole training set."""
         if self.is_whole:
             return rows
         return rows // self.num_held * self.shards + self.first_shard + rows % self.num_held
 
     def order(self, seed: int, epoch: int) -> Tensor:
-        """The rows in the order of an epoch, on the host."""
-        found = torch.empty(len(self), dtype=torch.int64)
-        for place in range(self.num_held):
+        """Return the rows in the order of an epoch, on the host."""
+        order = torch.empty(len(self), dtype=torch.int64)
+        for offset in range(self.num_held):
             generator = torch.Generator().manual_seed(
-                generator_seed(seed, epoch, Stream.ORDER, self.first_shard + place)
+                generator_seed(seed, epoch, Stream.ORDER, self.first_shard + offset)
             )
-            dealt = found[place :: self.num_held]
-            dealt.copy_(torch.randperm(len(dealt), generator=generator) * self.num_held + place)
-        return found
+            rows = order[offset :: self.num_held]
+            rows.copy_(torch.randperm(len(rows), generator=generator) * self.num_held + offset)
+        return order

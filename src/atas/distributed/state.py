@@ -1,10 +1,12 @@
 """Checkpoint tensors, gathered from all ranks and scattered to them again.
 
 A checkpoint does not depend on the number of processes: per-example rows lie in the order of the training set. Rows are
-sent shard by shard. Everything else is equal on all ranks, except the sums over an epoch, which are added up.
+sent rank by rank. Everything else is equal on all ranks, except the sums over an epoch, which are added up.
 """
 
 from __future__ import annotations
+
+from collections.abc import Iterator
 
 import torch
 import torch.distributed as dist
@@ -17,15 +19,15 @@ _TOTALS = "totals."
 
 
 def _is_sharded(name: str, axes: int) -> bool:
-    """Whether a tensor has a row for every example or place in a batch: all of a method that has rows."""
+    """Return whether a tensor has a row for every example or batch position: any of a method's that has rows."""
     return name.startswith("method.") and axes > 0
 
 
 def gather_state(tensors: dict[str, Tensor], shard: DataShard, world: World) -> dict[str, Tensor]:
-    """The tensors of the whole training, in the first process; nothing in the others."""
+    """Return the tensors of the whole training on rank 0, and an empty dict on the others."""
     if world.size == 1:
         return tensors
-    found: dict[str, Tensor] = {}
+    state: dict[str, Tensor] = {}
     for name, tensor in tensors.items():
         tensor = tensor.detach().cpu()
         if name.startswith(_TOTALS):
@@ -33,28 +35,28 @@ def gather_state(tensors: dict[str, Tensor], shard: DataShard, world: World) -> 
         elif _is_sharded(name, tensor.dim()):
             tensor = _gather_rows(tensor, shard, world)
         if world.is_main:
-            found[name] = tensor
-    return found
+            state[name] = tensor
+    return state
 
 
 def scatter_state(tensors: dict[str, Tensor], shard: DataShard, world: World) -> dict[str, Tensor]:
-    """What this process needs of the tensors that the first one has."""
+    """Return this rank's part of the tensors that rank 0 has."""
     if world.size == 1:
         return tensors
-    about = {name: (tensor.shape, tensor.dtype) for name, tensor in tensors.items()}
-    found: dict[str, Tensor] = {}
-    for name, (shape, dtype) in world.on_rank0(lambda: about).items():
+    metadata = {name: (tensor.shape, tensor.dtype) for name, tensor in tensors.items()}
+    state: dict[str, Tensor] = {}
+    for name, (shape, dtype) in world.on_rank0(lambda: metadata).items():
         if _is_sharded(name, len(shape)):
-            found[name] = _scatter_rows(tensors.get(name), shape, dtype, shard, world)
+            state[name] = _scatter_rows(tensors.get(name), shape, dtype, shard, world)
             continue
         tensor = tensors[name].contiguous() if world.is_main else torch.empty(shape, dtype=dtype)
         _broadcast_bytes(tensor)
-        found[name] = torch.zeros_like(tensor) if name.startswith(_TOTALS) and not world.is_main else tensor
-    return found
+        state[name] = torch.zeros_like(tensor) if name.startswith(_TOTALS) and not world.is_main else tensor
+    return state
 
 
 def gather_rows(rows: Tensor, shard: DataShard, world: World) -> Tensor:
-    """The rows of the whole training set, in the first process; those of their own in the others."""
+    """Return the rows of the whole training set on rank 0, and a rank's own rows on the others."""
     if world.size == 1:
         return rows
     whole = _gather_rows(rows.detach().cpu(), shard, world)
@@ -62,7 +64,7 @@ def gather_rows(rows: Tensor, shard: DataShard, world: World) -> Tensor:
 
 
 def broadcast_weights(tensors: list[Tensor], world: World) -> None:
-    """Every process has the tensors of the first."""
+    """Copy the tensors of rank 0 to all ranks, in place."""
     if world.size == 1:
         return
     for tensor in tensors:
@@ -72,57 +74,61 @@ def broadcast_weights(tensors: list[Tensor], world: World) -> None:
 
 
 def _gather_rows(rows: Tensor, shard: DataShard, world: World) -> Tensor:
+    """Return the rows of all ranks in the order of the training set on rank 0, and nothing on the others."""
     count = int(world.all_reduce_sum(torch.tensor(len(rows))))
-    whole = torch.empty(count if world.is_main else 0, *rows.shape[1:], dtype=rows.dtype)
-    for number, owner in _owners(shard, world):
-        if owner == world.rank:
-            piece = rows[number - shard.first_shard :: shard.num_held].contiguous()
-            if not world.is_main:
-                dist.send(_as_bytes(piece), 0)
-        elif world.is_main:
-            piece = torch.empty_like(whole[number :: shard.shards], memory_format=torch.contiguous_format)
-            dist.recv(_as_bytes(piece), owner)
-        if world.is_main:
-            whole[number :: shard.shards] = piece
+    if not world.is_main:
+        _send(rows.contiguous(), 0)
+        return rows[:0]
+    whole = torch.empty(count, *rows.shape[1:], dtype=rows.dtype)
+    for rank, index in enumerate(_rows_of_ranks(count, shard, world)):
+        piece = rows if rank == 0 else torch.empty(len(index), *rows.shape[1:], dtype=rows.dtype)
+        if rank:
+            _receive(piece, rank)
+        whole[index] = piece
     return whole
 
 
 def _scatter_rows(
     whole: Tensor | None, shape: torch.Size, dtype: torch.dtype, shard: DataShard, world: World
 ) -> Tensor:
-    rows = torch.empty(shard.local_count(shape[0]), *shape[1:], dtype=dtype)
-    for number, owner in _owners(shard, world):
-        if world.is_main:
-            assert whole is not None
-            piece = whole[number :: shard.shards].contiguous()
-            if owner != world.rank:
-                dist.send(_as_bytes(piece), owner)
-        elif owner == world.rank:
-            piece = torch.empty_like(
-                rows[number - shard.first_shard :: shard.num_held], memory_format=torch.contiguous_format
-            )
-            dist.recv(_as_bytes(piece), 0)
-        if owner == world.rank:
-            rows[number - shard.first_shard :: shard.num_held] = piece
-    return rows
+    """Return this rank's rows of a tensor that rank 0 has."""
+    if not world.is_main:
+        rows = torch.empty(shard.local_count(shape[0]), *shape[1:], dtype=dtype)
+        _receive(rows, 0)
+        return rows
+    assert whole is not None
+    own = whole[:0]
+    for rank, index in enumerate(_rows_of_ranks(shape[0], shard, world)):
+        if rank == 0:
+            own = whole[index]
+        else:
+            _send(whole[index], rank)
+    return own
+
+
+def _rows_of_ranks(count: int, shard: DataShard, world: World) -> Iterator[Tensor]:
+    """Yield, for each rank, which of `count` rows it holds."""
+    for rank in range(world.size):
+        held = DataShard.for_rank(shard.examples, shard.shards, rank, world.size)
+        yield held.global_index(torch.arange(held.local_count(count)))
+
+
+def _send(tensor: Tensor, rank: int) -> None:
+    if tensor.numel():
+        dist.send(_as_bytes(tensor), rank)
+
+
+def _receive(tensor: Tensor, rank: int) -> None:
+    if tensor.numel():
+        dist.recv(_as_bytes(tensor), rank)
 
 
 def _broadcast_bytes(tensor: Tensor) -> None:
-    """Every process has what the first one has in this tensor."""
+    """Copy a contiguous tensor of rank 0 to all ranks, in place."""
     if tensor.numel():
         dist.broadcast(_as_bytes(tensor), 0)
 
 
-def _owners(shard: DataShard, world: World) -> list[tuple[int, int]]:
-    """Every shard and the process that has it."""
-    held = [DataShard.for_rank(shard.examples, shard.shards, rank, world.size) for rank in range(world.size)]
-    return [
-        (number, rank)
-        for rank, part in enumerate(held)
-        for number in range(part.first_shard, part.first_shard + part.num_held)
-    ]
-
-
 def _as_bytes(tensor: Tensor) -> Tensor:
-    """The bytes of a contiguous tensor, in place: every backend takes them, whatever they mean."""
+    """View a contiguous tensor as bytes, which every backend can send."""
     return tensor.view(-1).view(torch.uint8)

@@ -17,18 +17,18 @@ from atas.errors import AtasError, UsageError
 
 T = TypeVar("T")
 
-_TIMEOUT = timedelta(minutes=10)  # how long the others may be busy, with a checkpoint of many gigabytes for example
+_TIMEOUT = timedelta(minutes=10)  # a rank may take minutes to write a large checkpoint
 
 
 class LostRankError(AtasError):
-    """Another process has ended, or cannot be reached any more."""
+    """Another rank has ended or cannot be reached."""
 
 
 @dataclass(frozen=True)
 class World:
-    """This process, number `rank`, and `size` in all; alone unless told otherwise.
+    """This process's rank and the number of processes. By default a single process.
 
-    What these methods do, all processes must do, in the same order.
+    All ranks must call these methods, in the same order.
     """
 
     rank: int = 0
@@ -36,33 +36,33 @@ class World:
 
     @property
     def is_main(self) -> bool:
-        """Whether this is the one that writes and speaks for all."""
+        """Whether this rank writes files and prints."""
         return self.rank == 0
 
     def on_rank0(self, function: Callable[[], T]) -> T:
-        """What a function returns in the first process, which alone calls it, or the error that it raises there."""
+        """Call a function on rank 0 only; return its result, or raise its error, on all ranks."""
         if self.size == 1:
             return function()
-        answer: list[Any] = [None, None]
+        outcome: list[Any] = [None, None]
         if self.is_main:
             try:
-                answer[0] = function()
+                outcome[0] = function()
             except (AtasError, OSError) as error:
                 error.on_all_ranks = True  # type: ignore[union-attr]
-                answer[1] = error
-        dist.broadcast_object_list(answer, device=torch.device("cpu"))
-        if answer[1] is not None:
-            raise answer[1]
-        return answer[0]
+                outcome[1] = error
+        dist.broadcast_object_list(outcome, device=torch.device("cpu"))
+        if outcome[1] is not None:
+            raise outcome[1]
+        return outcome[0]
 
     def all_reduce_sum(self, tensor: Tensor) -> Tensor:
-        """The sum of what each process gives, in place."""
+        """Sum a tensor over all ranks, in place."""
         if self.size > 1:
             dist.all_reduce(tensor)
         return tensor
 
     def device(self, chosen: torch.device) -> torch.device:
-        """The device of this process: on a machine with several GPUs, each has one of its own."""
+        """Return this rank's device: with several ranks on a machine, each has a GPU of its own."""
         if chosen.type != "cuda" or self.size == 1:
             return chosen
         place = int(os.environ.get("LOCAL_RANK", self.rank))
@@ -76,12 +76,12 @@ class World:
 
     @property
     def local_size(self) -> int:
-        """How many of the processes are on this machine."""
+        """Number of ranks on this machine."""
         return 1 if self.size == 1 else int(os.environ.get("LOCAL_WORLD_SIZE", self.size))
 
     @contextmanager
     def comm_errors(self, remedy: str) -> Iterator[None]:
-        """Inside, an error of communication is one sentence that ends with the remedy."""
+        """Turn communication errors into a LostRankError that ends with the remedy."""
         try:
             yield
         except RuntimeError as error:
@@ -96,37 +96,41 @@ SINGLE = World()
 
 
 class AnyFlag:
-    """What any process wishes, told to all of them without waiting: the answer to a call comes with the next one, and
-    a wish that has just been granted is not made again."""
+    """Asynchronous any-reduce of boolean flags.
+
+    Each call starts an all-reduce of this rank's flags and returns the result of the reduction that the previous call
+    started, which has had a whole step to finish. A flag that was just returned as True is not sent again. A single
+    process gets its own flags back at once.
+    """
 
     def __init__(self, world: World) -> None:
         self._world = world
         self._sent: tuple[Tensor, Any] | None = None
 
-    def __call__(self, *wishes: bool) -> list[bool]:
-        """Make wishes, and learn which of the last call's are granted; alone, those of this one."""
+    def __call__(self, *flags: bool) -> list[bool]:
+        """Send these flags, and return the reduced flags of the last call."""
         if self._world.size == 1:
-            return list(wishes)
-        granted = [False] * len(wishes)
+            return list(flags)
+        reduced = [False] * len(flags)
         if self._sent is not None:
-            told, work = self._sent
+            sent, work = self._sent
             work.wait()
-            granted = told.bool().tolist()
-        told = torch.tensor([wish and not done for wish, done in zip(wishes, granted, strict=True)], dtype=torch.int32)
-        self._sent = told, dist.all_reduce(told, dist.ReduceOp.MAX, async_op=True)
-        return granted
+            reduced = sent.bool().tolist()
+        sent = torch.tensor([flag and not done for flag, done in zip(flags, reduced, strict=True)], dtype=torch.int32)
+        self._sent = sent, dist.all_reduce(sent, dist.ReduceOp.MAX, async_op=True)
+        return reduced
 
 
 def launched_world_size() -> int:
-    """How many processes torchrun has started; without it, one."""
+    """Return the number of processes that torchrun started; 1 without torchrun."""
     return int(os.environ.get("WORLD_SIZE", "1"))
 
 
 @contextmanager
 def init() -> Iterator[World]:
-    """The processes that torchrun started, or that the caller made a group of; without either there is one.
+    """Join the processes that torchrun started, or the caller's process group; otherwise a single process.
 
-    A group is ended only where all went well: elsewhere others may never answer again.
+    The group is destroyed only if no error occurred, because other ranks may not answer any more after one.
     """
     if dist.is_available() and dist.is_initialized():
         yield World(dist.get_rank(), dist.get_world_size())
@@ -151,13 +155,13 @@ def init() -> Iterator[World]:
 
 
 def _is_communication_error(error: RuntimeError) -> bool:
-    """Errors of NCCL and of the store have a class of their own, those of gloo only name it."""
+    """Return whether an error comes from NCCL, gloo or the store. Those of gloo have no class of their own."""
     return isinstance(error, dist.DistError) or "gloo" in str(error)
 
 
 @torch.no_grad()
 def all_reduce_tensors(tensors: Sequence[Tensor], world: World) -> list[Tensor]:
-    """The sum over all processes of each tensor, in float32 at least; all of them travel as one flat tensor."""
+    """Sum each tensor over all ranks, in float32 or wider. They are sent as one flat tensor."""
     dtype = torch.float32
     for tensor in tensors:
         dtype = torch.promote_types(dtype, tensor.dtype)
