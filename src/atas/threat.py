@@ -1,4 +1,4 @@
-"""Threat models: which changes of an image an adversary may make. Nothing else in the library knows a norm.
+"""Threat models: the perturbations that an adversary may apply. No other module depends on a norm.
 
 Images are in [0, 1] and all sizes are in pixel units, so 8/255 is eight grey levels. Every point that `project` and
 `random_start` return lies inside the ball around the image and inside [0, 1].
@@ -21,25 +21,25 @@ from atas.errors import UsageError, unknown
 
 
 def per_example(value: Tensor | float, like: Tensor) -> Tensor | float:
-    """One number an example, shaped so that it multiplies a batch of images; a single number as it is."""
+    """Reshape one number per example so that it multiplies a batch of images; leave a single number as it is."""
     if isinstance(value, Tensor) and value.dim() == 1:
         return value.to(like.dtype).view(-1, *(1,) * (like.dim() - 1))
     return value
 
 
 def l2_norm(x: Tensor) -> Tensor:
-    """The Euclidean norm of each example of a batch, in float32 at least."""
+    """Return the Euclidean norm of each example of a batch, in float32 or wider."""
     x = x.flatten(1)
     return torch.linalg.vector_norm(x if x.dtype == torch.float64 else x.float(), dim=1)
 
 
 @dataclass(frozen=True)
 class Threat(ABC):
-    """All points within `eps` of an image, by some norm, that are images themselves."""
+    """All points within `eps` of an image in some norm, with pixels in [0, 1]."""
 
     eps: float
     name: ClassVar[str]
-    fits_int8: ClassVar[bool]  # whether 255 levels of each pixel hold a perturbation well
+    fits_int8: ClassVar[bool]  # whether 255 levels per pixel store a perturbation well
 
     def __post_init__(self) -> None:
         if not isinstance(self.eps, int | float):
@@ -48,46 +48,45 @@ class Threat(ABC):
             raise UsageError(f"eps must be a number that is not negative, in pixel units such as 8/255; got {self.eps}")
 
     def check_size(self, name: str, value: float) -> float:
-        """The size of a step, if it can be meant as one; `name` is what the user calls it."""
+        """Return a step size if it is valid, else raise; `name` is the user's name for it."""
         if not isinstance(value, int | float) or not 0 < value < math.inf:
             raise UsageError(f"{name} must be a number above zero, in pixel units such as 2/255; got {value!r}")
         return float(value)
 
     @abstractmethod
     def check_budget(self, shape: Sequence[int]) -> None:
-        """Refuse a ball that no image of this shape lies outside of."""
+        """Raise if the ball contains every image of this shape."""
 
     @abstractmethod
     def default_size(self, pixels: float, eps_fraction: float) -> float:
-        """A default size: for Linf so many pixel units at every budget, as the paper sets them; for L2 a fraction
-        of eps."""
+        """Return a default size: for Linf `pixels` at every budget, as in the paper; for L2 a fraction of eps."""
 
     @abstractmethod
     def sample(self, rng: CounterRNG, shape: Sequence[int], *, reset: bool = False) -> Tensor:
-        """Perturbations drawn uniformly from the ball, of shape (batch, *shape)."""
+        """Sample perturbations uniformly from the ball, of shape (batch, *shape)."""
 
     @abstractmethod
     def step(self, point: Tensor, gradient: Tensor, size: Tensor | float) -> Tensor:
-        """Go `size` (one number, or one an example) up the gradient, by this norm's steepest direction."""
+        """Move by `size` (a number, or one per example) in the steepest ascent direction of this norm."""
 
     @abstractmethod
     def project(self, point: Tensor, x: Tensor) -> Tensor:
-        """The point, brought back into the ball around x and into [0, 1]."""
+        """Project a point onto the ball around x and onto [0, 1]."""
 
     @abstractmethod
     def clip(self, perturbation: Tensor) -> Tensor:
-        """Perturbations, brought back into the ball."""
+        """Project perturbations onto the ball."""
 
     @abstractmethod
     def distance(self, point: Tensor, x: Tensor) -> Tensor:
-        """The distance of each example to its image."""
+        """Return the distance of each example to its image."""
 
     def ascend(self, point: Tensor, gradient: Tensor, size: Tensor | float, x: Tensor) -> Tensor:
-        """A step up the gradient, projected."""
+        """Take a step up the gradient and project it."""
         return ascend(self, point, gradient, size, x)
 
     def random_start(self, x: Tensor, rng: CounterRNG) -> Tensor:
-        """A random point of the ball around each image."""
+        """Return a random point of the ball around each image."""
         return random_start(self, x, rng.seed, rng.epoch, rng.index)
 
 
@@ -119,25 +118,25 @@ class Linf(Threat):
         _check_pixel_units("eps", self.eps)
 
     def check_size(self, name: str, value: float) -> float:
-        """Not more than the whole range of a pixel."""
+        """Return a step size that is at most the range of a pixel."""
         return _check_pixel_units(name, super().check_size(name, value))
 
     def __repr__(self) -> str:
         return f"Linf({format_pixels(self.eps)})"
 
     def check_budget(self, shape: Sequence[int]) -> None:
-        """Whatever the shape: eps is at most 1."""
+        """Accept every shape: eps is at most 1."""
 
     def default_size(self, pixels: float, eps_fraction: float) -> float:
-        """The same at every budget."""
+        """Return `pixels`, the same at every budget."""
         return pixels
 
     def sample(self, rng: CounterRNG, shape: Sequence[int], *, reset: bool = False) -> Tensor:
-        """Uniform on [-eps, eps] for every pixel."""
+        """Sample every pixel uniformly from [-eps, eps]."""
         return (2 * rng.uniform(Stream.RESET if reset else Stream.START, shape) - 1) * self.eps
 
     def step(self, point: Tensor, gradient: Tensor, size: Tensor | float) -> Tensor:
-        """Each pixel moves by `size` along the gradient's sign."""
+        """Move each pixel by `size` along the sign of the gradient."""
         return point + per_example(size, point) * gradient.sign().to(point.dtype)
 
     def project(self, point: Tensor, x: Tensor) -> Tensor:
@@ -149,7 +148,7 @@ class Linf(Threat):
         return perturbation.clamp(-self.eps, self.eps)
 
     def distance(self, point: Tensor, x: Tensor) -> Tensor:
-        """The largest change of a pixel."""
+        """Return the largest change of a pixel."""
         return (point - x).flatten(1).abs().amax(1)
 
 
@@ -168,7 +167,7 @@ class L2(Threat):
         return f"L2({self.eps:g})"
 
     def check_budget(self, shape: Sequence[int]) -> None:
-        """Two images differ by at most the root of their number of pixels."""
+        """Raise if eps exceeds the distance between a black and a white image."""
         if self.eps > math.sqrt(math.prod(shape)):
             raise UsageError(
                 f"an L2 budget of {self.eps:g} turns any image of shape {tuple(shape)} into any other; pixels are in "
@@ -176,34 +175,34 @@ class L2(Threat):
             )
 
     def default_size(self, pixels: float, eps_fraction: float) -> float:
-        """In proportion to the budget."""
+        """Return a fraction of eps."""
         return eps_fraction * self.eps
 
     def sample(self, rng: CounterRNG, shape: Sequence[int], *, reset: bool = False) -> Tensor:
-        """Uniform in the ball: a uniform direction at a radius whose d-th power is uniform."""
+        """Sample a uniform direction, and a radius whose d-th power is uniform."""
         direction = rng.normal(Stream.RESET if reset else Stream.START, shape)
         radius = rng.uniform(Stream.RESET_RADIUS if reset else Stream.RADIUS) ** (1 / math.prod(shape))
         return direction * per_example(self.eps * radius / l2_norm(direction).clamp_min(1e-12), direction)
 
     def step(self, point: Tensor, gradient: Tensor, size: Tensor | float) -> Tensor:
-        """Move by `size` along the gradient, normalised; an example without a gradient stays where it is."""
-        # First to a largest entry of one: the squares of very small or large gradients leave the range of float32.
+        """Move by `size` along the normalised gradient. An example with zero gradient does not move."""
+        # Scale to a largest entry of one first: squares of very small or large gradients leave the range of float32.
         largest = gradient.flatten(1).abs().amax(1)
         direction = gradient / per_example(torch.where(largest > 0, largest, 1.0), gradient)
         direction = direction / per_example(l2_norm(direction).clamp_min(1e-12), direction)
         return point + per_example(size, point) * direction.to(point.dtype)
 
     def project(self, point: Tensor, x: Tensor) -> Tensor:
-        """Shrink the change to eps, then clip to [0, 1], which only shrinks it further."""
+        """Shrink the perturbation to eps, then clip to [0, 1], which only shrinks it further."""
         return (x + self.clip(point - x)).clamp(0, 1)
 
     def clip(self, perturbation: Tensor) -> Tensor:
-        """Shrink to a norm of eps where it is larger."""
+        """Shrink perturbations whose norm exceeds eps."""
         shrink = (self.eps / l2_norm(perturbation).clamp_min(1e-30)).clamp_max(1)
         return perturbation * per_example(shrink, perturbation)
 
     def distance(self, point: Tensor, x: Tensor) -> Tensor:
-        """The Euclidean norm of the change."""
+        """Return the Euclidean norm of the perturbation."""
         return l2_norm(point - x)
 
 
@@ -214,7 +213,7 @@ def _check_pixel_units(name: str, value: float) -> float:
 
 
 def create(name: str, eps: float) -> Threat:
-    """The threat model `linf` or `l2`."""
+    """Create the threat model `linf` or `l2`."""
     for threat in (Linf, L2):
         if threat.name == name:
             return threat(eps)
@@ -222,6 +221,6 @@ def create(name: str, eps: float) -> Threat:
 
 
 def format_pixels(value: float) -> str:
-    """A size in grey levels where it is a round number of them: 8/255 rather than 0.0314."""
+    """Format a size as k/255 if it is a whole number of grey levels: 8/255 rather than 0.0314."""
     levels = round(value * 255)
     return f"{levels}/255" if abs(levels - value * 255) < 1e-6 and (levels or not value) else f"{value:g}"

@@ -19,7 +19,7 @@ from atas.errors import UsageError
 
 @dataclass(frozen=True)
 class View:
-    """One window an example: `top` and `left` on the padded canvas, `flip` where it is mirrored."""
+    """One window per example: `top` and `left` on the padded canvas, and whether it is mirrored."""
 
     top: Tensor
     left: Tensor
@@ -28,28 +28,28 @@ class View:
 
     @classmethod
     def centre(cls, count: int, pad: int, device: torch.device | None = None) -> View:
-        """The view that shows the stored images themselves."""
-        place = torch.full((count,), pad, device=device)
-        return cls(place, place, torch.zeros(count, dtype=torch.bool, device=device), pad)
+        """Return the view that shows the stored images unchanged."""
+        offset = torch.full((count,), pad, device=device)
+        return cls(offset, offset, torch.zeros(count, dtype=torch.bool, device=device), pad)
 
     @classmethod
     def draw(cls, rng: CounterRNG, pad: int, flip: bool = True) -> View:
-        """Random views by counter: the same for the same (seed, epoch, example)."""
+        """Return random views that depend on (seed, epoch, example) only."""
         return cls(*sample_view(rng.seed, rng.epoch, rng.index, pad, flip), pad)
 
     def __len__(self) -> int:
         return len(self.top)
 
     def read(self, canvas: Tensor, index: Tensor) -> Tensor:
-        """The windows of the canvases `canvas[index]`, which carry the padding already."""
+        """Return the windows of the padded canvases `canvas[index]`."""
         return canvas[self._cells(canvas, index)]
 
     def write(self, canvas: Tensor, index: Tensor, window: Tensor) -> None:
-        """Put the windows back where `read` took them; the rest of each canvas stays as it is."""
+        """Write windows to where `read` takes them from; the rest of each canvas keeps its values."""
         canvas[self._cells(canvas, index)] = window
 
     def apply(self, images: Tensor, index: Tensor | None = None) -> Tensor:
-        """The windows of images without padding (of `images[index]`, where an index is given); zeros around them."""
+        """Return the windows of unpadded images (or of `images[index]`), zero-padded."""
         index = torch.arange(len(images), device=images.device) if index is None else index
         height, width = images.shape[-2:]
         rows, columns = self._rows(height) - self.pad, self._columns(width) - self.pad

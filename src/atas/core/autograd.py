@@ -22,56 +22,56 @@ Forward = Callable[[Tensor], Tensor]
 
 @contextmanager
 def set_mode(model: nn.Module, training: bool) -> Iterator[None]:
-    """Put a model into train or eval mode, and every module back into the mode it had.
+    """Put a model into train or eval mode inside the context, then restore the mode of every module.
 
-    A model that is in train mode already is left alone, so layers that its owner keeps frozen in eval mode stay so.
+    A model that is already in train mode is left alone, so layers that the user keeps in eval mode stay there.
     """
     if training and model.training:
         yield
         return
-    found = [(module, module.training) for module in model.modules()]
+    modes = [(module, module.training) for module in model.modules()]
     model.train(training)
     try:
         yield
     finally:
-        for module, was_training in found:
+        for module, was_training in modes:
             module.training = was_training
 
 
 @contextmanager
 def freeze(model: nn.Module) -> Iterator[None]:
-    """No weight takes part in what is recorded, so that a backward pass computes input gradients alone."""
-    learning = [parameter for parameter in model.parameters() if parameter.requires_grad]
-    for parameter in learning:
+    """Exclude all weights from autograd inside the context, so a backward pass computes input gradients only."""
+    trainable = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    for parameter in trainable:
         parameter.requires_grad_(False)
     try:
         yield
     finally:
-        for parameter in learning:
+        for parameter in trainable:
             parameter.requires_grad_(True)
 
 
 def to_float32(logits: Tensor) -> Tensor:
-    """Logits in float32 at least: a loss in half precision loses what the gradient's size depends on."""
+    """Return logits in float32 or wider: a loss in half precision distorts gradient norms."""
     return logits if logits.dtype == torch.float64 else logits.float()
 
 
 @fast_op
 def cross_entropy(logits: Tensor, y: Tensor) -> Tensor:
-    """The mean over the batch: the loss that weights are trained on."""
+    """Return the mean cross-entropy over the batch, which weights are trained on."""
     return F.cross_entropy(to_float32(logits), y)
 
 
 @fast_op
 def cross_entropy_sum(logits: Tensor, y: Tensor) -> Tensor:
-    """The sum over the batch: an example's gradient then does not depend on the batch that it is in."""
+    """Return the summed cross-entropy, so that an example's gradient does not depend on its batch."""
     return F.cross_entropy(to_float32(logits), y, reduction="sum")
 
 
 def input_gradient(
     forward: Forward, x: Tensor, y: Tensor, loss: Callable[[Tensor, Tensor], Tensor] = cross_entropy_sum
 ) -> tuple[Tensor, Tensor]:
-    """The gradient of the loss with respect to each input, and the logits there."""
+    """Return the gradient of the loss with respect to the inputs, and the logits."""
     with torch.enable_grad():
         x = x.detach().requires_grad_(True)
         logits = forward(x)
@@ -113,7 +113,7 @@ class _Reached(Exception):  # noqa: N818  (not an error: it carries a value out 
 
 
 def find_first_layer(model: nn.Module, name: str | None) -> nn.Module:
-    """The layer of that name, or the first convolution or linear layer."""
+    """Return the layer of that name, or the first convolution or linear layer."""
     layers = dict(model.named_modules())
     if name is not None:
         if name not in layers:
@@ -126,26 +126,26 @@ def find_first_layer(model: nn.Module, name: str | None) -> nn.Module:
 
 
 class SplitModel(Protocol):
-    """A model cut behind its first layer f1."""
+    """A model split behind its first layer f1."""
 
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """The logits, and the output of f1 on the way to them, which has a gradient."""
+        """Return the logits and the output of f1, which requires a gradient."""
 
     def first_layer(self, x: Tensor) -> Tensor:
-        """f1(x), without running what comes after it."""
+        """Return f1(x) without running the rest of the model."""
 
     def first_layer_vjp(self, adjoint: Tensor, x: Tensor) -> Tensor:
-        """The gradient of adjoint . f1(x) by x."""
+        """Return the gradient of adjoint . f1(x) with respect to x."""
 
 
 class HookedSplit:
-    """Any model, cut by hooks behind a layer."""
+    """Any model, split behind a layer by hooks."""
 
     def __init__(self, model: nn.Module, layer: nn.Module) -> None:
         self._model, self._layer = model, layer
 
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """The logits, and the layer's output."""
+        """Return the logits and the layer's output."""
         outputs: list[Tensor] = []
 
         def keep(_module: nn.Module, _inputs: object, output: Tensor) -> Tensor:
@@ -163,7 +163,7 @@ class HookedSplit:
         return logits, outputs[-1]
 
     def first_layer(self, x: Tensor) -> Tensor:
-        """The layer's output."""
+        """Return the layer's output."""
 
         def stop(_module: nn.Module, _inputs: object, output: Tensor) -> None:
             raise _Reached(output)
@@ -178,7 +178,7 @@ class HookedSplit:
         raise _unused()
 
     def first_layer_vjp(self, adjoint: Tensor, x: Tensor) -> Tensor:
-        """By autograd."""
+        """Return the vector-Jacobian product by autograd."""
         x = x.detach().requires_grad_(True)
         (gradient,) = torch.autograd.grad((self.first_layer(x) * adjoint).sum(), x)
         return gradient

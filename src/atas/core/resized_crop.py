@@ -24,20 +24,20 @@ from atas.core.augment import View
 from atas.core.rng import Stream
 from atas.errors import UsageError
 
-_TRIES = 10  # for a box that fits the image, as in torchvision
-_ROUNDS = 4  # of correction when a grid takes up a perturbation
+_TRIES = 10  # to sample a box that fits the image, as in torchvision
+_ITERATIONS = 4  # of correction when a grid is fitted to a perturbation
 
 
 class UniformSource(Protocol):
-    """Where random numbers come from: a `CounterRNG`, by counter, or a generator."""
+    """Source of random numbers: a `CounterRNG` or a generator."""
 
     def uniform(self, stream: Stream, shape: Sequence[int] = ()) -> Tensor:
-        """Uniform on (0, 1), of shape (batch, *shape)."""
+        """Return uniform numbers on (0, 1) of shape (batch, *shape)."""
 
 
 @dataclass(frozen=True)
 class BoxView:
-    """One box an example, in shares of the stored image (float64), shown at `size`; mirrored where `flip`."""
+    """One box per example, in fractions of the stored image (float64), resized to `size`, mirrored if `flip`."""
 
     top: Tensor
     left: Tensor
@@ -48,8 +48,8 @@ class BoxView:
 
     @classmethod
     def crop(cls, source: UniformSource, size: int, of: int, flip: bool = True) -> BoxView:
-        """A square of `size` pixels out of the image resized to `of` x `of`, whatever its shape was: 224 of 256 is what
-        the authors' code shows of ImageNet."""
+        """Return random squares of `size` pixels of images resized to `of` x `of`. The authors' code for ImageNet uses
+        224 of 256."""
         top, left = ((source.uniform(p) * (of - size + 1)).long() for p in (Stream.TOP, Stream.LEFT))
         share = torch.full_like(top, size, dtype=torch.float64) / of
         return cls(top.double() / of, left.double() / of, share, share, _flips(source, flip), (size, size))
@@ -64,8 +64,8 @@ class BoxView:
         ratio: tuple[float, float] = (3 / 4, 4 / 3),
         flip: bool = True,
     ) -> BoxView:
-        """A box of whole pixels of a stored image of shape `frame`: its area a share in `scale`, its width over its
-        height in `ratio`, shown as a square. Distributed as torchvision's RandomResizedCrop."""
+        """Return random boxes of whole pixels of stored images of shape `frame`, as torchvision's RandomResizedCrop:
+        area fraction in `scale`, width over height in `ratio`, resized to a square."""
         tall, wide = frame
         share = source.uniform(Stream.AREA, (_TRIES,)).double() * (scale[1] - scale[0]) + scale[0]
         slant = source.uniform(Stream.RATIO, (_TRIES,)).double() * math.log(ratio[1] / ratio[0]) + math.log(ratio[0])
@@ -73,7 +73,7 @@ class BoxView:
         heights, widths = (area / aspect).sqrt().round(), (area * aspect).sqrt().round()
         fits = (heights >= 1) & (heights <= tall) & (widths >= 1) & (widths <= wide)
         first, any_fits = fits.int().argmax(1, keepdim=True), fits.any(1)
-        centred = min(max(wide / tall, ratio[0]), ratio[1])  # the largest box in the middle where no try fits
+        centred = min(max(wide / tall, ratio[0]), ratio[1])  # fallback: the largest box at the centre
         height = torch.where(any_fits, heights.gather(1, first)[:, 0], min(tall, round(wide / centred)))
         width = torch.where(any_fits, widths.gather(1, first)[:, 0], min(wide, round(tall * centred)))
         top = torch.where(any_fits, source.uniform(Stream.TOP) * (tall - height + 1), (tall - height) / 2).floor()
@@ -84,7 +84,7 @@ class BoxView:
         return len(self.top)
 
     def apply(self, images: Tensor, index: Tensor | None = None) -> Tensor:
-        """The boxes of images (of `images[index]`, where an index is given), as floats in the units of the images."""
+        """Return the boxes of images (or of `images[index]`) as floats, in the units of the images."""
         shown = images if index is None else images[index]
         shown = shown if shown.dtype.is_floating_point else shown.float()
         (tall, wide), (rows, columns) = shown.shape[-2:], self._sample_positions()
@@ -96,27 +96,28 @@ class BoxView:
         )
 
     def read(self, grids: Tensor) -> Tensor:
-        """Grids that lie over the stored images, as the boxes show them."""
+        """Return what the boxes show of grids that cover the stored images."""
         rows, columns = self._reading(grids)
         return apply_separable(rows, grids, columns)
 
     def update(self, grids: Tensor, window: Tensor) -> Tensor:
-        """The grids after they took up new windows: in each cell, `read` then shows the window's mean, very nearly.
+        """Return the grids fitted to new windows.
 
-        A cell takes the mean of what its pixels lack. As a pixel is made of several cells, this takes a few rounds;
-        they work on grids, only the means look at the window. A window that is what `read` shows changes nothing. A
-        cell without a pixel of the window in it stays as it is, and one at the window's edge goes by those in it.
+        Afterwards the mean of `read(grids)` over each cell approximately equals the mean of the window there. Each
+        iteration adds to a cell the mean error of its pixels; several are needed because a pixel is interpolated from
+        several cells. A window equal to `read(grids)` changes nothing. Cells without a pixel of the window keep their
+        values; cells at its edge use the pixels that they contain.
         """
         rows, columns = self._sample_positions()
         down, across = (
             cell_mean_matrix(rows, grids.shape[-2], grids.dtype),
             cell_mean_matrix(columns, grids.shape[-1], grids.dtype),
         )
-        wanted = apply_separable(down, window, across)
+        target = apply_separable(down, window, across)
         with torch.autocast(grids.device.type, enabled=False):
             down, across = (mean @ line for mean, line in zip((down, across), self._reading(grids), strict=True))
-        for _ in range(_ROUNDS):
-            grids = grids + (wanted - apply_separable(down, grids, across))
+        for _ in range(_ITERATIONS):
+            grids = grids + (target - apply_separable(down, grids, across))
         return grids
 
     def _reading(self, grids: Tensor) -> tuple[Tensor, Tensor]:
@@ -126,7 +127,7 @@ class BoxView:
         )
 
     def _sample_positions(self) -> tuple[Tensor, Tensor]:
-        """Where the rows and columns that are shown lie, in shares of the stored image."""
+        """Return the positions of the view's rows and columns, in fractions of the stored image."""
         high, wide = (torch.arange(n, device=self.top.device, dtype=torch.float64) + 0.5 for n in self.size)
         column = torch.where(self.flip[:, None], self.size[1] - wide, wide)
         return (
@@ -139,7 +140,7 @@ AnyView: TypeAlias = View | BoxView
 
 
 def to_box_view(view: AnyView, frame: tuple[int, int]) -> BoxView:
-    """Any view of stored images of this height and width, as boxes; those of a padded image reach beyond it."""
+    """Convert any view of images of this height and width to boxes. Boxes of padded images extend beyond them."""
     if isinstance(view, BoxView):
         return view
     one = torch.ones_like(view.top, dtype=torch.float64)
@@ -150,7 +151,7 @@ def to_box_view(view: AnyView, frame: tuple[int, int]) -> BoxView:
 def random_crop_view(
     x: Tensor, size: int = 224, *, of: int = 256, flip: bool = True, generator: torch.Generator | None = None
 ) -> tuple[Tensor, BoxView]:
-    """Show a batch of images as if resized to `of` x `of`, cropped to `size` and flipped at random; remember how.
+    """Resize a batch of images to `of` x `of`, crop to `size` and flip at random; return images and view.
 
     >>> x, view = random_crop_view(torch.rand(2, 3, 256, 256))
     >>> x.shape, len(view)
@@ -172,7 +173,7 @@ def random_resized_view(
     flip: bool = True,
     generator: torch.Generator | None = None,
 ) -> tuple[Tensor, BoxView]:
-    """Show a random box of each image, resized to `size` and flipped at random (RandomResizedCrop); remember how.
+    """Crop a random box of each image, resize to `size`, flip at random (RandomResizedCrop); return images and view.
 
     >>> x, view = random_resized_view(torch.rand(2, 3, 256, 340), size=128)
     >>> x.shape, len(view)
@@ -191,7 +192,7 @@ def random_resized_view(
 
 @dataclass(frozen=True)
 class _Generated:
-    """Random numbers for a batch from a generator."""
+    """Random numbers of a batch from a generator."""
 
     x: Tensor
     generator: torch.Generator | None
@@ -201,8 +202,8 @@ class _Generated:
 
 
 def _flips(source: UniformSource, flip: bool) -> Tensor:
-    drawn = source.uniform(Stream.FLIP)
-    return drawn < 0.5 if flip else torch.zeros_like(drawn, dtype=torch.bool)
+    uniform = source.uniform(Stream.FLIP)
+    return uniform < 0.5 if flip else torch.zeros_like(uniform, dtype=torch.bool)
 
 
 def _check(x: Tensor, size: int) -> None:
@@ -212,19 +213,18 @@ def _check(x: Tensor, size: int) -> None:
         raise UsageError(f"size must be at least 1 pixel; got {size}")
 
 
-_TIE = 1e-9  # a place on the border of two cells is in the second, however its last digit was rounded
+_TIE = 1e-9  # assigns a position on the border of two cells to the second, in spite of rounding
 
 
-def interpolation_matrix(places: Tensor, count: int, step: Tensor | None, dtype: torch.dtype) -> Tensor:
-    """What each of `count` samples contributes at each place: (batch, places, count); a row adds up to one.
+def interpolation_matrix(positions: Tensor, count: int, step: Tensor | None, dtype: torch.dtype) -> Tensor:
+    """Return bilinear weights of `count` samples at each position: (batch, positions, count); rows sum to one.
 
-    Bilinear: a sample reaches as far as its neighbours. `step` is how many samples lie between two places; where it is
-    above one, the filter is widened by it (antialiasing, as Pillow and torchvision do). Beyond the outermost samples
-    their value goes on.
+    `step` is the number of samples between two positions. If it is above one, the filter is widened by it
+    (antialiasing, as in Pillow and torchvision). Beyond the outermost samples their value is constant.
     """
-    at = (places * count - 0.5).clamp(-0.5, count - 0.5)
+    at = (positions * count - 0.5).clamp(-0.5, count - 0.5)
     whole = at.floor()  # apart from its fraction, so that float32 keeps all digits of the distance
-    sample = torch.arange(count, device=places.device, dtype=dtype)
+    sample = torch.arange(count, device=positions.device, dtype=dtype)
     distance = (sample - whole[..., None].to(dtype)) - (at - whole)[..., None].to(dtype)
     if step is not None:
         distance = distance / step.clamp_min(1).to(dtype)[:, None, None]
@@ -232,15 +232,15 @@ def interpolation_matrix(places: Tensor, count: int, step: Tensor | None, dtype:
     return weight / weight.sum(-1, keepdim=True)
 
 
-def cell_mean_matrix(places: Tensor, count: int, dtype: torch.dtype) -> Tensor:
-    """The mean over the places in each of `count` cells: (batch, count, places); zeros for a cell without any."""
-    cell = torch.arange(count, device=places.device)[:, None]
-    inside = ((places * count + _TIE).floor()[:, None, :] == cell).to(dtype)
+def cell_mean_matrix(positions: Tensor, count: int, dtype: torch.dtype) -> Tensor:
+    """Return weights for the mean over the positions in each of `count` cells: (batch, count, positions)."""
+    cell = torch.arange(count, device=positions.device)[:, None]
+    inside = ((positions * count + _TIE).floor()[:, None, :] == cell).to(dtype)
     return inside / inside.sum(-1, keepdim=True).clamp_min(1)
 
 
 def apply_separable(rows: Tensor, x: Tensor, columns: Tensor) -> Tensor:
-    """One matrix an example for the rows of its images, one for their columns; in full precision, autocast or not."""
+    """Apply one matrix per example to rows and one to columns of its channels, outside of autocast."""
     with torch.autocast(x.device.type, enabled=False):
         x = (x.flatten(1, 2) @ columns.transpose(1, 2)).unflatten(1, x.shape[1:3])  # all channels at once
         return rows[:, None] @ x

@@ -23,7 +23,7 @@ Word = TypeVar("Word", int, Tensor)
 
 
 class Stream(enum.IntEnum):
-    """What a random number is for; two purposes never share numbers."""
+    """What a random number is used for. Two streams never share numbers."""
 
     TOP = 1
     LEFT = 2
@@ -40,27 +40,26 @@ class Stream(enum.IntEnum):
 
 
 def _mix(word: Word) -> Word:
-    """A bijection of 32-bit words, each output bit depending on every input bit (Wellons' low-bias constants)."""
+    """Mix a 32-bit word bijectively: each output bit depends on every input bit (Wellons' low-bias constants)."""
     word = ((word ^ (word >> 16)) * 0x7FEB352D) & _MASK
     word = ((word ^ (word >> 15)) * 0x846CA68B) & _MASK
     return word ^ (word >> 16)
 
 
 def generator_seed(seed: int, epoch: int, stream: Stream, shard: int = 0) -> int:
-    """One 32-bit seed for a `torch.Generator`, for what belongs to an epoch, or to a shard in it, rather than to an
-    example."""
+    """Return a 32-bit seed for a `torch.Generator`, for numbers of an epoch or shard rather than of an example."""
     word = _mix(_mix((_seed_word(seed) + epoch * _GOLDEN) & _MASK) ^ int(stream))
     return (word + shard * _GOLDEN) & _MASK
 
 
 def _seed_word(seed: int) -> int:
-    """All bits of a seed of up to 64 bits, in one word."""
+    """Hash a seed of up to 64 bits to one word."""
     return _mix((_mix(seed & _MASK) + (seed >> 32) * _GOLDEN) & _MASK)
 
 
 @dataclass(frozen=True)
 class CounterRNG:
-    """The random numbers of a batch of examples.
+    """Random numbers of a batch of examples.
 
     >>> rng = CounterRNG(seed=0, epoch=torch.tensor(3), index=torch.tensor([7, 8]))
     >>> same = CounterRNG(seed=0, epoch=torch.tensor(3), index=torch.tensor([8]))
@@ -73,7 +72,7 @@ class CounterRNG:
     index: Tensor
 
     def uniform(self, stream: Stream, shape: Sequence[int] = ()) -> Tensor:
-        """Uniform on the open interval (0, 1), float32, of shape (batch, *shape)."""
+        """Return uniform float32 numbers on the open interval (0, 1), of shape (batch, *shape)."""
         salt = _mix((_seed_word(self.seed) + int(stream) * _GOLDEN) & _MASK)
         epoch = self.epoch.to(self.index.device)
         low = _mix((self.index.long() + _mix((epoch + salt) & _MASK)) & _MASK)
@@ -82,9 +81,9 @@ class CounterRNG:
         position = torch.arange(math.prod(shape), device=self.index.device).reshape(tuple(shape))
         word = _mix((position * _GOLDEN + low.view(batch)) & _MASK)
         word = _mix(word ^ high.view(batch))
-        # 23 bits and a half: exact in float32, never 0 and never 1.
+        # 23 bits plus one half: exact in float32, never 0 and never 1.
         return ((word >> 9).to(torch.float32) + 0.5) * 2.0**-23
 
     def normal(self, stream: Stream, shape: Sequence[int] = ()) -> Tensor:
-        """Standard normal, float32, of shape (batch, *shape)."""
+        """Return standard normal float32 numbers of shape (batch, *shape)."""
         return torch.erfinv(2 * self.uniform(stream, shape) - 1) * math.sqrt(2)

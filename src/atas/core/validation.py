@@ -18,7 +18,7 @@ from torch.nn.parameter import is_lazy
 from atas.errors import AtasError, DataError, UsageError
 
 _LOW = (torch.float16, torch.bfloat16)
-_TOLERANCE = 1e-4  # rounding of a resize or of half precision is no reason to stop
+_TOLERANCE = 1e-4  # allows for rounding by a resize or by half precision
 
 _NOT_FINITE = "the images hold NaN or infinite values; look for a division by zero in the preprocessing"
 _RANGE = (
@@ -26,9 +26,9 @@ _RANGE = (
     "and clamp after resizing"
 )
 _LABEL = "a label lies outside of 0..{last}, the classes that the model has{found}; check the labels or num_classes"
-_ENOUGH = 256  # examples that came again, to say something about them
-_AS_BY_CHANCE = 0.8  # of the labels that would change if indices and examples had nothing to do with each other
-_NOT_THE_SAME = (
+_MIN_REPEATS = 256  # repeated examples that the check needs
+_CHANCE_SHARE = 0.8  # share of the label changes that random indices would cause
+_INCONSISTENT = (
     "an index must name the same example in every epoch, but {changed} of {again} that came again had another label; "
     "feed the row in the training set, as atas.indexed(dataset) does, not the place in a batch or in a shuffled order "
     "(or, where labels change by design, set method.checks_indices = False)"
@@ -40,7 +40,7 @@ _INDEX = (
 
 
 def check_shapes(x: Tensor, y: Tensor, index: Tensor | None, shape: Sequence[int] | None) -> None:
-    """Sizes and types, which cost no look at the values."""
+    """Raise if shapes or dtypes are wrong. Values are not read."""
     for name, value in (("images", x), ("labels", y), ("indices", index)):
         if value is not None and not isinstance(value, Tensor):
             raise DataError(f"{name} must be a tensor; got {type(value).__name__}: convert with torch.as_tensor()")
@@ -52,9 +52,11 @@ def check_shapes(x: Tensor, y: Tensor, index: Tensor | None, shape: Sequence[int
             f"leave low precision to torch.autocast"
         )
     if shape is not None and tuple(x.shape[1:]) != tuple(shape):
-        turned = x.dim() == 4 and (x.shape[3], *x.shape[1:3]) == tuple(shape)
+        channels_last = x.dim() == 4 and (x.shape[3], *x.shape[1:3]) == tuple(shape)
         remedy = (
-            "put the channels first, x.permute(0, 3, 1, 2)" if turned else f"create it with shape={(*x.shape[1:],)}"
+            "put the channels first, x.permute(0, 3, 1, 2)"
+            if channels_last
+            else f"create it with shape={(*x.shape[1:],)}"
         )
         raise DataError(f"images of shape {(*x.shape[1:],)} do not fit a method made for {(*shape,)}; {remedy}")
     if x.dim() != 4:
@@ -69,7 +71,7 @@ def check_shapes(x: Tensor, y: Tensor, index: Tensor | None, shape: Sequence[int
 
 
 def check_module(model: object) -> None:
-    """A model is a module, which has a mode and weights, and can take part in a backward pass."""
+    """Raise unless the model is a module with weights that can take part in a backward pass."""
     if not isinstance(model, nn.Module):
         raise UsageError(f"the model must be a torch.nn.Module; got {type(model).__name__}: wrap it in one")
     if any(map(is_lazy, itertools.chain(model.parameters(), model.buffers()))):
@@ -82,7 +84,7 @@ def check_module(model: object) -> None:
 
 @contextmanager
 def explain_model_errors(sentence: str) -> Iterator[None]:
-    """What a model raises when it is tried on a few images, as a sentence with `{why}` in it."""
+    """Turn errors of a trial call of a model into a UsageError; `sentence` contains `{why}`."""
     try:
         yield
     except AtasError:
@@ -94,7 +96,7 @@ def explain_model_errors(sentence: str) -> Iterator[None]:
 
 @contextmanager
 def explain_low_precision(model: nn.Module, x: Tensor) -> Iterator[None]:
-    """Where a model with weights in half precision cannot take float images, say so; one that casts them itself can."""
+    """Explain errors of models whose half-precision weights cannot take float32 images."""
     try:
         yield
     except torch.OutOfMemoryError:
@@ -113,7 +115,7 @@ MODEL_FAILED = "the model cannot take float32 images of shape {shape}: {{why}}"
 
 
 def check_logits(output: object, examples: int) -> Tensor:
-    """The model's output, if it is a row of logits an example."""
+    """Return the model's output if it is logits of shape (examples, classes), else raise."""
     if not isinstance(output, Tensor):
         raise UsageError(
             f"the model must return a tensor of logits (N, classes); got {type(output).__name__}: wrap it in a module "
@@ -128,7 +130,7 @@ def check_logits(output: object, examples: int) -> Tensor:
 
 
 def check_images(x: Tensor) -> None:
-    """Raise where pixels leave [0, 1] or are not numbers; this reads the values, on any device."""
+    """Raise if pixels are outside [0, 1] or not finite. Reads the values, on any device."""
     low, high = torch.aminmax(x.detach()) if x.numel() else (torch.zeros(()), torch.zeros(()))
     if not bool(torch.isfinite(low) & torch.isfinite(high)):
         raise DataError(_NOT_FINITE)
@@ -137,13 +139,13 @@ def check_images(x: Tensor) -> None:
 
 
 def check_labels(y: Tensor, classes: int) -> None:
-    """Raise where a label is not one of the model's classes; this reads the values, on any device."""
+    """Raise if a label is not a class of the model. Reads the values, on any device."""
     if y.numel() and not 0 <= int(y.min()) <= int(y.max()) < classes:
         raise DataError(_LABEL.format(last=classes - 1, found=f" (found {int(y.min())} to {int(y.max())})"))
 
 
 class DeviceChecks(nn.Module):
-    """Checks that raise at once on the CPU and set a flag on other devices; `raise_if_set` reads it."""
+    """Checks that raise at once on the CPU and set a flag on other devices, which `raise_if_set` reads."""
 
     flags: Tensor
 
@@ -151,10 +153,10 @@ class DeviceChecks(nn.Module):
         super().__init__()
         self.register_buffer("flags", torch.zeros(4, dtype=torch.bool, device=device), persistent=False)
         self._last_label = self._last_index = 0
-        self.skip_labels = False  # set by an engine whose data was checked when it was loaded
+        self.skip_labels = False  # set by engines, which check labels when data is loaded
 
     def images(self, x: Tensor) -> None:
-        """Pixels are finite and in [0, 1]."""
+        """Check that pixels are finite and in [0, 1]."""
         if x.device.type == "cpu":
             return check_images(x)
         low, high = torch.aminmax(x.detach())
@@ -163,7 +165,7 @@ class DeviceChecks(nn.Module):
         return None
 
     def labels(self, y: Tensor, classes: int) -> Tensor:
-        """Labels are classes of the model; returned in range."""
+        """Check that labels are classes of the model; return them clamped."""
         if self.skip_labels:
             return y
         self._last_label = classes - 1
@@ -174,7 +176,7 @@ class DeviceChecks(nn.Module):
         return y.clamp(0, classes - 1)
 
     def index(self, index: Tensor, examples: int) -> Tensor:
-        """Indices are examples of the training set; returned in range."""
+        """Check that indices are examples of the training set; return them clamped."""
         self._last_index = examples - 1
         if index.device.type == "cpu":
             if index.numel() and not 0 <= int(index.min()) <= int(index.max()) < examples:
@@ -185,7 +187,7 @@ class DeviceChecks(nn.Module):
         return index.clamp(0, examples - 1)
 
     def raise_if_set(self) -> None:
-        """Raise what a device check noted since the last call; a host synchronisation."""
+        """Raise if a device check failed since the last call. Synchronises the host."""
         not_finite, out_of_range, label, index = self.flags.tolist()
         self.flags.zero_()
         if not_finite:
@@ -199,18 +201,18 @@ class DeviceChecks(nn.Module):
 
 
 class IndexConsistency:
-    """Whether an index names the same example in every epoch, as far as labels tell."""
+    """Checks by labels that an index names the same example in every epoch."""
 
     def __init__(self, examples: int) -> None:
         self._examples = examples
         self.reset()
 
     def reset(self) -> None:
-        """Begin anew."""
+        """Forget all labels."""
         self._labels = self._counts = torch.empty(0)
 
     def update(self, index: Tensor, y: Tensor) -> None:
-        """A batch, with indices in range; nothing stops the host."""
+        """Record a batch with valid indices. Does not synchronise the host."""
         if self._labels.device != index.device or not len(self._labels):
             with torch.inference_mode(False):
                 self._labels = torch.full((self._examples,), -1, device=index.device)
@@ -221,14 +223,14 @@ class IndexConsistency:
         self._labels[index] = y
 
     def check(self) -> None:
-        """Raise if nearly as many indices came again with another label as would by chance; a host synchronisation."""
+        """Raise if almost as many labels changed as with random indices. Synchronises the host."""
         if not len(self._labels):
             return
         again, changed = self._counts.tolist()
-        if again < _ENOUGH:
+        if again < _MIN_REPEATS:
             return
         self._counts.zero_()
         shares = self._labels[self._labels >= 0].bincount().double() / (self._labels >= 0).sum()
-        if changed > _AS_BY_CHANCE * (1 - float(shares.square().sum())) * again:
+        if changed > _CHANCE_SHARE * (1 - float(shares.square().sum())) * again:
             self.reset()
-            raise DataError(_NOT_THE_SAME.format(changed=changed, again=again))
+            raise DataError(_INCONSISTENT.format(changed=changed, again=again))
