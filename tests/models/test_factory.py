@@ -91,15 +91,15 @@ def test_a_factory_in_the_current_directory_is_called(name):
         ("users_models:wants_width", "cannot be called with .* num_classes and channels .*'width'"),
         (
             "users_models:broken",
-            r"'users_models:broken' failed .*TypeError: .*\(file .*users_models.py, line \d+\); mend it",
+            r"'users_models:broken' failed .*TypeError: .*\(file .*users_models.py, line \d+\); fix it",
         ),
         (
             "users_syntax:f",
-            r"'users_syntax' .* cannot be imported: SyntaxError: .*\(users_syntax.py, line 2\); mend it",
+            r"'users_syntax' .* cannot be imported: SyntaxError: .*\(users_syntax.py, line 2\); fix it",
         ),
         (
             "users_toplevel:f",
-            r"cannot be imported: ZeroDivisionError: .* \(file .*users_toplevel.py, line 3\); mend it there",
+            r"cannot be imported: ZeroDivisionError: .* \(file .*users_toplevel.py, line 3\); fix it there",
         ),
         ("users_models:returns_text", r"returned str; let it return a torch\.nn\.Module"),
         ("users_models:", "write your own one as package.module:function"),

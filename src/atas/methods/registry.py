@@ -8,6 +8,7 @@ from typing import Any, get_type_hints
 
 import torch
 
+from atas._utils.imports import import_object
 from atas.errors import UsageError, unknown
 from atas.methods.atas import ATAS, ATASLiteral
 from atas.methods.atta import ATTA
@@ -39,36 +40,43 @@ _CLASSES: dict[str, type[Method]] = {
     "trades": TRADES,
 }
 
-_PLACE = ("pad", "device", "seed")
+_COMMON = ("pad", "device", "seed")
 _DTYPES = {"int8": torch.int8, "float16": torch.float16, "float32": torch.float32}
 
 
 def names() -> list[str]:
-    """The names of all methods."""
+    """Return the names of the built-in methods."""
     return list(_CLASSES)
 
 
 def get(name: str) -> type[Method]:
-    """The class of that name."""
+    """Return the class of a method: one of `names()`, or a class of your own as `package.module:Class`."""
+    if ":" in name:
+        method = import_object(name, "method", "class")
+        if not (isinstance(method, type) and issubclass(method, Method)):
+            raise UsageError(f"'{name}' is not a training method: let it inherit from atas.methods.Method.")
+        return method
     if name not in _CLASSES:
         raise unknown("method", name, _CLASSES)
     return _CLASSES[name]
 
 
 def settings(name: str) -> dict[str, Any]:
-    """A method's own settings and their defaults."""
+    """Return a method's own settings and their defaults."""
     parameters = inspect.signature(get(name)).parameters.values()
-    return {p.name: p.default for p in parameters if p.kind is p.KEYWORD_ONLY and p.name not in _PLACE}
+    return {p.name: p.default for p in parameters if p.kind is p.KEYWORD_ONLY and p.name not in _COMMON}
 
 
 def setting_types(name: str) -> dict[str, Any]:
-    """The type of each of a method's own settings."""
+    """Return the type of each of a method's own settings."""
     hints = get_type_hints(get(name).__init__)
     return {key: hints[key] for key in settings(name)}
 
 
 def create(name: str, threat: Threat, examples: int, shape: Sequence[int], **hyper: Any) -> Method:
-    """A method by name, with its own settings as keywords; `atas ls methods` shows them.
+    """Create a method by name, with its own settings as keywords; `atas ls methods` shows them.
+
+    `package.module:Class` names a method of your own, a subclass of `atas.methods.Method`.
 
     >>> from atas import Linf
     >>> create("atta", Linf(8/255), examples=100, shape=(3, 32, 32), step_size=4/255).step_size * 255
@@ -76,8 +84,8 @@ def create(name: str, threat: Threat, examples: int, shape: Sequence[int], **hyp
     """
     known = settings(name)
     for key in hyper:
-        if key not in known and key not in _PLACE:
-            raise unknown(f"setting of method {name}", key, [*known, *_PLACE])
+        if key not in known and key not in _COMMON:
+            raise unknown(f"setting of method {name}", key, [*known, *_COMMON])
     if isinstance(hyper.get("dtype"), str) and hyper["dtype"] != "auto":
         if hyper["dtype"] not in _DTYPES:
             raise unknown("dtype of the memory", hyper["dtype"], _DTYPES)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import operator
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -9,8 +10,8 @@ from typing import Any, SupportsIndex
 
 from torch import nn
 
-from atas._utils.imports import create_from_factory
-from atas.errors import UsageError, unknown
+from atas._utils.imports import current_directory_importable, describe_error, import_object
+from atas.errors import AtasError, UsageError, unknown
 from atas.models.layers import Normalize
 from atas.models.preact_resnet import PreActResNet
 from atas.models.resnet import BasicBlock, Bottleneck, ResNet
@@ -27,7 +28,7 @@ _FACTORIES: dict[str, Callable[[int, Normalize], nn.Module]] = {
 
 
 def names() -> list[str]:
-    """The built-in models.
+    """Return the names of the built-in models.
 
     >>> names()
     ['preact-resnet18', 'wrn-28-10', 'resnet18', 'resnet50', 'small-cnn']
@@ -36,15 +37,15 @@ def names() -> list[str]:
 
 
 def class_and_settings(name: str) -> tuple[type[nn.Module], dict[str, Any]]:
-    """The class of a built-in model, and the settings that it is called with besides classes and normalisation.
+    """Return the class of a built-in model, and its arguments besides classes and normalisation.
 
     >>> class_and_settings("wrn-28-10")[1]
     {'depth': 28, 'width': 10}
     """
     factory = _get(name)
-    found, settings = (factory.func, factory.keywords) if isinstance(factory, partial) else (factory, {})
-    assert isinstance(found, type)
-    return found, dict(settings)
+    network, settings = (factory.func, factory.keywords) if isinstance(factory, partial) else (factory, {})
+    assert isinstance(network, type)
+    return network, dict(settings)
 
 
 def create(
@@ -54,7 +55,7 @@ def create(
     mean: float | Sequence[float] | None = None,
     std: float | Sequence[float] | None = None,
 ) -> nn.Module:
-    """A freshly initialised model.
+    """Create a freshly initialised model.
 
     Args:
         name: one of `names()`, or `"package.module:function"` for a model of your own. The function is
@@ -81,7 +82,30 @@ def create(
         raise UsageError(
             f"mean and std do not reach a model of your own ('{name}'); leave them out and normalise inside that model."
         )
-    return create_from_factory(name, num_classes=num_classes, channels=channels)
+    return _create_users(name, num_classes=num_classes, channels=channels)
+
+
+def _create_users(name: str, num_classes: int, channels: int) -> nn.Module:
+    """Call a user's own factory; say where its code failed."""
+    function = import_object(name, "model", "function")
+    with current_directory_importable():
+        try:
+            # Binding first tells a wrong signature from a TypeError in the body.
+            inspect.signature(function).bind(num_classes=num_classes, channels=channels)
+        except TypeError as error:
+            raise UsageError(
+                f"'{name}' cannot be called with the keyword arguments num_classes and channels ({error}); "
+                "let it take exactly these two, or give the others defaults."
+            ) from error
+        try:
+            model = function(num_classes=num_classes, channels=channels)
+        except AtasError:
+            raise
+        except Exception as error:  # the user's code may raise anything
+            raise UsageError(f"'{name}' failed to make a model: {describe_error(error)}.") from error
+    if not isinstance(model, nn.Module):
+        raise UsageError(f"'{name}' returned {type(model).__name__}; let it return a torch.nn.Module.")
+    return model
 
 
 def _get(name: str) -> Callable[[int, Normalize], nn.Module]:
@@ -91,7 +115,7 @@ def _get(name: str) -> Callable[[int, Normalize], nn.Module]:
 
 
 def _at_least(minimum: int, argument: str, value: SupportsIndex) -> int:
-    """The value as an int: numpy integers and one-element integer tensors, as read from labels, will do."""
+    """Return the value as an int of at least `minimum`; numpy integers and integer tensors are accepted."""
     try:
         number = operator.index(value)
     except TypeError:

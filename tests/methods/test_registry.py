@@ -1,0 +1,70 @@
+"""Methods by name: the built-in ones and a user's own."""
+
+import sys
+
+import pytest
+import torch
+
+import atas
+from atas.errors import UsageError
+
+SOURCE = """
+from atas.core.autograd import input_gradient
+from atas.methods import InputPerturbation
+
+class HalfStep(InputPerturbation):
+    def __init__(self, threat, examples, shape, *, fraction: float = 0.5, **common):
+        super().__init__(threat, examples, shape, **common)
+        self.fraction = fraction
+
+    def attack(self, model, batch):
+        gradient, _ = input_gradient(model, batch.x, batch.y, self.attack_loss)
+        return self.threat.ascend(batch.x, gradient, self.fraction * self.threat.eps, batch.x)
+
+class NotAMethod:
+    pass
+"""
+
+
+@pytest.fixture(autouse=True)
+def users_module(tmp_path, monkeypatch):
+    (tmp_path / "users_methods.py").write_text(SOURCE)
+    monkeypatch.chdir(tmp_path)
+    yield
+    sys.modules.pop("users_methods", None)
+
+
+def test_a_users_own_method_is_created_by_its_path():
+    threat = atas.Linf(0.1)
+    method = atas.methods.create("users_methods:HalfStep", threat, 4, (1, 2, 2), fraction=0.25)
+    assert atas.methods.settings("users_methods:HalfStep") == {"fraction": 0.5}
+    method.start_epoch(0)
+    model = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(4, 3))
+    x, y = torch.full((4, 1, 2, 2), 0.5), torch.tensor([0, 1, 2, 0])
+    moved = method.perturb(model, x, y, torch.arange(4))
+    torch.testing.assert_close((moved - x).abs(), torch.full_like(x, 0.025))
+
+
+def test_a_users_own_method_is_trained_by_recipe(tmp_path):
+    recipe = atas.recipes.load("digits-small-cnn-standard").with_values(
+        {"method.name": "users_methods:HalfStep", "training.epochs": 1, "engine.device": "cpu", "training.loggers": ()}
+    )
+    data = atas.data.load("digits")
+    few = atas.data.Dataset("digits", data.train.subset(slice(100)), data.test.subset(slice(20)))
+    run = atas.train(recipe, out=tmp_path / "run", data=few)
+    assert run.recipe.method.name == "users_methods:HalfStep"
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("users_methods:NotAMethod", "is not a training method"),
+        ("users_methods:Missing", "has no class 'Missing'"),
+        ("users_nowhere:Method", "cannot import 'users_nowhere' for the method"),
+        ("users methods:X", "does not name a method; write your own one as package.module:class"),
+        ("atass", "did you mean 'atas'"),
+    ],
+)
+def test_wrong_names_are_explained(name, message):
+    with pytest.raises(UsageError, match=message):
+        atas.methods.get(name)
