@@ -1,4 +1,4 @@
-"""ATTA: each epoch goes on from the perturbation of the last one."""
+"""ATTA: each epoch continues from the perturbations of the last one."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from atas.threat import Threat
 class ATTA(PersistentPerturbation):
     """Adversarial training with transferable adversarial examples (Zheng et al., 2020), as the paper runs it.
 
-    x(j) = P[x(j-1) + a sgn grad l(x(j-1))], a = 4/255 at every budget, attacked in eval mode. Differences from the
-    authors' code, all as in the released ATAS: zero rather than grey padding, uniform noise of size eps rather than
-    0.001 N(0, 1) at the start, and a loss that is not divided by the batch size twice.
+    x(j) = P[x(j-1) + a sgn grad l(x(j-1))] with a = 4/255 at every budget, attacked in eval mode. Differences from the
+    authors' code, as in the released ATAS: zero instead of grey padding, a start of uniform noise of size eps instead
+    of 0.001 N(0, 1), and a loss that is divided by the batch size once, not twice.
     """
 
     def __init__(
@@ -44,7 +44,7 @@ class ATTA(PersistentPerturbation):
         )
 
     def attack(self, model: nn.Module, batch: Batch) -> Tensor:
-        """One step from where the last epoch ended."""
+        """Take one step from where the last epoch ended."""
         start = self.load_start(batch.x, batch.index, batch.view)
         gradient, _ = input_gradient(model, start, batch.y, self.attack_loss)
         point = self.threat.ascend(start, gradient, self.step_size * self.step_scale, batch.x)

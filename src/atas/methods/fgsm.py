@@ -1,4 +1,4 @@
-"""Training on FGSM examples, from the image itself or from a random point near it."""
+"""FGSM and FGSM-RS: one step of the gradient sign, from the image or from a random start."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from atas.threat import Threat
 
 
 class FGSM(InputPerturbation):
-    """One step of size eps from the image itself (Goodfellow et al., 2015); known to collapse at larger budgets.
+    """One step of size eps from the image (Goodfellow et al., 2015). Collapses at larger budgets.
 
-    x' = P[x + eps sgn grad l(x)], attacked in train mode. Cost: two forward and backward passes, one of them without
-    weight gradients.
+    x' = P[x + eps sgn grad l(x)], attacked in train mode. Cost: two forward and two backward passes, one of them
+    without weight gradients.
     """
 
     def attack(self, model: nn.Module, batch: Batch) -> Tensor:
-        """A full step from the image."""
+        """Take a full step from the image."""
         gradient, _ = input_gradient(model, batch.x, batch.y, self.attack_loss)
         return self.threat.ascend(batch.x, gradient, self.threat.eps * self.step_scale, batch.x)
 
@@ -46,7 +46,7 @@ class FGSMRS(InputPerturbation):
         self.step_size = threat.check_size("step_size", step_size) if step_size is not None else 1.25 * threat.eps
 
     def attack(self, model: nn.Module, batch: Batch) -> Tensor:
-        """A step from a random point."""
+        """Take a step from a random start."""
         start = self.threat.random_start(batch.x, self.rng(batch.index))
         gradient, _ = input_gradient(model, start, batch.y, self.attack_loss)
         return self.threat.ascend(start, gradient, self.step_size * self.step_scale, batch.x)

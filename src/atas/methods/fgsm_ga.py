@@ -20,16 +20,17 @@ from atas.threat import Linf, Threat
 
 
 def default_weight(eps: float) -> float:
-    """The authors' weights for CIFAR-10: 0.2 at 8/255, ten times as much at 16/255."""
+    """Return the authors' weight for CIFAR-10: 0.2 at 8/255, ten times as much at 16/255."""
     return 0.02 * math.exp(eps * 255 * math.log(10) / 8)
 
 
 class FGSMGA(Method):
     """GradAlign (Andriushchenko and Flammarion, 2020).
 
-    l(P[x + eps sgn g]) + lambda (1 - cos(g, g')), with g the gradient at x and g' that at a random point of the ball;
-    the weights learn through g' (a second-order pass), g is a constant. All passes in train mode. As in the authors'
-    code the random point is not clamped to [0, 1], and examples without a gradient do not count in the mean.
+    l(P[x + eps sgn g]) + lambda (1 - cos(g, g')), where g is the gradient at x and g' the gradient at a random
+    point of the ball. The weights are trained through g' (second order); g is constant. All passes run in train mode.
+    As in the authors' code, the random point is not clamped to [0, 1], and examples with zero gradient are excluded
+    from the mean.
     """
 
     compilable = False
@@ -53,7 +54,7 @@ class FGSMGA(Method):
         self.weight = weight
 
     def training_step(self, model: nn.Module, update: Update, batch: Batch) -> StepOutput:
-        """One update with the loss at the FGSM point and the misalignment of the gradients."""
+        """Update the weights with the loss at the FGSM point and the misalignment of the gradients."""
         x, y = batch.x, batch.y
         with freeze(model):
             gradient, _ = input_gradient(model, x, y, self.attack_loss)
@@ -70,12 +71,12 @@ class FGSMGA(Method):
 
 @fast_op
 def misalignment(first: Tensor, second: Tensor) -> Tensor:
-    """One minus the mean cosine of the examples whose gradients are not zero; zero where there are none."""
+    """Return one minus the mean cosine over examples with nonzero gradients, or zero if there are none."""
     first, second = first.flatten(1), second.flatten(1)
     sizes = [gradient.detach().abs().amax(1, keepdim=True) for gradient in (first, second)]
     counted = ((sizes[0] > 0) & (sizes[1] > 0)).squeeze(1)
-    # The cosine does not depend on the scale: with a largest entry of one, no square leaves the range of float32. A
-    # constant in place of a zero gradient keeps the derivative of its norm out of the graph.
+    # The cosine does not depend on the scale. With a largest entry of one, no square leaves the range of float32.
+    # Replacing zero gradients by a constant keeps the derivative of their norm out of the graph.
     first = torch.where(counted[:, None], first / torch.where(sizes[0] > 0, sizes[0], 1.0), 1.0)
     second = torch.where(counted[:, None], second / torch.where(sizes[1] > 0, sizes[1], 1.0), 1.0)
     misaligned = torch.where(counted, 1 - F.cosine_similarity(first, second), 0.0)

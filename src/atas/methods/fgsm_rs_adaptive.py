@@ -1,4 +1,4 @@
-"""FGSM-RS with the adaptive step size, the paper's first experiment with it."""
+"""FGSM-RS with adaptive step sizes, the paper's first experiment."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from atas.threat import Threat
 
 
 class FGSMRSAdaptive(AdaptiveStepSizes, InputPerturbation):
-    """A random start in every epoch, and a step inverse to the example's gradient norm (the paper's section 4).
+    """A random start and a step size inverse to the example's gradient norm (section 4 of the paper).
 
     x0 uniform in the ball, v <- beta v + (1 - beta) |g|^2, a = gamma / (c + sqrt v), x' = P[x0 + a sgn g]; attacked in
     train mode, without clip or warm-up. The authors released no code for it.
@@ -41,7 +41,7 @@ class FGSMRSAdaptive(AdaptiveStepSizes, InputPerturbation):
         self.norms = GradientNorms(examples, device=common.get("device"))
 
     def attack(self, model: nn.Module, batch: Batch) -> Tensor:
-        """An adaptive step from a random point."""
+        """Take an adaptive step from a random start."""
         start = self.threat.random_start(batch.x, self.rng(batch.index))
         gradient, _ = input_gradient(model, start, batch.y, self.attack_loss)
         size, average = adaptive_step(

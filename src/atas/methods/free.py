@@ -1,4 +1,4 @@
-"""Free adversarial training: one backward pass serves weights and perturbation, each batch is replayed."""
+"""Free adversarial training: each batch is replayed, and one backward pass serves weights and perturbation."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from atas.threat import Threat
 class Free(Method):
     """Adversarial training for free (Shafahi et al., 2019).
 
-    Each batch is used m times in a row; from each backward pass the weights step down and the perturbation steps up by
-    eps. The perturbation belongs to the place in the batch, not to the example: it starts at zero, once, and the next
-    batch goes on with it. `epochs` of a recipe count batches, so an epoch has m times as many updates. Train mode.
+    Each batch is used m times in a row. Each backward pass updates the weights and moves the perturbation by eps. The
+    perturbation belongs to the position in the batch, not to the example: it starts at zero once, and the next batch
+    continues from it. An epoch visits each example once, with m updates per batch. All passes run in train mode.
     """
 
     carried: Tensor
@@ -43,7 +43,7 @@ class Free(Method):
         self.register_buffer("carried", torch.zeros(batch_size, *shape, device=common.get("device")))
 
     def training_step(self, model: nn.Module, update: Update, batch: Batch) -> StepOutput:
-        """All replays of one batch; what is returned belongs to the last."""
+        """Run all replays of a batch; return the output of the last one."""
         x, y = batch.x, batch.y
         if len(x) > len(self.carried):
             raise DataError(

@@ -1,4 +1,4 @@
-"""Training on PGD examples, the strong and slow reference."""
+"""PGD adversarial training, the strong and slow reference."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from atas.threat import Threat
 class PGD(InputPerturbation):
     """Several steps from a random start (Madry et al., 2018): x(k+1) = P[x(k) + a sgn grad l(x(k))].
 
-    Ten steps of eps/4, attacked in train mode, so that every step updates the running statistics of BatchNorm. The
-    paper states neither the step nor the schedule of its PGD-10 row; these are the usual choices.
+    Ten steps of eps/4, attacked in train mode, so every step updates the running statistics of BatchNorm. The paper
+    states neither the step size nor the schedule of its PGD-10 row; these are common choices.
     """
 
     def __init__(
@@ -38,7 +38,7 @@ class PGD(InputPerturbation):
         self.step_size = threat.check_size("step_size", step_size) if step_size is not None else threat.eps / 4
 
     def attack(self, model: nn.Module, batch: Batch) -> Tensor:
-        """All steps, each projected."""
+        """Take all steps, each projected."""
         point = self.threat.random_start(batch.x, self.rng(batch.index))
         for _ in range(self.steps):
             gradient, _ = input_gradient(model, point, batch.y, self.attack_loss)

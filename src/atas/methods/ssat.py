@@ -1,4 +1,4 @@
-"""SSAT: look along the perturbation for the first point that fools the model, and train there."""
+"""SSAT: train on the first point along the perturbation that the model misclassifies."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from atas.threat import Threat
 class SSAT(InputPerturbation):
     """Stable single-step adversarial training (Kim et al., 2021).
 
-    d = P[x0 + a sgn grad l(x0)] - x from a random start x0, a = 1.25 eps. Of x + (k/c) d, k = 1..c, the first that the
-    model gets wrong is trained on, x + d if it gets none wrong; where it is wrong at x0 already, the clean image is.
-    Attack and checks in eval mode. As in the authors' code, correctness is read at x0, where the logits are at hand,
-    not at x: that is why its clean accuracy is high. Cost: as FGSM-RS and c - 1 forward passes.
+    d = P[x0 + a sgn grad l(x0)] - x from a random start x0, with a = 1.25 eps. Trains on the first of x + (k/c) d,
+    k = 1..c, that the model misclassifies, or on x + d if there is none. If x0 is already misclassified, it trains on
+    the clean image. Attack and checks run in eval mode. As in the authors' code, the check is made at x0, whose logits
+    are known, not at x; this explains the high clean accuracy. Cost: FGSM-RS plus c - 1 forward passes.
     """
 
     attack_mode = "eval"
@@ -43,19 +43,19 @@ class SSAT(InputPerturbation):
         self.step_size = threat.check_size("step_size", step_size) if step_size is not None else 1.25 * threat.eps
 
     def attack(self, model: nn.Module, batch: Batch) -> Tensor:
-        """The shortest of the checked parts of an FGSM-RS perturbation that fools the model."""
+        """Return the shortest checked part of an FGSM-RS perturbation that is misclassified."""
         x, y = batch.x, batch.y
         start = self.threat.random_start(x, self.rng(batch.index))
         gradient, logits = input_gradient(model, start, y, self.attack_loss)
         end = self.threat.ascend(start, gradient, self.step_size * self.step_scale, x)
-        fooled_at_start = logits.argmax(1) != y
+        wrong_at_start = logits.argmax(1) != y
         if self.checkpoints == 1:
             share = torch.ones_like(y, dtype=x.dtype)
         else:
             shares = torch.arange(1, self.checkpoints, device=x.device).to(x.dtype) / self.checkpoints
             points = x + shares.view(-1, 1, 1, 1, 1) * (end - x)
             with torch.no_grad():
-                fooled = model(points.flatten(0, 1)).argmax(1).view(len(shares), len(x)) != y
-            share = torch.where(fooled, shares[:, None], 1.0).amin(0)
-        share = torch.where(fooled_at_start, 0.0, share)
+                wrong = model(points.flatten(0, 1)).argmax(1).view(len(shares), len(x)) != y
+            share = torch.where(wrong, shares[:, None], 1.0).amin(0)
+        share = torch.where(wrong_at_start, 0.0, share)
         return self.threat.project(x + share.view(-1, 1, 1, 1) * (end - x), x)

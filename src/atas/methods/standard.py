@@ -1,4 +1,4 @@
-"""Ordinary training on clean images, the measure of what robustness costs."""
+"""Standard training on clean images."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from atas.methods.base import InputPerturbation
 
 
 class Standard(InputPerturbation):
-    """Cross-entropy on the images as they are: min_w l(x, y; w). Cost: one forward and backward pass."""
+    """Cross-entropy on clean images: min_w l(x, y; w). Cost: one forward and one backward pass."""
 
     adversarial = False
 
     def attack(self, model: nn.Module, batch: Batch) -> Tensor:
-        """No attack."""
+        """Return the images unchanged."""
         return batch.x

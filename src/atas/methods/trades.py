@@ -1,4 +1,4 @@
-"""TRADES: clean accuracy and agreement between clean and perturbed predictions as two terms of one loss."""
+"""TRADES: cross-entropy on clean images plus divergence between clean and adversarial predictions."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from atas.errors import UsageError
 from atas.methods.base import CommonArgs, Method, StepOutput, Update
 from atas.threat import Threat
 
-_START = 0.001
+_START_NOISE = 0.001
 
 
 class TRADES(Method):
@@ -46,7 +46,7 @@ class TRADES(Method):
         self.step_size = threat.check_size("step_size", step_size) if step_size is not None else threat.eps / 4
 
     def training_step(self, model: nn.Module, update: Update, batch: Batch) -> StepOutput:
-        """One update with both terms."""
+        """Update the weights with both terms."""
         x, y = batch.x, batch.y
         with set_mode(model, training=False), freeze(model):
             inputs = self._attack(model, x, batch.index).detach()
@@ -59,7 +59,7 @@ class TRADES(Method):
         with torch.no_grad():
             clean = check_logits(model(x), len(x))
         noise = self.rng(index).normal(Stream.START, x.shape[1:]).to(x.dtype)
-        point = self.threat.project(x + _START * noise, x)
+        point = self.threat.project(x + _START_NOISE * noise, x)
         for _ in range(self.steps):
             gradient, _ = input_gradient(model, point, clean, divergence)
             point = self.threat.ascend(point, gradient, self.step_size * self.step_scale, x)
@@ -67,5 +67,5 @@ class TRADES(Method):
 
 
 def divergence(logits: Tensor, reference: Tensor) -> Tensor:
-    """KL(reference || logits), summed over the batch."""
+    """Return KL(reference || logits), summed over the batch."""
     return F.kl_div(to_float32(logits).log_softmax(1), to_float32(reference).softmax(1), reduction="sum")

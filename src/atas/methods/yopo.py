@@ -1,4 +1,4 @@
-"""YOPO: many attack steps for the price of one, because only the first layer is run again."""
+"""YOPO: several attack steps per full pass, because only the first layer is run again."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from atas.threat import Threat
 class YOPO(Method):
     """You only propagate once (Zhang et al., 2019), YOPO-5-3.
 
-    From a random start, m = 5 times: one whole pass whose weight gradients are collected and whose gradient p at the
-    first layer's output is kept; then, but after the last pass, n = 3 steps x <- P[x + a sgn grad (p . f1(x))] through
-    the first layer alone. Then one update, whose rate is small because five passes add up. Train mode. The random start
-    is clamped to [0, 1] from the beginning.
+    From a random start, m = 5 full passes accumulate weight gradients and give the gradient p at the first layer's
+    output. After each pass but the last, n = 3 steps x <- P[x + a sgn grad (p . f1(x))] go through the first layer only.
+    Then one update follows, with a small learning rate because the gradients of five passes are summed. All passes run
+    in train mode. The random start is clamped to [0, 1].
 
-    The authors' code also adds the gradient of p . f1, at the point that the steps lead to, to that of the first layer,
-    which it so collects twice (`first_layer_twice`). The steps have made p . f1 large, so this shrinks the filters, and
-    where BatchNorm follows, the smaller a filter is the further it moves: a training on CIFAR-10 broke down with it.
+    The authors' code also adds the gradient of p . f1, after the steps, to that of the first layer, and so counts it
+    twice (`first_layer_twice`). The steps have increased p . f1, so this shrinks the filters, and small filters before
+    BatchNorm move further in each update: a training on CIFAR-10 broke down with it.
     """
 
     compilable = False
@@ -52,17 +52,17 @@ class YOPO(Method):
         )
 
     def training_step(self, model: nn.Module, update: Update, batch: Batch) -> StepOutput:
-        """All passes of one batch and the update; what is returned belongs to the last whole pass."""
+        """Run all passes of a batch and the update; return the output of the last full pass."""
         x, y = batch.x, batch.y
         split = self._split(model)
         point = self.threat.random_start(x, self.rng(batch.index))
-        for left in reversed(range(self.outer)):
+        for remaining in reversed(range(self.outer)):
             inputs = point
             logits, output = split.forward(inputs)
             loss = self.loss(logits, y, batch.index)
             (adjoint,) = update.backward(loss, output)
-            if not left and not self.twice:
-                break  # nothing would be learnt at the next point
+            if not remaining and not self.twice:
+                break  # no pass follows at the next point
             for _ in range(self.inner):
                 gradient = split.first_layer_vjp(adjoint, point)
                 point = self.threat.ascend(point, gradient, self.step_size * self.step_scale, x)
