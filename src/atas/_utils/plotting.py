@@ -1,4 +1,4 @@
-"""What all plots share: colours, a figure that needs no window, and how it becomes a file. Matplotlib is optional."""
+"""Colours, figures without a window and how they are saved. Matplotlib is optional."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 from atas._utils.files import write_atomically
 from atas.errors import UsageError
 
-# Okabe and Ito's colours: told apart by colour-blind readers; line styles or markers differ too, wherever they stand.
+# Okabe and Ito's palette, which colour-blind readers can tell apart. Line styles or markers differ as well.
 BLUE, ORANGE, GREEN, RED, PURPLE, SKY, BLACK, GREY = (
     "#0072B2",
     "#E69F00",
@@ -22,7 +22,7 @@ BLUE, ORANGE, GREEN, RED, PURPLE, SKY, BLACK, GREY = (
 
 
 def new_figure(width: float, height: float) -> Any:
-    """An empty figure of so many inches."""
+    """Create an empty figure of this size in inches."""
     try:
         from matplotlib.backends.backend_agg import FigureCanvasAgg
         from matplotlib.figure import Figure
@@ -35,13 +35,13 @@ def new_figure(width: float, height: float) -> Any:
 
 
 def style_axes(axes: Any) -> None:
-    """Axes with a light grid and no frame."""
+    """Give axes a light grid and no frame."""
     axes.grid(alpha=0.25)
     axes.spines[["top", "right"]].set_visible(False)
 
 
 def save_figure(figure: Any, path: Path) -> None:
-    """Write a figure as PNG, SVG or PDF, by the name."""
+    """Save a figure as PNG, SVG or PDF, by its suffix."""
     kind = path.suffix.removeprefix(".").lower() or "png"
     if kind not in figure.canvas.get_supported_filetypes():
         raise UsageError(f"a plot cannot be written as '{path.suffix}'; use .png, .svg or .pdf")

@@ -65,14 +65,14 @@ class World:
         """Return this rank's device: with several ranks on a machine, each has a GPU of its own."""
         if chosen.type != "cuda" or self.size == 1:
             return chosen
-        place = int(os.environ.get("LOCAL_RANK", self.rank))
-        if place >= torch.cuda.device_count():
+        local_rank = int(os.environ.get("LOCAL_RANK", self.rank))
+        if local_rank >= torch.cuda.device_count():
             raise AtasError(
-                f"process {place} of this machine finds no GPU of its own among {torch.cuda.device_count()}; start at "
-                f"most so many a machine with --nproc-per-node"
+                f"process {local_rank} of this machine has no GPU: there are {torch.cuda.device_count()}; start at most that "
+                f"many processes per machine with --nproc-per-node"
             )
-        torch.cuda.set_device(place)
-        return torch.device("cuda", place)
+        torch.cuda.set_device(local_rank)
+        return torch.device("cuda", local_rank)
 
     @property
     def local_size(self) -> int:

@@ -18,7 +18,7 @@ class YOPO(Method):
     """You only propagate once (Zhang et al., 2019), YOPO-5-3.
 
     From a random start, m = 5 full passes accumulate weight gradients and give the gradient p at the first layer's
-    output. After each pass but the last, n = 3 steps x <- P[x + a sgn grad (p . f1(x))] go through the first layer only.
+    output. After each pass but the last, n = 3 steps x <- P[x + a sgn grad (p . f1(x))] use the first layer only.
     Then one update follows, with a small learning rate because the gradients of five passes are summed. All passes run
     in train mode. The random start is clamped to [0, 1].
 

@@ -89,5 +89,5 @@ def _per_channel(argument: str, value: float | Sequence[float], channels: int) -
 
 
 def spatial_mean(x: Tensor, window: int | None) -> Tensor:
-    """The mean over all pixels, or over the upper left so many rows and columns."""
+    """Return the mean over all pixels, or over the first `window` rows and columns."""
     return (x if window is None else x[..., :window, :window]).mean((2, 3))

@@ -37,7 +37,7 @@ class PreActResNet(nn.Module):
     """
 
     window: int | None = None
-    """Pool no more than so many rows and columns."""
+    """Pool at most the first `window` rows and columns."""
 
     def __init__(self, num_classes: int, normalize: Normalize) -> None:
         super().__init__()

@@ -34,7 +34,7 @@ class WideResNet(nn.Module):
     """
 
     window: int | None = None
-    """Pool no more than so many rows and columns."""
+    """Pool at most the first `window` rows and columns."""
 
     def __init__(self, num_classes: int, normalize: Normalize, depth: int, width: int) -> None:
         super().__init__()
