@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 DEMO := runs/demo
 
-.PHONY: demo test check format docs clean
+.PHONY: demo test quick check format docs clean
 
 $(INSTALLED): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
@@ -27,10 +27,15 @@ demo-%: $(INSTALLED)
 test: $(INSTALLED)
 	$(BIN)/pytest -n 2 --dist worksteal
 
+# The inner loop: all but slow tests. make quick T=tests/attacks runs one package.
+quick: $(INSTALLED)
+	$(BIN)/pytest -n 2 --dist worksteal -m "not slow" $(T)
+
 check: $(INSTALLED)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+	$(BIN)/lint-imports
 
 format: $(INSTALLED)
 	$(BIN)/ruff check --fix .

@@ -12,12 +12,15 @@ from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
 from typing import NamedTuple
 
+import hypothesis
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
 
 torch.set_num_threads(1)
+hypothesis.settings.register_profile("repeatable", derandomize=True, deadline=None)
+hypothesis.settings.load_profile("repeatable")
 
 
 def pytest_collection_modifyitems(items):

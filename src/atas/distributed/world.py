@@ -68,8 +68,8 @@ class World:
         local_rank = int(os.environ.get("LOCAL_RANK", self.rank))
         if local_rank >= torch.cuda.device_count():
             raise AtasError(
-                f"process {local_rank} of this machine has no GPU: there are {torch.cuda.device_count()}; start at most "
-                f"that many processes per machine with --nproc-per-node"
+                f"process {local_rank} of this machine has no GPU: there are {torch.cuda.device_count()}; start at "
+                f"most that many processes per machine with --nproc-per-node"
             )
         torch.cuda.set_device(local_rank)
         return torch.device("cuda", local_rank)
