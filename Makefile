@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 DEMO := runs/demo
 
-.PHONY: demo quick test check format docs clean
+.PHONY: demo test check format docs clean
 
 $(INSTALLED): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
@@ -24,11 +24,6 @@ demo-%: $(INSTALLED)
 	@set -o pipefail; OMP_NUM_THREADS=1 $(BIN)/atas train digits-small-cnn-$* --out $(DEMO)/$* --overwrite --evaluate \
 		| sed -u 's/^/$*: /'
 
-# The inner loop; T=tests/attacks for a part of it.
-T ?= tests
-quick: $(INSTALLED)
-	$(BIN)/pytest -n 2 --dist worksteal -m "not slow" $(T)
-
 test: $(INSTALLED)
 	$(BIN)/pytest -n 2 --dist worksteal
 
@@ -36,7 +31,6 @@ check: $(INSTALLED)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
-	$(BIN)/lint-imports
 
 format: $(INSTALLED)
 	$(BIN)/ruff check --fix .
