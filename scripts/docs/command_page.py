@@ -1,4 +1,4 @@
-"""The page of the command `atas`, made from what `--help` of each of its sub-commands prints."""
+"""Generate the page of the command `atas` from the `--help` of its sub-commands."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _USUAL = "--help"  # every command has it, so no table does
 
 @dataclass(frozen=True)
 class Help:
-    """The help of one command, taken apart."""
+    """The parsed help of one command."""
 
     usage: str
     about: str
@@ -27,14 +27,14 @@ class Help:
 
 
 def page() -> str:
-    """The whole page as Markdown."""
+    """Return the whole page as Markdown."""
     top = read(help_of())
     lines = [
         "# The command",
         "",
         top.about,
         "",
-        "`atas --help` and `--help` of each command print what stands here. The exit status is 0, 1 (failed) or 2 "
+        "This page is generated from `atas --help` and `--help` of each command. The exit status is 0, 1 (failed) or 2 "
         "(wrong use). [In other programs](../export.md#the-command-in-other-programs): JSON, colours, completion.",
         "",
     ]
@@ -45,7 +45,7 @@ def page() -> str:
 
 
 def section(*path: str) -> list[str]:
-    """What the page says of a command and of its sub-commands."""
+    """Return the lines for a command and its sub-commands."""
     found = read(help_of(*path))
     lines = [f"{'#' * (len(path) + 1)} atas {' '.join(path)}", "", found.about, ""]
     if "Commands:" in found.tables:
@@ -59,7 +59,7 @@ def section(*path: str) -> list[str]:
 
 
 def table(column: str, rows: list[tuple[str, str]]) -> list[str]:
-    """A Markdown table of names and meanings; nothing where there are none."""
+    """Return a Markdown table of names and meanings, or nothing if there are none."""
     rows = [(name, meaning) for name, meaning in rows if name != _USUAL]
     if not rows:
         return []
@@ -68,7 +68,7 @@ def table(column: str, rows: list[tuple[str, str]]) -> list[str]:
 
 
 def help_of(*path: str) -> str:
-    """What `atas PATH --help` prints."""
+    """Return the output of `atas PATH --help`."""
     printed = io.StringIO()
     before = {key: os.environ.get(key) for key in ("NO_COLOR", "COLUMNS", "TERMINAL_WIDTH")}
     os.environ.update(NO_COLOR="1", COLUMNS="80", TERMINAL_WIDTH="80")

@@ -1,4 +1,4 @@
-"""Examples in docstrings stand in the text as `>>>` lines; the API reference shows them as code."""
+"""Show the `>>>` examples of docstrings as code in the API reference."""
 
 from __future__ import annotations
 
@@ -20,6 +20,6 @@ class Doctests(griffe.Extension):
 
 
 def fenced(match: re.Match[str]) -> str:
-    """The example as a block of a Python console, without remarks to the test runner."""
+    """Return the example as a fenced console block, without doctest directives."""
     example = re.sub(r"\s+# doctest: .*", "", match[0])
     return f"```pycon\n{example}\n```"

@@ -1,6 +1,6 @@
-"""The page of all keys of a recipe: types and defaults from the code, meanings from `keys.toml`.
+"""Generate the page of all recipe keys: types and defaults from the code, meanings from `keys.toml`.
 
-It is kept in the repository, where people look keys up; `python scripts/docs/recipe_page.py` writes it anew.
+The page is kept in the repository. Run `python scripts/docs/recipe_page.py` to update it.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from atas.threat import format_pixels
 _INTRODUCTION = """\
 # Recipes
 
-A recipe is a TOML file that says everything that decides how a run goes. `atas ls recipes` names those that come with
-the package; [your own](../own.md) begins from one of them and states what differs:
+A recipe is a TOML file that describes a run completely. `atas ls recipes` lists the recipes of the package;
+[your own](../own.md) extends one of them and states what differs:
 
 ```toml
 extends = "cifar10-preact-resnet18-atas"   # or the path of a file
@@ -42,16 +42,16 @@ atas train digits-small-cnn-atas --set training.epochs=10 --set method.eps=0.2
 
 `--set section.key=value` overrides a key on the command line, `values={"section.key": value}` in Python. An unknown key
 is an error that names the nearest known one. The resolved recipe is saved with the run as `recipe.toml`, complete and
-without `extends`: running that file again gives the same run. Where `extends` is followed by another method, the
-settings of the first method are left out; its norm and budget stay.
+without `extends`: running that file again gives the same run. A recipe that extends another one and changes the method
+keeps its norm and budget, but not the settings of the method.
 
-A value of `"none"` stands for a key that is not set. The path of an extended file is looked up from the folder of the
-file that extends it; `data.root` and a model's file from the folder that the command is run in.
+The value `"none"` unsets a key. The path in `extends` is relative to the folder of the extending file; `data.root` and
+a model's module are relative to the current folder.
 """
 
 
 def page() -> str:
-    """The whole page as Markdown."""
+    """Return the whole page as Markdown."""
     lines = [_INTRODUCTION]
     meanings = meanings_of_keys()
     for section, kind in sections().items():
@@ -60,7 +60,12 @@ def page() -> str:
         for key, hint, default in keys(kind):
             lines.append(_row(f"{section}.{key}", hint, default, meanings[section][key]))
         lines.append("")
-    lines += ["## Settings of the methods", "", "They are further keys of `[method]`; each method has its own.", ""]
+    lines += [
+        "## Settings of the methods",
+        "",
+        "Further keys of `[method]`; each method has its own.",
+        "",
+    ]
     for name in methods.names():
         settings, hints = methods.settings(name), methods.setting_types(name)
         if settings:
@@ -69,7 +74,7 @@ def page() -> str:
                 lines.append(_row(f"method.{key}", hints[key], default, of_method(meanings["settings"][key], name)))
             lines.append("")
     none = ", ".join(f"`{name}`" for name in methods.names() if not methods.settings(name))
-    return "\n".join([*lines, f"Without settings of their own: {none}.", ""])
+    return "\n".join([*lines, f"Without settings: {none}.", ""])
 
 
 _HEAD = ["| Key | Type | Default | Meaning |", "|---|---|---|---|"]
@@ -80,17 +85,17 @@ def _first_sentence(kind: type) -> str:
 
 
 def meanings_of_keys() -> dict[str, dict[str, Any]]:
-    """The sentences of `keys.toml`."""
+    """Read the sentences of `keys.toml`."""
     return tomllib.loads(Path(__file__).with_name("keys.toml").read_text(encoding="utf-8"))
 
 
 def sections() -> dict[str, type]:
-    """The sections of a recipe and their dataclasses."""
+    """Return the sections of a recipe and their dataclasses."""
     return {name: kind for name, kind in get_type_hints(Recipe).items() if dataclasses.is_dataclass(kind)}
 
 
 def keys(kind: type) -> list[tuple[str, Any, Any]]:
-    """The keys of a section with type and default; a method's settings are told elsewhere."""
+    """Return the keys of a section with type and default, without the settings of methods."""
     hints = get_type_hints(kind)
     return [
         (field.name, hints[field.name], field.default) for field in dataclasses.fields(kind) if field.name != "settings"
@@ -98,7 +103,7 @@ def keys(kind: type) -> list[tuple[str, Any, Any]]:
 
 
 def of_method(meaning: str | dict[str, str], method: str) -> str:
-    """What a setting means for one method."""
+    """Return the meaning of a setting for one method."""
     return meaning if isinstance(meaning, str) else meaning[method]
 
 
@@ -108,7 +113,7 @@ def _row(key: str, hint: Any, default: Any, meaning: str) -> str:
 
 
 def type_name(hint: Any) -> str:
-    """A type as a reader of TOML calls it."""
+    """Name a type in the terms of TOML."""
     options = get_args(hint) if get_origin(hint) in (Union, types.UnionType) else (hint,)
     names = [_one(option) for option in options if option is not type(None)]
     return " or ".join(dict.fromkeys(names))
@@ -125,7 +130,7 @@ def _one(hint: Any) -> str:
 
 
 def default_name(key: str, default: Any) -> str:
-    """A default as it would be written in the file."""
+    """Format a default as in a recipe file."""
     if default is None:
         return "not set"
     if isinstance(default, bool):
@@ -138,11 +143,11 @@ def default_name(key: str, default: Any) -> str:
 
 
 def _share(value: float) -> str:
-    """Milestones are thirtieths, the paper's epochs."""
+    """Format milestones as thirtieths, the paper's epochs."""
     thirtieths = round(value * 30)
     return f'"{thirtieths}/30"' if re.fullmatch(r"\d+\.0*", f"{value * 30:.9f}") else f"{value:g}"
 
 
 if __name__ == "__main__":
-    place = Path(__file__).resolve().parents[2] / "docs" / "reference" / "recipes.md"
-    place.write_text(page(), encoding="utf-8")
+    path = Path(__file__).resolve().parents[2] / "docs" / "reference" / "recipes.md"
+    path.write_text(page(), encoding="utf-8")

@@ -1,4 +1,4 @@
-"""The page that lists what was measured: every result file, by folder."""
+"""Generate the page that lists every result file, by folder."""
 
 from __future__ import annotations
 
@@ -9,38 +9,38 @@ from typing import Any
 _INTRODUCTION = """\
 # Results
 
-Files of what was measured, as they lie in `results/` of the repository: small JSON with the command, versions and
-hardware, and pages and pictures made from them. What they say is told on the pages on [methods](methods.md),
-[performance](performance.md), [theory](theory.md) and [how to read a result](reading.md).
+The files in `results/` of the repository: small JSON files with the command, versions and hardware, and pages and
+pictures made from them. The pages on [methods](methods.md), [performance](performance.md), [theory](theory.md) and
+[how to read a result](reading.md) discuss them.
 """
 
 
 def page(folder: Path) -> str:
-    """The whole page as Markdown."""
+    """Return the whole page as Markdown."""
     lines = [_INTRODUCTION]
-    for place in [folder, *sorted(path for path in folder.iterdir() if path.is_dir())]:
-        files = sorted(path for path in place.iterdir() if path.suffix in (".json", ".md", ".png"))
+    for path in [folder, *sorted(child for child in folder.iterdir() if child.is_dir())]:
+        files = sorted(file for file in path.iterdir() if file.suffix in (".json", ".md", ".png"))
         if not files:
             continue
-        if place != folder:
-            lines += [f"## {place.name}", ""]
-        lines += ["| File | What | Device |", "|---|---|---|"]
-        lines += [_row(path, path.relative_to(folder.parent).as_posix()) for path in files]
+        if path != folder:
+            lines += [f"## {path.name}", ""]
+        lines += ["| File | Content | Device |", "|---|---|---|"]
+        lines += [_row(file, file.relative_to(folder.parent).as_posix()) for file in files]
         lines.append("")
     return "\n".join(lines)
 
 
 def _row(path: Path, uri: str) -> str:
-    what = device = ""
+    content = device = ""
     if path.suffix == ".json":
         document = json.loads(path.read_text(encoding="utf-8"))
-        what = next((document[key] for key in ("what", "case", "about") if isinstance(document.get(key), str)), "")
+        content = next((document[key] for key in ("what", "case", "about") if isinstance(document.get(key), str)), "")
         device = _device(document)
-    return f"| [{path.name}]({uri}) | {what} | {device} |"
+    return f"| [{path.name}]({uri}) | {content} | {device} |"
 
 
 def _device(value: Any) -> str:
-    """The first hardware that is named anywhere in a document."""
+    """Return the first hardware named anywhere in a document."""
     if isinstance(value, dict):
         named = value.get("device", value.get("hardware"))
         inner: Any = value.values()

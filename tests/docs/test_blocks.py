@@ -1,10 +1,9 @@
-"""What people copy: the code in README and in all pages, run as it stands.
+"""Run the code in README and on all pages.
 
-Blocks of a page are run in their order, in one folder and one namespace. A comment before a block says what is
-different about it: `<!-- skip: why -->` is not run, `<!-- needs: package -->` is run by itself where the package is
-installed, `<!-- shortened: OPTIONS -->` is run with these options added to its first command, and
-`<!-- file: NAME -->` is what a file holds. Commands are looked at in any case: sub-command, options, recipe and keys
-must exist.
+Blocks of a page run in order, in one folder and one namespace. A comment before a block changes that:
+`<!-- skip: why -->` is not run, `<!-- needs: package -->` runs by itself if the package is installed,
+`<!-- shortened: OPTIONS -->` runs with these options added to its first command, and `<!-- file: NAME -->` is the
+content of a file. Commands are always checked: sub-command, options, recipe and keys must exist.
 """
 
 from __future__ import annotations
@@ -33,12 +32,12 @@ BLOCK = re.compile(
     r"(?:^<!-- (skip|needs|shortened|file): (.*?) -->\n)?^```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL
 )
 LANGUAGES = {"python", "sh", "toml", "text"}
-RUNS = ("mine", "atas", "atta", "demo/atas", "demo/atta", "demo/fgsm-rs")  # what pages call finished runs
+RUNS = ("mine", "atas", "atta", "demo/atas", "demo/atta", "demo/fgsm-rs")  # names of finished runs on the pages
 
 
 @dataclass(frozen=True)
 class Block:
-    """A block of code: where it stands, its language, and the mark before it."""
+    """A block of code: its page and line, its language, and the mark before it."""
 
     page: Path
     line: int
@@ -73,7 +72,7 @@ MARKED = [block for block in BLOCKS if block.mark in ("skip", "needs")]
 
 @pytest.fixture(scope="module")
 def stock(tmp_path_factory):
-    """A folder with what pages take for granted: finished runs and a few photos."""
+    """Make a folder with the files that pages expect: finished runs and a few photos."""
     from PIL import Image
 
     folder = tmp_path_factory.mktemp("stock")
@@ -83,13 +82,14 @@ def stock(tmp_path_factory):
         command("atas", "evaluate", "runs/mine", "--attacks", "pgd10", "--examples", "50")
     for name in RUNS[1:]:
         shutil.copytree(folder / "runs" / "mine", folder / "runs" / name)
-    for number, place in enumerate(("train/cat", "train/dog", "test/cat", "test/dog") * 3):
-        path = folder / "photos" / place / f"{number}.jpg"
+    for number, split in enumerate(("train/cat", "train/dog", "test/cat", "test/dog") * 3):
+        path = folder / "photos" / split / f"{number}.jpg"
         path.parent.mkdir(parents=True, exist_ok=True)
         Image.effect_noise((48, 40 + number), 60).convert("RGB").save(path)
     return folder
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("page", RUN, ids=[str(page.relative_to(ROOT)) for page in RUN])
 def test_the_code_of_a_page_runs(page, stock, tmp_path, monkeypatch):
     shutil.copytree(stock, tmp_path, dirs_exist_ok=True)
@@ -119,22 +119,20 @@ def test_a_block_that_is_not_run_everywhere(block, stock, tmp_path, monkeypatch)
 
 
 @pytest.mark.parametrize("block", [b for b in BLOCKS if b.language == "sh"], ids=str)
-def test_a_command_that_is_shown_exists(block):
+def test_a_command_on_a_page_exists(block):
     for words in block.commands:
         resolve(words)
 
 
 @pytest.mark.parametrize("block", [b for b in BLOCKS if b.language == "toml"], ids=str)
-def test_a_part_of_a_recipe_has_keys_that_exist(block):
+def test_the_keys_of_a_recipe_exist(block):
     document = tomllib.loads(block.code)
-    settings = recipes.load(document.pop("extends", "imagenet-resnet18-atas"))
-    settings.with_values(
-        {f"{section}.{key}": value for section in document for key, value in document[section].items()}
-    )
+    recipe = recipes.load(document.pop("extends", "imagenet-resnet18-atas"))
+    recipe.with_values({f"{section}.{key}": value for section in document for key, value in document[section].items()})
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
-def test_every_block_says_what_it_is(page):
+def test_every_block_has_a_language(page):
     text = page.read_text(encoding="utf-8")
     assert {block.language for block in blocks(page)} <= LANGUAGES
     assert text.count("\n```") + text.startswith("```") == 2 * len(blocks(page))
@@ -148,12 +146,12 @@ def test_every_block_says_what_it_is(page):
 
 
 @pytest.mark.parametrize("words", ["atas trian x", "atas train --sett a=b", "atas train nothing", "make nothing"])
-def test_a_command_that_does_not_exist_is_seen(words):
+def test_a_wrong_command_is_detected(words):
     with pytest.raises((AssertionError, AtasError)):
         resolve(words.split())
 
 
-def test_a_wrong_block_is_seen():
+def test_a_wrong_block_is_detected():
     block = Block(PAGES[0], 7, "python", "x = 1\nassert x == 2\n", "", "")
     with pytest.raises(AssertionError) as failure:
         run_python(block, {})
@@ -161,7 +159,7 @@ def test_a_wrong_block_is_seen():
 
 
 def run_python(block: Block, namespace: dict[str, object]) -> None:
-    """Run a block; a traceback shows the page's own lines."""
+    """Run a block; a traceback shows the lines of the page."""
     torch.manual_seed(0)
     code = "\n" * block.line + block.code
     with contextlib.redirect_stdout(io.StringIO()):
@@ -169,14 +167,14 @@ def run_python(block: Block, namespace: dict[str, object]) -> None:
 
 
 def command(name: str, *words: str) -> None:
-    """Run `atas ...` in this process; it must end well."""
+    """Run `atas ...` in this process and require status 0."""
     assert name == "atas", f"{name} cannot be run here; mark the block with <!-- skip: why -->"
     status, printed = call(*words)
     assert status == 0, f"atas {shlex.join(words)}: {printed}"
 
 
 def call(*words: str) -> tuple[int, str]:
-    """The exit status of `atas ...`, and what it printed."""
+    """Return the exit status and the output of `atas ...`."""
     out = io.StringIO()
     with pytest.MonkeyPatch.context() as patch, contextlib.redirect_stdout(out), contextlib.redirect_stderr(out):
         patch.setattr(sys, "argv", ["atas", *words])
@@ -191,7 +189,7 @@ def assigned(values: dict[str, object]) -> list[str]:
 
 
 def resolve(words: list[str]) -> None:
-    """See that what a line of shell names is there."""
+    """Check that the commands and files in a line of shell exist."""
     if words[0] == "torchrun":
         words = words[words.index("-m") :]
     if words[:2] in (["python", "-m"], ["-m", "atas"]):
@@ -212,7 +210,7 @@ def resolve(words: list[str]) -> None:
 
 
 def resolve_atas(words: list[str]) -> None:
-    """The sub-command has the options, and recipes, keys, attacks and methods have these names."""
+    """Check the options of a sub-command, and the names of recipes, keys, attacks and methods."""
     path = words[: 2 if words[0] == "data" else 1]
     status, printed = call(*path, "--help")
     assert status == 0, printed
@@ -221,9 +219,9 @@ def resolve_atas(words: list[str]) -> None:
     assert used <= options, f"atas {' '.join(path)} has no {used - options}"
     given = dict(pairwise(words))
     if path[0] in ("train", "bench") and len(words) > 1 and not words[1].startswith("-") and words[1] != "mine.toml":
-        settings = recipes.load(words[1])
+        recipe = recipes.load(words[1])
         keys = [value for option, value in pairwise(words) if option == "--set"]
-        settings.with_values(parse_assignments(keys))
+        recipe.with_values(parse_assignments(keys))
     for attack in given.get("--attacks", "clean").split(","):
         attacks.create(attack)
     for method in given.get("--methods", "atas").split(","):

@@ -1,4 +1,4 @@
-"""What pages say of the code by hand, and the parts that generated pages are made of."""
+"""Statements of pages about the code, and the generators of pages."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ ROOT = Path(__file__).parent.parent.parent
 
 
 @pytest.fixture
-def made(monkeypatch):
-    """Import a module of `scripts/docs`."""
+def script(monkeypatch):
+    """Return a function that imports a module of `scripts/docs`."""
     monkeypatch.syspath_prepend(str(ROOT / "scripts" / "docs"))
     yield importlib.import_module
     for name in ("command_page", "recipe_page", "results_page"):
         sys.modules.pop(name, None)
 
 
-def test_every_key_has_a_sentence_and_no_sentence_is_left_over(made):
-    page = made("recipe_page")
+def test_every_key_has_a_sentence_and_every_sentence_a_key(script):
+    page = script("recipe_page")
     meanings = page.meanings_of_keys()
     known = {section: {key for key, *_ in page.keys(kind)} for section, kind in page.sections().items()}
     users = {key: {name for name in methods.names() if key in methods.settings(name)} for key in meanings["settings"]}
@@ -35,8 +35,8 @@ def test_every_key_has_a_sentence_and_no_sentence_is_left_over(made):
         assert isinstance(meaning, str) or set(meaning) == users[key], key
 
 
-def test_the_page_of_recipes(made):
-    page = made("recipe_page").page()
+def test_the_page_of_recipes(script):
+    page = script("recipe_page").page()
     kept = (ROOT / "docs" / "reference" / "recipes.md").read_text(encoding="utf-8")
     assert kept == page, "run python scripts/docs/recipe_page.py"
     assert '| `eps` | number | `"8/255"` |' in page
@@ -46,8 +46,8 @@ def test_the_page_of_recipes(made):
         assert (f"### {name}\n" in page) == bool(methods.settings(name))
 
 
-def test_the_page_of_the_command_has_every_option(made):
-    page = made("command_page")
+def test_the_page_of_the_command_has_every_option(script):
+    page = script("command_page")
     text = page.page()
     for path in ([name] for name in ("ls", "train", "evaluate", "compare", "report", "export", "reproduce", "bench")):
         printed = page.help_of(*path)
@@ -58,7 +58,7 @@ def test_the_page_of_the_command_has_every_option(made):
             assert example in text
 
 
-def test_help_is_taken_apart(made):
+def test_help_is_parsed(script):
     text = """Usage: atas x [OPTIONS]
 
   Do this.
@@ -73,14 +73,18 @@ Options:
              Second.
   --help     Show this message and exit.
 """
-    found = made("command_page").read(text)
-    assert (found.usage, found.about, found.examples) == ("atas x [OPTIONS]", "Do this.", ["atas x --a", "atas x --b"])
+    parsed = script("command_page").read(text)
+    assert (parsed.usage, parsed.about, parsed.examples) == (
+        "atas x [OPTIONS]",
+        "Do this.",
+        ["atas x --a", "atas x --b"],
+    )
     rows = [("--a <int>", "First line.  [default: 1]"), ("--a-very-long-option <one|two>", "Second.")]
-    assert found.tables["Options:"][:2] == rows
+    assert parsed.tables["Options:"][:2] == rows
 
 
 def test_the_table_of_methods():
-    """Names, BatchNorm modes and costs are those of the code and of the measurement."""
+    """Names and BatchNorm modes are those of the code, costs those of the measurement."""
     text = (ROOT / "docs" / "methods.md").read_text(encoding="utf-8")
     rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in text.splitlines() if line.startswith("| `")]
     assert [row[0].strip("`") for row in rows] == methods.names()
@@ -100,8 +104,10 @@ def test_the_wilson_intervals_of_the_page_on_reading():
         assert f"| {images:,} | {100 * low:.1f} to {100 * high:.1f} |" in text
 
 
-def test_the_pages_of_the_reference_name_what_is_there():
-    for page in (ROOT / "docs" / "reference").glob("*.md"):
+def test_names_on_the_pages_of_the_reference_exist():
+    pages = list((ROOT / "docs" / "reference").glob("*.md"))
+    assert len(pages) >= 8
+    for page in pages:
         for name in re.findall(r"^::: (\S+)", page.read_text(encoding="utf-8"), re.MULTILINE):
             parts = name.split(".")
             for length in range(len(parts) - 1, 0, -1):
@@ -115,13 +121,15 @@ def test_the_pages_of_the_reference_name_what_is_there():
             assert found.__doc__, name
 
 
-def test_links_between_files_lead_somewhere():
-    """Those to pages that are made when the site is built are checked there."""
-    made = {ROOT / "docs" / name for name in ("reference/command.md", "results.md")}
+def test_targets_of_links_between_files_exist():
+    """Links to generated pages are checked when the site is built."""
+    generated = {ROOT / "docs" / name for name in ("reference/command.md", "results.md")}
     for page in [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), *(ROOT / "results").rglob("*.md")]:
         for target in re.findall(r"\]\(([^)#\s]+)", page.read_text(encoding="utf-8")):
-            place = (page.parent / target).resolve()
-            assert target.startswith("http") or place.exists() or place in made, f"{page.relative_to(ROOT)}: {target}"
+            path = (page.parent / target).resolve()
+            assert target.startswith("http") or path.exists() or path in generated, (
+                f"{page.relative_to(ROOT)}: {target}"
+            )
 
 
 def test_everything_public_is_in_the_reference():

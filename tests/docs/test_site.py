@@ -1,4 +1,4 @@
-"""The site: it builds without a warning, fetches nothing, and every link in it leads somewhere."""
+"""The site builds without a warning, fetches nothing, and has no broken link."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ import pytest
 import atas
 
 ROOT = Path(__file__).parent.parent.parent
+pytestmark = pytest.mark.slow
 
 
 @pytest.fixture(scope="module")
@@ -23,7 +24,7 @@ def site(tmp_path_factory):
     for name in ("mkdocs", "material", "mkdocstrings"):
         pytest.importorskip(name, reason=f"the site needs {name}: pip install 'atas[docs]'")
     folder = tmp_path_factory.mktemp("site")
-    # Documents that are read from the code must be read from this code.
+    # The reference must be generated from this code, wherever the package is installed.
     environment = os.environ | {"NO_MKDOCS_2_WARNING": "1", "PYTHONPATH": str(Path(atas.__file__).parent.parent)}
     build = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(folder)]
     done = subprocess.run(build, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
@@ -33,7 +34,7 @@ def site(tmp_path_factory):
 
 
 class Reader(HTMLParser):
-    """The anchors of a page, where its links lead, and what it loads."""
+    """The anchors, links and loaded files of a page."""
 
     def __init__(self, text: str) -> None:
         super().__init__()
@@ -60,14 +61,16 @@ def pages(site):
 def test_nothing_is_fetched(site, pages):
     for path, page in pages.items():
         assert not [load for load in page.loads if urlsplit(load).scheme in ("http", "https")], path
-    for sheet in site.rglob("*.css"):
+    sheets = list(site.rglob("*.css"))
+    assert sheets
+    for sheet in sheets:
         assert "url(http" not in sheet.read_text(encoding="utf-8"), sheet
 
 
-def test_links_lead_somewhere(site, pages):
+def test_targets_of_links_exist(site, pages):
     for path, page in pages.items():
         if path.name == "404.html":
-            continue  # it is shown at any address, so its links are absolute
+            continue  # its links are absolute, because it is shown at any address
         for link in page.links:
             parts = urlsplit(link)
             if parts.scheme or parts.netloc:
@@ -79,7 +82,7 @@ def test_links_lead_somewhere(site, pages):
                 assert unquote(parts.fragment) in pages[target].anchors | {"__top"}, f"{path.relative_to(site)}: {link}"
 
 
-def test_reference_pages_are_made_from_the_code(site):
+def test_reference_pages_are_generated_from_the_code(site):
     recipes = (site / "reference" / "recipes.html").read_text(encoding="utf-8")
     for key in ("on_collapse", "max_step", "checkpoints", "weight_decay"):
         assert f"<code>{key}</code>" in recipes
@@ -99,13 +102,13 @@ def test_the_search_works_from_disk(site):
     with playwright.sync_playwright() as player:
         opened = player.chromium.launch(executable_path=browser, args=["--no-sandbox"])
         page = opened.new_page(viewport={"width": 1280, "height": 900})
-        asked, said = [], []
-        page.on("request", lambda request: asked.append(request.url))
-        page.on("pageerror", lambda error: said.append(str(error)))
+        requests, errors = [], []
+        page.on("request", lambda request: requests.append(request.url))
+        page.on("pageerror", lambda error: errors.append(str(error)))
         page.goto((site / "index.html").as_uri())
         page.keyboard.press("/")
         page.keyboard.type("warmup_epochs")
         page.wait_for_selector(".md-search-result__item", timeout=15000)
         opened.close()
-    assert not said
-    assert not [url for url in asked if url.startswith("http")]
+    assert not errors
+    assert not [url for url in requests if url.startswith("http")]

@@ -1,4 +1,4 @@
-"""The example programs run as they stand; those for other packages where these are installed."""
+"""The example programs run; those for other packages if these are installed."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ EXAMPLES = Path(__file__).parents[2] / "examples"
 
 
 def run(*arguments: str, cwd: Path) -> str:
-    found = subprocess.run([sys.executable, *arguments], cwd=cwd, capture_output=True, text=True, check=False)
-    assert found.returncode == 0, found.stderr
-    return found.stdout
+    done = subprocess.run([sys.executable, *arguments], cwd=cwd, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
 
 
 def test_the_minimal_example(monkeypatch, capsys):
-    """In this process, on fewer digits."""
+    """Run it in this process, on fewer digits."""
     example = EXAMPLES / "minimal.py"
     assert len(example.read_text(encoding="utf-8").splitlines()) < 100
     whole = atas.data.load("digits")
-    some = atas.data.Dataset(whole.name, whole.train.part(slice(256)), whole.test.part(slice(40)))
-    monkeypatch.setattr(atas.data, "load", {"digits": some}.__getitem__)
+    small = atas.data.Dataset(whole.name, whole.train.part(slice(256)), whole.test.part(slice(40)))
+    monkeypatch.setattr(atas.data, "load", {"digits": small}.__getitem__)
     monkeypatch.setattr(sys, "argv", [str(example), "--epochs", "2"])
     runpy.run_path(str(example), run_name="__main__")
     shown = capsys.readouterr().out

@@ -1,4 +1,4 @@
-"""What is installed and published: the wheel, the version, how to cite."""
+"""The wheel, the version, the changelog and the citation."""
 
 import json
 import os
@@ -20,7 +20,7 @@ SEMANTIC = r"(0|[1-9]\d*)\.(0|[1-9]\d*)\.(0|[1-9]\d*)(-[0-9A-Za-z.-]+)?"
 
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory):
-    """Built from a copy, which leaves no traces in the checkout and takes none from it."""
+    """Build the wheel from a copy, so that the checkout stays as it is."""
     for name in ("setuptools", "pip"):
         if find_spec(name) is None:
             pytest.skip(f"needs {name} to build the wheel")
@@ -43,6 +43,7 @@ def contents(wheel):
         return set(file.namelist())
 
 
+@pytest.mark.slow
 def test_the_wheel_holds_every_file_of_the_package(contents):
     kinds = (".py", ".typed", ".toml", ".json")
     files = [path for path in (ROOT / "src" / "atas").rglob("*") if path.suffix in kinds]
@@ -51,11 +52,13 @@ def test_the_wheel_holds_every_file_of_the_package(contents):
     assert "atas/py.typed" in contents
 
 
+@pytest.mark.slow
 def test_the_wheel_holds_nothing_else(contents):
     assert {name.partition("/")[0] for name in contents} == {"atas", f"atas-{atas.__version__}.dist-info"}
     assert not [name for name in contents if name.endswith((".pyc", ".png", ".safetensors"))]
 
 
+@pytest.mark.slow
 def test_the_wheel_works_without_the_repository(wheel, tmp_path):
     with zipfile.ZipFile(wheel) as file:
         file.extractall(tmp_path / "site")
@@ -71,14 +74,15 @@ def test_the_wheel_works_without_the_repository(wheel, tmp_path):
         [sys.executable, "-c", script], capture_output=True, text=True, env=environment, cwd=tmp_path, check=False
     )
     assert done.returncode == 0, done.stderr
-    place, version, recipes, studies, accuracy = json.loads(done.stdout)
-    assert place == str(tmp_path / "site" / "atas" / "__init__.py")
+    path, version, recipes, studies, accuracy = json.loads(done.stdout)
+    assert path == str(tmp_path / "site" / "atas" / "__init__.py")
     assert version == atas.__version__
     assert recipes == atas.recipes.names()
     assert "table-cifar10" in studies
     assert accuracy == 50.03
 
 
+@pytest.mark.slow
 def test_the_wheel_brings_the_command_and_the_extras(wheel):
     with zipfile.ZipFile(wheel) as file:
         folder = f"atas-{atas.__version__}.dist-info"
@@ -97,7 +101,7 @@ def test_the_version_is_semantic_and_in_one_place():
 
 
 def test_the_changelog_does_not_fall_behind():
-    """Its newest release is the version before or at this one, and its headings are of the agreed form."""
+    """Check that its newest release is this version, and the form of its headings."""
     text = (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
     headings = re.findall(r"^## (.*)$", text, re.MULTILINE)
     assert headings[0] == "[Unreleased]"
