@@ -13,8 +13,10 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from atas.attacks import losses as plain
 from atas.attacks.losses import DIVISION_EPSILON
-from atas.ops.triton.launch import NO_FMA, launch
+from atas.core.dispatch import implements
+from atas.ops.triton.launch import NO_FMA, can_launch, first_order, launch
 
 _BLOCK = 1024  # logits of a program, or one row of them
 _MAX_CLASSES = 4096
@@ -136,31 +138,34 @@ class _Loss(torch.autograd.Function):
         return losses
 
     @staticmethod
+    @first_order
     def backward(ctx: Any, grad_output: Tensor) -> tuple[Tensor, None, None, None]:
         """By the logits."""
-        if torch.is_grad_enabled():  # what is kept is a constant, so its derivative would be wrong
-            raise RuntimeError("the losses by hand have no second derivative")
         (gradient,) = ctx.saved_tensors
         return (gradient * grad_output.unsqueeze(1)).to(ctx.kind), None, None, None
 
 
+@implements(plain.attack_loss)
 def attack_loss(kind: str, logits: Tensor, y: Tensor, target: Tensor) -> Tensor:
-    """Kernel of `atas.attacks.losses.attack_loss`."""
+    """Up to 4,096 classes; logits in float32, bfloat16 or float16, labels in int64."""
     return _Loss.apply(logits, y, target, kind) if _supports(logits, y, target) else NotImplemented
 
 
+@implements(plain.target_margin)
 def target_margin(logits: Tensor, y: Tensor, target: Tensor) -> Tensor:
-    """Kernel of `atas.attacks.losses.target_margin`."""
+    """As `attack_loss`."""
     return attack_loss("lead", logits, y, target)
 
 
+@implements(plain.margin)
 def margin(logits: Tensor, y: Tensor) -> Tensor:
-    """Kernel of `atas.attacks.losses.margin`."""
+    """As `attack_loss`."""
     return attack_loss("margin", logits, y, y)
 
 
+@implements(plain.correct)
 def correct(logits: Tensor, y: Tensor) -> Tensor:
-    """Kernel of `atas.attacks.losses.correct`."""
+    """As `attack_loss`."""
     if not _supports(logits, y):
         return NotImplemented
     is_correct = torch.empty(len(y), dtype=torch.bool, device=logits.device)
@@ -172,7 +177,7 @@ def correct(logits: Tensor, y: Tensor) -> Tensor:
 
 
 def _supports(logits: Tensor, *classes: Tensor) -> bool:
-    if logits.dim() != 2 or not logits.numel() or not 2 <= logits.shape[1] <= _MAX_CLASSES:
+    if logits.dim() != 2 or not logits.numel() or not 2 <= logits.shape[1] <= _MAX_CLASSES or not can_launch(logits):
         return False
     numbers = all(number.shape == logits.shape[:1] and number.dtype == torch.int64 for number in classes)
     return numbers and logits.dtype in _LOGIT_DTYPES

@@ -7,10 +7,13 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from atas.core import augment as plain
 from atas.core.augment import View
+from atas.core.dispatch import implements
 from atas.core.resized_crop import AnyView
 from atas.core.rng import Stream
-from atas.ops.triton.launch import NO_FMA, ImageGrid, float32_reciprocal, launch
+from atas.data.loader import gather_views
+from atas.ops.triton.launch import NO_FMA, ImageGrid, can_launch, float32_reciprocal, launch
 from atas.ops.triton.rng import stream_key, uniform
 
 _EXAMPLES_PER_PROGRAM = 128  # examples that a program draws for
@@ -70,8 +73,11 @@ def view_tensors(index: Tensor, view: View) -> tuple[Tensor, Tensor, Tensor, Ten
     return index.contiguous(), view.top.contiguous(), view.left.contiguous(), view.flip.contiguous()
 
 
+@implements(plain.sample_view)
 def sample_view(seed: int, epoch: Tensor, index: Tensor, pad: int, flip: bool) -> tuple[Tensor, Tensor, Tensor]:
-    """Kernel of `atas.core.augment.sample_view`."""
+    """All arguments."""
+    if not can_launch(index):
+        return NotImplemented
     index, count = index.contiguous(), len(index)
     top, left = torch.empty_like(index, dtype=torch.int64), torch.empty_like(index, dtype=torch.int64)
     flipped = torch.empty_like(index, dtype=torch.bool)
@@ -83,11 +89,12 @@ def sample_view(seed: int, epoch: Tensor, index: Tensor, pad: int, flip: bool) -
     return top, left, flipped
 
 
+@implements(gather_views)
 def apply_view(images: Tensor, index: Tensor, view: AnyView) -> Tensor:
-    """Kernel of `atas.data.loader.gather_views`."""
+    """Crops and flips of contiguous uint8 images."""
     if not isinstance(view, View) or images.dtype != torch.uint8 or images.dim() != 4:
         return NotImplemented
-    if not images.is_contiguous() or not len(index):
+    if not images.is_contiguous() or not len(index) or not can_launch(images):
         return NotImplemented
     out = torch.empty(len(index), *images.shape[1:], dtype=torch.float32, device=images.device)
     image_grid = ImageGrid.of(out)

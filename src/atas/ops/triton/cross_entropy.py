@@ -10,7 +10,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from atas.ops.triton.launch import launch
+from atas.core import autograd as plain
+from atas.core.dispatch import implements
+from atas.ops.triton.launch import can_launch, first_order, launch
 
 _BLOCK = 4096  # logits at a time
 _MAX_LOGITS = 1 << 19  # logits that one program should go over
@@ -92,26 +94,30 @@ class _CrossEntropy(torch.autograd.Function):
         return loss
 
     @staticmethod
+    @first_order
     def backward(ctx: Any, grad_output: Tensor) -> tuple[Tensor, None, None]:
         """By the logits."""
-        if torch.is_grad_enabled():  # what is kept is a constant, so its derivative would be wrong
-            raise RuntimeError("the cross-entropy by hand has no second derivative")
         (gradient,) = ctx.saved_tensors
         return (gradient * grad_output).to(ctx.dtype), None, None
 
 
+@implements(plain.cross_entropy)
 def cross_entropy(logits: Tensor, y: Tensor) -> Tensor:
-    """Kernel of `atas.core.autograd.cross_entropy`."""
+    """Up to 524,288 logits in float32, bfloat16 or float16."""
     return _CrossEntropy.apply(logits, y, 1 / len(y)) if _supports(logits, y) else NotImplemented
 
 
+@implements(plain.cross_entropy_sum)
 def cross_entropy_sum(logits: Tensor, y: Tensor) -> Tensor:
-    """Kernel of `atas.core.autograd.cross_entropy_sum`."""
+    """As `cross_entropy`."""
     return _CrossEntropy.apply(logits, y, 1.0) if _supports(logits, y) else NotImplemented
 
 
 def accumulate(sums: Tensor, loss: Tensor, logits: Tensor, y: Tensor, index: Tensor, step_sizes: Tensor | None) -> None:
-    """Kernel of `atas.training.metrics.accumulate_metrics`."""
+    """As `cross_entropy`; loss and step sizes in float32.
+
+    Implements `atas.training.metrics.accumulate_metrics`; the CUDA graph engine registers it.
+    """
     numbers = [loss] if step_sizes is None else [loss, step_sizes]
     if not _supports(logits, y) or any(number.dtype != torch.float32 for number in numbers):
         return NotImplemented
@@ -123,7 +129,7 @@ def accumulate(sums: Tensor, loss: Tensor, logits: Tensor, y: Tensor, index: Ten
 
 
 def _supports(logits: Tensor, y: Tensor) -> bool:
-    if logits.dim() != 2 or y.shape != logits.shape[:1] or not logits.numel():
+    if logits.dim() != 2 or y.shape != logits.shape[:1] or not logits.numel() or not can_launch(logits):
         return False
     is_small = len(y) * triton.next_power_of_2(logits.shape[1]) <= _MAX_LOGITS and logits.shape[1] <= _BLOCK
     return is_small and logits.dtype in _LOGIT_DTYPES and y.dtype in _LABEL_DTYPES

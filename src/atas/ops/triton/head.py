@@ -10,7 +10,7 @@ import triton.language as tl
 from torch import Tensor
 
 from atas.ops.cuda_graphs import weight_grad_stream
-from atas.ops.triton.launch import launch
+from atas.ops.triton.launch import first_order, launch
 
 _BLOCK_CLASSES = 16  # at a time
 _BLOCK_PIXELS = 16
@@ -105,6 +105,7 @@ class PoolLinear(torch.autograd.Function):
         return logits
 
     @staticmethod
+    @first_order
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
         """By activations, weight and bias."""
         pooled, weight = ctx.saved_tensors

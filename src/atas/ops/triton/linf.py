@@ -2,25 +2,26 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, TypeGuard
+from typing import TypeGuard
 
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
+from atas import threat as plain
 from atas.core.augment import View
-from atas.core.perturbations import FullResolution, PerturbationStore
+from atas.core.dispatch import implements
+from atas.core.perturbations import FullResolution, PerturbationStore, store_pixels
 from atas.core.resized_crop import AnyView
 from atas.core.rng import Stream
+from atas.methods import ATAS
+from atas.methods import atas as plain_atas
+from atas.methods.base import projected_start
 from atas.ops.triton.augment import view_args, view_coordinates, view_tensors
 from atas.ops.triton.launch import NO_FMA, ImageGrid, float32_reciprocal, is_plain_float32, launch
 from atas.ops.triton.rng import stream_key, uniform
 from atas.threat import Linf, Threat
-
-if TYPE_CHECKING:
-    from atas.methods import ATAS
-
 
 _STORED_DTYPES = (torch.int8, torch.float16, torch.float32)
 _INT8_MAX = tl.constexpr(127.0)
@@ -129,12 +130,11 @@ def _random_start_kernel(  # type: ignore[no-untyped-def]
     tl.store(out + example * size + offs, project(image + (2 * uniform_values - 1) * eps, image, eps), mask)
 
 
-def supports(memory: PerturbationStore, view: AnyView) -> TypeGuard[FullResolution]:
-    """Return whether the kernels can read and write these perturbations through such a view: every pixel, on the
-    device."""
-    is_supported = type(memory) is FullResolution and isinstance(view, View) and memory.offload is None
+def supports(memory: PerturbationStore) -> TypeGuard[FullResolution]:
+    """Return whether the kernels can read and write these perturbations: of every pixel, on the device."""
     return (
-        is_supported
+        type(memory) is FullResolution
+        and memory.offload is None
         and type(memory.threat) is Linf
         and memory.delta.dtype in _STORED_DTYPES
         and memory.delta.is_contiguous()
@@ -146,9 +146,10 @@ def encode_scale(memory: FullResolution) -> float:
     return float32_reciprocal(memory._unit or 1.0) if memory.delta.dtype == torch.int8 else 1.0
 
 
-def load(memory: PerturbationStore, x: Tensor, index: Tensor, view: View) -> Tensor:
-    """Kernel of `atas.methods.base.projected_start`."""
-    if not supports(memory, view) or not is_plain_float32(x):
+@implements(projected_start)
+def load(memory: PerturbationStore, x: Tensor, index: Tensor, view: AnyView) -> Tensor:
+    """Linf; crops and flips of float32 images; perturbations of every pixel on the device."""
+    if not isinstance(view, View) or not supports(memory) or not is_plain_float32(x):
         return NotImplemented
     x = x.contiguous()
     image_grid, out = ImageGrid.of(x), torch.empty_like(x)
@@ -160,20 +161,22 @@ def load(memory: PerturbationStore, x: Tensor, index: Tensor, view: View) -> Ten
     return out
 
 
-def store(memory: FullResolution, index: Tensor, view: View, perturbation: Tensor) -> None:
-    """Kernel of `atas.core.perturbations.store_pixels`."""
-    if not supports(memory, view) or not is_plain_float32(perturbation):
+@implements(store_pixels)
+def store(perturbations: FullResolution, index: Tensor, view: AnyView, perturbation: Tensor) -> None:
+    """As `load`."""
+    if not isinstance(view, View) or not supports(perturbations) or not is_plain_float32(perturbation):
         return NotImplemented
     image_grid = ImageGrid.of(perturbation)
     launch(
-        _store_kernel, image_grid.grid, memory.delta, perturbation.contiguous(), *view_tensors(index, view),
-        encode_scale(memory), **image_grid.kernel_args(), **view_args(view, perturbation.shape), **NO_FMA,
+        _store_kernel, image_grid.grid, perturbations.delta, perturbation.contiguous(), *view_tensors(index, view),
+        encode_scale(perturbations), **image_grid.kernel_args(), **view_args(view, perturbation.shape), **NO_FMA,
     )  # fmt: skip
     return None
 
 
+@implements(plain.ascend)
 def ascend(threat: Threat, point: Tensor, gradient: Tensor, size: Tensor | float, x: Tensor) -> Tensor:
-    """Kernel of `atas.threat.ascend`."""
+    """Linf; float32 images that need no gradient; one step size, or one per example."""
     if type(threat) is not Linf or not is_plain_float32(point, gradient, x):
         return NotImplemented
     if not isinstance(size, Tensor):
@@ -189,8 +192,9 @@ def ascend(threat: Threat, point: Tensor, gradient: Tensor, size: Tensor | float
     return out
 
 
+@implements(plain.random_start)
 def random_start(threat: Threat, x: Tensor, seed: int, epoch: Tensor, index: Tensor) -> Tensor:
-    """Kernel of `atas.threat.random_start`."""
+    """Linf, float32; one epoch, or one per example."""
     if type(threat) is not Linf or not is_plain_float32(x) or epoch.shape not in ((), (len(x),)):
         return NotImplemented
     x = x.contiguous()
@@ -242,18 +246,19 @@ def _adaptive_step_kernel(  # type: ignore[no-untyped-def]
         tl.store(ptrs, encode(point - clean, inv_scale, delta.dtype.element_ty), mask)
 
 
+@implements(plain_atas.adaptive_step_and_store)
 def adaptive_step_and_store(
-    method: ATAS, x: Tensor, index: Tensor, view: View, start: Tensor, gradient: Tensor
+    method: ATAS, x: Tensor, index: Tensor, view: AnyView, start: Tensor, gradient: Tensor
 ) -> Tensor:
-    """Kernel of `atas.methods.atas.adaptive_step_and_store`."""
-    from atas.methods import ATAS
-
+    """As `load`; methods that take the step of ATAS itself."""
     norms = method.norms
     is_plain_atas = (
         type(method).adaptive_update is ATAS.adaptive_update
         and norms.average.dtype == norms.step_size.dtype == torch.float32
     )
-    if not is_plain_atas or not supports(method.memory, view) or not is_plain_float32(x, start, gradient):
+    if not is_plain_atas or not isinstance(view, View) or not supports(method.memory):
+        return NotImplemented
+    if not is_plain_float32(x, start, gradient):
         return NotImplemented
     x = x.contiguous()
     out, size = torch.empty_like(x), x[0].numel()
