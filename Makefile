@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 DEMO := runs/demo
 
-.PHONY: demo test check format docs clean
+.PHONY: demo test test-kernels check format docs clean
 
 $(INSTALLED): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
@@ -26,6 +26,10 @@ demo-%: $(INSTALLED)
 
 test: $(INSTALLED)
 	$(BIN)/pytest -n 2 --dist worksteal
+
+# The kernels on the CPU. In a process of its own: once imported, they would run interpreted in all other tests as well.
+test-kernels: $(INSTALLED)
+	TRITON_INTERPRET=1 OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 --dist worksteal -m "not slow" tests/ops/triton
 
 check: $(INSTALLED)
 	$(BIN)/ruff check .

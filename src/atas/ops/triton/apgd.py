@@ -23,11 +23,11 @@ _INERTIA = tl.constexpr(1 - apgd.ALPHA)
 
 
 @triton.jit(do_not_specialize=["steps"])
-def _step_kernel(  # type: ignore[no-untyped-def]
+def _step_kernel(
     x, evaluated, gradient, losses, correct, active, broken, done, clock, point, current, previous, best_point,
     best_gradient, last_loss, best_loss, checked_loss, step_size, increases, halved, table, eps, initial_step_size,
     inv_passes, steps, size: tl.constexpr, block: tl.constexpr,
-):  # fmt: skip
+):
     """`atas.attacks.apgd.apgd_update` of one slot. Of the state, only what this step needs is read."""
     slot = tl.program_id(0)
     if is_running(active, broken, done, slot):
@@ -105,5 +105,5 @@ def step(
         is_correct.contiguous(), *flags(slots), slots.point, *images, *numbers, buffers.increases, buffers.halved,
         table, float(threat.eps), float(2 * threat.eps), float32_reciprocal(eot_iterations), len(table),
         **kernel_args(slots.x, _BLOCK), **NO_FMA,
-    )  # fmt: skip
+    )
     return None

@@ -25,7 +25,7 @@ _TINY = tl.constexpr(DIVISION_EPSILON)
 
 
 @triton.jit
-def _load_rows(  # type: ignore[no-untyped-def]
+def _load_rows(
     logits, rows, classes: tl.constexpr, block_classes: tl.constexpr, block_rows: tl.constexpr
 ):
     """Some rows of logits: which rows, their cells, which of these there are, the logits, and which rows have a NaN."""
@@ -38,19 +38,19 @@ def _load_rows(  # type: ignore[no-untyped-def]
 
 
 @triton.jit
-def _nan_last(z):  # type: ignore[no-untyped-def]
+def _nan_last(z):
     """What can be put in order: what is not a number comes last."""
     return tl.where(z == z, z, float("-inf"))
 
 
 @triton.jit
-def _select(z, selected):  # type: ignore[no-untyped-def]
+def _select(z, selected):
     """The one logit of each row that is flagged."""
     return tl.sum(tl.where(selected, z, 0.0), 1)
 
 
 @triton.jit
-def _pop_max(z, column):  # type: ignore[no-untyped-def]
+def _pop_max(z, column):
     """The greatest logit of each row, where it is, and the rest."""
     value, argmax = tl.max(z, 1, return_indices=True)
     is_max = column == argmax[:, None]
@@ -58,10 +58,10 @@ def _pop_max(z, column):  # type: ignore[no-untyped-def]
 
 
 @triton.jit
-def _loss_kernel(  # type: ignore[no-untyped-def]
+def _loss_kernel(
     logits, labels, targets, losses, gradient, rows, kind: tl.constexpr, needs_grad: tl.constexpr,
     classes: tl.constexpr, block_classes: tl.constexpr, block_rows: tl.constexpr,
-):  # fmt: skip
+):
     """The loss of each row, and, if it is wanted, the gradient by its logits."""
     row, offs, mask, z, has_nan = _load_rows(logits, rows, classes, block_classes, block_rows)
     column = tl.arange(0, block_classes)[None, :]
@@ -111,7 +111,7 @@ def _loss_kernel(  # type: ignore[no-untyped-def]
 
 
 @triton.jit
-def _correct_kernel(  # type: ignore[no-untyped-def]
+def _correct_kernel(
     logits, labels, is_correct, rows, classes: tl.constexpr, block_classes: tl.constexpr, block_rows: tl.constexpr
 ):
     """Whether the greatest logit of each row is the label's."""
@@ -132,7 +132,7 @@ class _Loss(torch.autograd.Function):
         launch(
             _loss_kernel, _grid(logits), logits.contiguous(), y.contiguous(), target.contiguous(), losses, gradient,
             len(y), kind=kind, needs_grad=needs_grad, **_kernel_args(logits), **NO_FMA,
-        )  # fmt: skip
+        )
         ctx.save_for_backward(gradient)
         ctx.kind = logits.dtype
         return losses
@@ -172,7 +172,7 @@ def correct(logits: Tensor, y: Tensor) -> Tensor:
     launch(
         _correct_kernel, _grid(logits), logits.contiguous(), y.contiguous(), is_correct, len(y),
         **_kernel_args(logits), **NO_FMA,
-    )  # fmt: skip
+    )
     return is_correct
 
 

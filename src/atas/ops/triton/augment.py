@@ -20,7 +20,7 @@ _EXAMPLES_PER_PROGRAM = 128  # examples that a program draws for
 
 
 @triton.jit
-def view_coordinates(offs, top, left, flip, height: tl.constexpr, width: tl.constexpr):  # type: ignore[no-untyped-def]
+def view_coordinates(offs, top, left, flip, height: tl.constexpr, width: tl.constexpr):
     """Return channel, canvas row and canvas column of these entries of a view."""
     pixel = offs % (height * width)
     column = pixel % width
@@ -29,10 +29,10 @@ def view_coordinates(offs, top, left, flip, height: tl.constexpr, width: tl.cons
 
 
 @triton.jit(do_not_specialize=["top_key", "left_key", "flip_key"])
-def _sample_view_kernel(  # type: ignore[no-untyped-def]
+def _sample_view_kernel(
     epoch, index, top, left, flip, count, choices, top_key, left_key, flip_key, flips: tl.constexpr,
     block: tl.constexpr,
-):  # fmt: skip
+):
     """The position of each view and whether it is flipped."""
     offs = tl.program_id(0) * block + tl.arange(0, block)
     mask = offs < count
@@ -46,10 +46,10 @@ def _sample_view_kernel(  # type: ignore[no-untyped-def]
 
 
 @triton.jit
-def _apply_view_kernel(  # type: ignore[no-untyped-def]
+def _apply_view_kernel(
     images, index, top, left, flip, out, scale, size: tl.constexpr, height: tl.constexpr, width: tl.constexpr,
     pad: tl.constexpr, block: tl.constexpr,
-):  # fmt: skip
+):
     """A block of one image as its view shows it, zero outside the stored image."""
     example = tl.program_id(0)
     offs = tl.program_id(1) * block + tl.arange(0, block)
@@ -85,7 +85,7 @@ def sample_view(seed: int, epoch: Tensor, index: Tensor, pad: int, flip: bool) -
     launch(
         _sample_view_kernel, (triton.cdiv(count, _EXAMPLES_PER_PROGRAM),), epoch.to(index.device), index, top, left,
         flipped, count, 2 * pad + 1, *keys, flips=flip, block=_EXAMPLES_PER_PROGRAM, **NO_FMA,
-    )  # fmt: skip
+    )
     return top, left, flipped
 
 
@@ -101,5 +101,5 @@ def apply_view(images: Tensor, index: Tensor, view: AnyView) -> Tensor:
     launch(
         _apply_view_kernel, image_grid.grid, images, *view_tensors(index, view), out, float32_reciprocal(255),
         **image_grid.kernel_args(), **view_args(view, images.shape), **NO_FMA,
-    )  # fmt: skip
+    )
     return out

@@ -21,7 +21,7 @@ _LABEL_DTYPES = (torch.int64, torch.int32, torch.int16, torch.uint8)
 
 
 @triton.jit
-def _cross_entropy_kernel(  # type: ignore[no-untyped-def]
+def _cross_entropy_kernel(
     logits,
     labels,
     loss,
@@ -53,10 +53,10 @@ def _cross_entropy_kernel(  # type: ignore[no-untyped-def]
 
 
 @triton.jit
-def _accumulate_kernel(  # type: ignore[no-untyped-def]
+def _accumulate_kernel(
     sums, loss, logits, labels, index, step_sizes, rows, adaptive: tl.constexpr, classes: tl.constexpr,
     block_classes: tl.constexpr, block_rows: tl.constexpr,
-):  # fmt: skip
+):
     """Add a step's loss, correct predictions, step sizes and examples to those of the epoch."""
     column = tl.arange(0, block_classes)
     correct = tl.zeros((block_rows,), tl.int32)
@@ -88,7 +88,7 @@ class _CrossEntropy(torch.autograd.Function):
         launch(
             _cross_entropy_kernel, (1,), logits.contiguous(), y.contiguous(), loss, gradient, len(y), weight,
             **_kernel_args(logits),
-        )  # fmt: skip
+        )
         ctx.save_for_backward(gradient)
         ctx.dtype = logits.dtype
         return loss
@@ -124,7 +124,7 @@ def accumulate(sums: Tensor, loss: Tensor, logits: Tensor, y: Tensor, index: Ten
     launch(
         _accumulate_kernel, (1,), sums, loss, logits.contiguous(), y.contiguous(), index.contiguous(), numbers[-1],
         len(y), adaptive=step_sizes is not None, **_kernel_args(logits),
-    )  # fmt: skip
+    )
     return None
 
 

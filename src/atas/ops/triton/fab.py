@@ -26,19 +26,19 @@ from atas.threat import Linf, Threat
 
 
 @triton.jit
-def decreases(normal, value):  # type: ignore[no-untyped-def]
+def decreases(normal, value):
     """Whether a coordinate has to decrease to take the linear function towards zero."""
     return tl.where(value > 0, normal, -normal) > 0
 
 
 @triton.jit
-def distance_to_bound(point, normal, value):  # type: ignore[no-untyped-def]
+def distance_to_bound(point, normal, value):
     """How far each coordinate can go towards the function's zero."""
     return tl.where(decreases(normal, value), point, 1 - point)
 
 
 @triton.jit
-def line_root(t, goal, rate, ended):  # type: ignore[no-untyped-def]
+def line_root(t, goal, rate, ended):
     """Where the line that holds at t reaches the goal; infinite if all coordinates have reached their bounds by t.
 
     `rate` is the sum of the slopes of the others, `ended` the share of those that have.
@@ -54,7 +54,7 @@ _MIN_DISTANCE = tl.constexpr(fab.MIN_LENGTH)
 
 
 @triton.jit
-def _newton_step(t, goal, room, abs_grad):  # type: ignore[no-untyped-def]
+def _newton_step(t, goal, room, abs_grad):
     """Where the line that holds at t reaches the goal."""
     is_moving = room > t
     rate, ended = tl.sum(tl.where(is_moving, abs_grad, 0.0), 0), tl.sum(tl.where(is_moving, 0.0, abs_grad * room), 0)
@@ -62,7 +62,7 @@ def _newton_step(t, goal, room, abs_grad):  # type: ignore[no-untyped-def]
 
 
 @triton.jit
-def _boundary_step_kernel(  # type: ignore[no-untyped-def]
+def _boundary_step_kernel(
     points, x, gradient, margins, out, eta, alpha_max, size: tl.constexpr, block: tl.constexpr
 ):
     """`atas.attacks.fab.boundary_step` of one slot, in registers."""
@@ -103,10 +103,10 @@ def _boundary_step_kernel(  # type: ignore[no-untyped-def]
 
 
 @triton.jit(do_not_specialize=["steps"])
-def _update_best_kernel(  # type: ignore[no-untyped-def]
+def _update_best_kernel(
     x, ahead, correct, active, broken, done, clock, point, current, closest, eps, beta, steps, size: tl.constexpr,
     block: tl.constexpr,
-):  # fmt: skip
+):
     """`atas.attacks.fab.fab_update` of one slot."""
     slot = tl.program_id(0)
     if is_running(active, broken, done, slot):
@@ -152,7 +152,7 @@ def boundary_step(
         gradient.contiguous(), margin.contiguous(), out, float(eta), float(alpha_max),
         **kernel_args(x, _MAX_IN_REGISTERS if in_registers else _BLOCK_LARGE),
         **(_IN_REGISTERS if in_registers else {"num_warps": 8}), **NO_FMA,
-    )  # fmt: skip
+    )
     return out
 
 
@@ -172,12 +172,12 @@ def update_best(
         _update_best_kernel, (len(slots),), slots.x, ahead.contiguous(), is_correct.contiguous(), *flags(slots),
         slots.point, current, closest, float(threat.eps), float(search.beta), search.iterations,
         **kernel_args(slots.x, _BLOCK), num_warps=8, **NO_FMA,
-    )  # fmt: skip
+    )
     return None
 
 
 @triton.jit
-def _boundary_step_in_blocks_kernel(  # type: ignore[no-untyped-def]
+def _boundary_step_in_blocks_kernel(
     points, x, gradient, margins, out, eta, alpha_max, size: tl.constexpr, block: tl.constexpr
 ):
     """`atas.attacks.fab.boundary_step` of one slot, in blocks."""

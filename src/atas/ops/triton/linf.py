@@ -29,30 +29,30 @@ _ROUNDING_OFFSET = tl.constexpr(1.5 * 2.0**23)  # adding this leaves no bits beh
 
 
 @triton.jit
-def clip(value, low, high):  # type: ignore[no-untyped-def]
+def clip(value, low, high):
     """Clip; NaN stays NaN."""
     value = tl.maximum(value, low, propagate_nan=tl.PropagateNan.ALL)
     return tl.minimum(value, high, propagate_nan=tl.PropagateNan.ALL)
 
 
 @triton.jit
-def project(point, x, eps):  # type: ignore[no-untyped-def]
+def project(point, x, eps):
     """`Linf.project`."""
     return clip(clip(point, x - eps, x + eps), 0.0, 1.0)
 
 
 @triton.jit
-def sign_step(point, gradient, step_size, x, eps):  # type: ignore[no-untyped-def]
+def sign_step(point, gradient, step_size, x, eps):
     """A step along the gradient's sign, projected."""
     sign = tl.where(gradient > 0, 1.0, tl.where(gradient < 0, -1.0, 0.0))
     return project(point + step_size * sign, x, eps)
 
 
 @triton.jit
-def canvas_offsets(  # type: ignore[no-untyped-def]
+def canvas_offsets(
     offs, index, top, left, flip, example, size: tl.constexpr, height: tl.constexpr, width: tl.constexpr,
     pad: tl.constexpr,
-):  # fmt: skip
+):
     """Offsets in the stored perturbations of these entries of a view."""
     canvas_height: tl.constexpr = height + 2 * pad
     canvas_width: tl.constexpr = width + 2 * pad
@@ -64,7 +64,7 @@ def canvas_offsets(  # type: ignore[no-untyped-def]
 
 
 @triton.jit
-def encode(perturbation, inv_scale, kind: tl.constexpr):  # type: ignore[no-untyped-def]
+def encode(perturbation, inv_scale, kind: tl.constexpr):
     """A perturbation as it is stored; int8 by the nearest level, ties to even."""
     if kind == tl.int8:
         perturbation = clip(perturbation * inv_scale, -_INT8_MAX, _INT8_MAX)
@@ -73,10 +73,10 @@ def encode(perturbation, inv_scale, kind: tl.constexpr):  # type: ignore[no-unty
 
 
 @triton.jit
-def _load_kernel(  # type: ignore[no-untyped-def]
+def _load_kernel(
     delta, x, index, top, left, flip, out, eps, scale, size: tl.constexpr, height: tl.constexpr, width: tl.constexpr,
     pad: tl.constexpr, block: tl.constexpr,
-):  # fmt: skip
+):
     """An image plus its stored perturbation, projected."""
     example = tl.program_id(0)
     offs = tl.program_id(1) * block + tl.arange(0, block)
@@ -87,10 +87,10 @@ def _load_kernel(  # type: ignore[no-untyped-def]
 
 
 @triton.jit
-def _store_kernel(  # type: ignore[no-untyped-def]
+def _store_kernel(
     delta, perturbation, index, top, left, flip, inv_scale, size: tl.constexpr, height: tl.constexpr,
     width: tl.constexpr, pad: tl.constexpr, block: tl.constexpr,
-):  # fmt: skip
+):
     """Store a perturbation."""
     example = tl.program_id(0)
     offs = tl.program_id(1) * block + tl.arange(0, block)
@@ -101,7 +101,7 @@ def _store_kernel(  # type: ignore[no-untyped-def]
 
 
 @triton.jit
-def _ascend_kernel(  # type: ignore[no-untyped-def]
+def _ascend_kernel(
     point, gradient, step_sizes, x, out, eps, per_example: tl.constexpr, size: tl.constexpr, block: tl.constexpr
 ):
     """A step up the gradient, projected; `per_example`: examples have their own step sizes."""
@@ -116,7 +116,7 @@ def _ascend_kernel(  # type: ignore[no-untyped-def]
 
 
 @triton.jit(do_not_specialize=["start_key"])
-def _random_start_kernel(  # type: ignore[no-untyped-def]
+def _random_start_kernel(
     x, epoch, index, out, eps, start_key, per_example: tl.constexpr, size: tl.constexpr, block: tl.constexpr
 ):
     """A random point of the ball; `per_example`: examples have their own epochs."""
@@ -157,7 +157,7 @@ def load(memory: PerturbationStore, x: Tensor, index: Tensor, view: AnyView) -> 
     launch(
         _load_kernel, image_grid.grid, memory.delta, x, *view_tensors(index, view), out, float(memory.threat.eps),
         scale, **image_grid.kernel_args(), **view_args(view, x.shape), **NO_FMA,
-    )  # fmt: skip
+    )
     return out
 
 
@@ -170,7 +170,7 @@ def store(perturbations: FullResolution, index: Tensor, view: AnyView, perturbat
     launch(
         _store_kernel, image_grid.grid, perturbations.delta, perturbation.contiguous(), *view_tensors(index, view),
         encode_scale(perturbations), **image_grid.kernel_args(), **view_args(view, perturbation.shape), **NO_FMA,
-    )  # fmt: skip
+    )
     return None
 
 
@@ -188,7 +188,7 @@ def ascend(threat: Threat, point: Tensor, gradient: Tensor, size: Tensor | float
     launch(
         _ascend_kernel, image_grid.grid, point.contiguous(), gradient.contiguous(), size.contiguous(), x, out,
         float(threat.eps), per_example=size.dim() == 1, **image_grid.kernel_args(), **NO_FMA,
-    )  # fmt: skip
+    )
     return out
 
 
@@ -203,7 +203,7 @@ def random_start(threat: Threat, x: Tensor, seed: int, epoch: Tensor, index: Ten
         _random_start_kernel, image_grid.grid, x, epoch.to(x.device).contiguous(), index.contiguous(), out,
         float(threat.eps), stream_key(seed, Stream.START), per_example=epoch.dim() == 1, **image_grid.kernel_args(),
         **NO_FMA,
-    )  # fmt: skip
+    )
     return out
 
 
@@ -211,11 +211,11 @@ _BLOCK = 4096  # entries at a time: a whole image of 3 x 32 x 32
 
 
 @triton.jit
-def _adaptive_step_kernel(  # type: ignore[no-untyped-def]
+def _adaptive_step_kernel(
     x, start, gradient, index, top, left, flip, delta, averages, step_sizes, epoch, scale, out, eps, inv_scale, inv_c,
     max_step, beta, one_minus_beta, min_clip, max_clip, warmup_epochs, has_clip: tl.constexpr, size: tl.constexpr,
     height: tl.constexpr, width: tl.constexpr, pad: tl.constexpr, block: tl.constexpr,
-):  # fmt: skip
+):
     """The adaptive step of one example; stores its averaged squared norm, step size and perturbation."""
     example = tl.program_id(0)
     image = tl.load(index + example).to(tl.int64)
@@ -270,5 +270,5 @@ def adaptive_step_and_store(
         float(method.beta), float(1 - method.beta), float(low), float(high), method.warmup_epochs,
         has_clip=method.clip is not None, size=size, block=min(_BLOCK, triton.next_power_of_2(size)), num_warps=8,
         **view_args(view, x.shape), **NO_FMA,
-    )  # fmt: skip
+    )
     return out

@@ -18,10 +18,10 @@ _BLOCK = 1024
 
 
 @triton.jit(do_not_specialize=["steps"])
-def _step_kernel(  # type: ignore[no-untyped-def]
+def _step_kernel(
     x, current, gradient, active, broken, done, clock, point, step_size, eps, steps, size: tl.constexpr,
     block: tl.constexpr,
-):  # fmt: skip
+):
     """`atas.attacks.projected_gradient_descent.pgd_update` of one slot. The sign of NaN is 0."""
     slot = tl.program_id(0)
     if is_running(active, broken, done, slot):
@@ -48,5 +48,5 @@ def step(threat: Threat, slots: Slots, current: Tensor, gradient: Tensor, size: 
     launch(
         _step_kernel, (len(slots),), slots.x, current.contiguous(), gradient.contiguous(), *flags(slots), slots.point,
         float(size), float(threat.eps), iterations, **kernel_args(slots.x, _BLOCK), **NO_FMA,
-    )  # fmt: skip
+    )
     return None

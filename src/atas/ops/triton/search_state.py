@@ -19,35 +19,35 @@ _FLOAT32_MAX = tl.constexpr(torch.finfo(torch.float32).max)
 
 
 @triton.jit
-def is_running(active, broken, done, slot):  # type: ignore[no-untyped-def]
+def is_running(active, broken, done, slot):
     """`Slots.running` of one slot."""
     return (tl.load(active + slot) != 0) & (tl.load(broken + slot) == 0) & (tl.load(done + slot) == 0)
 
 
 @triton.jit
-def mask_if(flag, mask):  # type: ignore[no-untyped-def]
+def mask_if(flag, mask):
     """The mask if a scalar flag is set, else an empty one. Triton's interpreter takes no `mask & flag` as a mask."""
     return tl.where(flag, mask, False)
 
 
 @triton.jit
-def finite(value):  # type: ignore[no-untyped-def]
+def finite(value):
     """`nan_to_num`."""
     return tl.where(value == value, tl.minimum(tl.maximum(value, -_FLOAT32_MAX), _FLOAT32_MAX), 0.0)
 
 
 @triton.jit
-def advance_clock(clock, done, slot, step_index, steps):  # type: ignore[no-untyped-def]
+def advance_clock(clock, done, slot, step_index, steps):
     """Count one more iteration of a running slot; `step_index` is what the clock showed."""
     tl.store(clock + slot, step_index + 1)
     tl.store(done + slot, step_index + 1 >= steps)
 
 
 @triton.jit(do_not_specialize=["start_key"])
-def _initial_point_kernel(  # type: ignore[no-untyped-def]
+def _initial_point_kernel(
     x, current, clock, epoch, example, out, eps, start_key, per_slot: tl.constexpr, size: tl.constexpr,
     block: tl.constexpr,
-):  # fmt: skip
+):
     """A random point of the ball in a new slot, else its current point; `per_slot`: slots have their own epochs."""
     slot = tl.program_id(0)
     offs = tl.program_id(1) * block + tl.arange(0, block)
@@ -89,5 +89,5 @@ def initial_point(threat: Threat, slots: Slots, seed: int, epoch: Tensor, curren
         _initial_point_kernel, image_grid.grid, slots.x, current, slots.iteration, epoch.to(out.device), slots.index,
         out, float(threat.eps), stream_key(seed, Stream.START), per_slot=epoch.dim() == 1, **image_grid.kernel_args(),
         **NO_FMA,
-    )  # fmt: skip
+    )
     return out

@@ -20,17 +20,17 @@ _BLOCK = 1024
 
 
 @triton.jit
-def _in_window(number, side, place, extent: tl.constexpr):  # type: ignore[no-untyped-def]
+def _in_window(number, side, place, extent: tl.constexpr):
     """Which rows, or columns, are in a window at a random position."""
     first = (number * (extent - side + 1).to(tl.float32)).to(tl.int32)
     return (place >= first) & (place < first + side)
 
 
 @triton.jit(do_not_specialize=["start_key", "proposal_key", "queries"])
-def _propose_kernel(  # type: ignore[no-untyped-def]
+def _propose_kernel(
     x, point, clock, example, sides, out, eps, start_key, proposal_key, queries, height: tl.constexpr,
     width: tl.constexpr, size: tl.constexpr, block: tl.constexpr,
-):  # fmt: skip
+):
     """Stripes in a new slot, else the point with another window."""
     slot = tl.program_id(0)
     offs = tl.program_id(1) * block + tl.arange(0, block)
@@ -52,10 +52,10 @@ def _propose_kernel(  # type: ignore[no-untyped-def]
 
 
 @triton.jit(do_not_specialize=["queries"])
-def _update_best_kernel(  # type: ignore[no-untyped-def]
+def _update_best_kernel(
     proposal, margins, correct, active, broken, done, clock, point, least, queries, size: tl.constexpr,
     block: tl.constexpr,
-):  # fmt: skip
+):
     """`atas.attacks.square.square_update` of one slot."""
     slot = tl.program_id(0)
     if is_running(active, broken, done, slot):
@@ -85,7 +85,7 @@ def propose(eps: float, seed: int, slots: Slots, sides: Tensor) -> Tensor:
         _propose_kernel, image_grid.grid, x, slots.point, slots.iteration, slots.index, sides, out, float(eps),
         stream_key(seed, Stream.START), stream_key(seed, Stream.PROPOSAL), len(sides), height=height, width=width,
         **image_grid.kernel_args(), **NO_FMA,
-    )  # fmt: skip
+    )
     return out
 
 
@@ -100,5 +100,5 @@ def update_best(
     launch(
         _update_best_kernel, (len(slots),), proposal.contiguous(), margin.contiguous(), is_correct.contiguous(),
         *flags(slots), slots.point, least, queries, **kernel_args(slots.x, _BLOCK), **NO_FMA,
-    )  # fmt: skip
+    )
     return None
