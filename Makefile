@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 DEMO := runs/demo
 
-.PHONY: demo test quick check format docs clean
+.PHONY: demo test test-kernels quick check format docs clean
 
 $(INSTALLED): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
@@ -30,6 +30,10 @@ test: $(INSTALLED)
 # The inner loop: all but slow tests. make quick T=tests/attacks runs one package.
 quick: $(INSTALLED)
 	$(BIN)/pytest -n 2 --dist worksteal -m "not slow" $(T)
+
+# The kernels on the CPU. In a process of its own: once imported, they would run interpreted in all other tests as well.
+test-kernels: $(INSTALLED)
+	TRITON_INTERPRET=1 OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 --dist worksteal -m "not slow" tests/ops/triton
 
 check: $(INSTALLED)
 	$(BIN)/ruff check .

@@ -27,9 +27,11 @@ def log(monkeypatch):
         yield
         lines.append("back")
 
-    main, second = stream("main"), stream("second")
-    monkeypatch.setattr(torch.cuda, "Stream", lambda: second)
-    monkeypatch.setattr(torch.cuda, "current_stream", lambda: main)
+    def name_of(device):
+        return {"cpu": "", "meta": " of the other device"}[device.type]
+
+    monkeypatch.setattr(torch.cuda, "Stream", lambda device: stream("second" + name_of(device)))
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: stream("main" + name_of(device)))
     monkeypatch.setattr(torch.cuda, "stream", on)
     return lines
 
@@ -61,3 +63,15 @@ def test_the_second_gradient_of_a_weight_stays_on_the_main_stream(log):
         "main waits for second", "gradient 1", "gradient 2",
         *ASIDE[:2], "gradient 1 of the next step", "back",
     ]  # fmt: skip
+
+
+def test_every_device_has_a_stream(log):
+    work = SideStream()
+    for key, device in ((1, "cpu"), (2, "meta")):
+        with work.run(key, torch.zeros(1, device=device)):
+            pass
+    assert log[3:] == ["second of the other device waits for main of the other device",
+                       "on second of the other device", "back"]  # fmt: skip
+    log.clear()
+    work.wait()
+    assert sorted(log) == ["main of the other device waits for second of the other device", "main waits for second"]

@@ -1,4 +1,4 @@
-"""Functions with a faster form: by hand where it covers the arguments, compiled otherwise."""
+"""Fast implementations: a kernel if it supports the arguments, otherwise the compiled function."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import warnings
 import pytest
 import torch
 
-from atas.core.dispatch import compile_function, fast_op, use_fast_ops
+from atas.core.dispatch import compile_function, fast_op, implements, table, use_fast_ops
 
 
 @fast_op
@@ -20,7 +20,12 @@ def fourfold(x: torch.Tensor) -> torch.Tensor:
     return double(double(x))
 
 
+@implements(double)
 def hundredfold(x: torch.Tensor) -> torch.Tensor:
+    """float32.
+
+    More is told below.
+    """
     return x * 100 if x.dtype == torch.float32 else NotImplemented
 
 
@@ -32,28 +37,20 @@ def compilations(monkeypatch):
     return seen
 
 
-def test_a_function_runs_as_written_outside_and_without_a_backend():
+def test_a_kernel_runs_inside_only():
     assert double(torch.ones(())) == 2
-    with use_fast_ops(None):
-        assert double(torch.ones(())) == 2
-
-
-def test_the_form_by_hand_runs_inside_alone():
-    with use_fast_ops(None, kernels={double: hundredfold}):
+    with use_fast_ops():
         assert double(torch.ones(())) == 100
         assert fourfold(torch.ones(())) == 10000
-        with use_fast_ops(None):
-            assert double(torch.ones(())) == 2
-        assert double(torch.ones(())) == 100
     assert double(torch.ones(())) == 2
 
 
-def test_what_is_not_covered_runs_as_before(compilations):
+def test_arguments_that_no_kernel_supports(compilations):
     other = torch.ones((), dtype=torch.float64)
-    with use_fast_ops(None, kernels={double: hundredfold}):
+    with use_fast_ops():
         assert double(other) == 2
     assert compilations == []
-    with use_fast_ops("any", kernels={double: hundredfold}):
+    with use_fast_ops("any"):
         assert double(torch.ones(())) == 100
         assert compilations == []
         assert double(other) == double(other) == 2
@@ -62,15 +59,33 @@ def test_what_is_not_covered_runs_as_before(compilations):
 
 def test_a_function_that_returns_nothing_counts_as_done():
     seen = []
-    nothing = fast_op(lambda x: seen.append("written"))
-    with use_fast_ops(None, kernels={nothing: lambda x: seen.append("by hand")}):
+    nothing = fast_op(lambda x: seen.append("function"))
+    implements(nothing)(lambda x: seen.append("kernel"))
+    with use_fast_ops():
         assert nothing(1) is None
-    assert seen == ["by hand"]
+    assert seen == ["kernel"]
+
+
+def test_the_table_names_functions_kernels_and_what_they_support():
+    rows = {row.function: row for row in table()}
+    assert rows[double].kernel is hundredfold
+    assert rows[double].supports == "float32."
+    assert "hundredfold in " in str(rows[double])
+    assert rows[fourfold].kernel is None
+    assert str(rows[fourfold]).endswith(".fourfold: compiled")
+
+
+def test_a_kernel_needs_a_marked_function_that_has_none_yet():
+    with pytest.raises(ValueError, match="is not marked @fast_op"):
+        implements(hundredfold)
+    with pytest.raises(ValueError, match="already has a kernel"):
+        implements(double)(lambda x: x)
+    implements(double)(hundredfold)  # the same one again
 
 
 def test_a_compiled_function_compiles_those_that_it_calls_as_they_are_written():
     torch._dynamo.reset()
-    with use_fast_ops("aot_eager", kernels={double: hundredfold}):
+    with use_fast_ops("aot_eager"):
         assert fourfold(torch.ones(())) == 4
 
 

@@ -56,17 +56,18 @@ def test_running_statistics_stay():
     assert all(torch.equal(buffer, before[name]) for name, buffer in model.named_buffers())
 
 
-class Knowing:
-    """A forward pass that has no second derivative, but knows its slopes."""
+class WithJvp(nn.Module):
+    """A model that has no second derivative, but a JVP."""
 
     def __init__(self, model: nn.Module) -> None:
-        self.model, self.plain, self.asked = model, model.forward, 0
+        super().__init__()
+        self.model, self.calls = model, 0
 
-    def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        return _Once.apply(self.plain(x))
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return _Once.apply(self.model(x))
 
-    def slope(self, x: torch.Tensor, direction: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-        self.asked += 1
+    def loss_jvp(self, x: torch.Tensor, direction: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        self.calls += 1
         return loss_jvp(self.model, x, direction, y)
 
 
@@ -81,16 +82,15 @@ class _Once(torch.autograd.Function):
         return gradient
 
 
-def test_what_learns_through_a_gradient_may_learn_from_slopes():
+def test_a_gradient_penalty_by_jvp_is_that_of_two_backward_passes():
     model, (x, other, y) = make("wide"), batch()
     results = []
-    for forward in (model.forward, Knowing(model)):
-        model.forward = forward
+    for network in (model, with_jvp := WithJvp(model)):
         value = gradient_penalty(
-            model, x, y, cross_entropy_sum, lambda gradient: F.cosine_similarity(gradient, other).square().sum()
+            network, x, y, cross_entropy_sum, lambda gradient: F.cosine_similarity(gradient, other).square().sum()
         )
         results.append([value.detach(), *by_weights(model, value)])
-    assert model.forward.asked == 1
+    assert with_jvp.calls == 1
     for plain, fast in zip(*results, strict=True):
         torch.testing.assert_close(fast, plain, atol=1e-11, rtol=1e-9)
     assert all(weight.requires_grad for weight in model.parameters())

@@ -1,8 +1,5 @@
 """Recording a step leaves everything as it was; here with graphs that are no graphs, to see it without a GPU."""
 
-import contextlib
-import importlib.util
-import sys
 import types
 
 import pytest
@@ -10,6 +7,9 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import atas
+from atas.core.autograd import HookedSplit
+from atas.ops.networks import AcceleratedNetwork
+from atas.training import cuda_graph_engine
 from atas.training.build import build
 from atas.training.optim import SGD
 
@@ -22,21 +22,16 @@ CROP = {"data.view": "crop", "data.view_size": 6, "data.pad": 0, "method.grid": 
 @pytest.fixture
 def captured(monkeypatch):
     """The module of the captured engine, whose kernels, compiler and graphs are the plain functions."""
-    kernels = types.ModuleType("atas.ops.triton")
-    kernels.parallel_compile = contextlib.nullcontext
-    kernels.training_kernels = dict
-    monkeypatch.setitem(sys.modules, kernels.__name__, kernels)
     monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
     monkeypatch.setattr(torch.backends.cudnn, "benchmark", False)
-    spec = importlib.util.find_spec("atas.training.cuda_graph_engine")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    module.FusedSGD = SGD
-    module.compile_function = lambda function, backend: function
-    module.use_fast_ops = lambda compile_with, kernels: contextlib.nullcontext()
-    module.warm_up = lambda function: [function() for _ in range(3)]
-    module.capture = lambda function: (types.SimpleNamespace(replay=function), function())
-    return module
+    monkeypatch.setattr(torch, "compile", lambda function, **options: function)
+    monkeypatch.setattr(cuda_graph_engine, "register_kernels", lambda: None)
+    monkeypatch.setattr(cuda_graph_engine, "FusedSGD", SGD)
+    monkeypatch.setattr(cuda_graph_engine, "warm_up", lambda function: [function() for _ in range(3)])
+    monkeypatch.setattr(
+        cuda_graph_engine, "capture", lambda function: (types.SimpleNamespace(replay=function), function())
+    )
+    return cuda_graph_engine
 
 
 @pytest.fixture
@@ -136,3 +131,53 @@ def test_nothing_is_left_of_a_step_that_broke_off_while_it_was_recorded(make, ca
     monkeypatch.setattr(captured, "capture", fail)
     engine.prepare()
     assert set(engine._gradients) == {None}
+
+
+class FakeAccelerated(AcceleratedNetwork):
+    """Plain PyTorch behind the interface of a network with kernels."""
+
+    def forward(self, x):
+        self.train_forward_count += self.model.training
+        return self.model(x)
+
+    def loss_jvp(self, x, direction, y):
+        raise NotImplementedError
+
+    def split_first_layer(self):
+        return HookedSplit(self.model, self.model.conv1)
+
+    def precompile(self, x, modes=(False, True)):
+        self.precompiled = x.shape
+
+
+def test_an_accelerated_network_is_used_in_steps_and_by_the_monitor(make, captured, monkeypatch):
+    plain = make("pgd")
+    monkeypatch.setattr(captured, "accelerate", lambda model: FakeAccelerated(model))
+    engine = make("pgd")
+    for each in (plain, engine):
+        each.start_epoch(0, 0)
+        each.step()
+    network = engine.eval_model
+    assert isinstance(network, FakeAccelerated)
+    assert network.model is engine.compute_model
+    assert network.precompiled == (engine.loader.size(len(engine.loader) - 1), *engine.loader.images.shape[1:])
+    passes = network.train_forward_count
+    assert passes > 0
+    assert engine.network is engine.compute_model, "outside of a capture steps run as written"
+    counts = [name for name in plain.state_tensors() if name.endswith("num_batches_tracked")]
+    assert set(changed(plain.state_tensors(), engine.state_tensors())) <= set(counts)
+    network.eval()
+    assert not engine.compute_model.training
+
+
+def test_a_fast_step_that_fails_is_captured_with_the_plain_network(make, captured, monkeypatch):
+    class Failing(FakeAccelerated):
+        def forward(self, x):
+            raise RuntimeError("no kernel for this")
+
+    monkeypatch.setattr(captured, "accelerate", lambda model: Failing(model))
+    engine = make("pgd")
+    engine.start_epoch(0, 0)
+    engine.step()
+    assert engine.network is engine.compute_model
+    assert all(graph is not None for graph in engine._graphs.values())

@@ -86,21 +86,22 @@ def test_all_methods_but_yopo_from_another_layer_run_by_the_kernels():
     assert not atas.methods.create("yopo", atas.Linf(8 / 255), EXAMPLES, SHAPE, layer="layer1").uses_fast_network
 
 
-class Sloping:
-    """The forward pass of one of our networks, with what the kernels' adds to it."""
+class WithJvp(nn.Module):
+    """A network with the JVP of its loss, as those with kernels have."""
 
     def __init__(self, model: nn.Module) -> None:
-        self.model, self.plain = model, model.forward
+        super().__init__()
+        self.model = model
 
-    def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        return self.plain(x)
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.model(x)
 
-    def slope(self, x: torch.Tensor, direction: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    def loss_jvp(self, x: torch.Tensor, direction: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
         return loss_jvp(self.model, x, direction, y)
 
 
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")  # as above
-def test_gradient_alignment_by_slopes_is_that_by_two_backward_passes():
+def test_gradient_alignment_by_jvp_is_that_by_two_backward_passes():
     """The way that the captured engine goes, compiled by a backend that needs no compiler."""
     torch._dynamo.reset()
     engines = []
@@ -109,7 +110,7 @@ def test_gradient_alignment_by_slopes_is_that_by_two_backward_passes():
         model = WideResNet(4, Normalize(3), 10, 1)
         engine = make_engine("fgsm-ga", model=model)
         if backend:
-            engine.compute_model.forward = Sloping(model)
+            engine.network = WithJvp(model)
         with use_fast_ops(backend):
             engine.start_epoch(6, 0)
             engine.step()

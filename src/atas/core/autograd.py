@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import torch
 import torch.nn.functional as F
@@ -79,6 +79,14 @@ def input_gradient(
     return gradient, logits.detach()
 
 
+@runtime_checkable
+class SupportsJvp(Protocol):
+    """A model whose passes have no second derivative, but that has the derivative of its loss along a direction."""
+
+    def loss_jvp(self, x: Tensor, direction: Tensor, y: Tensor) -> Tensor:
+        """Return the sum over the batch of direction . grad cross-entropy(x), differentiable by the weights."""
+
+
 def gradient_penalty(
     model: nn.Module,
     x: Tensor,
@@ -88,12 +96,10 @@ def gradient_penalty(
 ) -> Tensor:
     """A function of the gradient of the loss by x, through which weights can learn: a derivative of second order.
 
-    Autograd goes back through its own backward pass. A fast forward pass has no such way; where it can tell the `slope`
-    of the summed cross-entropy along a direction, the same is found from that: as far as the weights are concerned,
-    the function changes as the slope does along the function's own gradient.
+    Autograd differentiates its own backward pass. A model that `SupportsJvp` cannot do that; there the derivative by
+    the weights is that of the loss along a fixed direction, the function's own gradient.
     """
-    slope = getattr(model.forward, "slope", None)
-    if slope is None:
+    if not isinstance(model, SupportsJvp):
         x = x.detach().requires_grad_(True)
         (gradient,) = torch.autograd.grad(loss(model(x), y), x, create_graph=True)
         return function(gradient)
@@ -102,8 +108,8 @@ def gradient_penalty(
     gradient.requires_grad_(True)
     value = function(gradient)
     (direction,) = torch.autograd.grad(value, gradient)
-    change = slope(x, direction, y)
-    return value.detach() + (change - change.detach())
+    jvp = model.loss_jvp(x, direction, y)
+    return value.detach() + (jvp - jvp.detach())
 
 
 class _Reached(Exception):  # noqa: N818  (not an error: it carries a value out of a forward pass)
@@ -136,6 +142,14 @@ class SplitModel(Protocol):
 
     def first_layer_vjp(self, adjoint: Tensor, x: Tensor) -> Tensor:
         """Return the gradient of adjoint . f1(x) with respect to x."""
+
+
+@runtime_checkable
+class SupportsSplit(Protocol):
+    """A model that no hook can split, but that can split itself."""
+
+    def split_first_layer(self) -> SplitModel:
+        """Return the model split behind its first layer."""
 
 
 class HookedSplit:

@@ -15,7 +15,9 @@ from torch import Tensor, nn
 from atas.attacks.scheduler import Step
 from atas.attacks.search import LogitsFunction
 from atas.core.dispatch import compile_function, use_fast_ops
+from atas.ops import enable_kernels
 from atas.ops.cuda_graphs import capture, warm_up
+from atas.ops.networks import accelerate
 from atas.ops.precision import low_precision_copy
 
 # Both are as fast; the first is eight times as fine, the second holds larger numbers.
@@ -78,15 +80,9 @@ def half_precision(
         return found
 
     network: LogitsFunction = plain
-
-    from atas.ops.networks import has_kernels
-    from atas.ops.triton import parallel_compile  # Triton comes with PyTorch for CUDA alone
-    from atas.ops.triton.preact_resnet import PreActNetwork
-
-    if has_kernels(twin):
-        network = by_hand = PreActNetwork(twin)
-        with parallel_compile():
-            by_hand.precompile(batch, modes=(False,))
+    if (accelerated := accelerate(twin, for_training=False)) is not None:
+        network = accelerated
+        accelerated.precompile(batch, modes=(False,))
     elif compile_whole:
         log("compiling the network to search with ...")
         with torch.autocast("cuda", dtype=dtype, cache_enabled=False):
@@ -134,9 +130,8 @@ def run_cuda_graph(step: Step) -> Callable[[int], None]:
 
     What surrounds the network runs by kernels written by hand, where there are any for it.
     """
-    from atas.ops.triton import attack_kernels, training_kernels  # Triton comes with PyTorch for CUDA alone
-
-    with use_fast_ops(None, kernels={**training_kernels(), **attack_kernels()}):
+    enable_kernels()
+    with use_fast_ops():
         warm_up(step)
         graph, _ = capture(step)
 

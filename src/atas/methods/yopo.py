@@ -7,7 +7,7 @@ from typing import Literal, Unpack
 
 from torch import nn
 
-from atas.core.autograd import HookedSplit, SplitModel, find_first_layer
+from atas.core.autograd import HookedSplit, SplitModel, SupportsSplit, find_first_layer
 from atas.data.loader import Batch
 from atas.errors import UsageError
 from atas.methods.base import CommonArgs, Method, StepOutput, Update
@@ -72,6 +72,7 @@ class YOPO(Method):
         return StepOutput(loss.detach(), inputs, logits.detach())
 
     def _split(self, model: nn.Module) -> SplitModel:
-        """By the model's fast forward pass where it has one, which no hook sees."""
-        fast = getattr(model.forward, "cut", None)
-        return HookedSplit(model, find_first_layer(model, self.layer)) if fast is None else fast()
+        """Split the model behind its first layer: by its own means if it has them, otherwise by hooks."""
+        if isinstance(model, SupportsSplit):
+            return model.split_first_layer()
+        return HookedSplit(model, find_first_layer(model, self.layer))

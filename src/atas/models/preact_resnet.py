@@ -8,7 +8,9 @@ from torch import Tensor, nn
 from atas.models.layers import Normalize, spatial_mean
 
 
-class _Block(nn.Module):
+class PreActBlock(nn.Module):
+    """A pre-activation block; its shortcut takes the raw input."""
+
     def __init__(self, in_width: int, width: int, stride: int) -> None:
         super().__init__()
         self.bn1 = nn.BatchNorm2d(in_width)
@@ -20,6 +22,7 @@ class _Block(nn.Module):
             self.shortcut = nn.Conv2d(in_width, width, 1, stride, bias=False)
 
     def forward(self, x: Tensor) -> Tensor:
+        """Add the convolutions to the shortcut."""
         out = self.conv1(F.relu(self.bn1(x)))
         out = self.conv2(F.relu(self.bn2(out)))
         return out + self.shortcut(x)
@@ -58,4 +61,4 @@ class PreActResNet(nn.Module):
 
 
 def _stage(in_width: int, width: int, stride: int) -> nn.Sequential:
-    return nn.Sequential(_Block(in_width, width, stride), _Block(width, width, stride=1))
+    return nn.Sequential(PreActBlock(in_width, width, stride), PreActBlock(width, width, stride=1))

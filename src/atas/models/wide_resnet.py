@@ -8,7 +8,9 @@ from torch import Tensor, nn
 from atas.models.layers import Normalize, spatial_mean
 
 
-class _Block(nn.Module):
+class WideBlock(nn.Module):
+    """A pre-activation block; a projection shortcut takes the activated input."""
+
     def __init__(self, in_width: int, width: int, stride: int) -> None:
         super().__init__()
         self.bn1 = nn.BatchNorm2d(in_width)
@@ -18,6 +20,7 @@ class _Block(nn.Module):
         self.shortcut = None if in_width == width else nn.Conv2d(in_width, width, 1, stride, bias=False)
 
     def forward(self, x: Tensor) -> Tensor:
+        """Add the convolutions to the shortcut."""
         activated = F.relu(self.bn1(x))
         out = self.conv2(F.relu(self.bn2(self.conv1(activated))))
         return out + (x if self.shortcut is None else self.shortcut(activated))
@@ -59,5 +62,5 @@ class WideResNet(nn.Module):
 
 
 def _stage(in_width: int, width: int, blocks: int, stride: int) -> nn.Sequential:
-    first = _Block(in_width, width, stride)
-    return nn.Sequential(first, *(_Block(width, width, stride=1) for _ in range(blocks - 1)))
+    first = WideBlock(in_width, width, stride)
+    return nn.Sequential(first, *(WideBlock(width, width, stride=1) for _ in range(blocks - 1)))

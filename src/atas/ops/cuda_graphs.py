@@ -37,43 +37,44 @@ def capture(function: Callable[[], R]) -> tuple[torch.cuda.CUDAGraph, R]:
 
 
 class SideStream:
-    """A second stream for work that is needed only later. `wait` makes the main stream wait for it."""
+    """A second stream on every GPU for work that is needed only later. `wait` makes the main streams wait for it."""
 
     def __init__(self) -> None:
-        self._stream: torch.cuda.Stream | None = None
+        self._streams: dict[torch.device, torch.cuda.Stream] = {}
         self._kept: list[Tensor] = []
         self._keys: set[int] = set()
 
     @contextmanager
     def run(self, key: int, *inputs: Tensor) -> Iterator[None]:
-        """Run the block on the side stream, after all work queued so far. The inputs are kept alive until the main
-        stream waits.
+        """Run the block on the side stream of the inputs' device, after all work queued so far. The inputs are kept
+        alive until the main stream waits.
 
         If the same key was already used since the last `wait()`, run on the main stream instead: autograd sums the two
         gradients of a weight there, so both must be ready.
         """
         if key in self._keys:
-            self._wait_for_stream()
+            self._wait_for_streams()
             yield
             return
-        if self._stream is None:
-            self._stream = torch.cuda.Stream()
-        self._stream.wait_stream(torch.cuda.current_stream())
+        device = inputs[0].device
+        if device not in self._streams:
+            self._streams[device] = torch.cuda.Stream(device)
+        stream = self._streams[device]
+        stream.wait_stream(torch.cuda.current_stream(device))
         self._keys.add(key)
         self._kept += inputs
-        with torch.cuda.stream(self._stream):
+        with torch.cuda.stream(stream):
             yield
 
     def wait(self) -> None:
-        """Make the main stream wait for the side stream; the host does not wait."""
-        self._wait_for_stream()
+        """Make the main streams wait for the side streams; the host does not wait."""
+        self._wait_for_streams()
         self._keys.clear()
 
-    def _wait_for_stream(self) -> None:
-        if self._kept:
-            assert self._stream is not None
-            torch.cuda.current_stream().wait_stream(self._stream)
-            self._kept.clear()
+    def _wait_for_streams(self) -> None:
+        for device in {tensor.device for tensor in self._kept}:
+            torch.cuda.current_stream(device).wait_stream(self._streams[device])
+        self._kept.clear()
 
 
 weight_grad_stream = SideStream()  # weight gradients: joined when a backward pass is over

@@ -1,27 +1,98 @@
-"""Networks that have an implementation in Triton kernels."""
+"""Networks with a faster forward pass than their own: by Triton kernels, or by torch.compile."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, TypeGuard
+from abc import ABC, abstractmethod
+from typing import TypeGuard
 
-from torch import nn
+from torch import Tensor, nn
 
+from atas.core.autograd import SplitModel
+from atas.core.dispatch import compile_function
 from atas.models import Normalize, PreActResNet, WideResNet
-
-if TYPE_CHECKING:
-    from atas.ops.triton.preact_resnet import PreActNetwork
-
-_SMALLEST_ARGS: dict[type[nn.Module], tuple[int, ...]] = {
-    PreActResNet: (),
-    WideResNet: (10, 2),
-}  # what to build one with
+from atas.models.preact_resnet import PreActBlock
+from atas.models.wide_resnet import WideBlock
+from atas.ops import enable_kernels
 
 
-def accelerate(model: nn.Module) -> PreActNetwork | None:
-    """Return the model's forward pass in Triton kernels, or None for a model without kernels or with frozen parts."""
-    whole = all(module.training == model.training for module in model.modules())
+class WrappedNetwork(nn.Module):
+    """A module that runs another module's forward pass in its own way.
+
+    Parameters and buffers are the wrapped model's. So is the mode: to set it here or there is the same.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+
+    @property
+    def training(self) -> bool:
+        """The mode of the wrapped model."""
+        return self.model.training
+
+    @training.setter
+    def training(self, mode: bool) -> None:
+        if "_modules" in self.__dict__:  # nn.Module sets a mode before it can hold a model
+            self.model.training = mode
+
+
+class CompiledNetwork(WrappedNetwork):
+    """A model compiled with torch.compile."""
+
+    def __init__(self, model: nn.Module, backend: str = "inductor") -> None:
+        super().__init__(model)
+        self._call = compile_function(lambda x: model(x), backend)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return the logits."""
+        return self._call(x)
+
+
+class AcceleratedNetwork(WrappedNetwork, ABC):
+    """A model whose forward and backward passes run by kernels, which have no second derivative.
+
+    It has the two things that methods would otherwise do with hooks or second derivatives: `loss_jvp`
+    (`core.autograd.SupportsJvp`) and `split_first_layer` (`core.autograd.SupportsSplit`). `train_forward_count` counts
+    the forward passes in train mode, as BatchNorm itself would.
+    """
+
+    train_forward_count: int = 0
+
+    @abstractmethod
+    def forward(self, x: Tensor) -> Tensor:
+        """Return the logits of pixels in [0, 1]."""
+
+    @abstractmethod
+    def loss_jvp(self, x: Tensor, direction: Tensor, y: Tensor) -> Tensor:
+        """Return the derivative of the summed cross-entropy at x along a direction, differentiable by the weights."""
+
+    @abstractmethod
+    def split_first_layer(self) -> SplitModel:
+        """Return the network split behind its first convolution."""
+
+    @abstractmethod
+    def precompile(self, x: Tensor, modes: tuple[bool, ...] = (False, True)) -> None:
+        """Compile the kernels for batches like x in these modes (train mode: True), in parallel. Nothing is run."""
+
+
+# Any other type of layer in a network means that its owner has replaced a layer.
+_LAYERS: dict[type[nn.Module], set[type[nn.Module]]] = {
+    PreActResNet: {PreActResNet, PreActBlock, nn.Identity},
+    WideResNet: {WideResNet, WideBlock},
+}
+_COMMON_LAYERS = {Normalize, nn.Sequential, nn.Conv2d, nn.BatchNorm2d, nn.Linear}
+
+
+def accelerate(model: nn.Module, *, for_training: bool = True) -> AcceleratedNetwork | None:
+    """Return the model with passes by kernels; None for a model, or on a machine, without them.
+
+    Training also needs all modules in one mode and no frozen weight.
+    """
+    one_mode = all(module.training == model.training for module in model.modules())
     learns = all(weight.requires_grad for weight in model.parameters())
-    if not (whole and learns and has_kernels(model)):
+    if for_training and not (one_mode and learns):
+        return None
+    if not has_kernels(model) or not enable_kernels():
         return None
     from atas.ops.triton.preact_resnet import PreActNetwork  # imports Triton
 
@@ -29,13 +100,13 @@ def accelerate(model: nn.Module) -> PreActNetwork | None:
 
 
 def has_kernels(model: nn.Module) -> TypeGuard[PreActResNet | WideResNet]:
-    """Return whether this is exactly one of our networks: no subclass, no replaced layer, no hook that would be
-    skipped."""
-    if type(model) not in (PreActResNet, WideResNet):
+    """Return whether this is exactly one of the package's networks: no subclass, no replaced layer, no hook that would
+    be skipped."""
+    if type(model) not in _LAYERS:
         return False
-    ours = {type(module) for module in type(model)(2, Normalize(1), *_SMALLEST_ARGS[type(model)]).modules()}
+    layers = _LAYERS[type(model)] | _COMMON_LAYERS
     for module in model.modules():
-        if type(module) not in ours or module._forward_hooks or module._forward_pre_hooks or module._backward_hooks:
+        if type(module) not in layers or module._forward_hooks or module._forward_pre_hooks or module._backward_hooks:
             return False
         if isinstance(module, nn.BatchNorm2d) and (module.momentum is None or not module.track_running_stats):
             return False

@@ -11,24 +11,25 @@ from __future__ import annotations
 import functools
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from types import EllipsisType
 
 import torch
 from torch import Tensor, nn
 
-from atas.core.dispatch import compile_function, use_fast_ops
+from atas.core.dispatch import implements, use_fast_ops
 from atas.core.perturbations import PerturbationStore
 from atas.data.loader import Loader
 from atas.distributed.world import SINGLE, World
 from atas.errors import AtasError
 from atas.methods import Method
+from atas.ops import enable_kernels
 from atas.ops.cuda_graphs import capture, warm_up
 from atas.ops.cuda_graphs import weight_grad_stream as weights_aside
-from atas.ops.networks import accelerate
-from atas.ops.triton import parallel_compile, training_kernels
+from atas.ops.networks import CompiledNetwork, accelerate
 from atas.recipes import Recipe
 from atas.training.engine import Engine
+from atas.training.metrics import accumulate_metrics
 from atas.training.optim import FusedSGD
 
 _Shape = tuple[int, int | None]  # images in a batch, and the side at which they are shown
@@ -40,6 +41,14 @@ def channels_last(model: nn.Module) -> nn.Module:
         if parameter.dim() == 4:
             parameter.data = parameter.data.contiguous(memory_format=torch.channels_last)
     return model
+
+
+def register_kernels() -> None:
+    """Register all Triton kernels, with that of a function of this package."""
+    if enable_kernels():
+        from atas.ops.triton.cross_entropy import accumulate
+
+        implements(accumulate_metrics)(accumulate)
 
 
 class CudaGraphEngine(Engine):
@@ -57,13 +66,13 @@ class CudaGraphEngine(Engine):
         world: World = SINGLE,
     ) -> None:
         super().__init__(recipe, channels_last(model), method, loader, world)
+        register_kernels()
         torch.backends.cudnn.benchmark = not recipe.engine.deterministic
         method.checks.skip_labels = True
         self._log = log
         self._optimizer = FusedSGD(recipe.optimizer, self._trainable_of(model), self._trainable)
         self._graphs: dict[_Shape, torch.cuda.CUDAGraph | None] = {}
-        self._eager_forward = self.compute_model.forward
-        self._fused_network = accelerate(self.compute_model) if method.uses_fast_network else None
+        self._accelerated = accelerate(self.compute_model) if method.uses_fast_network else None
         self._forward_passes: dict[_Shape, int] = {}
         self._eval_graph: GraphedFunction | None = None
         self._captures_eval = True
@@ -86,12 +95,12 @@ class CudaGraphEngine(Engine):
             talks = self.recipe.engine.sync_batchnorm and self.world.size > 1  # within a pass, which is not compiled
             compiles = self.method.compilable and not (self.recipe.engine.deterministic or talks)
             self._graphs[whole, self.resolution] = self._capture_or_fall_back(
-                whole, fast=self._fused_network is not None or compiles
+                whole, fast=self._accelerated is not None or compiles
             )
         if (last, self.resolution) not in self._graphs:
             captured = self._graphs[whole, self.resolution] is not None and self.world.size == 1
             self._graphs[last, self.resolution] = (
-                self._capture_or_fall_back(last, fast=self._fused_network is not None) if captured else None
+                self._capture_or_fall_back(last, fast=self._accelerated is not None) if captured else None
             )
 
     def _capture_or_fall_back(self, size: int, *, fast: bool) -> torch.cuda.CUDAGraph | None:
@@ -129,15 +138,15 @@ class CudaGraphEngine(Engine):
 
     @property
     def eval_model(self) -> nn.Module:
-        """The copy that steps are made with."""
-        return self.compute_model
+        """The copy that steps are made with, by kernels where it has them."""
+        return self._accelerated or self.compute_model
 
     def run(self, function: Callable[..., Tensor], *inputs: Tensor) -> Tensor:
         """As ever, but recorded at the first call and replayed at those with inputs of the same shapes.
 
         Weights and statistics are read where they live, so a replay sees them as they are then.
         """
-        with self._use_fused_forward(self._fused_network is not None), use_fast_ops(None, kernels=training_kernels()):
+        with use_fast_ops():
             if self._eval_graph is None and self._captures_eval:
                 self._eval_graph = self._capture_eval(functools.partial(super().run, function), inputs)
             if self._eval_graph is not None and self._eval_graph.accepts(inputs):
@@ -180,8 +189,8 @@ class CudaGraphEngine(Engine):
         return super().state_tensors()
 
     @functools.cached_property
-    def _fast(self) -> Callable[[Tensor], Tensor]:
-        return self._fused_network or compile_function(self._eager_forward, "inductor")
+    def _fast_network(self) -> nn.Module:
+        return self._accelerated or CompiledNetwork(self.compute_model)
 
     def _capture(self, size: int, *, fast: bool) -> torch.cuda.CUDAGraph:
         began = time.perf_counter()
@@ -195,18 +204,17 @@ class CudaGraphEngine(Engine):
             counter.zero_()  # at the end of an epoch, or of all, there is no next step to rehearse
         try:
             backend = "inductor" if compiles and not self.recipe.engine.deterministic else None
-            with self._use_fused_forward(fast), use_fast_ops(backend, kernels=training_kernels() if fast else None):
-                if fast and self._fused_network:
-                    with parallel_compile():
-                        channels, *frame = self.loader.images.shape[1:]
-                        sides = frame if self.resolution is None else (self.resolution, self.resolution)
-                        self._fused_network.precompile(torch.empty(size, channels, *sides, device=self.device))
+            with self._use_fast_network(backend) if fast else nullcontext():
+                if fast and self._accelerated:
+                    channels, *frame = self.loader.images.shape[1:]
+                    sides = frame if self.resolution is None else (self.resolution, self.resolution)
+                    self._accelerated.precompile(torch.empty(size, channels, *sides, device=self.device))
                 warm_up(functools.partial(self._warmup_step, size))
                 self._optimizer.begin_capture(self.method.updates_per_step)
-                passes = self._fused_network.train_forward_count if self._fused_network else 0
+                passes = self._accelerated.train_forward_count if self._accelerated else 0
                 graph, _ = capture(functools.partial(self.training_step, size))
                 self._forward_passes[size, self.resolution] = (
-                    self._fused_network.train_forward_count if self._fused_network else 0
+                    self._accelerated.train_forward_count if self._accelerated else 0
                 ) - passes
                 self._optimizer.finish_capture()
         finally:
@@ -236,14 +244,14 @@ class CudaGraphEngine(Engine):
         return found
 
     @contextmanager
-    def _use_fused_forward(self, enabled: bool) -> Iterator[None]:
-        """Inside, where enabled, `compute_model` runs by its faster forward pass."""
-        if enabled:
-            self.compute_model.forward = self._fast
+    def _use_fast_network(self, compile_with: str | None) -> Iterator[None]:
+        """Inside, steps run by the fast network and by the fast implementations of the functions around it."""
+        self.network = self._fast_network
         try:
-            yield
+            with use_fast_ops(compile_with):
+                yield
         finally:
-            self.compute_model.forward = self._eager_forward
+            self.network = self.compute_model
 
     def _warmup_step(self, size: int) -> None:
         """A step that leaves the place in the epoch's order where it was."""

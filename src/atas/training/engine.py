@@ -70,6 +70,7 @@ class Engine:
         precision = recipe.engine.precision
         self._mixed = precision == "bf16" or (precision == "auto" and self.device.type == "cuda")
         self.compute_model = low_precision_copy(model, torch.bfloat16) if self._mixed else model
+        self.network = self.compute_model  # an engine may run it by a faster implementation
         self.ema = EMA(model, recipe.training.ema) if recipe.training.ema else None
         self.epoch_sums = EpochSums(self.device)
         self._is_trainable = [parameter.requires_grad for parameter in model.parameters()]
@@ -174,7 +175,7 @@ class Engine:
         if not self.compute_model.training:  # otherwise layers that their owner keeps in eval mode stay so
             self.compute_model.train()
         with self.precision():
-            step = self.method.training_step(self.compute_model, self, batch)
+            step = self.method.training_step(self.network, self, batch)
         if size:
             accumulate_metrics(self.epoch_sums.sums, step.loss, step.logits, batch.y, index, self.method.step_sizes)
         self._position += size

@@ -1,13 +1,13 @@
-"""The searches' functions by hand against those that they stand for, in Triton's interpreter where there is no GPU."""
+"""The searches' functions by hand against those that they stand for, on a GPU or in Triton's interpreter."""
 
 from __future__ import annotations
 
 import copy
 import dataclasses
-import os
 
 import pytest
 import torch
+from helpers.kernels import DEVICE, KERNELS, count_kernel_calls, run_kernel
 from torch import nn
 
 import atas
@@ -19,32 +19,13 @@ from atas.attacks.scheduler import Examples, SearchProgress, run
 from atas.attacks.search import Slots
 from atas.attacks.square import Square
 from atas.core.dispatch import use_fast_ops
+from atas.ops.triton import fab as fab_kernels
 
-ON_GPU = torch.cuda.is_available()
-if not ON_GPU:
-    os.environ["TRITON_INTERPRET"] = "1"
-pytest.importorskip("triton", reason="the kernels need Triton, which comes with PyTorch for CUDA")
-kernels = pytest.importorskip("atas.ops.triton")
-fab_kernels = pytest.importorskip("atas.ops.triton.fab")
-
-DEVICE = "cuda" if ON_GPU else "cpu"
 EPS = 8 / 255
 BALL = atas.Linf(EPS)
 BATCHES = [(1, (3, 8, 8)), (40, (1, 8, 8)), (40, (3, 5, 7)), (12, (3, 32, 32))]
 STEPS = 12
 NAN, INF = float("nan"), float("inf")
-
-
-@pytest.fixture
-def by_hand():
-    """Run a function in its form by hand; it has to cover the arguments."""
-
-    def run(function, *args):
-        found = kernels.attack_kernels()[function](*args)
-        assert found is not NotImplemented
-        return found
-
-    return run
 
 
 def randn(*shape):
@@ -65,8 +46,8 @@ def near(x, eps=EPS):
 
 
 @pytest.fixture(params=BATCHES, ids=str)
-def lanes(request):
-    """Lanes at all sorts of times: fresh ones, some that are about to end, and some that do not move."""
+def slots(request):
+    """Slots at all sorts of times: fresh ones, some that are about to end, and some that do not move."""
     count, shape = request.param
     x, numbers = images(count, shape), torch.randperm(1000, device=DEVICE)[:count]
     clock = torch.randint(STEPS, (count,), device=DEVICE) * chance(count, 0.8)
@@ -75,10 +56,10 @@ def lanes(request):
         x=x,
         y=numbers % 10,
         target=(numbers + 1) % 10,
-        example=numbers * 2**20,
-        rank=numbers % 9,
-        clock=clock,
-        active=~chance(count, 0.1) | (torch.arange(count, device=DEVICE) == 0),
+        index=numbers * 2**20,
+        target_rank=numbers % 9,
+        iteration=clock,
+        occupied=~chance(count, 0.1) | (torch.arange(count, device=DEVICE) == 0),
         point=near(x),
         broken=chance(count, 0.1) & (clock > 0),
         done=chance(count, 0.1) & (clock > 0),
@@ -104,96 +85,96 @@ def awkward(gradient):
 
 @pytest.mark.parametrize("seed", [0, 12345678901234567])
 @pytest.mark.parametrize("each", [False, True])
-def test_starts_are_drawn_to_the_bit_and_only_where_a_lane_is_fresh(by_hand, lanes, seed, each):
-    epoch = lanes.rank if each else torch.tensor(3, device=DEVICE)
-    arguments = BALL, lanes, seed, epoch, near(lanes.x)
-    found, expected = by_hand(search.random_start, *arguments), search.random_start(*arguments)
+def test_starts_are_drawn_to_the_bit_and_only_where_a_lane_is_fresh(slots, seed, each):
+    epoch = slots.target_rank if each else torch.tensor(3, device=DEVICE)
+    arguments = BALL, slots, seed, epoch, near(slots.x)
+    found, expected = run_kernel(search.random_start, *arguments), search.random_start(*arguments)
     assert torch.equal(found, expected)
-    assert torch.equal(found[lanes.clock > 0], arguments[-1][lanes.clock > 0])
+    assert torch.equal(found[slots.iteration > 0], arguments[-1][slots.iteration > 0])
 
 
-def test_a_start_alone_has_an_epoch_for_each_example(lanes):
-    arguments = BALL, lanes.x, 5, lanes.rank, lanes.example
-    found = kernels.training_kernels()[threat.random_start](*arguments)
+def test_a_start_alone_has_an_epoch_for_each_example(slots):
+    arguments = BALL, slots.x, 5, slots.target_rank, slots.index
+    found = KERNELS[threat.random_start](*arguments)
     assert torch.equal(found, threat.random_start(*arguments))
 
 
 @pytest.mark.parametrize("size", [EPS / 5, 0.5])
-def test_pgd_moves(by_hand, lanes, size):
-    theirs = copy.deepcopy(lanes)
-    arguments = near(lanes.x), awkward(randn(*lanes.x.shape)), size, STEPS
-    assert by_hand(projected_gradient_descent.pgd_update, BALL, lanes, *arguments) is None
+def test_pgd_moves(slots, size):
+    theirs = copy.deepcopy(slots)
+    arguments = near(slots.x), awkward(randn(*slots.x.shape)), size, STEPS
+    assert run_kernel(projected_gradient_descent.pgd_update, BALL, slots, *arguments) is None
     projected_gradient_descent.pgd_update(BALL, theirs, *arguments)
-    assert_same(lanes, theirs)
+    assert_same(slots, theirs)
 
 
 @pytest.mark.parametrize("passes", [1, 20])
 @pytest.mark.parametrize("always", [False, True], ids=["windows", "every"])
-def test_apgd_moves(by_hand, lanes, passes, always):
+def test_apgd_moves(slots, passes, always):
     """`always` looks at the step size after every step, which has all its branches taken."""
-    count = len(lanes)
+    count = len(slots)
     best = randn(count)
     climb = apgd.APGDBuffers(
-        current=near(lanes.x),
-        previous=near(lanes.x),
-        best_point=near(lanes.x),
-        best_gradient=randn(*lanes.x.shape),
+        current=near(slots.x),
+        previous=near(slots.x),
+        best_point=near(slots.x),
+        best_gradient=randn(*slots.x.shape),
         loss=randn(count),
         best_loss=best,
-        checked_loss=torch.where(chance(count, 0.5), best, best - 1),
-        size=torch.rand(count, device=DEVICE) * EPS,
-        rises=torch.randint(4, (count,), device=DEVICE),
+        checkpoint_loss=torch.where(chance(count, 0.5), best, best - 1),
+        step_size=torch.rand(count, device=DEVICE) * EPS,
+        increases=torch.randint(4, (count,), device=DEVICE),
         halved=chance(count, 0.5),
     )
     table = torch.tensor([0] + [2] * (STEPS - 1) if always else apgd.checkpoints(STEPS - 1), device=DEVICE)
     loss = best + randn(count) * (torch.rand(count, device=DEVICE) < 0.7)
     loss[:2] = torch.tensor([NAN, INF], device=DEVICE)[:count]
-    gradient = awkward(randn(*lanes.x.shape)).to(memory_format=torch.channels_last)
-    theirs, their_climb = copy.deepcopy(lanes), copy.deepcopy(climb)
-    arguments = table, passes, near(lanes.x), loss, gradient, ~chance(count, 0.2)
+    gradient = awkward(randn(*slots.x.shape)).to(memory_format=torch.channels_last)
+    theirs, their_climb = copy.deepcopy(slots), copy.deepcopy(climb)
+    arguments = table, passes, near(slots.x), loss, gradient, ~chance(count, 0.2)
     for _ in range(3):
-        assert by_hand(apgd.apgd_update, BALL, lanes, climb, *arguments) is None
+        assert run_kernel(apgd.apgd_update, BALL, slots, climb, *arguments) is None
         apgd.apgd_update(BALL, theirs, their_climb, *arguments)
-        assert_same(lanes, theirs)
+        assert_same(slots, theirs)
         assert_same(climb, their_climb, close=("best_gradient",) if passes > 1 else ())
 
 
 @pytest.mark.parametrize("seed", [0, 12345678901234567])
 @pytest.mark.parametrize("eps", [EPS, 0.7])
-def test_squares_are_proposed_to_the_bit(by_hand, lanes, seed, eps):
-    longest = min(lanes.x.shape[2:])
+def test_squares_are_proposed_to_the_bit(slots, seed, eps):
+    longest = min(slots.x.shape[2:])
     sides = torch.randint(1, longest + 1, (STEPS,), device=DEVICE)
     sides[1:3] = torch.tensor([1, longest], device=DEVICE)
     found, expected = (
-        by_hand(square.linf_proposal, eps, seed, lanes, sides),
-        square.linf_proposal(eps, seed, lanes, sides),
+        run_kernel(square.linf_proposal, eps, seed, slots, sides),
+        square.linf_proposal(eps, seed, slots, sides),
     )
     assert torch.equal(found, expected)
 
 
-def test_square_keeps_what_is_better(by_hand, lanes):
-    count = len(lanes)
-    least, theirs = randn(count), copy.deepcopy(lanes)
+def test_square_keeps_what_is_better(slots):
+    count = len(slots)
+    least, theirs = randn(count), copy.deepcopy(slots)
     their_least, margin = least.clone(), least + randn(count)
     margin[0] = NAN
-    arguments = near(lanes.x), margin, ~chance(count, 0.2)
-    assert by_hand(square.square_update, STEPS, lanes, least, *arguments) is None
+    arguments = near(slots.x), margin, ~chance(count, 0.2)
+    assert run_kernel(square.square_update, STEPS, slots, least, *arguments) is None
     square.square_update(STEPS, theirs, their_least, *arguments)
-    assert_same(lanes, theirs)
+    assert_same(slots, theirs)
     torch.testing.assert_close(least, their_least, rtol=0, atol=0, equal_nan=True)
 
 
-def test_fab_keeps_what_is_closer(by_hand, lanes):
-    count, search = len(lanes), FAB(STEPS)
+def test_fab_keeps_what_is_closer(slots):
+    count, search = len(slots), FAB(STEPS)
     closest = torch.where(chance(count, 0.3), INF, torch.rand(count, device=DEVICE) * 2 * EPS)
-    far = images(count, lanes.x.shape[1:])
-    ahead = torch.where(chance(count, 0.5).view(-1, 1, 1, 1), far, near(lanes.x)).contiguous()
-    current, theirs = near(lanes.x), copy.deepcopy(lanes)
+    far = images(count, slots.x.shape[1:])
+    ahead = torch.where(chance(count, 0.5).view(-1, 1, 1, 1), far, near(slots.x)).contiguous()
+    current, theirs = near(slots.x), copy.deepcopy(slots)
     their_closest, their_current = closest.clone(), current.clone()
     right = ~chance(count, 0.5)
-    assert by_hand(fab.fab_update, search, BALL, lanes, current, closest, ahead, right) is None
+    assert run_kernel(fab.fab_update, search, BALL, slots, current, closest, ahead, right) is None
     fab.fab_update(search, BALL, theirs, their_current, their_closest, ahead, right)
-    assert_same(lanes, theirs)
+    assert_same(slots, theirs)
     assert torch.equal(current, their_current)
     assert torch.equal(closest, their_closest)
 
@@ -215,15 +196,15 @@ def ahead_exactly(point, x, gradient, lead, **options):
 @pytest.mark.usefixtures("in_blocks")
 @pytest.mark.parametrize("share", [0.001, 0.1, 0.9, 1.5])
 @pytest.mark.parametrize("spread", [0, 3], ids=["even", "heavy"])
-def test_fab_goes_to_the_boundary(by_hand, lanes, share, spread):
+def test_fab_goes_to_the_boundary(slots, share, spread):
     """Goals from nearby to out of reach; gradients that are even, and some of which few pixels make up the most."""
-    x, point = lanes.x, near(lanes.x, 0.3)
+    x, point = slots.x, near(slots.x, 0.3)
     gradient = randn(*x.shape) * randn(*x.shape).abs() ** spread
     gradient[: len(x) // 3] *= 1e-6
     reach = (torch.where(gradient > 0, point, 1 - point) * gradient.abs()).sum((1, 2, 3))
     lead = -reach * share * torch.rand(len(x), device=DEVICE)
     lead[1::4] *= -1
-    found = by_hand(fab.boundary_step, BALL, point, x, gradient, lead, 1.05, 0.1)
+    found = run_kernel(fab.boundary_step, BALL, point, x, gradient, lead, 1.05, 0.1)
     expected = ahead_exactly(point, x, gradient, lead, eta=1.05, alpha_max=0.1)
     torch.testing.assert_close(found.double(), expected, rtol=0, atol=5e-6)
     sorted_by_torch = fab.boundary_step(BALL, point, x, gradient, lead, 1.05, 0.1)
@@ -264,17 +245,17 @@ def awkward_boundaries():
 
 @pytest.mark.usefixtures("in_blocks")
 @pytest.mark.parametrize("case", awkward_boundaries(), ids=lambda case: case[0])
-def test_fab_goes_to_awkward_boundaries(by_hand, case):
+def test_fab_goes_to_awkward_boundaries(case):
     _, *parts, lead = case
     point, x, gradient = (part[None].to(DEVICE) for part in parts)
     lead = torch.tensor([float(lead)], device=DEVICE)
-    found = by_hand(fab.boundary_step, BALL, point, x, gradient, lead, 1.05, 0.1)
+    found = run_kernel(fab.boundary_step, BALL, point, x, gradient, lead, 1.05, 0.1)
     expected = ahead_exactly(point, x, gradient, lead, eta=1.05, alpha_max=0.1)
     torch.testing.assert_close(found.double(), expected, rtol=0, atol=5e-6)
 
 
 @pytest.mark.usefixtures("in_blocks")
-def test_fab_arrives_even_where_every_pixel_meets_its_end_alone(by_hand):
+def test_fab_arrives_even_where_every_pixel_meets_its_end_alone():
     """Rooms and slopes in geometric sequences: the lines are as different as can be."""
     pixels = torch.arange(64.0, device=DEVICE).view(1, 1, 8, 8)
     for room in (0.5, 0.9, 0.99):
@@ -282,15 +263,15 @@ def test_fab_arrives_even_where_every_pixel_meets_its_end_alone(by_hand):
             point, gradient = room**pixels, slope ** (63 - pixels)
             for share in (0.1, 0.9, 0.999):
                 lead = (point * gradient).sum((1, 2, 3)) * share
-                found = by_hand(fab.boundary_step, BALL, point, point, gradient, lead, 1.0, 0.1)
+                found = run_kernel(fab.boundary_step, BALL, point, point, gradient, lead, 1.0, 0.1)
                 left = lead - ((point - found) * gradient).sum((1, 2, 3))
                 assert left.abs() <= 2e-6 * gradient.amax() * 8
 
 
-def checked_losses(by_hand, function, arguments, logits, rtol=2e-6):
+def checked_losses(function, arguments, logits, rtol=2e-6):
     """Values, and gradients for weights of each row."""
     theirs, ours = (logits.clone().requires_grad_() for _ in range(2))
-    expected, found = function(*arguments(theirs)), by_hand(function, *arguments(ours))
+    expected, found = function(*arguments(theirs)), run_kernel(function, *arguments(ours))
     torch.testing.assert_close(found, expected, rtol=rtol, atol=1e-6)
     weights = randn(len(logits))
     expected, found = (
@@ -299,7 +280,7 @@ def checked_losses(by_hand, function, arguments, logits, rtol=2e-6):
     assert found.dtype == logits.dtype
     close = {"rtol": 1e-5, "atol": 1e-6} if logits.dtype == torch.float32 else {"rtol": 2e-2, "atol": 1e-2}
     torch.testing.assert_close(found, expected, **close)
-    plain = by_hand(function, *arguments(logits))
+    plain = run_kernel(function, *arguments(logits))
     assert not plain.requires_grad
     torch.testing.assert_close(plain, function(*arguments(logits)), rtol=rtol, atol=1e-6)
 
@@ -307,34 +288,34 @@ def checked_losses(by_hand, function, arguments, logits, rtol=2e-6):
 @pytest.mark.parametrize("kind", ["ce", "dlr", "t"])
 @pytest.mark.parametrize(("rows", "classes"), [(1, 2), (9, 3), (9, 4), (130, 10), (37, 100), (3, 256)])
 @pytest.mark.parametrize("precision", [torch.float32, torch.bfloat16])
-def test_losses(by_hand, kind, rows, classes, precision):
+def test_losses(kind, rows, classes, precision):
     logits = (torch.rand(rows, classes, device=DEVICE).argsort(1) / 8).to(precision)  # without ties
     y = torch.randint(classes, (rows,), device=DEVICE)
     target = (y + torch.randint(1, classes, (rows,), device=DEVICE)) % classes
-    checked_losses(by_hand, losses.attack_loss, lambda z: (kind, z, y, target), logits)
+    checked_losses(losses.attack_loss, lambda z: (kind, z, y, target), logits)
 
 
 @pytest.mark.parametrize(("rows", "classes"), [(1, 2), (9, 3), (130, 10), (37, 100)])
-def test_lead_and_margin(by_hand, rows, classes):
+def test_lead_and_margin(rows, classes):
     logits = torch.randint(-3, 4, (rows, classes), device=DEVICE).float()  # many ties
     y = torch.randint(classes, (rows,), device=DEVICE)
     target = torch.randint(classes, (rows,), device=DEVICE)
-    checked_losses(by_hand, losses.target_margin, lambda z: (z, y, target), logits, rtol=0)
-    checked_losses(by_hand, losses.margin, lambda z: (z, y), logits, rtol=0)
-    assert torch.equal(by_hand(losses.correct, logits, y), losses.correct(logits, y))
+    checked_losses(losses.target_margin, lambda z: (z, y, target), logits, rtol=0)
+    checked_losses(losses.margin, lambda z: (z, y), logits, rtol=0)
+    assert torch.equal(run_kernel(losses.correct, logits, y), losses.correct(logits, y))
     best = logits.argmax(1)
-    assert by_hand(losses.correct, logits, best).all()
+    assert run_kernel(losses.correct, logits, best).all()
 
 
 @pytest.mark.parametrize("kind", ["dlr", "t"])
 @pytest.mark.parametrize("classes", [3, 4, 10])
-def test_losses_of_logits_with_ties(by_hand, kind, classes):
+def test_losses_of_logits_with_ties(kind, classes):
     """Which of two equal logits the gradient goes to is up to torch, but not how much goes to both."""
     logits = torch.randint(-1, 2, (60, classes), device=DEVICE).float()
     logits[:, 0] += 3  # so that no spread is zero
     y, target = torch.randint(classes, (2, 60), device=DEVICE)
     theirs, ours = (logits.clone().requires_grad_() for _ in range(2))
-    expected, found = losses.attack_loss(kind, theirs, y, target), by_hand(losses.attack_loss, kind, ours, y, target)
+    expected, found = losses.attack_loss(kind, theirs, y, target), run_kernel(losses.attack_loss, kind, ours, y, target)
     torch.testing.assert_close(found, expected)
     expected.sum().backward()
     found.sum().backward()
@@ -345,7 +326,7 @@ def test_losses_of_logits_with_ties(by_hand, kind, classes):
 
 @pytest.mark.parametrize("bad", [NAN, INF, -INF])
 @pytest.mark.parametrize("place", [0, 1, 2, 3])
-def test_losses_of_logits_that_are_no_numbers(by_hand, bad, place):
+def test_losses_of_logits_that_are_no_numbers(bad, place):
     logits = torch.tensor([[1.0, 2.0, 0.5, 0.1, -1.0], [3.0, 1.0, 2.0, 0.0, 5.0]], device=DEVICE)
     logits[0, place] = bad
     y, target = torch.tensor([0, 1], device=DEVICE), torch.tensor([1, 2], device=DEVICE)
@@ -355,44 +336,43 @@ def test_losses_of_logits_that_are_no_numbers(by_hand, bad, place):
         (losses.margin, (logits, y)),
         (losses.correct, (logits, y)),
     ):
-        found, expected = by_hand(function, *arguments), function(*arguments)
+        found, expected = run_kernel(function, *arguments), function(*arguments)
         torch.testing.assert_close(found, expected, equal_nan=True, msg=f"{function.__name__}{arguments[:1]}")
 
 
-def test_second_derivatives_are_refused(by_hand):
+def test_second_derivatives_are_refused():
     logits, y = torch.randn(3, 4, device=DEVICE, requires_grad=True), torch.zeros(3, dtype=torch.long, device=DEVICE)
-    loss = by_hand(losses.attack_loss, "dlr", logits, y, y).sum()
+    loss = run_kernel(losses.attack_loss, "dlr", logits, y, y).sum()
     with pytest.raises(RuntimeError, match="no second derivative"):
         torch.autograd.grad(loss, logits, create_graph=True)
 
 
 def test_what_is_not_covered_is_left_to_others():
-    functions = kernels.attack_kernels()
     x, ball = torch.rand(2, 3, 4, 4, device=DEVICE), atas.L2(1.0)
-    lanes, doubles = Slots.empty(2, x), Slots.empty(2, x.double())
-    slanted = dataclasses.replace(lanes, point=lanes.point.to(memory_format=torch.channels_last))
-    numbers, flags, now = x[:, 0, 0, 0].clone(), lanes.done, torch.tensor(0, device=DEVICE)
-    climb = APGD("ce", 5).begin(lanes, BALL, 4, 0)._climb
-    table, y, z = torch.zeros(6, dtype=torch.long, device=DEVICE), lanes.y, x[:, 0, 0]
+    slots, doubles = Slots.empty(2, x), Slots.empty(2, x.double())
+    slanted = dataclasses.replace(slots, point=slots.point.to(memory_format=torch.channels_last))
+    numbers, flags, now = x[:, 0, 0, 0].clone(), slots.done, torch.tensor(0, device=DEVICE)
+    climb = APGD("ce", 5).init_state(slots, BALL, 4, 0)._buffers
+    table, y, z = torch.zeros(6, dtype=torch.long, device=DEVICE), slots.y, x[:, 0, 0]
     for function, *arguments in [
-        (search.random_start, ball, lanes, 0, now, x),
+        (search.random_start, ball, slots, 0, now, x),
         (search.random_start, BALL, doubles, 0, now, x.double()),
         (search.random_start, BALL, slanted, 0, now, slanted.point),
-        (projected_gradient_descent.pgd_update, ball, lanes, x, x, 0.1, 5),
+        (projected_gradient_descent.pgd_update, ball, slots, x, x, 0.1, 5),
         (projected_gradient_descent.pgd_update, BALL, doubles, x.double(), x.double(), 0.1, 5),
         (projected_gradient_descent.pgd_update, BALL, slanted, x, x, 0.1, 5),
-        (apgd.apgd_update, ball, lanes, climb, table, 1, x, numbers, x, flags),
-        (apgd.apgd_update, BALL, lanes, climb, table, 1, x, numbers.double(), x, flags),
+        (apgd.apgd_update, ball, slots, climb, table, 1, x, numbers, x, flags),
+        (apgd.apgd_update, BALL, slots, climb, table, 1, x, numbers.double(), x, flags),
         (square.linf_proposal, EPS, 0, doubles, table),
-        (square.square_update, 5, lanes, numbers.double(), x, numbers, flags),
-        (fab.fab_update, FAB(), ball, lanes, x, numbers, x, flags),
+        (square.square_update, 5, slots, numbers.double(), x, numbers, flags),
+        (fab.fab_update, FAB(), ball, slots, x, numbers, x, flags),
         (fab.boundary_step, ball, x, x, x, numbers, 1.05, 0.1),
         (losses.attack_loss, "ce", z.double(), y, y),
         (losses.attack_loss, "ce", z, y.int(), y.int()),
         (losses.margin, torch.zeros(2, 5000, device=DEVICE), y),
         (losses.correct, z.double(), y),
     ]:
-        assert functions[function](*arguments) is NotImplemented, function.__name__
+        assert KERNELS[function](*arguments) is NotImplemented, function.__name__
 
 
 @pytest.fixture(scope="module")
@@ -408,10 +388,14 @@ def problem():
     return model, x, y
 
 
+APGD_KERNELS = [search.random_start, losses.attack_loss, apgd.apgd_update, losses.correct]
 SEARCHES = {
-    "apgd-ce": (APGD("ce", 9), [search.random_start, losses.attack_loss, apgd.apgd_update, losses.correct]),
-    "apgd-dlr": (APGD("dlr", 6, passes=2), [search.random_start, losses.attack_loss, apgd.apgd_update, losses.correct]),
-    "apgd-t": (APGD("t", 9), [search.random_start, losses.attack_loss, apgd.apgd_update, losses.correct]),
+    "apgd-ce": (APGD("ce", 9), APGD_KERNELS),
+    "apgd-dlr": (
+        APGD("dlr", 6, eot_iterations=2),
+        APGD_KERNELS,
+    ),
+    "apgd-t": (APGD("t", 9), APGD_KERNELS),
     "pgd": (
         projected_gradient_descent.PGDRestart(6, restart=1),
         [search.random_start, projected_gradient_descent.pgd_update],
@@ -424,33 +408,23 @@ SEARCHES = {
 @pytest.mark.parametrize("name", SEARCHES)
 @pytest.mark.parametrize("eps", [0.02, 0.06])
 def test_whole_searches(problem, name, eps):
-    """Few lanes and looks at odd times, so that lanes are at different times, some of them idle."""
+    """Few slots and polls at odd times, so that slots are at different times, some of them idle."""
     (model, x, y), (search, functions) = problem, SEARCHES[name]
-    ball, used = atas.Linf(eps), set()
-
-    def noted(function, form):
-        def call(*args):
-            used.add(function)
-            found = form(*args)
-            assert found is not NotImplemented or function not in functions
-            return found
-
-        return call
+    ball = atas.Linf(eps)
 
     def attacked():
-        examples = Examples.of(model, x, y, torch.arange(len(x), device=DEVICE), batch=8, device=x.device)
-        ledger = SearchProgress.open(search, examples, examples.misclassified())
-        run(search, model, model, examples, ball, ledger, seed=3, lanes=6, every=3)
-        return ledger
+        examples = Examples.from_model(model, x, y, torch.arange(len(x), device=DEVICE), batch=8, device=x.device)
+        progress = SearchProgress.start(search, examples, examples.misclassified())
+        run(search, model, model, examples, ball, progress, seed=3, slots=6, poll_interval=3)
+        return progress
 
     expected = attacked()
-    forms = {**kernels.training_kernels(), **kernels.attack_kernels()}
-    with use_fast_ops(None, kernels={function: noted(function, form) for function, form in forms.items()}):
+    with count_kernel_calls() as calls, use_fast_ops():
         found = attacked()
-    assert used >= set(functions)
+    assert all(calls[function] for function in functions)
     assert torch.equal(found.broken, expected.broken)
     assert torch.equal(found.finished, expected.finished)
-    assert torch.equal(found.evaluations, expected.evaluations)
+    assert torch.equal(found.queries_per_example, expected.queries_per_example)
     torch.testing.assert_close(found.point, expected.point, rtol=0, atol=2e-5 if name == "fab-t" else 1e-6)
     assert not found.broken.all() or eps > 0.03
-    assert (found.broken & (found.evaluations > 0)).any() or eps < 0.03
+    assert (found.broken & (found.queries_per_example > 0)).any() or eps < 0.03

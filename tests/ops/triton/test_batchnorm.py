@@ -1,20 +1,14 @@
-"""The kernels of BatchNorm and ReLU against torch, in Triton's interpreter where there is no GPU."""
+"""The kernels of BatchNorm and ReLU against torch, on a GPU or in Triton's interpreter."""
 
 from __future__ import annotations
-
-import os
 
 import pytest
 import torch
 import torch.nn.functional as F
+from helpers.kernels import DEVICE
 
-ON_GPU = torch.cuda.is_available()
-if not ON_GPU:
-    os.environ["TRITON_INTERPRET"] = "1"
-pytest.importorskip("triton", reason="the kernels need Triton, which comes with PyTorch for CUDA")
-batchnorm = pytest.importorskip("atas.ops.triton.batchnorm")
+from atas.ops.triton import batchnorm
 
-DEVICE = "cuda" if ON_GPU else "cpu"
 SHAPES = [(4, 64, 8, 8), (2, 160, 4, 4), (3, 16, 5, 7), (3, 512, 2, 2)]
 
 

@@ -1,23 +1,16 @@
-"""Convolutions with BatchNorm and ReLU in one kernel against torch, in Triton's interpreter where there is no GPU."""
+"""Convolutions with BatchNorm and ReLU in one kernel against torch, on a GPU or in Triton's interpreter."""
 
 from __future__ import annotations
-
-import os
 
 import pytest
 import torch
 import torch.nn.functional as F
+from helpers.kernels import DEVICE, HALF
 from torch import nn
 
-ON_GPU = torch.cuda.is_available()
-if not ON_GPU:
-    os.environ["TRITON_INTERPRET"] = "1"
-pytest.importorskip("triton", reason="the kernels need Triton, which comes with PyTorch for CUDA")
-conv_kernels = pytest.importorskip("atas.ops.triton.conv")
-conv_tiling = pytest.importorskip("atas.ops.triton.conv_tiling")
+from atas.ops.triton import conv as conv_kernels
+from atas.ops.triton import conv_tiling
 
-DEVICE = "cuda" if ON_GPU else "cpu"
-HALF = torch.bfloat16 if ON_GPU else torch.float16  # the interpreter multiplies no bfloat16
 #        images, in, out, side, stride, kernel
 CASES = [
     (3, 64, 64, 32, 1, 3),

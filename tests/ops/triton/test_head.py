@@ -1,20 +1,14 @@
-"""The end of a network in one kernel against torch, in Triton's interpreter where there is no GPU."""
+"""The end of a network in one kernel against torch, on a GPU or in Triton's interpreter."""
 
 from __future__ import annotations
 
 import contextlib
-import os
 
 import pytest
 import torch
+from helpers.kernels import DEVICE, ON_GPU
 
-ON_GPU = torch.cuda.is_available()
-if not ON_GPU:
-    os.environ["TRITON_INTERPRET"] = "1"
-pytest.importorskip("triton", reason="the kernels need Triton, which comes with PyTorch for CUDA")
-head = pytest.importorskip("atas.ops.triton.head")
-
-DEVICE = "cuda" if ON_GPU else "cpu"
+from atas.ops.triton import head
 
 
 @pytest.mark.parametrize(("width", "side", "classes"), [(64, 4, 10), (96, 5, 2), (128, 3, 37)])

@@ -64,11 +64,14 @@ def test_a_cut_behind_the_first_layer_is_that_of_the_hooks(side):
         by_hand = copy.deepcopy(plain)
         x, y = torch.rand(32, 3, side, side, device="cuda"), torch.randint(10, (32,), device="cuda")
         found = []
-        for model, cut in ((plain, HookedSplit(plain, plain.conv1)), (by_hand, accelerate(by_hand).cut())):
-            logits, output = cut.through(x)
+        for model, cut in (
+            (plain, HookedSplit(plain, plain.conv1)),
+            (by_hand, accelerate(by_hand).split_first_layer()),
+        ):
+            logits, output = cut.forward(x)
             *learnt, costate = torch.autograd.grad(F.cross_entropy(logits, y), [*model.parameters(), output])
             weight_grad_stream.wait()
-            found.append([*learnt, costate, cut.pull(costate, x), cut.to(x).detach()])
+            found.append([*learnt, costate, cut.first_layer_vjp(costate, x), cut.first_layer(x).detach()])
     finally:
         torch.backends.cudnn.allow_tf32 = allowed
     for expected, ours in zip(*found, strict=True):
@@ -122,31 +125,3 @@ def parts_of_a_run(name, precision):
         name, settings.threat, 64, (3, 32, 32), pad=4, device=place, **settings.method.settings
     )
     return settings, model, method, batches
-
-
-class Sub(atas.models.PreActResNet):
-    """Another forward pass, perhaps."""
-
-
-def exchanged():
-    model = atas.models.create("preact-resnet18", 10)
-    model.fc = torch.nn.Sequential(torch.nn.Dropout(), model.fc)
-    return model
-
-
-def hooked():
-    model = atas.models.create("wrn-28-10", 10)
-    model.layer1.register_forward_hook(lambda *_: None)
-    return model
-
-
-def test_only_our_networks_as_we_made_them_have_kernels():
-    pytest.importorskip("triton", reason="the kernels need Triton, which comes with PyTorch for CUDA")
-    from atas.ops.networks import has_kernels
-
-    assert has_kernels(atas.models.create("preact-resnet18", 10))
-    assert has_kernels(atas.models.create("wrn-28-10", 100))
-    assert not has_kernels(atas.models.create("resnet18", 10))
-    assert not has_kernels(Sub(10, atas.models.Normalize(3)))
-    assert not has_kernels(exchanged())
-    assert not has_kernels(hooked())

@@ -1,24 +1,15 @@
-"""The first convolution from pixels against torch, in Triton's interpreter where there is no GPU."""
+"""The first convolution from pixels against torch, on a GPU or in Triton's interpreter."""
 
 from __future__ import annotations
-
-import os
 
 import pytest
 import torch
 import torch.nn.functional as F
+from helpers.kernels import DEVICE, HALF
 from torch import nn
 
-ON_GPU = torch.cuda.is_available()
-if not ON_GPU:
-    os.environ["TRITON_INTERPRET"] = "1"
-pytest.importorskip("triton", reason="the kernels need Triton, which comes with PyTorch for CUDA")
-stem = pytest.importorskip("atas.ops.triton.stem")
-
-from atas.models import Normalize  # noqa: E402
-
-DEVICE = "cuda" if ON_GPU else "cpu"
-HALF = torch.bfloat16 if ON_GPU else torch.float16  # the interpreter multiplies no bfloat16
+from atas.models import Normalize
+from atas.ops.triton import stem
 
 
 def close(found, expected):

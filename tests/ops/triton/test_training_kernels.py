@@ -1,11 +1,10 @@
-"""The small functions by hand against those that they stand for, in Triton's interpreter where there is no GPU."""
+"""The small functions by hand against those that they stand for, on a GPU or in Triton's interpreter."""
 
 from __future__ import annotations
 
-import os
-
 import pytest
 import torch
+from helpers.kernels import DEVICE, KERNELS, ON_GPU, run_kernel
 from torch import nn
 
 import atas
@@ -23,13 +22,6 @@ from atas.recipes import load
 from atas.training import metrics
 from atas.training.engine import Engine
 
-ON_GPU = torch.cuda.is_available()
-if not ON_GPU:
-    os.environ["TRITON_INTERPRET"] = "1"
-pytest.importorskip("triton", reason="the kernels need Triton, which comes with PyTorch for CUDA")
-kernels = pytest.importorskip("atas.ops.triton")
-
-DEVICE = "cuda" if ON_GPU else "cpu"
 EPS = 8 / 255
 BATCHES = [(1, (3, 8, 8)), (5, (1, 8, 8)), (5, (3, 5, 7)), (2, (3, 32, 32)), (128, (1, 4, 4))]
 KEPT = [torch.int8, torch.float16, torch.float32]
@@ -48,18 +40,6 @@ def _division(monkeypatch):
         return divide(x, divisor)
 
     monkeypatch.setattr(torch.Tensor, "__truediv__", by_inverse)
-
-
-@pytest.fixture
-def by_hand():
-    """Run a function in its form by hand; it has to cover the arguments."""
-
-    def run(function, *args):
-        found = kernels.training_kernels()[function](*args)
-        assert found is not NotImplemented
-        return found
-
-    return run
 
 
 @pytest.fixture(params=BATCHES, ids=str)
@@ -83,61 +63,63 @@ def remembered(kind, images, shape, pad=2, eps=EPS):
 @pytest.mark.parametrize("pad", [0, 1, 4])
 @pytest.mark.parametrize("count", [1, 5, 200])
 @pytest.mark.parametrize("flip", [True, False])
-def test_views_are_drawn_to_the_bit(by_hand, seed, pad, count, flip):
+def test_views_are_drawn_to_the_bit(seed, pad, count, flip):
     index = torch.randperm(1000, device=DEVICE)[:count] * 2**24
     for epoch in (-1, 0, 29):
         arguments = seed, torch.tensor(epoch, device=DEVICE), index, pad, flip
         for found, expected in zip(
-            by_hand(augment.sample_view, *arguments), augment.sample_view(*arguments), strict=True
+            run_kernel(augment.sample_view, *arguments), augment.sample_view(*arguments), strict=True
         ):
             assert found.dtype == expected.dtype
             assert torch.equal(found, expected)
 
 
 @pytest.mark.parametrize("shape", [(1, 8, 8), (3, 5, 7), (3, 32, 32)])
-def test_images_are_shown_exactly(by_hand, shape):
+def test_images_are_shown_exactly(shape):
     images = torch.randint(256, (20, *shape), dtype=torch.uint8, device=DEVICE)
     index = torch.tensor([3, 19, 3, 0, 7], device=DEVICE)
     view = View.draw(CounterRNG(0, torch.tensor(1, device=DEVICE), index), pad=4)
-    assert torch.equal(by_hand(loader.gather_views, images, index, view), loader.gather_views(images, index, view))
+    assert torch.equal(run_kernel(loader.gather_views, images, index, view), loader.gather_views(images, index, view))
 
 
-def test_images_are_shown_at_every_offset(by_hand):
+def test_images_are_shown_at_every_offset():
     pad = 2
     images = torch.randint(256, (60, 1, 6, 5), dtype=torch.uint8, device=DEVICE)
     offset, offsets = torch.arange(2 * (2 * pad + 1) ** 2, device=DEVICE), 2 * pad + 1
     view = View(offset // 2 % offsets, offset // 2 // offsets, offset % 2 == 0, pad)
-    assert torch.equal(by_hand(loader.gather_views, images, offset, view), loader.gather_views(images, offset, view))
+    assert torch.equal(run_kernel(loader.gather_views, images, offset, view), loader.gather_views(images, offset, view))
 
 
-def test_every_level_is_shown_exactly(by_hand):
+def test_every_level_is_shown_exactly():
     images = torch.arange(256, dtype=torch.uint8, device=DEVICE).reshape(1, 1, 16, 16)
     arguments = images, torch.zeros(1, dtype=torch.long, device=DEVICE), View.centre(1, 0, images.device)
-    assert torch.equal(by_hand(loader.gather_views, *arguments), loader.gather_views(*arguments))
+    assert torch.equal(run_kernel(loader.gather_views, *arguments), loader.gather_views(*arguments))
 
 
 @pytest.mark.parametrize("kind", KEPT)
-def test_recall(by_hand, case, kind):
+def test_recall(case, kind):
     x, index, view = case
     kept = remembered(kind, len(x) + 4, x.shape[1:])
-    assert torch.equal(by_hand(base.projected_start, kept, x, index, view), base.projected_start(kept, x, index, view))
+    assert torch.equal(
+        run_kernel(base.projected_start, kept, x, index, view), base.projected_start(kept, x, index, view)
+    )
 
 
 @pytest.mark.parametrize("kind", KEPT)
 @pytest.mark.parametrize("eps", [EPS, 0.0, 1])
-def test_write(by_hand, case, kind, eps):
+def test_write(case, kind, eps):
     x, index, view = case
     ours, theirs = (remembered(kind, len(x) + 4, x.shape[1:], eps=eps) for _ in range(2))
     change = torch.randn_like(x) * (eps or 1)
     change.view(-1)[:6] = torch.tensor([0.5, 1.5, 2.5, -0.5, -1.5, 1000], device=DEVICE) * eps / 127
-    assert by_hand(perturbations.store_pixels, ours, index, view, change) is None
+    assert run_kernel(perturbations.store_pixels, ours, index, view, change) is None
     perturbations.store_pixels(theirs, index, view, change)
     assert torch.equal(ours.delta, theirs.delta)
 
 
 @pytest.mark.parametrize("eps", [EPS, 0.0, 1])
 @pytest.mark.parametrize("size", ["number", "one", "each"])
-def test_ascend(by_hand, case, eps, size):
+def test_ascend(case, eps, size):
     x, _, _ = case
     point = x + (2 * torch.rand_like(x) - 1) * eps
     gradient = torch.randn_like(x) * (torch.rand_like(x) > 0.2)
@@ -147,24 +129,24 @@ def test_ascend(by_hand, case, eps, size):
         "each": torch.rand(len(x), device=DEVICE) * eps,
     }[size]
     arguments = atas.Linf(eps), point, gradient, length, x
-    assert torch.equal(by_hand(threat.ascend, *arguments), threat.ascend(*arguments))
+    assert torch.equal(run_kernel(threat.ascend, *arguments), threat.ascend(*arguments))
 
 
-def test_ascend_takes_any_layout_and_lets_nan_through(by_hand):
+def test_ascend_takes_any_layout_and_lets_nan_through():
     x, gradient = torch.rand(3, 3, 4, 4, device=DEVICE), torch.randn(3, 3, 4, 4, device=DEVICE)
     length = torch.tensor([0.01, float("nan"), 0.02], device=DEVICE)
     arguments = atas.Linf(EPS), x, gradient.to(memory_format=torch.channels_last), length, x
-    found = by_hand(threat.ascend, *arguments)
+    found = run_kernel(threat.ascend, *arguments)
     torch.testing.assert_close(found, threat.ascend(*arguments), atol=0, rtol=0, equal_nan=True)
     assert found[1].isnan().all()
 
 
 @pytest.mark.parametrize("seed", [0, 12345678901234567])
-def test_random_start(by_hand, case, seed):
+def test_random_start(case, seed):
     x, index, _ = case
     for epoch in (0, 29):
         arguments = atas.Linf(EPS), x, seed, torch.tensor(epoch, device=DEVICE), index
-        assert torch.equal(by_hand(threat.random_start, *arguments), threat.random_start(*arguments))
+        assert torch.equal(run_kernel(threat.random_start, *arguments), threat.random_start(*arguments))
 
 
 def assert_same_memory(found, expected, exact):
@@ -179,7 +161,7 @@ def assert_same_memory(found, expected, exact):
 @pytest.mark.parametrize(
     "options", [{}, {"clip": None}, {"beta": 0.0}, {"c": 0.3, "max_step": 0.2, "clip": (0.01, 0.1)}]
 )
-def test_climb(by_hand, case, epoch, options):
+def test_climb(case, epoch, options):
     x, index, view = case
     ours, theirs = (
         atas.ATAS(atas.Linf(EPS), len(x) + 4, x.shape[1:], pad=2, device=DEVICE, **options) for _ in range(2)
@@ -194,7 +176,7 @@ def test_climb(by_hand, case, epoch, options):
         method.shrink_steps(0.7)
         method.norms.average.copy_(past)
     start = base.projected_start(ours.memory, x, index, view)
-    found = by_hand(method_atas.adaptive_step_and_store, ours, x, index, view, start, gradient)
+    found = run_kernel(method_atas.adaptive_step_and_store, ours, x, index, view, start, gradient)
     expected = method_atas.adaptive_step_and_store(theirs, x, index, view, start, gradient)
     warming = epoch < ours.warmup_epochs  # then nothing hangs on the order in which squares are added up
     close = {"atol": 0, "rtol": 0 if warming else 2e-6}
@@ -209,14 +191,14 @@ def test_climb(by_hand, case, epoch, options):
 
 
 @pytest.mark.parametrize("kind", [torch.float16, torch.float32])
-def test_climb_with_a_memory_in_floats(by_hand, case, kind):
+def test_climb_with_a_memory_in_floats(case, kind):
     x, index, view = case
     ours, theirs = (
         atas.ATAS(atas.Linf(EPS), len(x) + 4, x.shape[1:], pad=2, device=DEVICE, dtype=kind, warmup_epochs=0)
         for _ in range(2)
     )
     gradient = torch.randn_like(x)
-    found = by_hand(method_atas.adaptive_step_and_store, ours, x, index, view, x, gradient)
+    found = run_kernel(method_atas.adaptive_step_and_store, ours, x, index, view, x, gradient)
     expected = method_atas.adaptive_step_and_store(theirs, x, index, view, x, gradient)
     torch.testing.assert_close(found, expected, atol=1e-7, rtol=0)
     tolerance = 1e-7 if kind == torch.float32 else 1e-4
@@ -226,10 +208,10 @@ def test_climb_with_a_memory_in_floats(by_hand, case, kind):
 @pytest.mark.parametrize("function", [autograd.cross_entropy, autograd.cross_entropy_sum])
 @pytest.mark.parametrize(("batch", "classes"), [(1, 2), (5, 10), (128, 10), (37, 100), (9, 1000)])
 @pytest.mark.parametrize("kind", [torch.float32, torch.bfloat16])
-def test_cross_entropy(by_hand, function, batch, classes, kind):
+def test_cross_entropy(function, batch, classes, kind):
     logits = (torch.randn(batch, classes, device=DEVICE) * 8).to(kind).requires_grad_()
     y = torch.randint(classes, (batch,), device=DEVICE)
-    expected, found = function(logits, y), by_hand(function, logits, y)
+    expected, found = function(logits, y), run_kernel(function, logits, y)
     torch.testing.assert_close(found, expected, atol=1e-6, rtol=2e-6)
     for incoming in (1.0, -0.37):
         incoming = torch.tensor(incoming, device=DEVICE)
@@ -239,19 +221,19 @@ def test_cross_entropy(by_hand, function, batch, classes, kind):
         torch.testing.assert_close(ours, theirs, **close)
 
 
-def test_the_loss_of_infinite_logits_is_no_number(by_hand):
+def test_the_loss_of_infinite_logits_is_no_number():
     y = torch.zeros(2, dtype=torch.long, device=DEVICE)
     for bad in (float("nan"), float("inf")):
         logits = torch.tensor([[1.0, bad, 0.0], [1.0, 2.0, 3.0]], device=DEVICE)
-        assert by_hand(autograd.cross_entropy, logits, y).isnan()
+        assert run_kernel(autograd.cross_entropy, logits, y).isnan()
     logits = torch.tensor([[500.0, -500.0], [0.0, 30.0]], device=DEVICE)
-    assert by_hand(autograd.cross_entropy_sum, logits, y + 1) == 1000
+    assert run_kernel(autograd.cross_entropy_sum, logits, y + 1) == 1000
 
 
 @pytest.mark.parametrize(("batch", "classes"), [(1, 2), (5, 10), (128, 10), (37, 100), (9, 1000)])
 @pytest.mark.parametrize("kind", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("adaptive", [False, True])
-def test_tally(by_hand, batch, classes, kind, adaptive):
+def test_tally(batch, classes, kind, adaptive):
     logits = torch.randint(-2, 3, (batch, classes), device=DEVICE).to(kind)  # many ties
     logits[0, 1] = float("nan")
     y = logits.argmax(1)
@@ -261,14 +243,13 @@ def test_tally(by_hand, batch, classes, kind, adaptive):
     found, expected = (torch.arange(4.0, dtype=torch.float64, device=DEVICE) for _ in range(2))
     loss = torch.tensor(0.123, device=DEVICE)
     for _ in range(2):
-        assert by_hand(metrics.accumulate_metrics, found, loss, logits, y, index, lengths) is None
+        assert run_kernel(metrics.accumulate_metrics, found, loss, logits, y, index, lengths) is None
         metrics.accumulate_metrics(expected, loss, logits, y, index, lengths)
     assert torch.equal(found[[0, 1, 3]], expected[[0, 1, 3]])
     torch.testing.assert_close(found[2], expected[2], atol=0, rtol=1e-6)
 
 
 def test_what_is_not_covered_is_left_to_others():
-    functions = kernels.training_kernels()
     x, index = torch.rand(2, 3, 4, 4, device=DEVICE), torch.arange(2, device=DEVICE)
     view, now = View.centre(2, 2, x.device), torch.tensor(0, device=DEVICE)
     kept = perturbations.FullResolution(atas.L2(1.0), 2, (3, 4, 4), pad=2, dtype=torch.float16, device=DEVICE)
@@ -301,7 +282,7 @@ def test_what_is_not_covered_is_left_to_others():
         (autograd.cross_entropy, x[:, 0, 0], x[:, 0, 0]),
         (metrics.accumulate_metrics, torch.zeros(4, device=DEVICE), double.sum(), x[:, 0, 0], y, index, None),
     ]:
-        assert functions[function](*arguments) is NotImplemented, function.__name__
+        assert KERNELS[function](*arguments) is NotImplemented, function.__name__
 
 
 SHAPE, EXAMPLES, BATCH = (3, 8, 8), 14, 6
@@ -330,24 +311,24 @@ def test_whole_steps(name, epoch, monkeypatch):
     ours, theirs = make_engine(name), make_engine(name)
     with monkeypatch.context() as patch:
         patch.delattr(torch, "compile")
-        with use_fast_ops("inductor", kernels=kernels.training_kernels()):
-            ours.begin(epoch, 0)
+        with use_fast_ops("inductor"):
+            ours.start_epoch(epoch, 0)
             for _ in range(3):
                 ours.step()
-    theirs.begin(epoch, 0)
+    theirs.start_epoch(epoch, 0)
     for _ in range(3):
         theirs.step()
-    expected = theirs.tensors()
-    for key, found in ours.tensors().items():
+    expected = theirs.state_tensors()
+    for key, found in ours.state_tensors().items():
         if found.dtype == torch.int8:
             assert (found == expected[key]).double().mean() > 0.999, key
         else:
             torch.testing.assert_close(found, expected[key], atol=2e-6, rtol=2e-5, msg=key)
 
 
-def test_second_derivatives_are_refused(by_hand):
+def test_second_derivatives_are_refused():
     logits = torch.randn(3, 4, device=DEVICE, requires_grad=True)
-    loss = by_hand(autograd.cross_entropy, logits, torch.zeros(3, dtype=torch.long, device=DEVICE))
+    loss = run_kernel(autograd.cross_entropy, logits, torch.zeros(3, dtype=torch.long, device=DEVICE))
     with pytest.raises(RuntimeError, match="no second derivative"):
         torch.autograd.grad(loss, logits, create_graph=True)
 

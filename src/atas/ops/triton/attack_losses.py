@@ -13,8 +13,10 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from atas.attacks import losses as plain
 from atas.attacks.losses import DIVISION_EPSILON
-from atas.ops.triton.launch import NO_FMA, launch
+from atas.core.dispatch import implements
+from atas.ops.triton.launch import NO_FMA, can_launch, first_order, launch
 
 _BLOCK = 1024  # logits of a program, or one row of them
 _MAX_CLASSES = 4096
@@ -23,7 +25,7 @@ _TINY = tl.constexpr(DIVISION_EPSILON)
 
 
 @triton.jit
-def _load_rows(  # type: ignore[no-untyped-def]
+def _load_rows(
     logits, rows, classes: tl.constexpr, block_classes: tl.constexpr, block_rows: tl.constexpr
 ):
     """Some rows of logits: which rows, their cells, which of these there are, the logits, and which rows have a NaN."""
@@ -36,19 +38,19 @@ def _load_rows(  # type: ignore[no-untyped-def]
 
 
 @triton.jit
-def _nan_last(z):  # type: ignore[no-untyped-def]
+def _nan_last(z):
     """What can be put in order: what is not a number comes last."""
     return tl.where(z == z, z, float("-inf"))
 
 
 @triton.jit
-def _select(z, selected):  # type: ignore[no-untyped-def]
+def _select(z, selected):
     """The one logit of each row that is flagged."""
     return tl.sum(tl.where(selected, z, 0.0), 1)
 
 
 @triton.jit
-def _pop_max(z, column):  # type: ignore[no-untyped-def]
+def _pop_max(z, column):
     """The greatest logit of each row, where it is, and the rest."""
     value, argmax = tl.max(z, 1, return_indices=True)
     is_max = column == argmax[:, None]
@@ -56,10 +58,10 @@ def _pop_max(z, column):  # type: ignore[no-untyped-def]
 
 
 @triton.jit
-def _loss_kernel(  # type: ignore[no-untyped-def]
+def _loss_kernel(
     logits, labels, targets, losses, gradient, rows, kind: tl.constexpr, needs_grad: tl.constexpr,
     classes: tl.constexpr, block_classes: tl.constexpr, block_rows: tl.constexpr,
-):  # fmt: skip
+):
     """The loss of each row, and, if it is wanted, the gradient by its logits."""
     row, offs, mask, z, has_nan = _load_rows(logits, rows, classes, block_classes, block_rows)
     column = tl.arange(0, block_classes)[None, :]
@@ -109,7 +111,7 @@ def _loss_kernel(  # type: ignore[no-untyped-def]
 
 
 @triton.jit
-def _correct_kernel(  # type: ignore[no-untyped-def]
+def _correct_kernel(
     logits, labels, is_correct, rows, classes: tl.constexpr, block_classes: tl.constexpr, block_rows: tl.constexpr
 ):
     """Whether the greatest logit of each row is the label's."""
@@ -130,49 +132,52 @@ class _Loss(torch.autograd.Function):
         launch(
             _loss_kernel, _grid(logits), logits.contiguous(), y.contiguous(), target.contiguous(), losses, gradient,
             len(y), kind=kind, needs_grad=needs_grad, **_kernel_args(logits), **NO_FMA,
-        )  # fmt: skip
+        )
         ctx.save_for_backward(gradient)
         ctx.kind = logits.dtype
         return losses
 
     @staticmethod
+    @first_order
     def backward(ctx: Any, grad_output: Tensor) -> tuple[Tensor, None, None, None]:
         """By the logits."""
-        if torch.is_grad_enabled():  # what is kept is a constant, so its derivative would be wrong
-            raise RuntimeError("the losses by hand have no second derivative")
         (gradient,) = ctx.saved_tensors
         return (gradient * grad_output.unsqueeze(1)).to(ctx.kind), None, None, None
 
 
+@implements(plain.attack_loss)
 def attack_loss(kind: str, logits: Tensor, y: Tensor, target: Tensor) -> Tensor:
-    """Kernel of `atas.attacks.losses.attack_loss`."""
+    """Up to 4,096 classes; logits in float32, bfloat16 or float16, labels in int64."""
     return _Loss.apply(logits, y, target, kind) if _supports(logits, y, target) else NotImplemented
 
 
+@implements(plain.target_margin)
 def target_margin(logits: Tensor, y: Tensor, target: Tensor) -> Tensor:
-    """Kernel of `atas.attacks.losses.target_margin`."""
+    """As `attack_loss`."""
     return attack_loss("lead", logits, y, target)
 
 
+@implements(plain.margin)
 def margin(logits: Tensor, y: Tensor) -> Tensor:
-    """Kernel of `atas.attacks.losses.margin`."""
+    """As `attack_loss`."""
     return attack_loss("margin", logits, y, y)
 
 
+@implements(plain.correct)
 def correct(logits: Tensor, y: Tensor) -> Tensor:
-    """Kernel of `atas.attacks.losses.correct`."""
+    """As `attack_loss`."""
     if not _supports(logits, y):
         return NotImplemented
     is_correct = torch.empty(len(y), dtype=torch.bool, device=logits.device)
     launch(
         _correct_kernel, _grid(logits), logits.contiguous(), y.contiguous(), is_correct, len(y),
         **_kernel_args(logits), **NO_FMA,
-    )  # fmt: skip
+    )
     return is_correct
 
 
 def _supports(logits: Tensor, *classes: Tensor) -> bool:
-    if logits.dim() != 2 or not logits.numel() or not 2 <= logits.shape[1] <= _MAX_CLASSES:
+    if logits.dim() != 2 or not logits.numel() or not 2 <= logits.shape[1] <= _MAX_CLASSES or not can_launch(logits):
         return False
     numbers = all(number.shape == logits.shape[:1] and number.dtype == torch.int64 for number in classes)
     return numbers and logits.dtype in _LOGIT_DTYPES

@@ -7,17 +7,20 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from atas.core import augment as plain
 from atas.core.augment import View
+from atas.core.dispatch import implements
 from atas.core.resized_crop import AnyView
 from atas.core.rng import Stream
-from atas.ops.triton.launch import NO_FMA, ImageGrid, float32_reciprocal, launch
+from atas.data.loader import gather_views
+from atas.ops.triton.launch import NO_FMA, ImageGrid, can_launch, float32_reciprocal, launch
 from atas.ops.triton.rng import stream_key, uniform
 
 _EXAMPLES_PER_PROGRAM = 128  # examples that a program draws for
 
 
 @triton.jit
-def view_coordinates(offs, top, left, flip, height: tl.constexpr, width: tl.constexpr):  # type: ignore[no-untyped-def]
+def view_coordinates(offs, top, left, flip, height: tl.constexpr, width: tl.constexpr):
     """Return channel, canvas row and canvas column of these entries of a view."""
     pixel = offs % (height * width)
     column = pixel % width
@@ -26,10 +29,10 @@ def view_coordinates(offs, top, left, flip, height: tl.constexpr, width: tl.cons
 
 
 @triton.jit(do_not_specialize=["top_key", "left_key", "flip_key"])
-def _sample_view_kernel(  # type: ignore[no-untyped-def]
+def _sample_view_kernel(
     epoch, index, top, left, flip, count, choices, top_key, left_key, flip_key, flips: tl.constexpr,
     block: tl.constexpr,
-):  # fmt: skip
+):
     """The position of each view and whether it is flipped."""
     offs = tl.program_id(0) * block + tl.arange(0, block)
     mask = offs < count
@@ -43,10 +46,10 @@ def _sample_view_kernel(  # type: ignore[no-untyped-def]
 
 
 @triton.jit
-def _apply_view_kernel(  # type: ignore[no-untyped-def]
+def _apply_view_kernel(
     images, index, top, left, flip, out, scale, size: tl.constexpr, height: tl.constexpr, width: tl.constexpr,
     pad: tl.constexpr, block: tl.constexpr,
-):  # fmt: skip
+):
     """A block of one image as its view shows it, zero outside the stored image."""
     example = tl.program_id(0)
     offs = tl.program_id(1) * block + tl.arange(0, block)
@@ -70,8 +73,11 @@ def view_tensors(index: Tensor, view: View) -> tuple[Tensor, Tensor, Tensor, Ten
     return index.contiguous(), view.top.contiguous(), view.left.contiguous(), view.flip.contiguous()
 
 
+@implements(plain.sample_view)
 def sample_view(seed: int, epoch: Tensor, index: Tensor, pad: int, flip: bool) -> tuple[Tensor, Tensor, Tensor]:
-    """Kernel of `atas.core.augment.sample_view`."""
+    """All arguments."""
+    if not can_launch(index):
+        return NotImplemented
     index, count = index.contiguous(), len(index)
     top, left = torch.empty_like(index, dtype=torch.int64), torch.empty_like(index, dtype=torch.int64)
     flipped = torch.empty_like(index, dtype=torch.bool)
@@ -79,20 +85,21 @@ def sample_view(seed: int, epoch: Tensor, index: Tensor, pad: int, flip: bool) -
     launch(
         _sample_view_kernel, (triton.cdiv(count, _EXAMPLES_PER_PROGRAM),), epoch.to(index.device), index, top, left,
         flipped, count, 2 * pad + 1, *keys, flips=flip, block=_EXAMPLES_PER_PROGRAM, **NO_FMA,
-    )  # fmt: skip
+    )
     return top, left, flipped
 
 
+@implements(gather_views)
 def apply_view(images: Tensor, index: Tensor, view: AnyView) -> Tensor:
-    """Kernel of `atas.data.loader.gather_views`."""
+    """Crops and flips of contiguous uint8 images."""
     if not isinstance(view, View) or images.dtype != torch.uint8 or images.dim() != 4:
         return NotImplemented
-    if not images.is_contiguous() or not len(index):
+    if not images.is_contiguous() or not len(index) or not can_launch(images):
         return NotImplemented
     out = torch.empty(len(index), *images.shape[1:], dtype=torch.float32, device=images.device)
     image_grid = ImageGrid.of(out)
     launch(
         _apply_view_kernel, image_grid.grid, images, *view_tensors(index, view), out, float32_reciprocal(255),
         **image_grid.kernel_args(), **view_args(view, images.shape), **NO_FMA,
-    )  # fmt: skip
+    )
     return out

@@ -17,7 +17,7 @@ _COUNTERS = tl.constexpr(1024)  # for each block of columns: one of groups, and 
 
 
 @triton.jit
-def sum_partials(partials, start, count, channels: tl.constexpr, offs_c, mask_c, block_c: tl.constexpr):  # type: ignore[no-untyped-def]
+def sum_partials(partials, start, count, channels: tl.constexpr, offs_c, mask_c, block_c: tl.constexpr):
     """Return the two sums by channel over `count` partials from `start` on, many partials at a time."""
     first = tl.zeros((block_c,), tl.float32)
     second = tl.zeros((block_c,), tl.float32)
@@ -31,10 +31,10 @@ def sum_partials(partials, start, count, channels: tl.constexpr, offs_c, mask_c,
 
 
 @triton.jit
-def reduce_partials(  # type: ignore[no-untyped-def]
+def reduce_partials(
     first, second, partials, counters, partial, num_partials, channel_block, channels: tl.constexpr, offs_c, mask_c,
     block_c: tl.constexpr,
-):  # fmt: skip
+):
     """Store a program's partial sums. The last program of each group adds up its group. Return 1 in the program that
     finished the last group: the sums of all groups are then stored behind the partials."""
     tl.store(partials + (2 * partial) * channels + offs_c, first, mask_c)
@@ -60,7 +60,7 @@ def reduce_partials(  # type: ignore[no-untyped-def]
 
 
 @triton.jit
-def sum_groups(partials, num_partials, channels: tl.constexpr, offs_c, mask_c, block_c: tl.constexpr):  # type: ignore[no-untyped-def]
+def sum_groups(partials, num_partials, channels: tl.constexpr, offs_c, mask_c, block_c: tl.constexpr):
     """Return the two sums by channel over all partials, once every group has stored its own."""
     return sum_partials(
         partials, num_partials, (num_partials + _GROUP - 1) // _GROUP, channels, offs_c, mask_c, block_c
@@ -68,7 +68,7 @@ def sum_groups(partials, num_partials, channels: tl.constexpr, offs_c, mask_c, b
 
 
 @triton.jit
-def finalize_statistics(  # type: ignore[no-untyped-def]
+def finalize_statistics(
     first,
     second,
     channels,

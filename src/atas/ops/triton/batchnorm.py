@@ -26,11 +26,11 @@ _SUM_PROGRAMS = 528  # four for each multiprocessor of an H100 or H200
 
 
 @triton.jit
-def _forward_sums_kernel(  # type: ignore[no-untyped-def]
+def _forward_sums_kernel(
     a, b, pre_bn, partials, counters, weight, bias, running_mean, running_var, bn_state, pixels, eps, momentum,
     has_residual: tl.constexpr, channels: tl.constexpr, block_pixels: tl.constexpr, block_c: tl.constexpr,
     repeats: tl.constexpr,
-):  # fmt: skip
+):
     """Sums by channel of a (+ b, stored in pre_bn), about the running mean so that squares do not cancel."""
     partial, channel_block = tl.program_id(0), tl.program_id(1)
     offs_c = channel_block * block_c + tl.arange(0, block_c)
@@ -53,16 +53,16 @@ def _forward_sums_kernel(  # type: ignore[no-untyped-def]
     if reduce_partials(
         tl.sum(first, 0), tl.sum(second, 0), partials, counters, partial, num_partials, channel_block, channels,
         offs_c, mask_c, block_c,
-    ):  # fmt: skip
+    ):
         first_sum, second_sum = sum_groups(partials, num_partials, channels, offs_c, mask_c, block_c)
         finalize_statistics(
             first_sum, second_sum, channels, offs_c, mask_c, weight, bias, running_mean, running_var, bn_state, pixels,
             eps, momentum, shift,
-        )  # fmt: skip
+        )
 
 
 @triton.jit
-def normalize_relu_kernel(  # type: ignore[no-untyped-def]
+def normalize_relu_kernel(
     pre_bn, out, bn_state, pixels, channels: tl.constexpr, block_pixels: tl.constexpr, block_c: tl.constexpr
 ):
     """out = relu(pre_bn * scale + shift)."""
@@ -79,10 +79,10 @@ def normalize_relu_kernel(  # type: ignore[no-untyped-def]
 
 
 @triton.jit
-def _backward_sums_kernel(  # type: ignore[no-untyped-def]
+def _backward_sums_kernel(
     pre_bn, gradient, partials, counters, bn_state, sums, pixels, channels: tl.constexpr, block_pixels: tl.constexpr,
     block_c: tl.constexpr, repeats: tl.constexpr,
-):  # fmt: skip
+):
     """Sums by channel of the gradient through the ReLU, and of its product with the normalised input."""
     partial, channel_block = tl.program_id(0), tl.program_id(1)
     offs_c = channel_block * block_c + tl.arange(0, block_c)
@@ -105,17 +105,17 @@ def _backward_sums_kernel(  # type: ignore[no-untyped-def]
     if reduce_partials(
         tl.sum(first, 0), tl.sum(second, 0) * inv_std, partials, counters, partial, num_partials, channel_block,
         channels, offs_c, mask_c, block_c,
-    ):  # fmt: skip
+    ):
         first_sum, second_sum = sum_groups(partials, num_partials, channels, offs_c, mask_c, block_c)
         tl.store(sums + offs_c, first_sum, mask_c)
         tl.store(sums + channels + offs_c, second_sum, mask_c)
 
 
 @triton.jit
-def _backward_train_kernel(  # type: ignore[no-untyped-def]
+def _backward_train_kernel(
     pre_bn, gradient, residual_grad, out, bn_state, sums, pixels, has_residual: tl.constexpr, channels: tl.constexpr,
     block_pixels: tl.constexpr, block_c: tl.constexpr,
-):  # fmt: skip
+):
     """The gradient by the input of BatchNorm, + residual_grad."""
     offs_c = tl.program_id(1) * block_c + tl.arange(0, block_c)
     mask_c = offs_c < channels
@@ -139,10 +139,10 @@ def _backward_train_kernel(  # type: ignore[no-untyped-def]
 
 
 @triton.jit
-def _forward_eval_kernel(  # type: ignore[no-untyped-def]
+def _forward_eval_kernel(
     a, b, pre_bn, out, weight, bias, running_mean, running_var, pixels, eps, has_residual: tl.constexpr,
     channels: tl.constexpr, block_pixels: tl.constexpr, block_c: tl.constexpr,
-):  # fmt: skip
+):
     """pre_bn = a + b and out = relu(bn(pre_bn)) by the running statistics."""
     offs_c = tl.program_id(1) * block_c + tl.arange(0, block_c)
     mask_c = offs_c < channels
@@ -160,10 +160,10 @@ def _forward_eval_kernel(  # type: ignore[no-untyped-def]
 
 
 @triton.jit
-def _backward_eval_kernel(  # type: ignore[no-untyped-def]
+def _backward_eval_kernel(
     act, gradient, residual_grad, out, weight, running_var, pixels, eps, has_residual: tl.constexpr,
     channels: tl.constexpr, block_pixels: tl.constexpr, block_c: tl.constexpr,
-):  # fmt: skip
+):
     """The gradient by pre_bn in eval mode; the ReLU's mask comes from its output."""
     offs_c = tl.program_id(1) * block_c + tl.arange(0, block_c)
     mask_c = offs_c < channels
@@ -223,7 +223,7 @@ def forward_train(
         _forward_sums_kernel, bn_grid.sum_grid, a, a if b is None else b, pre_bn, partials, group_counters(a.device),
         weight, bias, running_mean, running_var, bn_state, bn_grid.pixels, eps, momentum, has_residual=b is not None,
         **bn_grid.sum_kernel_args(),
-    )  # fmt: skip
+    )
     launch(normalize_relu_kernel, bn_grid.grid, pre_bn, out, bn_state, bn_grid.pixels, **bn_grid.kernel_args())
     return pre_bn, out, bn_state
 
@@ -258,7 +258,7 @@ def apply_backward(
     launch(
         _backward_train_kernel, bn_grid.grid, pre_bn, gradient, gradient if residual_grad is None else residual_grad,
         out, bn_state, sums, bn_grid.pixels, has_residual=residual_grad is not None, **bn_grid.kernel_args(),
-    )  # fmt: skip
+    )
     return out
 
 
@@ -271,7 +271,7 @@ def forward_eval(
     launch(
         _forward_eval_kernel, bn_grid.grid, a, a if b is None else b, pre_bn, out, weight, bias, running_mean,
         running_var, bn_grid.pixels, eps, has_residual=b is not None, **bn_grid.kernel_args(),
-    )  # fmt: skip
+    )
     return pre_bn, out
 
 
@@ -284,5 +284,5 @@ def backward_eval(
     launch(
         _backward_eval_kernel, bn_grid.grid, act, gradient, gradient if residual_grad is None else residual_grad, out,
         weight, running_var, bn_grid.pixels, eps, has_residual=residual_grad is not None, **bn_grid.kernel_args(),
-    )  # fmt: skip
+    )
     return out

@@ -37,11 +37,11 @@ class Projection:
 
 
 @triton.jit
-def _conv_tile(  # type: ignore[no-untyped-def]
+def _conv_tile(
     x, w, w_rest, image, top, left, first_c, channels_k: tl.constexpr, channels: tl.constexpr, taps: tl.constexpr,
     stride: tl.constexpr, backward: tl.constexpr, tile_n: tl.constexpr, tile_h: tl.constexpr, tile_w: tl.constexpr,
     block_c: tl.constexpr, rest_c: tl.constexpr, block_k: tl.constexpr,
-):  # fmt: skip
+):
     """Sum over taps and input channels: a tile (block_c, pixels) of the convolution, and of the `rest_c` channels that
     follow, if any."""
     tile_pixels: tl.constexpr = tile_n * tile_h * tile_w
@@ -71,10 +71,10 @@ def _conv_tile(  # type: ignore[no-untyped-def]
 
 
 @triton.jit
-def _add_shortcut(  # type: ignore[no-untyped-def]
+def _add_shortcut(
     acc, acc_rest, shortcut_x, w, w_rest, image, top, left, first_c, channels_k: tl.constexpr, tile_n: tl.constexpr,
     tile_h: tl.constexpr, tile_w: tl.constexpr, block_c: tl.constexpr, rest_c: tl.constexpr, block_k: tl.constexpr,
-):  # fmt: skip
+):
     """Add the shortcut's convolution to a tile."""
     for step in range((channels_k + block_k - 1) // block_k):
         tile = shortcut_x.load([image, top, 0, left, step * block_k]).reshape(tile_n * tile_h * tile_w, block_k)
@@ -85,7 +85,7 @@ def _add_shortcut(  # type: ignore[no-untyped-def]
 
 
 @triton.jit
-def tile_position(  # type: ignore[no-untyped-def]
+def tile_position(
     number, height, tile_n: tl.constexpr, tile_h: tl.constexpr, tile_w: tl.constexpr, tiles_w: tl.constexpr
 ):
     """Return the tile's first image, row and column, and its pixels' positions among those of all images."""
@@ -102,13 +102,13 @@ def tile_position(  # type: ignore[no-untyped-def]
 
 
 @triton.jit
-def _forward_eval_kernel(  # type: ignore[no-untyped-def]
+def _forward_eval_kernel(
     x, w, w_rest, shortcut_x, shortcut_w, shortcut_w_rest, residual, pre_bn, act, weight, bias, running_mean,
     running_var, pixels, height, eps, has_residual: tl.constexpr, channels: tl.constexpr, blocks_c: tl.constexpr,
     channels_k: tl.constexpr, taps: tl.constexpr, stride: tl.constexpr, tile_n: tl.constexpr, tile_h: tl.constexpr,
     tile_w: tl.constexpr, tiles_w: tl.constexpr, block_c: tl.constexpr, rest_c: tl.constexpr, block_k: tl.constexpr,
     shortcut_channels: tl.constexpr, shortcut_block_k: tl.constexpr,
-):  # fmt: skip
+):
     """act = relu(bn(pre_bn)) for pre_bn = conv(x) (+ residual, or a shortcut's convolution of `shortcut_channels`
     channels). pre_bn is stored if something was added."""
     partial, first_c = tl.program_id(0) // blocks_c, (tl.program_id(0) % blocks_c) * (block_c + rest_c)
@@ -116,31 +116,31 @@ def _forward_eval_kernel(  # type: ignore[no-untyped-def]
     acc, acc_rest = _conv_tile(
         x, w, w_rest, image, top, left, first_c, channels_k, channels, taps, stride, False, tile_n, tile_h, tile_w,
         block_c, rest_c, block_k,
-    )  # fmt: skip
+    )
     if shortcut_channels:
         acc, acc_rest = _add_shortcut(
             acc, acc_rest, shortcut_x, shortcut_w, shortcut_w_rest, image, top, left, first_c, shortcut_channels,
             tile_n, tile_h, tile_w, block_c, rest_c, shortcut_block_k,
-        )  # fmt: skip
+        )
     epilogue_forward_eval(
         acc, pixel_ids, first_c, residual, pre_bn, act, weight, bias, running_mean, running_var, pixels, eps,
         has_residual, has_residual or shortcut_channels > 0, channels, block_c,
-    )  # fmt: skip
+    )
     if rest_c:
         epilogue_forward_eval(
             acc_rest, pixel_ids, first_c + block_c, residual, pre_bn, act, weight, bias, running_mean, running_var,
             pixels, eps, has_residual, has_residual or shortcut_channels > 0, channels, rest_c,
-        )  # fmt: skip
+        )
 
 
 @triton.jit
-def _forward_train_kernel(  # type: ignore[no-untyped-def]
+def _forward_train_kernel(
     x, w, w_rest, shortcut_x, shortcut_w, shortcut_w_rest, residual, pre_bn, partials, counters, bn_state, weight,
     bias, running_mean, running_var, pixels, height, eps, momentum, has_residual: tl.constexpr, channels: tl.constexpr,
     blocks_c: tl.constexpr, channels_k: tl.constexpr, taps: tl.constexpr, stride: tl.constexpr, tile_n: tl.constexpr,
     tile_h: tl.constexpr, tile_w: tl.constexpr, tiles_w: tl.constexpr, block_c: tl.constexpr, rest_c: tl.constexpr,
     block_k: tl.constexpr, shortcut_channels: tl.constexpr, shortcut_block_k: tl.constexpr,
-):  # fmt: skip
+):
     """pre_bn = conv(x) (+ residual, or a shortcut's convolution of `shortcut_channels` channels), and its batch
     statistics."""
     partial, first_c = tl.program_id(0) // blocks_c, (tl.program_id(0) % blocks_c) * (block_c + rest_c)
@@ -148,71 +148,71 @@ def _forward_train_kernel(  # type: ignore[no-untyped-def]
     acc, acc_rest = _conv_tile(
         x, w, w_rest, image, top, left, first_c, channels_k, channels, taps, stride, False, tile_n, tile_h, tile_w,
         block_c, rest_c, block_k,
-    )  # fmt: skip
+    )
     if shortcut_channels:
         acc, acc_rest = _add_shortcut(
             acc, acc_rest, shortcut_x, shortcut_w, shortcut_w_rest, image, top, left, first_c, shortcut_channels,
             tile_n, tile_h, tile_w, block_c, rest_c, shortcut_block_k,
-        )  # fmt: skip
+        )
     epilogue_forward_train(
         acc, pixel_ids, partial, first_c, tl.num_programs(0) // blocks_c, residual, pre_bn, partials, counters,
         bn_state, weight, bias, running_mean, running_var, pixels, eps, momentum, has_residual, channels, block_c,
-    )  # fmt: skip
+    )
     if rest_c:
         epilogue_forward_train(
             acc_rest, pixel_ids, partial, first_c + block_c, tl.num_programs(0) // blocks_c, residual, pre_bn,
             partials, counters, bn_state, weight, bias, running_mean, running_var, pixels, eps, momentum, has_residual,
             channels, rest_c,
-        )  # fmt: skip
+        )
 
 
 @triton.jit
-def _backward_eval_kernel(  # type: ignore[no-untyped-def]
+def _backward_eval_kernel(
     gradient, w, w_rest, residual_grad, act, out, weight, running_var, pixels, height, eps, has_residual: tl.constexpr,
     channels: tl.constexpr, blocks_c: tl.constexpr, channels_k: tl.constexpr, taps: tl.constexpr, tile_n: tl.constexpr,
     tile_h: tl.constexpr, tile_w: tl.constexpr, tiles_w: tl.constexpr, block_c: tl.constexpr, rest_c: tl.constexpr,
     block_k: tl.constexpr,
-):  # fmt: skip
+):
     """The gradient by the input of the BatchNorm and ReLU before the convolution (+ residual_grad)."""
     partial, first_c = tl.program_id(0) // blocks_c, (tl.program_id(0) % blocks_c) * (block_c + rest_c)
     image, top, left, pixel_ids = tile_position(partial, height, tile_n, tile_h, tile_w, tiles_w)
     acc, acc_rest = _conv_tile(
         gradient, w, w_rest, image, top, left, first_c, channels_k, channels, taps, 1, True, tile_n, tile_h, tile_w,
         block_c, rest_c, block_k,
-    )  # fmt: skip
+    )
     epilogue_backward_eval(
         acc, pixel_ids, first_c, residual_grad, act, out, weight, running_var, pixels, eps, has_residual, channels,
         block_c,
-    )  # fmt: skip
+    )
     if rest_c:
         epilogue_backward_eval(
             acc_rest, pixel_ids, first_c + block_c, residual_grad, act, out, weight, running_var, pixels, eps,
             has_residual, channels, rest_c,
-        )  # fmt: skip
+        )
 
 
 @triton.jit
-def _backward_train_kernel(  # type: ignore[no-untyped-def]
+def _backward_train_kernel(
     gradient, w, w_rest, pre_bn, out, partials, counters, bn_state, sums, pixels, height, channels: tl.constexpr,
     blocks_c: tl.constexpr, channels_k: tl.constexpr, taps: tl.constexpr, tile_n: tl.constexpr, tile_h: tl.constexpr,
     tile_w: tl.constexpr, tiles_w: tl.constexpr, block_c: tl.constexpr, rest_c: tl.constexpr, block_k: tl.constexpr,
-):  # fmt: skip
+):
     """The gradient by the input of the ReLU before the convolution, and the sums that BatchNorm's gradient needs."""
     partial, first_c = tl.program_id(0) // blocks_c, (tl.program_id(0) % blocks_c) * (block_c + rest_c)
     image, top, left, pixel_ids = tile_position(partial, height, tile_n, tile_h, tile_w, tiles_w)
     acc, acc_rest = _conv_tile(
         gradient, w, w_rest, image, top, left, first_c, channels_k, channels, taps, 1, True, tile_n, tile_h, tile_w,
         block_c, rest_c, block_k,
-    )  # fmt: skip
+    )
     epilogue_backward_train(
         acc, pixel_ids, partial, first_c, tl.num_programs(0) // blocks_c, pre_bn, out, partials, counters, bn_state,
         sums, pixels, channels, block_c,
-    )  # fmt: skip
+    )
     if rest_c:
         epilogue_backward_train(
             acc_rest, pixel_ids, partial, first_c + block_c, tl.num_programs(0) // blocks_c, pre_bn, out, partials,
             counters, bn_state, sums, pixels, channels, rest_c,
-        )  # fmt: skip
+        )
 
 
 def _empty_output(x: Tensor, conv: nn.Conv2d) -> Tensor:
@@ -235,7 +235,7 @@ def forward_eval(
         *tile_grid.weight_descriptors(conv.weight, False), *shortcut, added, act if pre_bn is None else pre_bn, act,
         bn.weight, bn.bias, bn.running_mean, bn.running_var, tile_grid.pixels, tile_grid.height, bn.eps,
         stride=conv.stride[0], **args, **tile_grid.kernel_args(conv.kernel_size[0] ** 2),
-    )  # fmt: skip
+    )
     return pre_bn, act
 
 
@@ -254,7 +254,7 @@ def forward_train(
         group_counters(x.device), bn_state, bn.weight, bn.bias, bn.running_mean, bn.running_var, tile_grid.pixels,
         tile_grid.height, bn.eps, bn.momentum, stride=conv.stride[0], **args,
         **tile_grid.kernel_args(conv.kernel_size[0] ** 2),
-    )  # fmt: skip
+    )
     act, bn_grid = torch.empty_like(pre_bn), BatchNormGrid(pre_bn)
     launch(normalize_relu_kernel, bn_grid.grid, pre_bn, act, bn_state, bn_grid.pixels, **bn_grid.kernel_args())
     return pre_bn, act, bn_state
@@ -299,7 +299,7 @@ def backward_eval(
         *tile_grid.weight_descriptors(conv.weight, True), out if residual_grad is None else residual_grad, act, out,
         bn.weight, bn.running_var, tile_grid.pixels, tile_grid.height, bn.eps, has_residual=residual_grad is not None,
         **tile_grid.kernel_args(conv.kernel_size[0] ** 2),
-    )  # fmt: skip
+    )
     return out
 
 
@@ -315,5 +315,5 @@ def backward_train(
         _backward_train_kernel, tile_grid.grid, tile_grid.input_descriptor(gradient, 1),
         *tile_grid.weight_descriptors(conv.weight, True), pre_bn, masked, partials, group_counters(pre_bn.device),
         bn_state, sums, tile_grid.pixels, tile_grid.height, **tile_grid.kernel_args(conv.kernel_size[0] ** 2),
-    )  # fmt: skip
+    )
     return apply_backward(pre_bn, masked, residual_grad, bn_state, sums), sums[1], sums[0]

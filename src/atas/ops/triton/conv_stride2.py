@@ -23,11 +23,11 @@ _TILING = Tiling(256, 64, num_warps=8, num_stages=3)
 
 
 @triton.jit
-def _parity_tile(  # type: ignore[no-untyped-def]
+def _parity_tile(
     gradient, w, shortcut_grad, shortcut_w, image, top, left, first_c, odd_row, odd_column, activated: tl.constexpr,
     channels_k: tl.constexpr, channels: tl.constexpr, tile_n: tl.constexpr, tile_h: tl.constexpr, tile_w: tl.constexpr,
     block_c: tl.constexpr, block_k: tl.constexpr,
-):  # fmt: skip
+):
     """A tile (block_c, pixels) of the gradient by the convolution's input, and of that by the shortcut's input."""
     tile_pixels: tl.constexpr = tile_n * tile_h * tile_w
     chunks: tl.constexpr = channels_k // block_k
@@ -50,10 +50,10 @@ def _parity_tile(  # type: ignore[no-untyped-def]
 
 
 @triton.jit
-def _tile_of_program(  # type: ignore[no-untyped-def]
+def _tile_of_program(
     pixels, height, channels: tl.constexpr, blocks_c: tl.constexpr, programs_per_parity, tile_n: tl.constexpr,
     tile_h: tl.constexpr, tile_w: tl.constexpr, tiles_w: tl.constexpr, block_c: tl.constexpr,
-):  # fmt: skip
+):
     """Return the parity and tile of this program, and its offsets; parities with more taps come first."""
     parity = 3 - tl.program_id(0) // programs_per_parity
     odd_row, odd_column = parity // 2, parity % 2
@@ -72,12 +72,12 @@ def _tile_of_program(  # type: ignore[no-untyped-def]
 
 
 @triton.jit
-def _backward_eval_kernel(  # type: ignore[no-untyped-def]
+def _backward_eval_kernel(
     gradient, w, shortcut_grad, shortcut_w, act, out, weight, running_var, pixels, height, programs_per_parity, eps,
     activated: tl.constexpr, channels: tl.constexpr, blocks_c: tl.constexpr, channels_k: tl.constexpr,
     tile_n: tl.constexpr, tile_h: tl.constexpr, tile_w: tl.constexpr, tiles_w: tl.constexpr, block_c: tl.constexpr,
     block_k: tl.constexpr,
-):  # fmt: skip
+):
     """The gradient by the input of the BatchNorm and ReLU before the convolution, with the shortcut's."""
     _, image, top, left, first_c, odd_row, odd_column, offs_c, mask_c, offs, mask = _tile_of_program(
         pixels, height, channels, blocks_c, programs_per_parity, tile_n, tile_h, tile_w, tiles_w, block_c
@@ -85,7 +85,7 @@ def _backward_eval_kernel(  # type: ignore[no-untyped-def]
     acc, direct = _parity_tile(
         gradient, w, shortcut_grad, shortcut_w, image, top, left, first_c, odd_row, odd_column, activated, channels_k,
         channels, tile_n, tile_h, tile_w, block_c, block_k,
-    )  # fmt: skip
+    )
     scale = tl.load(weight + offs_c, mask_c, 0.0) * tl.rsqrt(tl.load(running_var + offs_c, mask_c, 1.0) + eps)
     dtype = out.dtype.element_ty
     d = tl.where(tl.load(act + offs, mask, 0.0) > 0, tl.trans(acc.to(dtype)).to(tl.float32), 0.0)
@@ -96,12 +96,12 @@ def _backward_eval_kernel(  # type: ignore[no-untyped-def]
 
 
 @triton.jit
-def _backward_train_kernel(  # type: ignore[no-untyped-def]
+def _backward_train_kernel(
     gradient, w, shortcut_grad, shortcut_w, pre_bn, out, residual_grad, partials, counters, bn_state, sums, pixels,
     height, programs_per_parity, activated: tl.constexpr, channels: tl.constexpr, blocks_c: tl.constexpr,
     channels_k: tl.constexpr, tile_n: tl.constexpr, tile_h: tl.constexpr, tile_w: tl.constexpr, tiles_w: tl.constexpr,
     block_c: tl.constexpr, block_k: tl.constexpr,
-):  # fmt: skip
+):
     """The gradient by the input of the ReLU before the convolution, the sums that BatchNorm's gradient needs, and the
     shortcut's gradient."""
     partial, image, top, left, first_c, odd_row, odd_column, offs_c, mask_c, offs, mask = _tile_of_program(
@@ -110,13 +110,13 @@ def _backward_train_kernel(  # type: ignore[no-untyped-def]
     acc, direct = _parity_tile(
         gradient, w, shortcut_grad, shortcut_w, image, top, left, first_c, odd_row, odd_column, activated, channels_k,
         channels, tile_n, tile_h, tile_w, block_c, block_k,
-    )  # fmt: skip
+    )
     if not activated:
         tl.store(residual_grad + offs, tl.trans(direct.to(residual_grad.dtype.element_ty)), mask)
     relu_backward(
         acc, partial, tl.num_programs(0) // blocks_c, first_c // block_c, offs_c, mask_c, offs, mask, pre_bn, out,
         partials, counters, bn_state, sums, channels, block_c,
-    )  # fmt: skip
+    )
 
 
 def supports(conv: nn.Conv2d, shortcut: nn.Conv2d, x: Tensor) -> bool:
@@ -150,7 +150,7 @@ def _tile_grid(gradient: Tensor, conv: nn.Conv2d) -> tuple[TileGrid, dict[str, i
 def backward_eval(
     main_grad: Tensor, conv: nn.Conv2d, shortcut_grad: Tensor, shortcut: nn.Conv2d, act: Tensor, bn: nn.BatchNorm2d,
     activated: bool,
-) -> Tensor:  # fmt: skip
+) -> Tensor:
     """Return the gradient by the block's input, from those by the outputs of its convolution and of its shortcut.
 
     `act = relu(bn(input))` is the convolution's input; with `activated` it is the shortcut's input too.
@@ -162,7 +162,7 @@ def backward_eval(
         tile_grid.weight_descriptors(conv.weight, True)[0], tile_grid.input_descriptor(shortcut_grad, 1),
         tile_grid.weight_descriptors(shortcut.weight, True)[0], act, out, bn.weight, bn.running_var, tile_grid.pixels,
         tile_grid.height, eps=bn.eps, activated=activated, **args,
-    )  # fmt: skip
+    )
     return out
 
 
@@ -187,5 +187,5 @@ def backward_train(
         tile_grid.weight_descriptors(shortcut.weight, True)[0], pre_bn, masked_grad,
         masked_grad if residual_grad is None else residual_grad, partials, group_counters(pre_bn.device), bn_state,
         sums, tile_grid.pixels, tile_grid.height, activated=activated, **args,
-    )  # fmt: skip
+    )
     return apply_backward(pre_bn, masked_grad, residual_grad, bn_state, sums), sums[1], sums[0]

@@ -86,7 +86,7 @@ class TileGrid:
             "tile_n": self.tile_n, "tile_h": self.tile_h, "tile_w": self.tile_w, "tiles_w": self.tiles_w,
             "block_c": tiling.block_c, "rest_c": tiling.rest_c, "block_k": self.block_k, "num_warps": tiling.num_warps,
             "num_stages": tiling.num_stages,
-        }  # fmt: skip
+        }
 
     def input_descriptor(self, x: Tensor, stride: int) -> TensorDescriptor:
         """Return the TMA descriptor of the input, by tiles of shifted pixels."""

@@ -10,7 +10,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from atas.ops.triton.launch import launch
+from atas.core import autograd as plain
+from atas.core.dispatch import implements
+from atas.ops.triton.launch import can_launch, first_order, launch
 
 _BLOCK = 4096  # logits at a time
 _MAX_LOGITS = 1 << 19  # logits that one program should go over
@@ -19,7 +21,7 @@ _LABEL_DTYPES = (torch.int64, torch.int32, torch.int16, torch.uint8)
 
 
 @triton.jit
-def _cross_entropy_kernel(  # type: ignore[no-untyped-def]
+def _cross_entropy_kernel(
     logits,
     labels,
     loss,
@@ -51,10 +53,10 @@ def _cross_entropy_kernel(  # type: ignore[no-untyped-def]
 
 
 @triton.jit
-def _accumulate_kernel(  # type: ignore[no-untyped-def]
+def _accumulate_kernel(
     sums, loss, logits, labels, index, step_sizes, rows, adaptive: tl.constexpr, classes: tl.constexpr,
     block_classes: tl.constexpr, block_rows: tl.constexpr,
-):  # fmt: skip
+):
     """Add a step's loss, correct predictions, step sizes and examples to those of the epoch."""
     column = tl.arange(0, block_classes)
     correct = tl.zeros((block_rows,), tl.int32)
@@ -86,44 +88,48 @@ class _CrossEntropy(torch.autograd.Function):
         launch(
             _cross_entropy_kernel, (1,), logits.contiguous(), y.contiguous(), loss, gradient, len(y), weight,
             **_kernel_args(logits),
-        )  # fmt: skip
+        )
         ctx.save_for_backward(gradient)
         ctx.dtype = logits.dtype
         return loss
 
     @staticmethod
+    @first_order
     def backward(ctx: Any, grad_output: Tensor) -> tuple[Tensor, None, None]:
         """By the logits."""
-        if torch.is_grad_enabled():  # what is kept is a constant, so its derivative would be wrong
-            raise RuntimeError("the cross-entropy by hand has no second derivative")
         (gradient,) = ctx.saved_tensors
         return (gradient * grad_output).to(ctx.dtype), None, None
 
 
+@implements(plain.cross_entropy)
 def cross_entropy(logits: Tensor, y: Tensor) -> Tensor:
-    """Kernel of `atas.core.autograd.cross_entropy`."""
+    """Up to 524,288 logits in float32, bfloat16 or float16."""
     return _CrossEntropy.apply(logits, y, 1 / len(y)) if _supports(logits, y) else NotImplemented
 
 
+@implements(plain.cross_entropy_sum)
 def cross_entropy_sum(logits: Tensor, y: Tensor) -> Tensor:
-    """Kernel of `atas.core.autograd.cross_entropy_sum`."""
+    """As `cross_entropy`."""
     return _CrossEntropy.apply(logits, y, 1.0) if _supports(logits, y) else NotImplemented
 
 
 def accumulate(sums: Tensor, loss: Tensor, logits: Tensor, y: Tensor, index: Tensor, step_sizes: Tensor | None) -> None:
-    """Kernel of `atas.training.metrics.accumulate_metrics`."""
+    """As `cross_entropy`; loss and step sizes in float32.
+
+    Implements `atas.training.metrics.accumulate_metrics`; the CUDA graph engine registers it.
+    """
     numbers = [loss] if step_sizes is None else [loss, step_sizes]
     if not _supports(logits, y) or any(number.dtype != torch.float32 for number in numbers):
         return NotImplemented
     launch(
         _accumulate_kernel, (1,), sums, loss, logits.contiguous(), y.contiguous(), index.contiguous(), numbers[-1],
         len(y), adaptive=step_sizes is not None, **_kernel_args(logits),
-    )  # fmt: skip
+    )
     return None
 
 
 def _supports(logits: Tensor, y: Tensor) -> bool:
-    if logits.dim() != 2 or y.shape != logits.shape[:1] or not logits.numel():
+    if logits.dim() != 2 or y.shape != logits.shape[:1] or not logits.numel() or not can_launch(logits):
         return False
     is_small = len(y) * triton.next_power_of_2(logits.shape[1]) <= _MAX_LOGITS and logits.shape[1] <= _BLOCK
     return is_small and logits.dtype in _LOGIT_DTYPES and y.dtype in _LABEL_DTYPES

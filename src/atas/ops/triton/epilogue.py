@@ -15,7 +15,7 @@ _MIN_BLOCK_C = tl.constexpr(64)  # channels of the smallest block: counters are 
 
 
 @triton.jit
-def _tile_offsets(pixel_ids, first_c, pixels, channels: tl.constexpr, block_c: tl.constexpr):  # type: ignore[no-untyped-def]
+def _tile_offsets(pixel_ids, first_c, pixels, channels: tl.constexpr, block_c: tl.constexpr):
     """Return channel offsets of a tile and their mask, its offsets in a matrix (pixels, channels) and their mask."""
     offs_c = first_c + tl.arange(0, block_c)
     mask_c = offs_c < channels
@@ -28,10 +28,10 @@ def _tile_offsets(pixel_ids, first_c, pixels, channels: tl.constexpr, block_c: t
 
 
 @triton.jit
-def epilogue_forward_eval(  # type: ignore[no-untyped-def]
+def epilogue_forward_eval(
     acc, pixel_ids, first_c, residual, pre_bn, act, weight, bias, running_mean, running_var, pixels, eps,
     has_residual: tl.constexpr, store_pre_bn: tl.constexpr, channels: tl.constexpr, block_c: tl.constexpr,
-):  # fmt: skip
+):
     """act = relu(bn(pre_bn)) for pre_bn = acc (+ residual)."""
     offs_c, mask_c, offs, mask = _tile_offsets(pixel_ids, first_c, pixels, channels, block_c)
     scale = tl.load(weight + offs_c, mask_c, 0.0) * tl.rsqrt(tl.load(running_var + offs_c, mask_c, 1.0) + eps)
@@ -46,11 +46,11 @@ def epilogue_forward_eval(  # type: ignore[no-untyped-def]
 
 
 @triton.jit
-def epilogue_forward_train(  # type: ignore[no-untyped-def]
+def epilogue_forward_train(
     acc, pixel_ids, partial, first_c, num_partials, residual, pre_bn, partials, counters, bn_state, weight, bias,
     running_mean, running_var, pixels, eps, momentum, has_residual: tl.constexpr, channels: tl.constexpr,
     block_c: tl.constexpr,
-):  # fmt: skip
+):
     """pre_bn = acc (+ residual), and its mean and variance; running statistics are updated."""
     offs_c, mask_c, offs, mask = _tile_offsets(pixel_ids, first_c, pixels, channels, block_c)
     shift = tl.load(running_mean + offs_c, mask_c, 0.0)
@@ -62,19 +62,19 @@ def epilogue_forward_train(  # type: ignore[no-untyped-def]
     if reduce_partials(
         tl.sum(z, 0), tl.sum(z * z, 0), partials, counters, partial, num_partials, first_c // _MIN_BLOCK_C, channels,
         offs_c, mask_c, block_c,
-    ):  # fmt: skip
+    ):
         first_sum, second_sum = sum_groups(partials, num_partials, channels, offs_c, mask_c, block_c)
         finalize_statistics(
             first_sum, second_sum, channels, offs_c, mask_c, weight, bias, running_mean, running_var, bn_state, pixels,
             eps, momentum, shift,
-        )  # fmt: skip
+        )
 
 
 @triton.jit
-def epilogue_backward_eval(  # type: ignore[no-untyped-def]
+def epilogue_backward_eval(
     acc, pixel_ids, first_c, residual_grad, act, out, weight, running_var, pixels, eps, has_residual: tl.constexpr,
     channels: tl.constexpr, block_c: tl.constexpr,
-):  # fmt: skip
+):
     """The gradient through ReLU and BatchNorm by the running statistics (+ residual_grad)."""
     offs_c, mask_c, offs, mask = _tile_offsets(pixel_ids, first_c, pixels, channels, block_c)
     scale = tl.load(weight + offs_c, mask_c, 0.0) * tl.rsqrt(tl.load(running_var + offs_c, mask_c, 1.0) + eps)
@@ -86,23 +86,23 @@ def epilogue_backward_eval(  # type: ignore[no-untyped-def]
 
 
 @triton.jit
-def epilogue_backward_train(  # type: ignore[no-untyped-def]
+def epilogue_backward_train(
     acc, pixel_ids, partial, first_c, num_partials, pre_bn, out, partials, counters, bn_state, sums, pixels,
     channels: tl.constexpr, block_c: tl.constexpr,
-):  # fmt: skip
+):
     """The gradient through the ReLU, and the sums that BatchNorm's gradient needs."""
     offs_c, mask_c, offs, mask = _tile_offsets(pixel_ids, first_c, pixels, channels, block_c)
     relu_backward(
         acc, partial, num_partials, first_c // _MIN_BLOCK_C, offs_c, mask_c, offs, mask, pre_bn, out, partials,
         counters, bn_state, sums, channels, block_c,
-    )  # fmt: skip
+    )
 
 
 @triton.jit
-def relu_backward(  # type: ignore[no-untyped-def]
+def relu_backward(
     acc, partial, num_partials, channel_block, offs_c, mask_c, offs, mask, pre_bn, out, partials, counters, bn_state,
     sums, channels: tl.constexpr, block_c: tl.constexpr,
-):  # fmt: skip
+):
     """The gradient `acc` through the ReLU at these offsets, and its sums."""
     mean, inv_std = tl.load(bn_state + offs_c, mask_c, 0.0), tl.load(bn_state + channels + offs_c, mask_c, 0.0)
     scale = tl.load(bn_state + 2 * channels + offs_c, mask_c, 0.0)
@@ -115,7 +115,7 @@ def relu_backward(  # type: ignore[no-untyped-def]
     if reduce_partials(
         tl.sum(g, 0), tl.sum(g * (x - mean[None, :]), 0) * inv_std, partials, counters, partial, num_partials,
         channel_block, channels, offs_c, mask_c, block_c,
-    ):  # fmt: skip
+    ):
         first_sum, second_sum = sum_groups(partials, num_partials, channels, offs_c, mask_c, block_c)
         tl.store(sums + offs_c, first_sum, mask_c)
         tl.store(sums + channels + offs_c, second_sum, mask_c)

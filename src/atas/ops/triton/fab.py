@@ -16,28 +16,29 @@ import triton.language as tl
 from torch import Tensor
 
 from atas.attacks import fab
-from atas.attacks.fab import FAB
+from atas.attacks.fab import FAB, fab_update
 from atas.attacks.search import Slots
+from atas.core.dispatch import implements
 from atas.ops.triton.launch import NO_FMA, is_plain_float32, launch
 from atas.ops.triton.linf import clip
-from atas.ops.triton.search_state import advance_clock, finite, flags, is_running, kernel_args, supports
+from atas.ops.triton.search_state import advance_clock, finite, flags, is_running, kernel_args, mask_if, supports
 from atas.threat import Linf, Threat
 
 
 @triton.jit
-def decreases(normal, value):  # type: ignore[no-untyped-def]
+def decreases(normal, value):
     """Whether a coordinate has to decrease to take the linear function towards zero."""
     return tl.where(value > 0, normal, -normal) > 0
 
 
 @triton.jit
-def distance_to_bound(point, normal, value):  # type: ignore[no-untyped-def]
+def distance_to_bound(point, normal, value):
     """How far each coordinate can go towards the function's zero."""
     return tl.where(decreases(normal, value), point, 1 - point)
 
 
 @triton.jit
-def line_root(t, goal, rate, ended):  # type: ignore[no-untyped-def]
+def line_root(t, goal, rate, ended):
     """Where the line that holds at t reaches the goal; infinite if all coordinates have reached their bounds by t.
 
     `rate` is the sum of the slopes of the others, `ended` the share of those that have.
@@ -53,7 +54,7 @@ _MIN_DISTANCE = tl.constexpr(fab.MIN_LENGTH)
 
 
 @triton.jit
-def _newton_step(t, goal, room, abs_grad):  # type: ignore[no-untyped-def]
+def _newton_step(t, goal, room, abs_grad):
     """Where the line that holds at t reaches the goal."""
     is_moving = room > t
     rate, ended = tl.sum(tl.where(is_moving, abs_grad, 0.0), 0), tl.sum(tl.where(is_moving, 0.0, abs_grad * room), 0)
@@ -61,7 +62,7 @@ def _newton_step(t, goal, room, abs_grad):  # type: ignore[no-untyped-def]
 
 
 @triton.jit
-def _boundary_step_kernel(  # type: ignore[no-untyped-def]
+def _boundary_step_kernel(
     points, x, gradient, margins, out, eta, alpha_max, size: tl.constexpr, block: tl.constexpr
 ):
     """`atas.attacks.fab.boundary_step` of one slot, in registers."""
@@ -102,10 +103,10 @@ def _boundary_step_kernel(  # type: ignore[no-untyped-def]
 
 
 @triton.jit(do_not_specialize=["steps"])
-def _update_best_kernel(  # type: ignore[no-untyped-def]
+def _update_best_kernel(
     x, ahead, correct, active, broken, done, clock, point, current, closest, eps, beta, steps, size: tl.constexpr,
     block: tl.constexpr,
-):  # fmt: skip
+):
     """`atas.attacks.fab.fab_update` of one slot."""
     slot = tl.program_id(0)
     if is_running(active, broken, done, slot):
@@ -126,54 +127,57 @@ def _update_best_kernel(  # type: ignore[no-untyped-def]
             offs = first + tl.arange(0, block)
             mask = offs < size
             image_offs = slot * size + offs
-            end, image = tl.load(ahead + image_offs, mask, 0.0), tl.load(x + image_offs, mask & is_adversarial, 0.0)
+            end = tl.load(ahead + image_offs, mask, 0.0)
+            image = tl.load(x + image_offs, mask_if(is_adversarial, mask), 0.0)
             tl.store(current + image_offs, tl.where(is_adversarial, image + beta * (end - image), end), mask)
-            tl.store(point + image_offs, end, mask & is_best)
+            tl.store(point + image_offs, end, mask_if(is_best, mask))
         tl.debug_barrier()  # every thread has read what follows
         tl.store(closest + slot, tl.where(is_adversarial, tl.minimum(closest_so_far, distance), closest_so_far))
         tl.store(broken + slot, is_inside)
         advance_clock(clock, done, slot, step_index, steps)
 
 
+@implements(fab.boundary_step)
 def boundary_step(
-    threat: Threat, point: Tensor, x: Tensor, gradient: Tensor, lead: Tensor, eta: float, alpha_max: float
+    threat: Threat, point: Tensor, x: Tensor, gradient: Tensor, margin: Tensor, eta: float, alpha_max: float
 ) -> Tensor:
-    """Kernel of `atas.attacks.fab.boundary_step`."""
-    if type(threat) is not Linf or not is_plain_float32(point, x, gradient) or lead.dtype != torch.float32:
+    """Linf, float32."""
+    if type(threat) is not Linf or not is_plain_float32(point, x, gradient) or margin.dtype != torch.float32:
         return NotImplemented
     in_registers = x[0].numel() <= _MAX_IN_REGISTERS
     x = x.contiguous()
     out = torch.empty_like(x)
     launch(
         _boundary_step_kernel if in_registers else _boundary_step_in_blocks_kernel, (len(x),), point.contiguous(), x,
-        gradient.contiguous(), lead.contiguous(), out, float(eta), float(alpha_max),
+        gradient.contiguous(), margin.contiguous(), out, float(eta), float(alpha_max),
         **kernel_args(x, _MAX_IN_REGISTERS if in_registers else _BLOCK_LARGE),
         **(_IN_REGISTERS if in_registers else {"num_warps": 8}), **NO_FMA,
-    )  # fmt: skip
+    )
     return out
 
 
+@implements(fab_update)
 def update_best(
-    search: FAB, threat: Threat, lanes: Slots, current: Tensor, closest: Tensor, ahead: Tensor, right: Tensor
+    search: FAB, threat: Threat, slots: Slots, current: Tensor, closest: Tensor, ahead: Tensor, is_correct: Tensor
 ) -> None:
-    """Kernel of `atas.attacks.fab.fab_update`."""
+    """Linf, float32."""
     if (
         type(threat) is not Linf
-        or not supports(lanes, current)
+        or not supports(slots, current)
         or not is_plain_float32(ahead)
         or closest.dtype != torch.float32
     ):
         return NotImplemented
     launch(
-        _update_best_kernel, (len(lanes),), lanes.x, ahead.contiguous(), right.contiguous(), *flags(lanes),
-        lanes.point, current, closest, float(threat.eps), float(search.beta), search.iterations,
-        **kernel_args(lanes.x, _BLOCK), num_warps=8, **NO_FMA,
-    )  # fmt: skip
+        _update_best_kernel, (len(slots),), slots.x, ahead.contiguous(), is_correct.contiguous(), *flags(slots),
+        slots.point, current, closest, float(threat.eps), float(search.beta), search.iterations,
+        **kernel_args(slots.x, _BLOCK), num_warps=8, **NO_FMA,
+    )
     return None
 
 
 @triton.jit
-def _boundary_step_in_blocks_kernel(  # type: ignore[no-untyped-def]
+def _boundary_step_in_blocks_kernel(
     points, x, gradient, margins, out, eta, alpha_max, size: tl.constexpr, block: tl.constexpr
 ):
     """`atas.attacks.fab.boundary_step` of one slot, in blocks."""

@@ -10,7 +10,7 @@ import triton.language as tl
 from torch import Tensor
 
 from atas.ops.cuda_graphs import weight_grad_stream
-from atas.ops.triton.launch import launch
+from atas.ops.triton.launch import first_order, launch
 
 _BLOCK_CLASSES = 16  # at a time
 _BLOCK_PIXELS = 16
@@ -18,10 +18,10 @@ _MAX_WIDTH = 1024
 
 
 @triton.jit
-def _forward_kernel(  # type: ignore[no-untyped-def]
+def _forward_kernel(
     act, w, bias, pooled, logits, area, classes, channels: tl.constexpr, block_c: tl.constexpr,
     block_classes: tl.constexpr, block_pixels: tl.constexpr,
-):  # fmt: skip
+):
     """An image's mean activations, and from them its logits."""
     image = tl.program_id(0)
     offs_c = tl.arange(0, block_c)
@@ -44,10 +44,10 @@ def _forward_kernel(  # type: ignore[no-untyped-def]
 
 
 @triton.jit
-def _backward_kernel(  # type: ignore[no-untyped-def]
+def _backward_kernel(
     gradient, w, out, area, classes, channels: tl.constexpr, block_c: tl.constexpr, block_classes: tl.constexpr,
     block_pixels: tl.constexpr,
-):  # fmt: skip
+):
     """The gradient by an image's activations: the same for each of its pixels."""
     image = tl.program_id(0)
     offs_c = tl.arange(0, block_c)
@@ -80,7 +80,7 @@ def forward(act: Tensor, weight: Tensor, bias: Tensor) -> tuple[Tensor, Tensor]:
     launch(
         _forward_kernel, (images,), act, weight, bias, pooled, logits, height * width, len(weight),
         **_kernel_args(channels),
-    )  # fmt: skip
+    )
     return logits, pooled
 
 
@@ -105,6 +105,7 @@ class PoolLinear(torch.autograd.Function):
         return logits
 
     @staticmethod
+    @first_order
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
         """By activations, weight and bias."""
         pooled, weight = ctx.saved_tensors

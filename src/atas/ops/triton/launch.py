@@ -8,17 +8,36 @@ from __future__ import annotations
 
 import functools
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ParamSpec, TypeVar
 
 import torch
 import triton
 from torch import Tensor
 
+P = ParamSpec("P")
+R = TypeVar("R")
+
 _compiling_only = False
+
+
+def first_order(backward: Callable[P, R]) -> Callable[P, R]:
+    """Mark the backward pass of an autograd function whose result is a constant to autograd.
+
+    With create_graph=True it raises an error at once. `once_differentiable` would not do: it lets a gradient that
+    itself needs none pass, such as the 1 at the loss, and second derivatives then are silently zero.
+    """
+
+    @functools.wraps(backward)
+    def call(*args: P.args, **kwargs: P.kwargs) -> R:
+        if torch.is_grad_enabled():
+            raise RuntimeError("the kernels have no second derivative")
+        return backward(*args, **kwargs)
+
+    return call
 
 
 def launch(kernel: Any, grid: tuple[int, ...], *args: Any, **kwargs: Any) -> None:
@@ -88,6 +107,13 @@ def float32_reciprocal(number: float) -> float:
     return float(torch.tensor(1 / number, dtype=torch.float32))
 
 
+def can_launch(x: Tensor) -> bool:
+    """Return whether kernels run on the device of this tensor; Triton's interpreter runs them on the CPU."""
+    return x.is_cuda or triton.knobs.runtime.interpret
+
+
 def is_plain_float32(*images: Tensor) -> bool:
-    """Return whether these are batches of float32 images that need no gradient."""
-    return all(x.dtype == torch.float32 and x.dim() == 4 and len(x) and not x.requires_grad for x in images)
+    """Return whether these are batches of float32 images on the GPU that need no gradient."""
+    return all(
+        x.dtype == torch.float32 and x.dim() == 4 and len(x) and not x.requires_grad and can_launch(x) for x in images
+    )

@@ -2,25 +2,26 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, TypeGuard
+from typing import TypeGuard
 
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
+from atas import threat as plain
 from atas.core.augment import View
-from atas.core.perturbations import FullResolution, PerturbationStore
+from atas.core.dispatch import implements
+from atas.core.perturbations import FullResolution, PerturbationStore, store_pixels
 from atas.core.resized_crop import AnyView
 from atas.core.rng import Stream
+from atas.methods import ATAS
+from atas.methods import atas as plain_atas
+from atas.methods.base import projected_start
 from atas.ops.triton.augment import view_args, view_coordinates, view_tensors
 from atas.ops.triton.launch import NO_FMA, ImageGrid, float32_reciprocal, is_plain_float32, launch
 from atas.ops.triton.rng import stream_key, uniform
 from atas.threat import Linf, Threat
-
-if TYPE_CHECKING:
-    from atas.methods import ATAS
-
 
 _STORED_DTYPES = (torch.int8, torch.float16, torch.float32)
 _INT8_MAX = tl.constexpr(127.0)
@@ -28,30 +29,30 @@ _ROUNDING_OFFSET = tl.constexpr(1.5 * 2.0**23)  # adding this leaves no bits beh
 
 
 @triton.jit
-def clip(value, low, high):  # type: ignore[no-untyped-def]
+def clip(value, low, high):
     """Clip; NaN stays NaN."""
     value = tl.maximum(value, low, propagate_nan=tl.PropagateNan.ALL)
     return tl.minimum(value, high, propagate_nan=tl.PropagateNan.ALL)
 
 
 @triton.jit
-def project(point, x, eps):  # type: ignore[no-untyped-def]
+def project(point, x, eps):
     """`Linf.project`."""
     return clip(clip(point, x - eps, x + eps), 0.0, 1.0)
 
 
 @triton.jit
-def sign_step(point, gradient, step_size, x, eps):  # type: ignore[no-untyped-def]
+def sign_step(point, gradient, step_size, x, eps):
     """A step along the gradient's sign, projected."""
     sign = tl.where(gradient > 0, 1.0, tl.where(gradient < 0, -1.0, 0.0))
     return project(point + step_size * sign, x, eps)
 
 
 @triton.jit
-def canvas_offsets(  # type: ignore[no-untyped-def]
+def canvas_offsets(
     offs, index, top, left, flip, example, size: tl.constexpr, height: tl.constexpr, width: tl.constexpr,
     pad: tl.constexpr,
-):  # fmt: skip
+):
     """Offsets in the stored perturbations of these entries of a view."""
     canvas_height: tl.constexpr = height + 2 * pad
     canvas_width: tl.constexpr = width + 2 * pad
@@ -63,7 +64,7 @@ def canvas_offsets(  # type: ignore[no-untyped-def]
 
 
 @triton.jit
-def encode(perturbation, inv_scale, kind: tl.constexpr):  # type: ignore[no-untyped-def]
+def encode(perturbation, inv_scale, kind: tl.constexpr):
     """A perturbation as it is stored; int8 by the nearest level, ties to even."""
     if kind == tl.int8:
         perturbation = clip(perturbation * inv_scale, -_INT8_MAX, _INT8_MAX)
@@ -72,10 +73,10 @@ def encode(perturbation, inv_scale, kind: tl.constexpr):  # type: ignore[no-unty
 
 
 @triton.jit
-def _load_kernel(  # type: ignore[no-untyped-def]
+def _load_kernel(
     delta, x, index, top, left, flip, out, eps, scale, size: tl.constexpr, height: tl.constexpr, width: tl.constexpr,
     pad: tl.constexpr, block: tl.constexpr,
-):  # fmt: skip
+):
     """An image plus its stored perturbation, projected."""
     example = tl.program_id(0)
     offs = tl.program_id(1) * block + tl.arange(0, block)
@@ -86,10 +87,10 @@ def _load_kernel(  # type: ignore[no-untyped-def]
 
 
 @triton.jit
-def _store_kernel(  # type: ignore[no-untyped-def]
+def _store_kernel(
     delta, perturbation, index, top, left, flip, inv_scale, size: tl.constexpr, height: tl.constexpr,
     width: tl.constexpr, pad: tl.constexpr, block: tl.constexpr,
-):  # fmt: skip
+):
     """Store a perturbation."""
     example = tl.program_id(0)
     offs = tl.program_id(1) * block + tl.arange(0, block)
@@ -100,7 +101,7 @@ def _store_kernel(  # type: ignore[no-untyped-def]
 
 
 @triton.jit
-def _ascend_kernel(  # type: ignore[no-untyped-def]
+def _ascend_kernel(
     point, gradient, step_sizes, x, out, eps, per_example: tl.constexpr, size: tl.constexpr, block: tl.constexpr
 ):
     """A step up the gradient, projected; `per_example`: examples have their own step sizes."""
@@ -115,7 +116,7 @@ def _ascend_kernel(  # type: ignore[no-untyped-def]
 
 
 @triton.jit(do_not_specialize=["start_key"])
-def _random_start_kernel(  # type: ignore[no-untyped-def]
+def _random_start_kernel(
     x, epoch, index, out, eps, start_key, per_example: tl.constexpr, size: tl.constexpr, block: tl.constexpr
 ):
     """A random point of the ball; `per_example`: examples have their own epochs."""
@@ -129,12 +130,11 @@ def _random_start_kernel(  # type: ignore[no-untyped-def]
     tl.store(out + example * size + offs, project(image + (2 * uniform_values - 1) * eps, image, eps), mask)
 
 
-def supports(memory: PerturbationStore, view: AnyView) -> TypeGuard[FullResolution]:
-    """Return whether the kernels can read and write these perturbations through such a view: every pixel, on the
-    device."""
-    is_supported = type(memory) is FullResolution and isinstance(view, View) and memory.offload is None
+def supports(memory: PerturbationStore) -> TypeGuard[FullResolution]:
+    """Return whether the kernels can read and write these perturbations: of every pixel, on the device."""
     return (
-        is_supported
+        type(memory) is FullResolution
+        and memory.offload is None
         and type(memory.threat) is Linf
         and memory.delta.dtype in _STORED_DTYPES
         and memory.delta.is_contiguous()
@@ -146,9 +146,10 @@ def encode_scale(memory: FullResolution) -> float:
     return float32_reciprocal(memory._unit or 1.0) if memory.delta.dtype == torch.int8 else 1.0
 
 
-def load(memory: PerturbationStore, x: Tensor, index: Tensor, view: View) -> Tensor:
-    """Kernel of `atas.methods.base.projected_start`."""
-    if not supports(memory, view) or not is_plain_float32(x):
+@implements(projected_start)
+def load(memory: PerturbationStore, x: Tensor, index: Tensor, view: AnyView) -> Tensor:
+    """Linf; crops and flips of float32 images; perturbations of every pixel on the device."""
+    if not isinstance(view, View) or not supports(memory) or not is_plain_float32(x):
         return NotImplemented
     x = x.contiguous()
     image_grid, out = ImageGrid.of(x), torch.empty_like(x)
@@ -156,24 +157,26 @@ def load(memory: PerturbationStore, x: Tensor, index: Tensor, view: View) -> Ten
     launch(
         _load_kernel, image_grid.grid, memory.delta, x, *view_tensors(index, view), out, float(memory.threat.eps),
         scale, **image_grid.kernel_args(), **view_args(view, x.shape), **NO_FMA,
-    )  # fmt: skip
+    )
     return out
 
 
-def store(memory: FullResolution, index: Tensor, view: View, perturbation: Tensor) -> None:
-    """Kernel of `atas.core.perturbations.store_pixels`."""
-    if not supports(memory, view) or not is_plain_float32(perturbation):
+@implements(store_pixels)
+def store(perturbations: FullResolution, index: Tensor, view: AnyView, perturbation: Tensor) -> None:
+    """As `load`."""
+    if not isinstance(view, View) or not supports(perturbations) or not is_plain_float32(perturbation):
         return NotImplemented
     image_grid = ImageGrid.of(perturbation)
     launch(
-        _store_kernel, image_grid.grid, memory.delta, perturbation.contiguous(), *view_tensors(index, view),
-        encode_scale(memory), **image_grid.kernel_args(), **view_args(view, perturbation.shape), **NO_FMA,
-    )  # fmt: skip
+        _store_kernel, image_grid.grid, perturbations.delta, perturbation.contiguous(), *view_tensors(index, view),
+        encode_scale(perturbations), **image_grid.kernel_args(), **view_args(view, perturbation.shape), **NO_FMA,
+    )
     return None
 
 
+@implements(plain.ascend)
 def ascend(threat: Threat, point: Tensor, gradient: Tensor, size: Tensor | float, x: Tensor) -> Tensor:
-    """Kernel of `atas.threat.ascend`."""
+    """Linf; float32 images that need no gradient; one step size, or one per example."""
     if type(threat) is not Linf or not is_plain_float32(point, gradient, x):
         return NotImplemented
     if not isinstance(size, Tensor):
@@ -185,12 +188,13 @@ def ascend(threat: Threat, point: Tensor, gradient: Tensor, size: Tensor | float
     launch(
         _ascend_kernel, image_grid.grid, point.contiguous(), gradient.contiguous(), size.contiguous(), x, out,
         float(threat.eps), per_example=size.dim() == 1, **image_grid.kernel_args(), **NO_FMA,
-    )  # fmt: skip
+    )
     return out
 
 
+@implements(plain.random_start)
 def random_start(threat: Threat, x: Tensor, seed: int, epoch: Tensor, index: Tensor) -> Tensor:
-    """Kernel of `atas.threat.random_start`."""
+    """Linf, float32; one epoch, or one per example."""
     if type(threat) is not Linf or not is_plain_float32(x) or epoch.shape not in ((), (len(x),)):
         return NotImplemented
     x = x.contiguous()
@@ -199,7 +203,7 @@ def random_start(threat: Threat, x: Tensor, seed: int, epoch: Tensor, index: Ten
         _random_start_kernel, image_grid.grid, x, epoch.to(x.device).contiguous(), index.contiguous(), out,
         float(threat.eps), stream_key(seed, Stream.START), per_example=epoch.dim() == 1, **image_grid.kernel_args(),
         **NO_FMA,
-    )  # fmt: skip
+    )
     return out
 
 
@@ -207,11 +211,11 @@ _BLOCK = 4096  # entries at a time: a whole image of 3 x 32 x 32
 
 
 @triton.jit
-def _adaptive_step_kernel(  # type: ignore[no-untyped-def]
+def _adaptive_step_kernel(
     x, start, gradient, index, top, left, flip, delta, averages, step_sizes, epoch, scale, out, eps, inv_scale, inv_c,
     max_step, beta, one_minus_beta, min_clip, max_clip, warmup_epochs, has_clip: tl.constexpr, size: tl.constexpr,
     height: tl.constexpr, width: tl.constexpr, pad: tl.constexpr, block: tl.constexpr,
-):  # fmt: skip
+):
     """The adaptive step of one example; stores its averaged squared norm, step size and perturbation."""
     example = tl.program_id(0)
     image = tl.load(index + example).to(tl.int64)
@@ -242,18 +246,19 @@ def _adaptive_step_kernel(  # type: ignore[no-untyped-def]
         tl.store(ptrs, encode(point - clean, inv_scale, delta.dtype.element_ty), mask)
 
 
+@implements(plain_atas.adaptive_step_and_store)
 def adaptive_step_and_store(
-    method: ATAS, x: Tensor, index: Tensor, view: View, start: Tensor, gradient: Tensor
+    method: ATAS, x: Tensor, index: Tensor, view: AnyView, start: Tensor, gradient: Tensor
 ) -> Tensor:
-    """Kernel of `atas.methods.atas.adaptive_step_and_store`."""
-    from atas.methods import ATAS
-
+    """As `load`; methods that take the step of ATAS itself."""
     norms = method.norms
     is_plain_atas = (
         type(method).adaptive_update is ATAS.adaptive_update
         and norms.average.dtype == norms.step_size.dtype == torch.float32
     )
-    if not is_plain_atas or not supports(method.memory, view) or not is_plain_float32(x, start, gradient):
+    if not is_plain_atas or not isinstance(view, View) or not supports(method.memory):
+        return NotImplemented
+    if not is_plain_float32(x, start, gradient):
         return NotImplemented
     x = x.contiguous()
     out, size = torch.empty_like(x), x[0].numel()
@@ -265,5 +270,5 @@ def adaptive_step_and_store(
         float(method.beta), float(1 - method.beta), float(low), float(high), method.warmup_epochs,
         has_clip=method.clip is not None, size=size, block=min(_BLOCK, triton.next_power_of_2(size)), num_warps=8,
         **view_args(view, x.shape), **NO_FMA,
-    )  # fmt: skip
+    )
     return out

@@ -6,7 +6,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from atas.attacks.projected_gradient_descent import pgd_update
 from atas.attacks.search import Slots
+from atas.core.dispatch import implements
 from atas.ops.triton.launch import NO_FMA, is_plain_float32, launch
 from atas.ops.triton.linf import sign_step
 from atas.ops.triton.search_state import advance_clock, flags, is_running, kernel_args, supports
@@ -16,10 +18,10 @@ _BLOCK = 1024
 
 
 @triton.jit(do_not_specialize=["steps"])
-def _step_kernel(  # type: ignore[no-untyped-def]
+def _step_kernel(
     x, current, gradient, active, broken, done, clock, point, step_size, eps, steps, size: tl.constexpr,
     block: tl.constexpr,
-):  # fmt: skip
+):
     """`atas.attacks.projected_gradient_descent.pgd_update` of one slot. The sign of NaN is 0."""
     slot = tl.program_id(0)
     if is_running(active, broken, done, slot):
@@ -38,12 +40,13 @@ def _step_kernel(  # type: ignore[no-untyped-def]
         advance_clock(clock, done, slot, step_index, steps)
 
 
-def step(threat: Threat, lanes: Slots, current: Tensor, gradient: Tensor, size: float, iterations: int) -> None:
-    """Kernel of `atas.attacks.projected_gradient_descent.pgd_update`."""
-    if type(threat) is not Linf or not supports(lanes) or not is_plain_float32(current, gradient):
+@implements(pgd_update)
+def step(threat: Threat, slots: Slots, current: Tensor, gradient: Tensor, size: float, iterations: int) -> None:
+    """Linf, float32."""
+    if type(threat) is not Linf or not supports(slots) or not is_plain_float32(current, gradient):
         return NotImplemented
     launch(
-        _step_kernel, (len(lanes),), lanes.x, current.contiguous(), gradient.contiguous(), *flags(lanes), lanes.point,
-        float(size), float(threat.eps), iterations, **kernel_args(lanes.x, _BLOCK), **NO_FMA,
-    )  # fmt: skip
+        _step_kernel, (len(slots),), slots.x, current.contiguous(), gradient.contiguous(), *flags(slots), slots.point,
+        float(size), float(threat.eps), iterations, **kernel_args(slots.x, _BLOCK), **NO_FMA,
+    )
     return None

@@ -19,11 +19,12 @@ from atas.models import Normalize, PreActResNet, WideResNet
 from atas.models.layers import spatial_mean
 from atas.ops.cuda_graphs import weight_grad_stream
 from atas.ops.jvp import loss_jvp
+from atas.ops.networks import AcceleratedNetwork
 from atas.ops.triton import batchnorm, conv_stride2, conv_tiling, head
 from atas.ops.triton import conv as conv_kernels
 from atas.ops.triton import stem as stem_kernels
 from atas.ops.triton.conv import Projection
-from atas.ops.triton.launch import compile_only
+from atas.ops.triton.launch import compile_only, first_order, parallel_compile
 
 
 @dataclass
@@ -173,35 +174,34 @@ def _convolution_backward(gradient: Tensor, conv: nn.Conv2d, x: Tensor, which: i
     return found
 
 
-class PreActNetwork:
-    """The forward pass of a pre-activation network.
+class PreActNetwork(AcceleratedNetwork):
+    """A pre-activation network by kernels."""
 
-    `train_forward_count` counts the passes in train mode, as BatchNorm itself would.
-    """
+    model: PreActResNet | WideResNet
 
     def __init__(self, model: PreActResNet | WideResNet) -> None:
-        self.model, self.train_forward_count = model, 0
+        super().__init__(model)
         self.activated_shortcut = isinstance(model, WideResNet)
         self.blocks: list[Any] = [
             block for name, stage in model.named_children() if name.startswith("layer") for block in stage.children()
         ]
         self.next_bns: list[nn.BatchNorm2d] = [*(block.bn1 for block in self.blocks[1:]), model.bn]
 
-    def __call__(self, x: Tensor, stem: Tensor | None = None) -> Tensor:
-        """Logits of pixels in [0, 1]. The gradient by the first convolution's result is that by `stem`."""
+    def forward(self, x: Tensor, stem: Tensor | None = None) -> Tensor:
+        """Return the logits of pixels in [0, 1]. `stem` gets the gradient by the first convolution's output."""
         model = self.model
         self.train_forward_count += model.training
-        act = _Body.apply(x, stem, self, *self._parameters())
+        act = _Body.apply(x, stem, self, *self._body_parameters())
         if self._has_head(act):
             return head.PoolLinear.apply(act, model.fc.weight, model.fc.bias)
         return model.fc(spatial_mean(act, model.window))
 
-    def slope(self, x: Tensor, direction: Tensor, y: Tensor) -> Tensor:
-        """How steep the summed cross-entropy is at x along a direction, in train mode, for weights to learn from."""
+    def loss_jvp(self, x: Tensor, direction: Tensor, y: Tensor) -> Tensor:
+        """Return the derivative of the summed cross-entropy at x along a direction, in train mode."""
         return loss_jvp(self.model, x, direction, y)
 
-    def cut(self) -> SplitModel:
-        """Split the network behind its first convolution."""
+    def split_first_layer(self) -> SplitModel:
+        """Return the network split behind its first convolution."""
         return FirstLayerSplit(self)
 
     def forward_layers(self, x: Tensor) -> list[LayerState]:
@@ -223,23 +223,26 @@ class PreActNetwork:
         return Projection(source, block.shortcut) if projects else source
 
     def precompile(self, x: Tensor, modes: tuple[bool, ...] = (False, True)) -> None:
-        """Compile the kernels of both modes, in parallel within `parallel_compile`. Nothing is computed."""
-        parameters = self._parameters()
-        for training in modes:
-            with compile_only(), set_mode(self.model, training), torch.no_grad():
-                states = self.forward_layers(x)
-                backward_pass = BackwardPass(self, states, parameters if training else [], image=True)
-                backward_pass.run(torch.empty_like(states[-1].act), states[-1])
-                weight_grad_stream.wait()
-                if self._has_head(states[-1].act):
-                    fc = self.model.fc
-                    logits, _ = head.forward(states[-1].act, fc.weight, fc.bias)
-                    head.backward(logits, states[-1].act.shape, fc.weight)
+        """Compile the kernels for batches like x in these modes, in parallel. Nothing is run."""
+        with parallel_compile():
+            for training in modes:
+                with compile_only(), set_mode(self.model, training), torch.no_grad():
+                    self._compile_passes(x, self._body_parameters() if training else [])
+
+    def _compile_passes(self, x: Tensor, learning: list[nn.Parameter]) -> None:
+        states = self.forward_layers(x)
+        backward_pass = BackwardPass(self, states, learning, image=True)
+        backward_pass.run(torch.empty_like(states[-1].act), states[-1])
+        weight_grad_stream.wait()
+        if self._has_head(states[-1].act):
+            fc = self.model.fc
+            logits, _ = head.forward(states[-1].act, fc.weight, fc.bias)
+            head.backward(logits, states[-1].act.shape, fc.weight)
 
     def _has_head(self, act: Tensor) -> bool:
         return self.model.window is None and head.supports(act)
 
-    def _parameters(self) -> list[nn.Parameter]:
+    def _body_parameters(self) -> list[nn.Parameter]:
         return [parameter for name, parameter in self.model.named_parameters() if not name.startswith("fc.")]
 
 
@@ -282,6 +285,7 @@ class _Body(torch.autograd.Function):
         return last.act
 
     @staticmethod
+    @first_order
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
         """Back through every block and the stem."""
         (act,) = ctx.saved_tensors

@@ -14,14 +14,14 @@ _STEP = tl.constexpr(2.0**-23)
 
 
 @triton.jit
-def _mix(word):  # type: ignore[no-untyped-def]
+def _mix(word):
     word = (word ^ (word >> 16)) * _LOW
     word = (word ^ (word >> 15)) * _HIGH
     return word ^ (word >> 16)
 
 
 @triton.jit
-def uniform(key, epoch, example, position):  # type: ignore[no-untyped-def]
+def uniform(key, epoch, example, position):
     """`Draw.uniform` at a position of an example."""
     key = key.to(tl.uint32)
     low = _mix(example.to(tl.uint32) + _mix(epoch.to(tl.uint32) + key))

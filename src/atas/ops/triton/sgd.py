@@ -16,7 +16,7 @@ _BLOCK = 4096
 
 
 @triton.jit
-def _update_block(  # type: ignore[no-untyped-def]
+def _update_block(
     weights, momenta, gradients, copies, at, inside, rate, momentum, decay, nesterov: tl.constexpr, low: tl.constexpr
 ):
     """These entries of one weight, its momentum and its low-precision copy."""
@@ -33,7 +33,7 @@ def _update_block(  # type: ignore[no-untyped-def]
 
 
 @triton.jit
-def _update_kernel(  # type: ignore[no-untyped-def]
+def _update_kernel(
     table, owners, starts, sizes, rate, inertia, count, decay, nesterov: tl.constexpr, size: tl.constexpr
 ):
     """One block of one weight. `table` holds the addresses of weights, momenta, gradients and low-precision copies.

@@ -8,6 +8,8 @@ import triton.language as tl
 from torch import Tensor
 
 from atas.attacks.search import Slots
+from atas.attacks.square import linf_proposal, square_update
+from atas.core.dispatch import implements
 from atas.core.rng import Stream
 from atas.ops.triton.launch import NO_FMA, ImageGrid, is_plain_float32, launch
 from atas.ops.triton.linf import clip
@@ -18,17 +20,17 @@ _BLOCK = 1024
 
 
 @triton.jit
-def _in_window(number, side, place, extent: tl.constexpr):  # type: ignore[no-untyped-def]
+def _in_window(number, side, place, extent: tl.constexpr):
     """Which rows, or columns, are in a window at a random position."""
     first = (number * (extent - side + 1).to(tl.float32)).to(tl.int32)
     return (place >= first) & (place < first + side)
 
 
 @triton.jit(do_not_specialize=["start_key", "proposal_key", "queries"])
-def _propose_kernel(  # type: ignore[no-untyped-def]
+def _propose_kernel(
     x, point, clock, example, sides, out, eps, start_key, proposal_key, queries, height: tl.constexpr,
     width: tl.constexpr, size: tl.constexpr, block: tl.constexpr,
-):  # fmt: skip
+):
     """Stripes in a new slot, else the point with another window."""
     slot = tl.program_id(0)
     offs = tl.program_id(1) * block + tl.arange(0, block)
@@ -41,7 +43,7 @@ def _propose_kernel(  # type: ignore[no-untyped-def]
     position = tl.full((), 0, tl.int32)
     changed = _in_window(uniform(proposal_key, step_index, number, position), side, row, height)
     changed = changed & _in_window(uniform(proposal_key, step_index, number, position + 1), side, column, width)
-    changed = changed | is_first
+    changed = tl.where(is_first, True, changed)
     draw_position = tl.where(is_first, channel * width + column, 2 + channel)
     uniform_values = uniform(tl.where(is_first, start_key, proposal_key), step_index, number, draw_position)
     image = tl.load(x + image_offs, mask & changed, 0.0)
@@ -50,14 +52,15 @@ def _propose_kernel(  # type: ignore[no-untyped-def]
 
 
 @triton.jit(do_not_specialize=["queries"])
-def _update_best_kernel(  # type: ignore[no-untyped-def]
-    proposal, margins, right, active, broken, done, clock, point, least, queries, size: tl.constexpr,
+def _update_best_kernel(
+    proposal, margins, correct, active, broken, done, clock, point, least, queries, size: tl.constexpr,
     block: tl.constexpr,
-):  # fmt: skip
+):
     """`atas.attacks.square.square_update` of one slot."""
     slot = tl.program_id(0)
     if is_running(active, broken, done, slot):
-        step_index, margin, is_adversarial = tl.load(clock + slot), tl.load(margins + slot), tl.load(right + slot) == 0
+        step_index, margin = tl.load(clock + slot), tl.load(margins + slot)
+        is_adversarial = tl.load(correct + slot) == 0
         previous = tl.load(least + slot)
         better = (step_index == 0) | (margin < previous) | (previous != previous) | is_adversarial
         if better:
@@ -71,27 +74,31 @@ def _update_best_kernel(  # type: ignore[no-untyped-def]
         advance_clock(clock, done, slot, step_index, queries)
 
 
-def propose(eps: float, seed: int, lanes: Slots, sides: Tensor) -> Tensor:
-    """Kernel of `atas.attacks.square.linf_proposal`."""
-    if not supports(lanes):
+@implements(linf_proposal)
+def propose(eps: float, seed: int, slots: Slots, sides: Tensor) -> Tensor:
+    """float32."""
+    if not supports(slots):
         return NotImplemented
-    x = lanes.x
+    x = slots.x
     image_grid, out, (height, width) = ImageGrid.of(x), torch.empty_like(x), x.shape[2:]
     launch(
-        _propose_kernel, image_grid.grid, x, lanes.point, lanes.iteration, lanes.index, sides, out, float(eps),
+        _propose_kernel, image_grid.grid, x, slots.point, slots.iteration, slots.index, sides, out, float(eps),
         stream_key(seed, Stream.START), stream_key(seed, Stream.PROPOSAL), len(sides), height=height, width=width,
         **image_grid.kernel_args(), **NO_FMA,
-    )  # fmt: skip
+    )
     return out
 
 
-def update_best(queries: int, lanes: Slots, least: Tensor, proposal: Tensor, margin: Tensor, right: Tensor) -> None:
-    """Kernel of `atas.attacks.square.square_update`."""
+@implements(square_update)
+def update_best(
+    queries: int, slots: Slots, least: Tensor, proposal: Tensor, margin: Tensor, is_correct: Tensor
+) -> None:
+    """float32."""
     floats = least.dtype == margin.dtype == torch.float32
-    if not floats or not supports(lanes) or not is_plain_float32(proposal):
+    if not floats or not supports(slots) or not is_plain_float32(proposal):
         return NotImplemented
     launch(
-        _update_best_kernel, (len(lanes),), proposal.contiguous(), margin.contiguous(), right.contiguous(),
-        *flags(lanes), lanes.point, least, queries, **kernel_args(lanes.x, _BLOCK), **NO_FMA,
-    )  # fmt: skip
+        _update_best_kernel, (len(slots),), proposal.contiguous(), margin.contiguous(), is_correct.contiguous(),
+        *flags(slots), slots.point, least, queries, **kernel_args(slots.x, _BLOCK), **NO_FMA,
+    )
     return None

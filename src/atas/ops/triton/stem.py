@@ -24,7 +24,7 @@ _BLOCK_WEIGHTS = 16
 
 
 @triton.jit
-def _load_patches(  # type: ignore[no-untyped-def]
+def _load_patches(
     x,
     mean,
     std,
@@ -54,7 +54,7 @@ def _load_patches(  # type: ignore[no-untyped-def]
 
 
 @triton.jit
-def _conv_patches(patches, w, in_channels: tl.constexpr, channels: tl.constexpr, block_k: tl.constexpr):  # type: ignore[no-untyped-def]
+def _conv_patches(patches, w, in_channels: tl.constexpr, channels: tl.constexpr, block_k: tl.constexpr):
     """The convolution, (channels, pixels), of loaded patches."""
     offs_k, offs_c = tl.arange(0, block_k), tl.arange(0, channels)
     weights = tl.load(
@@ -64,10 +64,10 @@ def _conv_patches(patches, w, in_channels: tl.constexpr, channels: tl.constexpr,
 
 
 @triton.jit
-def _forward_eval_kernel(  # type: ignore[no-untyped-def]
+def _forward_eval_kernel(
     x, w, mean, std, pre_bn, act, weight, bias, running_mean, running_var, pixels, height, width, eps,
     in_channels: tl.constexpr, channels: tl.constexpr, block_k: tl.constexpr, block_pixels: tl.constexpr,
-):  # fmt: skip
+):
     """pre_bn = conv(normalised x) and relu(bn(pre_bn))."""
     partial = tl.program_id(0)
     pixel_ids = partial * block_pixels + tl.arange(0, block_pixels)
@@ -78,15 +78,15 @@ def _forward_eval_kernel(  # type: ignore[no-untyped-def]
     epilogue_forward_eval(
         acc, pixel_ids, 0, pre_bn, pre_bn, act, weight, bias, running_mean, running_var, pixels, eps, False, True,
         channels, channels,
-    )  # fmt: skip
+    )
 
 
 @triton.jit
-def _forward_train_kernel(  # type: ignore[no-untyped-def]
+def _forward_train_kernel(
     x, w, mean, std, patches, pre_bn, partials, counters, bn_state, weight, bias, running_mean, running_var, pixels,
     height, width, eps, momentum, in_channels: tl.constexpr, channels: tl.constexpr, block_k: tl.constexpr,
     block_pixels: tl.constexpr,
-):  # fmt: skip
+):
     """pre_bn = conv(normalised x), and its statistics; the patches are stored."""
     partial = tl.program_id(0)
     pixel_ids = partial * block_pixels + tl.arange(0, block_pixels)
@@ -102,14 +102,14 @@ def _forward_train_kernel(  # type: ignore[no-untyped-def]
     epilogue_forward_train(
         acc, pixel_ids, partial, 0, tl.num_programs(0), pre_bn, pre_bn, partials, counters, bn_state, weight, bias,
         running_mean, running_var, pixels, eps, momentum, False, channels, channels,
-    )  # fmt: skip
+    )
 
 
 @triton.jit
-def _tap_gradients_kernel(  # type: ignore[no-untyped-def]
+def _tap_gradients_kernel(
     gradient, w, tap_grads, pixels, in_channels: tl.constexpr, channels: tl.constexpr, block_k: tl.constexpr,
     block_pixels: tl.constexpr,
-):  # fmt: skip
+):
     """Each output pixel's gradient by each tap and channel, (tap x channels + channel, pixel)."""
     pixel_ids = tl.program_id(0) * block_pixels + tl.arange(0, block_pixels)
     offs_c, offs_k = tl.arange(0, channels), tl.arange(0, block_k)
@@ -125,7 +125,7 @@ def _tap_gradients_kernel(  # type: ignore[no-untyped-def]
 
 
 @triton.jit
-def _sum_taps_kernel(  # type: ignore[no-untyped-def]
+def _sum_taps_kernel(
     tap_grads, std, out, pixels, height, width, in_channels: tl.constexpr, block_pixels: tl.constexpr
 ):
     """Each pixel's sum over the taps that saw it."""
@@ -146,7 +146,7 @@ def _sum_taps_kernel(  # type: ignore[no-untyped-def]
 
 
 @triton.jit
-def _weight_partials_kernel(  # type: ignore[no-untyped-def]
+def _weight_partials_kernel(
     gradient,
     patches,
     partials,
@@ -170,7 +170,7 @@ def _weight_partials_kernel(  # type: ignore[no-untyped-def]
 
 
 @triton.jit
-def _weight_sum_kernel(  # type: ignore[no-untyped-def]
+def _weight_sum_kernel(
     partials, out, count, in_channels: tl.constexpr, channels: tl.constexpr, block_k: tl.constexpr, block: tl.constexpr
 ):
     """The weight gradient: the partial sums of all programs, in a fixed order."""
@@ -218,7 +218,7 @@ def forward_eval(x: Tensor, normalize: Normalize, conv: nn.Conv2d, bn: nn.BatchN
         _forward_eval_kernel, (triton.cdiv(pixels, _BLOCK_PIXELS),), x, conv.weight, normalize.mean, normalize.std,
         pre_bn, act, bn.weight, bn.bias, bn.running_mean, bn.running_var, pixels, *x.shape[2:], bn.eps,
         **_kernel_args(conv),
-    )  # fmt: skip
+    )
     return pre_bn, act
 
 
@@ -238,7 +238,7 @@ def forward_train(
         _forward_train_kernel, (programs,), x, conv.weight, normalize.mean, normalize.std, patches, pre_bn, partials,
         group_counters(x.device), bn_state, bn.weight, bn.bias, bn.running_mean, bn.running_var, pixels, *x.shape[2:],
         bn.eps, bn.momentum, **args,
-    )  # fmt: skip
+    )
     bn_grid = BatchNormGrid(pre_bn)
     launch(normalize_relu_kernel, bn_grid.grid, pre_bn, act, bn_state, bn_grid.pixels, **bn_grid.kernel_args())
     return pre_bn, act, bn_state, patches
@@ -274,7 +274,7 @@ def weight_grad(gradient: Tensor, patches: Tensor, conv: nn.Conv2d) -> Tensor:
     launch(
         _weight_partials_kernel, (programs,), gradient, patches, partials, pixels, tiles, channels=channels,
         block_k=block_k, block_pixels=_BLOCK_PIXELS, num_stages=2,
-    )  # fmt: skip
+    )
     out = torch.empty_like(conv.weight)
     args = {"in_channels": conv.in_channels, "channels": channels, "block_k": block_k, "block": _BLOCK_WEIGHTS}
     launch(_weight_sum_kernel, (channels * block_k // _BLOCK_WEIGHTS,), partials, out, programs, **args)

@@ -1,0 +1,48 @@
+"""No kernel is silently unused: not because a type was renamed, and not because a caller was changed."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from helpers.kernels import KERNELS, count_kernel_calls
+
+import atas
+from atas.attacks import APGD, FAB, AttackEnsemble, Square
+from atas.data.loader import DeviceLoader
+from atas.evaluation import evaluate
+from atas.recipes import load
+
+pytestmark = pytest.mark.gpu
+ATTACK_KERNELS = {function for function in KERNELS if function.__module__.startswith("atas.attacks.")}
+
+
+def captured_step(name):
+    """Capture and take a step of this method in epoch 6, in which ATAS adapts its steps."""
+    from atas.training.cuda_graph_engine import CudaGraphEngine
+
+    recipe = load(f"cifar10-preact-resnet18-{name}").with_values({"training.batch_size": 32, "training.epochs": 9})
+    device, log = torch.device("cuda"), []
+    images, labels = torch.randint(256, (64, 3, 32, 32), dtype=torch.uint8), torch.randint(10, (64,))
+    loader = DeviceLoader(images, labels, batch_size=32, pad=4, flip=True, seed=0, device=device)
+    method = atas.methods.create(name, recipe.threat, 64, (3, 32, 32), pad=4, device=device, **recipe.method.settings)
+    engine = CudaGraphEngine(recipe, atas.models.create("preact-resnet18", 10).cuda(), method, loader, log=log.append)
+    engine.start_epoch(6, 0)
+    engine.step()
+    assert not any("cannot" in line for line in log), log
+
+
+def test_training_uses_every_kernel_of_training():
+    with count_kernel_calls() as calls:
+        for name in ("atas", "atta", "fgsm-rs", "pgd"):
+            captured_step(name)
+    assert {function.__name__ for function in set(KERNELS) - ATTACK_KERNELS - set(+calls)} == set()
+
+
+def test_evaluation_uses_every_kernel_of_attacks():
+    model = atas.models.create("preact-resnet18", 10).cuda().eval()
+    x = torch.rand(64, 3, 32, 32, device="cuda")
+    y = model(x).argmax(1)
+    search = AttackEnsemble("all", (APGD("ce", 3), APGD("t", 3), FAB(2), Square(4)))
+    with count_kernel_calls() as calls:
+        evaluate(model, x, y, atas.Linf(0.001), attacks=["pgd10", search])
+    assert {function.__name__ for function in ATTACK_KERNELS - set(+calls)} == set()
