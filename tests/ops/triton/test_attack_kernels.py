@@ -181,10 +181,11 @@ def test_fab_keeps_what_is_closer(slots):
 
 @pytest.fixture(params=[False, True], ids=["in registers", "in blocks"])
 def in_blocks(request, monkeypatch):
-    """As it is, and as if a program's registers held four entries of an image."""
+    """As it is, and as if a program's registers held four entries of an image: then in at least three blocks."""
     if request.param:
+        large = "slots" in request.fixturenames and request.getfixturevalue("slots").x[0].numel() > 1024
         monkeypatch.setattr(fab_kernels, "_MAX_IN_REGISTERS", 4)
-        monkeypatch.setattr(fab_kernels, "_BLOCK_LARGE", 64)
+        monkeypatch.setattr(fab_kernels, "_BLOCK_LARGE", 1024 if large else 64)  # few: the interpreter is slow
 
 
 def ahead_exactly(point, x, gradient, lead, **options):
