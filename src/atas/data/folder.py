@@ -15,7 +15,7 @@ from PIL import Image
 
 from atas._utils.formatting import format_bytes
 from atas._utils.progress import ProgressCallback
-from atas._utils.system import host_memory
+from atas._utils.system import available_cpus, host_memory
 from atas.data.dataset import Dataset, Split
 from atas.data.decode import decode, error_text, to_chw
 from atas.data.lazy_images import ImageFiles
@@ -182,7 +182,7 @@ def _decode_all(files: Sequence[Path], size: int, progress: ProgressCallback | N
         return errors
 
     errors: list[str] = []
-    pool = ThreadPoolExecutor(os.cpu_count())
+    pool = ThreadPoolExecutor(available_cpus())
     try:
         report("decoding images", 0, len(files))
         for number, found in enumerate(pool.map(decode_chunk, range(0, len(files), CHUNK)), 1):

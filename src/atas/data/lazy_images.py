@@ -14,6 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from atas._utils.system import available_cpus
 from atas.data.decode import decode, error_text, is_io_error, to_chw
 from atas.errors import DataError
 
@@ -43,11 +44,6 @@ class LazyImages(ABC):
     def __len__(self) -> int:
         return self.shape[0]
 
-    @property
-    def nbytes(self) -> int:
-        """The memory that all of them would take."""
-        return self.shape.numel()
-
     def __getitem__(self, item: int | slice | Tensor | list[int]) -> Tensor:
         rows = np.arange(len(self))[item.cpu().numpy() if isinstance(item, Tensor) else item]
         images = torch.empty(rows.size, *self.shape[1:], dtype=torch.uint8)
@@ -61,8 +57,9 @@ class LazyImages(ABC):
     def to(self, device: torch.device) -> Tensor:
         """All of them in the memory of a device, read by several threads."""
         whole = torch.empty(self.shape, dtype=torch.uint8, device=device)
-        with ThreadPoolExecutor(os.cpu_count()) as pool:
-            step = _CHUNK * (os.cpu_count() or 1)
+        threads = available_cpus()
+        with ThreadPoolExecutor(threads) as pool:
+            step = _CHUNK * threads
             for first in range(0, len(self), step):
                 starts = range(first, min(first + step, len(self)), _CHUNK)
                 portions = pool.map(lambda start: self[start : start + _CHUNK], starts)

@@ -100,26 +100,14 @@ def mean_norms(norms: Tensor) -> Tensor:
     return (norms.double() * counts).sum(0) / counts.sum(0).clamp_min(1)
 
 
-def ranks(norms: Tensor) -> Tensor:
-    """For each example the share of examples with a smaller norm.
-
-    >>> ranks(torch.tensor([3.0, 1.0, 2.0, 3.0])).tolist()
-    [0.5, 0.0, 0.25, 0.5]
-    """
-    return _count_smaller(norms).double() / len(norms)
-
-
 def deciles(norms: Tensor) -> Tensor:
     """For each example the number of its tenth, 1 to 10.
 
     >>> deciles(torch.tensor([5.0, 40.0, 1.0, 12.0, 9.0])).tolist()
     [3, 9, 1, 7, 5]
     """
-    return NUM_DECILES * _count_smaller(norms) // len(norms) + 1  # in whole numbers: 0.3 is not 3/10
-
-
-def _count_smaller(norms: Tensor) -> Tensor:
-    return torch.searchsorted(norms.sort().values, norms, side="left")
+    smaller = torch.searchsorted(norms.sort().values, norms, side="left")
+    return NUM_DECILES * smaller // len(norms) + 1  # integer arithmetic, because 0.3 is not 3/10 in binary
 
 
 def decile_members(decile: Tensor, first: int, last: int) -> Tensor:

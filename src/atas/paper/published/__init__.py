@@ -54,16 +54,6 @@ def lookup(data: str, network: str, eps: float, method: str) -> PublishedRow | N
     return PublishedRow(**named, hardware=tables["hardware"][data], doubt=doubt)
 
 
-def methods(data: str, network: str, eps: float) -> list[str]:
-    """The methods of a table, in the paper's order.
-
-    >>> methods("imagenet", "resnet50", 2/255)
-    ['free', 'yopo', 'fgsm-rs', 'atta', 'atas']
-    """
-    budgets = _read("accuracy")["rows"].get(data, {})
-    return list(budgets.get(_same(eps, budgets), {}).get(network, {}))
-
-
 def budgets(data: str) -> list[float]:
     """The budgets of a data set's tables.
 

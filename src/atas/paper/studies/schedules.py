@@ -50,7 +50,7 @@ class Schedules(TrainingStudy):
             figures = [summarize_seeds(found, ATTACK) for found in records]
             network, method, eps = cell
             has = recipes.load(self._base(options, *cell)[0]).schedule.name
-            verdict = _verdict(figures, has)
+            verdict = _verdict(figures)
             rows.append(
                 [method, f"{network}, {format_eps(eps)}", *(str(found or "-") for found in figures), verdict, has]
             )
@@ -100,7 +100,7 @@ class Schedules(TrainingStudy):
         return ["\n\n".join(sentence for sentence in said if sentence)]
 
 
-def _verdict(figures: list[SeedStats | None], has: str) -> str:
+def _verdict(figures: list[SeedStats | None]) -> str:
     """The better schedule, if it can be told."""
     piecewise, cyclic = figures
     if piecewise is None or cyclic is None:
