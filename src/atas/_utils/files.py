@@ -54,8 +54,10 @@ def write_atomically(path: Path, write: Callable[[Path], object]) -> None:
     # Not by the process's number, which another one in another container may have too.
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp")
     try:
+        temporary.touch(exist_ok=False)  # the kernel applies the umask
+        mode = temporary.stat().st_mode & 0o777
         write(temporary)
-        temporary.chmod(0o666 & ~_umask())
+        temporary.chmod(mode)  # safetensors replaces the file by one that only its owner can read
         with temporary.open("rb+") as file:
             os.fsync(file.fileno())
         temporary.replace(path)
@@ -100,12 +102,6 @@ def read_json(path: Path) -> dict[str, Any]:
     except (OSError, ValueError):
         return {}
     return found if isinstance(found, dict) else {}
-
-
-def _umask() -> int:
-    mask = os.umask(0)
-    os.umask(mask)
-    return mask
 
 
 def _sync_folder(folder: Path) -> None:
