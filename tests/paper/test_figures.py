@@ -191,6 +191,13 @@ def test_subsets_have_the_papers_settings():
         assert iterations == pytest.approx(30 * 391, rel=0.005)
 
 
+def test_subsets_of_another_data_set_have_a_page(page):
+    """The recipe is that of CIFAR-10 with another name of the data."""
+    text, content = page("figure-subsets", methods=("fgsm-rs",), values={"data.name": "cifar100"})
+    assert "data.name = cifar100" in text
+    assert len(content["rows"]) == 24
+
+
 def test_seeds_share_one_ranking():
     trials = get("figure-subsets").trials(StudyOptions(None, methods=("fgsm-rs",), eps=(8 / 255,), seeds=(1, 2)))
     assert [trial.seed for trial in trials] == [0, *[1] * 12, *[2] * 12]

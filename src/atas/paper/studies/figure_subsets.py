@@ -18,7 +18,7 @@ from atas.sweeps.record import Record
 from atas.sweeps.store import Store
 from atas.sweeps.trial import Trial, format_eps
 
-_EXAMPLES = {"cifar10": 50_000, "digits": 1_297}
+_EXAMPLES = {"cifar10": 50_000, "cifar100": 50_000, "digits": 1_297}
 _SUBSETS = ((1, 2), (1, 3), (1, 4), (7, 10), (8, 10), (9, 10))
 _QUICK_SUBSETS = ((1, 2), (1, 4), (7, 10), (9, 10))
 _STYLES = dict(zip(_SUBSETS, plots.SERIES_STYLES, strict=True))
@@ -140,7 +140,7 @@ def _style(line: Line) -> tuple[str, str]:
 def _extra_cells(line: Line, records: Sequence[Record]) -> list[str]:
     """The accuracy of the final weights on all training images, and the length of the training."""
     whole = _accuracy_on_all(records)
-    return [f"{mean(whole):.1f}" if whole else "-", str(_updates(line))]
+    return [f"{mean(whole):.1f}" if whole else "-", _iterations(line)]
 
 
 def _accuracy_on_all(records: Sequence[Record]) -> list[float]:
@@ -148,11 +148,13 @@ def _accuracy_on_all(records: Sequence[Record]) -> list[float]:
     return [100 * found["right"] / found["n"] for found in seen]
 
 
-def _updates(line: Line) -> int:
-    settings, subset = line.trial.resolved_recipe, line.trial.subset
+def _iterations(line: Line) -> str:
+    recipe, subset = line.trial.resolved_recipe, line.trial.subset
     assert subset is not None
-    images = round(subset.share * _EXAMPLES[settings.data.name])
-    return settings.training.epochs * -(-images // settings.training.batch_size)
+    if recipe.data.name not in _EXAMPLES:
+        return "-"  # data of the user, whose size is not known here
+    images = round(subset.share * _EXAMPLES[recipe.data.name])
+    return str(recipe.training.epochs * -(-images // recipe.training.batch_size))
 
 
 STUDY = Subsets(
