@@ -7,7 +7,6 @@ import pytest
 
 from atas.paper.figure_study import FigureStudy, MeasuredStudy
 from atas.paper.studies import get, names
-from atas.paper.studies.figure_gradient_norms import ratios
 from atas.paper.study import StudyOptions, make_plan
 from atas.sweeps import Store
 
@@ -293,12 +292,6 @@ def test_the_tail_beside_the_papers(page, fill, store):
     cells = [cell.strip() for cell in row.split("|")[1:-1]]
     assert cells[3:] == ["1.600", "1.300", "1.800", "1.6", "1.504", "1.064", "0"]
     assert len(study.draw(StudyOptions(store.folder, **asked), store)) == 2
-
-
-def test_the_ratio_of_the_bounds_as_printed_and_as_it_is():
-    printed, right = ratios(2**0.5)
-    assert right == pytest.approx(1)  # the bounds are equal at a tail of 1.414
-    assert printed == pytest.approx(2**0.5)
 
 
 def test_a_record_that_lacks_an_observation_is_not_shown(page, fill, store):

@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from atas._utils.plotting import save_figure
 from atas.paper import plots, published
 from atas.paper.grid import Grid
 from atas.paper.measurements import Norms
@@ -160,7 +161,12 @@ class FigureStudy(MeasuredStudy):
 
     def draw(self, options: StudyOptions, store: Store) -> tuple[Path, ...]:
         """The picture as PNG and SVG."""
-        return plots.save(self.picture(options, store), self.file(options, "")) if options.pictures else ()
+        if not options.pictures:
+            return ()
+        figure, files = self.picture(options, store), tuple(self.file(options, suffix) for suffix in (".png", ".svg"))
+        for file in files:
+            save_figure(figure, file)
+        return files
 
 
 def by_panel(found: LineRecords) -> Iterator[tuple[str, LineRecords]]:

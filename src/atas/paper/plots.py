@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Sequence
-from pathlib import Path
 from typing import Any
 
-from atas._utils.files import write_atomically
 from atas._utils.plotting import BLACK, BLUE, GREEN, GREY, ORANGE, PURPLE, RED, SKY, new_figure, style_axes
 from atas.errors import UsageError
 
@@ -92,21 +90,3 @@ def placeholder(axes: Any, found: Sequence[Any]) -> None:
     """A word in a panel that has nothing to show."""
     if not found:
         axes.text(0.5, 0.5, "not run yet", transform=axes.transAxes, ha="center", va="center", color=GREY)
-
-
-def save(figure: Any, stem: Path) -> tuple[Path, ...]:
-    """Write a figure as PNG and as SVG; an equal figure gives an equal file."""
-    from matplotlib import rc_context
-
-    stem.parent.mkdir(parents=True, exist_ok=True)
-    written = []
-    for kind, about in (("png", {}), ("svg", {"Date": None})):
-        path = stem.with_name(f"{stem.name}.{kind}")
-
-        def write(temporary: Path, kind: str = kind, about: dict[str, Any] = about) -> None:
-            with rc_context({"svg.hashsalt": stem.name}):
-                figure.savefig(temporary, format=kind, dpi=150, metadata=about)
-
-        write_atomically(path, write)
-        written.append(path)
-    return tuple(written)

@@ -9,6 +9,7 @@ from atas.paper.figure_study import FigureStudy, Line, Table, axis_unit, mean, s
 from atas.paper.grid import QUICK_EPS, all_cells
 from atas.paper.measurements import Norms
 from atas.paper.study import StudyOptions
+from atas.paper.theory.bounds import both_ratios
 from atas.sweeps.store import Store
 from atas.sweeps.trial import format_eps
 
@@ -22,11 +23,6 @@ _STYLES = {
     ("imagenet", "resnet18"): (plots.GREEN, "-", "o"),
     ("imagenet", "resnet50"): (plots.GREEN, "--", "s"),
 }
-
-
-def ratios(tail: float) -> tuple[float, float]:
-    """The ratio of the bounds as the paper prints it, and as it follows from them: (1 - beta) to the 1/4, not -1/4."""
-    return tail**0.5 / (1 - _BETA) ** 0.25, tail**0.5 * (1 - _BETA) ** 0.25
 
 
 class GradientNorms(FigureStudy):
@@ -52,7 +48,7 @@ class GradientNorms(FigureStudy):
                 published.convergence_gap(eps) if (line.panel, line.name) == ("cifar10", "preact-resnet18") else None
             )
             cells = [f"{mean(tails[kind]):.3f}" if records else "-" for kind in _KINDS]
-            bounds = [f"{value:.3f}" for value in ratios(mean(tails["mean"]))] if records else ["-", "-"]
+            bounds = [f"{value:.3f}" for value in both_ratios(mean(tails["mean"]), _BETA)] if records else ["-", "-"]
             printed = "-" if theirs is None else f"{theirs['ratio']:.1f}"
             lines.append([line.panel, line.name, format_eps(eps), *cells, printed, *bounds, seed_list(records)])
             rows.append({"data": line.panel, "network": line.name, "eps": format_eps(eps), "tail": tails})

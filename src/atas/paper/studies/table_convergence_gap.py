@@ -6,13 +6,14 @@ from atas.paper import figure_study, published
 from atas.paper.figure_study import Line, MeasuredStudy, Table, mean, seed_list
 from atas.paper.grid import QUICK_EPS, cifar, digits
 from atas.paper.measurements import Curves, Norms, RobustLoss
-from atas.paper.studies.figure_gradient_norms import ratios
 from atas.paper.study import StudyOptions, select_budgets
+from atas.paper.theory.bounds import both_ratios
 from atas.sweeps.record import Record
 from atas.sweeps.store import Store
 from atas.sweeps.trial import format_eps
 
 _QUICK_IMAGES = 300
+_BETA = 0.5  # of ATAS
 
 
 class ConvergenceGap(MeasuredStudy):
@@ -38,7 +39,7 @@ class ConvergenceGap(MeasuredStudy):
         for (line, atta), (_, atas) in zip(found[::2], found[1::2], strict=True):
             theirs = published.convergence_gap(line.trial.resolved_recipe.method.eps) if not options.quick else None
             tails = [record.observed[Norms.name]["tail"]["mean"] for record in atas if Norms.name in record.observed]
-            bounds = ratios(mean(tails)) if tails else None
+            bounds = both_ratios(mean(tails), _BETA) if tails else None
             tail = [f"{mean(tails):.2f}", *(f"{value:.2f}" for value in bounds)] if bounds else ["-"] * 3
             for name, of in (("PGD-10, final weights", _robust), ("own, last epoch", _own)):
                 both = [mean(list(map(of, records))) if records else None for records in (atta, atas)]

@@ -120,6 +120,11 @@ def printed_ratio(tail: float, beta: float) -> float:
     return float((1 - beta) ** -0.25 * math.sqrt(tail))
 
 
+def both_ratios(tail: float, beta: float) -> tuple[float, float]:
+    """Return the ratio as printed and as it follows from the bounds."""
+    return printed_ratio(tail, beta), ratio(tail, beta)
+
+
 def break_even_tail(beta: float) -> float:
     """The tail at which the two second terms are equal; only beyond it is the adaptive bound the smaller one."""
     return 1 / math.sqrt(1 - beta)
