@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import os
 import shutil
 from collections.abc import Callable, Sequence
 from functools import reduce
@@ -40,11 +41,23 @@ class Store:
             if not (other / RUNS).is_dir() and not (other / TRAININGS).is_dir():
                 raise UsageError(f"{other} holds no results to reuse; give a folder that was an --out before")
         self.folder, self._others = folder, tuple(reuse)
+        self._loaded: dict[str, tuple[tuple[int, int, int], Record]] = {}
 
     def record(self, trial: Trial) -> Record | None:
-        """What is known of a trial, here and elsewhere."""
-        found = [Record.load(file) for folder in self._folders for file in _result_files(folder, f"*-{trial.key}.json")]
-        return reduce(Record.merge, found) if found else None
+        """Return the record of a trial, merged from all folders, or None."""
+        records = [
+            self._load(file) for folder in self._folders for file in _result_files(folder, f"-{trial.key}.json")
+        ]
+        return reduce(Record.merge, records) if records else None
+
+    def _load(self, path: Path) -> Record:
+        """Read a record, unless its file is the one that was read before: plans ask for every record often."""
+        info = path.stat()
+        version = (info.st_ino, info.st_mtime_ns, info.st_size)
+        known = self._loaded.get(str(path))
+        if known is None or known[0] != version:
+            known = self._loaded[str(path)] = version, Record.load(path)
+        return known[1]
 
     @property
     def reuses(self) -> bool:
@@ -54,14 +67,14 @@ class Store:
     def import_records(self, trial: Trial) -> None:
         """Write down here what is known of a trial elsewhere. Nobody else may be at it."""
         known, path = self.record(trial), self._record_path(trial)
-        if known is not None and not (path.exists() and Record.load(path) == known):
+        if known is not None and not (path.exists() and self._load(path) == known):
             known.save(path)
 
     def by_row(self) -> dict[str, list[Record]]:
         """All records here by their row, each row in the order of its seeds."""
-        found = {record.key: record for record in map(Record.load, _result_files(self.folder, "*.json"))}
+        records = {record.key: record for record in map(self._load, _result_files(self.folder, ".json"))}
         rows: dict[str, list[Record]] = {}
-        for record in sorted(found.values(), key=lambda record: record.seed):
+        for record in sorted(records.values(), key=lambda record: record.seed):
             rows.setdefault(record.row, []).append(record)
         return rows
 
@@ -84,7 +97,7 @@ class Store:
     def errors_by_row(self) -> dict[str, list[str]]:
         """Why trials failed that have no result, by their row."""
         rows: dict[str, list[str]] = {}
-        for path in _result_files(self.folder, "*.error.json", errors=True):
+        for path in _result_files(self.folder, ".error.json", errors=True):
             error: dict[str, Any] = read_json(path)
             rows.setdefault(str(error.get("row")), []).append(f"{error.get('trial')}: {error.get('error')}")
         return rows
@@ -123,14 +136,21 @@ class Store:
 
     def _record_path(self, trial: Trial) -> Path:
         """The file of the record; a recipe of another name that comes to the same may have given it its name."""
-        there = _result_files(self.folder, f"*-{trial.key}.json")
-        return there[0] if there else self.folder / RUNS / f"{trial.slug}-{trial.key}.json"
+        files = _result_files(self.folder, f"-{trial.key}.json")
+        return files[0] if files else self.folder / RUNS / f"{trial.slug}-{trial.key}.json"
 
     def _error_path(self, trial: Trial) -> Path:
         return self.folder / RUNS / f"{trial.slug}-{trial.key}.error.json"
 
 
-def _result_files(folder: Path, pattern: str, errors: bool = False) -> list[Path]:
-    """Files of a folder's records or errors; hidden ones are writes that were cut off."""
-    found = (path for path in sorted((folder / RUNS).glob(pattern)) if not path.name.startswith("."))
-    return [path for path in found if path.name.endswith(".error.json") == errors]
+def _result_files(folder: Path, ending: str, errors: bool = False) -> list[Path]:
+    """Return the files of records, or of errors, whose names end so; hidden files are interrupted writes."""
+    try:
+        names = sorted(os.listdir(folder / RUNS))
+    except FileNotFoundError:
+        return []
+    return [
+        folder / RUNS / name
+        for name in names
+        if name.endswith(ending) and name[0] != "." and name.endswith(".error.json") == errors
+    ]
