@@ -80,6 +80,40 @@ def test_what_is_known_is_not_observed_again(tiny, store, quiet, trainings):
     assert store.record(tiny("atas")).observed["robust-loss"]["n"] == 30
 
 
+def test_other_settings_make_another_measurement(tiny, store, quiet):
+    """In one plan and in a later one; neither takes the place of the other."""
+    few, more, whole = (tiny("atas", measurements=(RobustLoss(images),)) for images in (30, 50, None))
+    plan = Plan([few, whole], store, default_measurements)
+    assert [len(trial.measurements) for trial in plan.trials] == [2]
+    Plan([few], store, default_measurements).run(quiet)
+    assert len(Plan([whole], store, default_measurements).remaining()) == 1
+    for trial in (whole, more):
+        Plan([trial], store, default_measurements).run(quiet)
+    assert Plan([few, more, whole], store, default_measurements).remaining() == []
+    record = store.record(few)
+    assert record.observed["robust-loss"]["n"] == 30
+    assert [trial.measurements[0].find(record)["n"] for trial in (few, more, whole)] == [30, 50, 1297]
+
+
+@pytest.mark.parametrize(
+    ("measurement", "entry", "fits"),
+    [
+        (RobustLoss(), {"n": 50_000}, True),
+        (RobustLoss(300), {"n": 50_000}, False),
+        (RobustLoss(300), {"n": 300}, True),
+        (RobustLoss(), {"n": 300, "settings": {"images": 300}}, False),
+        (StepGap((0.1, 0.2), 100), {"n": 100, "steps": [0.1, 0.2]}, True),
+        (StepGap((0.1, 0.3), 100), {"n": 100, "steps": [0.1, 0.2]}, False),
+        (Curves(), {}, True),
+    ],
+)
+def test_entries_of_earlier_versions_do_not_state_their_settings(measurement, entry, fits, tiny, store, fill):
+    trial = tiny()
+    fill(trial, {"clean": 30}, n=40)
+    record = store.record(trial).with_measurement(measurement.name, entry)
+    assert (measurement.find(record) is not None) is fits
+
+
 def test_a_training_that_was_not_watched_is_done_again_and_its_figures_stay(tiny, store, quiet, trainings):
     trial = tiny("fgsm-rs-adaptive", RANKING)
     Plan([trial], store, default_measurements).run(quiet)

@@ -14,7 +14,7 @@ import torch
 from rich.console import Console
 
 from atas.errors import AtasError, UsageError
-from atas.paper.measurements import Deciles, LossSurfaces, default_measurements
+from atas.paper.measurements import Curves, Deciles, LossSurfaces, default_measurements
 from atas.paper.subsets import NormSubset
 from atas.sweeps import Plan, PlanProgress, Store, execute, plan
 from atas.sweeps import locks as locks_module
@@ -178,7 +178,10 @@ def test_who_comes_and_goes_during_a_training_is_seen(tiny, store, quiet, monkey
     trial = tiny(values={"training.epochs": 3})
     looks = iter([True] if when == "only at first" else [False, True])
 
-    class Stop:
+    class Stop(Curves):
+        def callbacks(self, run_folder):
+            return [self]
+
         def due(self, moment):
             return moment.epoch == 1 and moment.ends_epoch
 
@@ -187,7 +190,7 @@ def test_who_comes_and_goes_during_a_training_is_seen(tiny, store, quiet, monkey
 
     monkeypatch.setattr(Locks, "device_in_use", lambda *_: nullcontext(lambda: next(looks, False)))
     with pytest.raises(AtasError, match="stopped in"):
-        Plan([trial], store, lambda _: (SimpleNamespace(name="stop", callbacks=lambda _: [Stop()]),)).run(quiet)
+        Plan([trial], store, lambda _: (Stop(),)).run(quiet)
     assert Plan([trial], store).run(quiet) == []
     assert store.record(trial).seconds is None
 

@@ -21,7 +21,7 @@ from atas.sweeps import markdown
 from atas.sweeps.record import Record
 from atas.sweeps.seed_stats import format_collapse_epochs
 from atas.sweeps.store import Store
-from atas.sweeps.trial import GREY_LEVEL_LIMIT, Measurement, Trial
+from atas.sweeps.trial import GREY_LEVEL_LIMIT, Measurement, Trial, missing_measurements
 
 
 @dataclass(frozen=True)
@@ -104,16 +104,13 @@ class MeasuredStudy(TrainingStudy):
         """The lines, each with its records, in the order of seeds."""
         known = store.by_row()
         return [
-            (
-                line,
-                [
-                    record
-                    for record in known.get(line.trial.row, [])
-                    if all(n in record.observed for n in self.required_measurements)
-                ],
-            )
+            (line, [record for record in known.get(line.trial.row, []) if self._is_complete(line, record)])
             for line in self._lines(options)
         ]
+
+    def _is_complete(self, line: Line, record: Record) -> bool:
+        required = [one for one in line.trial.measurements if one.name in self.required_measurements]
+        return not missing_measurements(record, required)
 
     def page(self, options: StudyOptions, store: Store) -> Page:
         """What the paper says, what was measured, and the table; for a figure, its picture before that."""
@@ -173,6 +170,12 @@ def by_panel(found: LineRecords) -> Iterator[tuple[str, LineRecords]]:
     """The lines of each panel, panels in the order of their first line."""
     for name in dict.fromkeys(line.panel for line, _ in found):
         yield name, [pair for pair in found if pair[0].panel == name]
+
+
+def entries(line: Line, records: Sequence[Record], kind: type[Measurement]) -> list[dict[str, Any]]:
+    """Return what records hold of the line's measurement of this kind, with its settings."""
+    wanted = [measurement for measurement in line.trial.measurements if isinstance(measurement, kind)]
+    return [entry for record in records for one in wanted if (entry := one.find(record)) is not None]
 
 
 def seed_list(records: Sequence[Record]) -> str:

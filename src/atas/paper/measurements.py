@@ -98,6 +98,10 @@ class RobustLoss(Measurement):
         """It needs the weights alone."""
         return True
 
+    def matches_unstated(self, entry: dict[str, Any]) -> bool:
+        """Compare the number of images."""
+        return self.images in (None, entry["n"])
+
     def measure(self, training: FinishedTraining) -> dict[str, Any]:
         """Mean loss, its standard error, and accuracy."""
         images, labels = training.data.train.images[: self.images], training.data.train.labels[: self.images]
@@ -123,6 +127,10 @@ class StepGap(Measurement):
             not issubclass(methods.get(trial.resolved_recipe.method.name), PersistentPerturbation)
             or run_folder.last_checkpoint.exists()
         )
+
+    def matches_unstated(self, entry: dict[str, Any]) -> bool:
+        """Compare the step sizes and the number of images."""
+        return entry["steps"] == list(self.steps) and self.images in (None, entry["n"])
 
     def measure(self, training: FinishedTraining) -> dict[str, Any]:
         """The mean gap for each size: from noise, and from memory where there is one."""
@@ -161,6 +169,10 @@ class LossSurfaces(Measurement):
     def is_available(self, trial: Trial, run_folder: RunFolder) -> bool:
         """Whether there are such weights, of all moments."""
         return SnapshotRecorder(run_folder.path / SNAPSHOTS).complete(trial.resolved_recipe.training.epochs)
+
+    def matches_unstated(self, entry: dict[str, Any]) -> bool:
+        """Compare the number of images."""
+        return bool(entry["n"] == self.images)
 
     def measure(self, training: FinishedTraining) -> dict[str, Any]:
         """A grid for each moment and tenth."""

@@ -27,7 +27,7 @@ from atas.sweeps.padded_evaluation import pad_split, with_released_pooling
 from atas.sweeps.progress import PlanProgress
 from atas.sweeps.record import Record
 from atas.sweeps.store import SHARED, Store
-from atas.sweeps.trial import FinishedTraining, Measurement, Trial, missing_measurements
+from atas.sweeps.trial import FinishedTraining, Measurement, Trial, missing_measurements, unique_measurements
 from atas.training import train
 from atas.training.callbacks import StepInfo
 from atas.training.data import eval_view
@@ -119,14 +119,14 @@ def _train(
     run_folder.path.parent.mkdir(parents=True, exist_ok=True)
     given = hold_out(load(trial), trial.held_out) if trial.held_out else None
     sharing = DeviceSharing(run_folder.path / SHARED, is_shared)
-    wanted = {found.name: found for found in (*trial.measurements, *defaults)}.values()
+    measurements = unique_measurements((*trial.measurements, *defaults))
     run = train(
         recipe,
         out=run_folder.path,
         resume=run_folder.recipe.exists(),
         data=given,
         live=progress.live(),
-        observers=[sharing, *(observer for found in wanted for observer in found.callbacks(run_folder))],
+        observers=[sharing, *(callback for one in measurements for callback in one.callbacks(run_folder))],
         rows=None if trial.subset is None else trial.subset.rows(store),
     )
     sharing.mark()
@@ -210,7 +210,8 @@ def _measure(
     finished = FinishedTraining(trial, run_folder, model, load(trial), store)
     also = [found for found in defaults if found not in trial.measurements and found.is_available(trial, run_folder)]
     for measurement in missing_measurements(record, (*also, *trial.measurements)):
-        record = record.with_measurement(measurement.name, finished.metadata | measurement.measure(finished))
+        entry = finished.metadata | measurement.stated_settings | measurement.measure(finished)
+        record = record.with_measurement(measurement.record_key(record), entry)
         store.save(trial, record)
     return record
 

@@ -24,7 +24,7 @@ from atas.sweeps.locks import Locks
 from atas.sweeps.progress import PlanProgress
 from atas.sweeps.record import Record
 from atas.sweeps.store import Store
-from atas.sweeps.trial import Trial
+from atas.sweeps.trial import Trial, unique_measurements
 from atas.training.data import load_data
 from atas.training.engine import select_device
 from atas.training.trainer import Interrupted
@@ -60,9 +60,7 @@ class Plan:
             merged[trial.key] = replace(
                 known,
                 attacks=tuple(dict.fromkeys((*known.attacks, *trial.attacks))),
-                measurements=tuple(
-                    {found.name: found for found in (*known.measurements, *trial.measurements)}.values()
-                ),
+                measurements=unique_measurements((*known.measurements, *trial.measurements)),
             )
         trainings: dict[str, list[Trial]] = {}
         for trial in merged.values():

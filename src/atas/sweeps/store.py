@@ -45,9 +45,7 @@ class Store:
 
     def record(self, trial: Trial) -> Record | None:
         """Return the record of a trial, merged from all folders, or None."""
-        records = [
-            self._load(file) for folder in self._folders for file in _result_files(folder, f"-{trial.key}.json")
-        ]
+        records = [self._load(file) for folder in self._folders for file in _result_files(folder, f"-{trial.key}.json")]
         return reduce(Record.merge, records) if records else None
 
     def _load(self, path: Path) -> Record:

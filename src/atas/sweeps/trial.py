@@ -10,8 +10,8 @@ from __future__ import annotations
 import hashlib
 import json
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, fields, is_dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
@@ -210,9 +210,58 @@ class FinishedTraining:
 
 
 class Measurement(ABC):
-    """Something to be observed: during the training by observers, then measured, and kept in the trial's record."""
+    """What is measured of a training besides accuracies, and saved in the record of the trial.
+
+    Callbacks collect data during the training, if needed; `measure` runs after it. A subclass is a frozen dataclass
+    whose fields are the settings. Measurements of one name with different settings are different measurements.
+    """
 
     name: ClassVar[str]
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """The fields as plain values; a trial is represented by its training key."""
+        values: dict[str, Any] = (
+            {own.name: getattr(self, own.name) for own in fields(self)} if is_dataclass(self) else {}
+        )
+        plain = {name: value.training_key if isinstance(value, Trial) else value for name, value in values.items()}
+        return dict(json.loads(json.dumps(plain)))
+
+    @property
+    def stated_settings(self) -> dict[str, Any]:
+        """What an entry says about its settings: nothing where all have their defaults."""
+        defaults: dict[str, Any] = {own.name: own.default for own in fields(self)} if is_dataclass(self) else {}
+        changed = any(getattr(self, name) != value for name, value in defaults.items())
+        return {"settings": self.settings} if changed else {}
+
+    @property
+    def identity(self) -> str:
+        """Name and settings."""
+        return f"{self.name}-{_digest(self.settings)}"
+
+    def find(self, record: Record) -> dict[str, Any] | None:
+        """Return the entry of a record that has this measurement, or None."""
+        for key in (self.name, self.identity):
+            if (entry := record.observed.get(key)) is not None and self._matches(entry):
+                return entry
+        return None
+
+    def record_key(self, record: Record) -> str:
+        """Return the key for a new entry: the name, unless the record has it with other settings."""
+        taken = record.observed.get(self.name)
+        return self.name if taken is None or self._matches(taken) else self.identity
+
+    def _matches(self, entry: dict[str, Any]) -> bool:
+        if "settings" in entry:
+            return bool(entry["settings"] == self.settings)
+        return self.matches_unstated(entry)
+
+    def matches_unstated(self, entry: dict[str, Any]) -> bool:
+        """Return whether an entry that does not state its settings may have these.
+
+        It has the default settings, or was written by a version that never stated them.
+        """
+        return True
 
     @property
     def depends_on(self) -> tuple[Trial, ...]:
@@ -232,6 +281,11 @@ class Measurement(ABC):
         """Plain values, small enough for a record."""
 
 
-def missing_measurements(record: Record | None, wanted: Sequence[Measurement]) -> list[Measurement]:
-    """Those that a record does not have yet."""
-    return [found for found in wanted if record is None or found.name not in record.observed]
+def unique_measurements(measurements: Iterable[Measurement]) -> tuple[Measurement, ...]:
+    """Return each measurement once."""
+    return tuple({measurement.identity: measurement for measurement in measurements}.values())
+
+
+def missing_measurements(record: Record | None, measurements: Sequence[Measurement]) -> list[Measurement]:
+    """Return the measurements that a record does not have yet."""
+    return [measurement for measurement in measurements if record is None or measurement.find(record) is None]

@@ -8,12 +8,11 @@ from typing import Any
 import torch
 
 from atas.paper import plots
-from atas.paper.figure_study import FigureStudy, Line, Table, collapse_epochs
+from atas.paper.figure_study import FigureStudy, Line, Table, collapse_epochs, entries
 from atas.paper.losses import peak_position
 from atas.paper.measurements import Curves, LossSurfaces
 from atas.paper.study import StudyOptions
 from atas.paper.subsets import EPS, ranking_trial, subset_grid
-from atas.sweeps.record import Record
 from atas.sweeps.seed_stats import format_collapse_epochs
 from atas.sweeps.store import Store
 from atas.sweeps.trial import Trial, format_eps
@@ -49,8 +48,8 @@ class LossSurface(FigureStudy):
         """For each moment and subset: the loss at the image, at FGSM's point, the largest, and where that is."""
         lines, rows = [], []
         ((line, records),) = self.line_records(options, store)
-        for record in records:
-            seen = record.observed[LossSurfaces.name]
+        surfaces = entries(line, records, LossSurfaces)
+        for record, seen in zip(records, surfaces, strict=True):
             for moment in seen["moments"]:
                 for tenth in _DECILES:
                     grid = torch.tensor(moment[tenth])
@@ -64,23 +63,22 @@ class LossSurface(FigureStudy):
             for r, epoch in zip(records, collapse_epochs(records), strict=True)
         ]
         notes = [f"{line.name}, collapse found by the monitor: {'; '.join(fallen) or 'not run yet'}."]
-        counts = sorted({record.observed[LossSurfaces.name]["n"] for record in records})
+        counts = sorted({entry["n"] for entry in surfaces})
         notes += [f"Means over {n:,} images of each subset." for n in counts]
         return Table(header, lines, rows, notes=notes)
 
     def picture(self, options: StudyOptions, store: Store) -> Any:
         """A row for each subset, a column for each moment around the distortion; of the first seed."""
         ((line, records),) = self.line_records(options, store)
-        moments = _around(records[0]) if records else []
+        surfaces = entries(line, records[:1], LossSurfaces)
+        moments = _around(surfaces[0]["moments"]) if surfaces else []
         figure, grid = plots.panels(2, max(1, len(moments)), width=2.5, height=2.5, sharex=True, sharey=True)
         plots.placeholder(grid[0, 0], moments)
         images = []
         for column, moment in enumerate(moments):
             for row, tenth in enumerate(_DECILES):
                 images.append(_cell(grid[row, column], torch.tensor(moment[tenth])))
-            grid[0, column].set_title(
-                f"epoch {_epoch_text(moment, records[0].observed[LossSurfaces.name])}", fontsize=11
-            )
+            grid[0, column].set_title(f"epoch {_epoch_text(moment, surfaces[0])}", fontsize=11)
             grid[1, column].set_xlabel("v1 (adversarial), eps")
         for row, tenth in enumerate(_DECILES):
             what = "smallest" if tenth == "1" else "largest"
@@ -96,10 +94,9 @@ def _epoch_text(moment: dict[str, Any], seen: dict[str, Any]) -> str:
     return f"{moment['step'] / seen['steps_an_epoch']:.2f}"
 
 
-def _around(record: Record) -> list[dict[str, Any]]:
+def _around(moments: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """The moments about the last at which the hard subset's loss came to be largest inside of the ball; where it does
     not, some at equal distances."""
-    moments: list[dict[str, Any]] = record.observed[LossSurfaces.name]["moments"]
     bent = [peak_position(torch.tensor(moment["10"])) < 1 for moment in moments]
     turns = [number for number, (before, now) in enumerate(itertools.pairwise(bent), 1) if now and not before]
     if not turns:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from atas.paper import plots
-from atas.paper.figure_study import FigureStudy, Line, LineRecords, Table, axis_unit, mean, seed_list
+from atas.paper.figure_study import FigureStudy, Line, LineRecords, Table, axis_unit, entries, mean, seed_list
 from atas.paper.grid import QUICK_EPS, cifar, digits
 from atas.paper.measurements import Curves, StepGap
 from atas.paper.study import StudyOptions, select
@@ -66,7 +66,7 @@ class StepSize(FigureStudy):
                     "collapsed_in_epoch": [record.collapsed_in for record in records],
                 }
             )
-        counts = {record.observed[StepGap.name]["n"] for _, some in found for record in some if _has_gap(record)}
+        counts = {entry["n"] for pair in found for entry in entries(*pair, StepGap)}
         note = f"Gaps are means over {', '.join(f'{n:,}' for n in sorted(counts)) or 'no'} training images."
         header = ["method", "step", *(f"gap from {start}" for start in _STARTS), "PGD-10, test, %", "collapse", "seeds"]
         return Table(header, lines, rows, notes=(note,))
@@ -100,17 +100,16 @@ class StepSize(FigureStudy):
         return figure_
 
 
-def _has_gap(record: Any) -> bool:
-    return StepGap.name in record.observed
-
-
 def _gaps(found: LineRecords, method: str) -> dict[str, dict[str, float]]:
     """The mean gap over seeds, by start and step."""
-    seen = [r.observed[StepGap.name] for line, records in found if line.panel == method for r in records if _has_gap(r)]
-    steps = seen[0]["steps"] if seen else []
+    measured = [entry for pair in found if pair[0].panel == method for entry in entries(*pair, StepGap)]
+    steps = measured[0]["steps"] if measured else []
     return {
-        start: {format_eps(step): mean([one["gap"][start][place] for one in seen]) for place, step in enumerate(steps)}
-        for start in (seen[0]["gap"] if seen else ())
+        start: {
+            format_eps(step): mean([entry["gap"][start][number] for entry in measured])
+            for number, step in enumerate(steps)
+        }
+        for start in (measured[0]["gap"] if measured else ())
     }
 
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from atas.paper import figure_study, plots, published
-from atas.paper.figure_study import FigureStudy, Line, Table, by_panel, mean
+from atas.paper.figure_study import FigureStudy, Line, Table, by_panel, entries, mean
 from atas.paper.grid import QUICK_EPS
 from atas.paper.measurements import DECILES, Curves, RobustLoss
 from atas.paper.study import StudyOptions, select, select_budgets
@@ -76,7 +76,7 @@ class Subsets(FigureStudy):
         found = self.line_records(options, store)
         table = figure_study.curve_table(found, _extra_cells, ["all images, last", "iterations"])
         pairs = zip(table.rows, found, strict=True)
-        rows = [row | {"pgd10_percent_of_all_images": _accuracy_on_all(records)} for row, (_, records) in pairs]
+        rows = [row | {"pgd10_percent_of_all_images": _accuracy_on_all(*pair)} for row, pair in pairs]
         return replace(table, rows=rows, notes=self._shares(options, store))
 
     def picture(self, options: StudyOptions, store: Store) -> Any:
@@ -139,13 +139,12 @@ def _style(line: Line) -> tuple[str, str]:
 
 def _extra_cells(line: Line, records: Sequence[Record]) -> list[str]:
     """The accuracy of the final weights on all training images, and the length of the training."""
-    whole = _accuracy_on_all(records)
+    whole = _accuracy_on_all(line, records)
     return [f"{mean(whole):.1f}" if whole else "-", _iterations(line)]
 
 
-def _accuracy_on_all(records: Sequence[Record]) -> list[float]:
-    seen = [record.observed[RobustLoss.name] for record in records if RobustLoss.name in record.observed]
-    return [100 * found["right"] / found["n"] for found in seen]
+def _accuracy_on_all(line: Line, records: Sequence[Record]) -> list[float]:
+    return [100 * entry["right"] / entry["n"] for entry in entries(line, records, RobustLoss)]
 
 
 def _iterations(line: Line) -> str:
