@@ -13,7 +13,7 @@ from atas.errors import UsageError
 from atas.paper import published
 from atas.paper.grid import Grid
 from atas.paper.published import PublishedRow
-from atas.paper.study import Page, StudyOptions, TrainingStudy, select, select_budgets
+from atas.paper.study import QUICK_NOTE, Page, StudyOptions, TrainingStudy, select, select_budgets
 from atas.sweeps import markdown
 from atas.sweeps.padded_evaluation import PADDING
 from atas.sweeps.record import Record
@@ -104,17 +104,18 @@ class AccuracyTable(TrainingStudy):
         lines = self.lines(options, store)
         records = [record for line in lines for record in line.records]
         attacks = _attack_columns(lines, options.attacks or self.grid(options).attacks)
-        text = [f"# {self.title}", "", *self._preface(options, lines)]
+        body = []
         for (eps, network), group in itertools.groupby(lines, lambda line: (line.eps, line.network)):
-            text += ["", f"## eps = {format_eps(eps)}, {network}", "", *_table(list(group), attacks)]
-        text += markdown.provenance_section(records, [error for line in lines for error in line.errors])
-        content = {
-            "study": self.name,
-            "quick": options.quick,
-            "changed": markdown.reported_overrides(options.values),
-            "rows": [line.to_json(attacks) for line in lines],
-        }
-        return Page("\n".join(text) + "\n", content)
+            body += ["", f"## eps = {format_eps(eps)}, {network}", "", *_table(list(group), attacks)]
+        return self.build_page(
+            options,
+            title=self.title,
+            preface=self._preface(options, lines),
+            body=body,
+            rows=[line.to_json(attacks) for line in lines],
+            records=records,
+            errors=[error for line in lines for error in line.errors],
+        )
 
     def lines(self, options: StudyOptions, store: Store) -> list[AccuracyRow]:
         """All rows to show, in the order of the grid."""
@@ -166,18 +167,17 @@ class AccuracyTable(TrainingStudy):
     def _preface(self, options: StudyOptions, lines: Sequence[AccuracyRow]) -> list[str]:
         sizes = sorted({record.n for line in lines for record in line.records})
         theirs = [line.published for line in lines if line.published is not None]
-        said = [_NOTE, f"Test images: {', '.join(f'{n:,}' for n in sizes)}." if sizes else ""]
+        preface = [_NOTE, f"Test images: {', '.join(f'{n:,}' for n in sizes)}." if sizes else ""]
         if options.quick:
-            said.append("This is the quick form, on the embedded digits and cut short: the paper has no such rows.")
+            preface.append(QUICK_NOTE.format("rows"))
         else:
-            said += [*self._notes, *(f"The paper's times are on {found.hardware}." for found in theirs)]
-        said.append(markdown.overrides_sentence(options.values))
-        said += [
+            preface += [*self._notes, *(f"The paper's times are on {row.hardware}." for row in theirs)]
+        preface.append(markdown.overrides_sentence(options.values))
+        return preface + [
             f"{line.method}, {line.network}, {format_eps(line.eps)}: {line.published.doubt}."
             for line in lines
             if line.published is not None and line.published.doubt
         ]
-        return ["\n\n".join(dict.fromkeys(sentence for sentence in said if sentence))]
 
 
 def _attack_columns(lines: Sequence[AccuracyRow], wanted: Sequence[str]) -> list[str]:

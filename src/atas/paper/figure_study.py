@@ -16,7 +16,7 @@ from atas._utils.plotting import save_figure
 from atas.paper import plots, published
 from atas.paper.grid import Grid
 from atas.paper.measurements import Norms
-from atas.paper.study import Page, StudyOptions, TrainingStudy
+from atas.paper.study import QUICK_NOTE, Page, StudyOptions, TrainingStudy
 from atas.sweeps import markdown
 from atas.sweeps.record import Record
 from atas.sweeps.seed_stats import format_collapse_epochs
@@ -34,6 +34,8 @@ class Line:
 
 
 LineRecords = list[tuple[Line, list[Record]]]
+LineStyle = Callable[[Line], tuple[str, str]]
+"""Returns the colour and the line style of a line."""
 
 
 @dataclass(frozen=True)
@@ -114,26 +116,27 @@ class MeasuredStudy(TrainingStudy):
 
     def page(self, options: StudyOptions, store: Store) -> Page:
         """What the paper says, what was measured, and the table; for a figure, its picture before that."""
-        table, records = (
-            self.table(options, store),
-            [r for _, found in self.line_records(options, store) for r in found],
+        table, errors = self.table(options, store), store.errors_by_row()
+        keys = dict.fromkeys(line.trial.row for line in self._lines(options))
+        return self.build_page(
+            options,
+            title=self.title,
+            preface=[
+                f"The paper: {self._paper}",
+                f"Here: {self._measured}",
+                QUICK_NOTE.format("figure") if options.quick else "",
+                markdown.overrides_sentence(options.values),
+            ],
+            body=[
+                "",
+                *self.image(options),
+                *markdown.table(table.header, table.lines, table.left),
+                *(line for note in table.notes for line in ("", note)),
+            ],
+            rows=table.rows,
+            records=[record for _, records in self.line_records(options, store) for record in records],
+            errors=[error for key in keys for error in errors.get(key, [])],
         )
-        errors = store.errors_by_row()
-        rows = dict.fromkeys(line.trial.row for line in self._lines(options))
-        said = [
-            f"The paper: {self._paper}",
-            f"Here: {self._measured}",
-            "This is the quick form, on the embedded digits and cut short: the paper has no such figure."
-            if options.quick
-            else "",
-            markdown.overrides_sentence(options.values),
-        ]
-        text = [f"# {self.title}", "", "\n\n".join(sentence for sentence in said if sentence), ""]
-        text += [*self.image(options), *markdown.table(table.header, table.lines, table.left)]
-        text += [line for note in table.notes for line in ("", note)]
-        text += markdown.provenance_section(records, [error for row in rows for error in errors.get(row, [])])
-        about = {"study": self.name, "quick": options.quick, "changed": markdown.reported_overrides(options.values)}
-        return Page("\n".join(text) + "\n", {**about, "rows": list(table.rows)})
 
     def image(self, options: StudyOptions) -> list[str]:
         """What comes before the table."""
@@ -178,6 +181,37 @@ def entries(line: Line, records: Sequence[Record], kind: type[Measurement]) -> l
     return [entry for record in records for one in wanted if (entry := one.find(record)) is not None]
 
 
+DrawPanel = Callable[[Any, str, LineRecords], None]
+"""Draws the lines of one panel into axes; called with the axes, the name of the panel, and its lines."""
+
+
+def two_column_figure(found: LineRecords, draw: DrawPanel, **options: Any) -> tuple[Any, Any]:
+    """Return a figure with a titled panel for each name, in two columns, and its grid of axes."""
+    groups = list(by_panel(found))
+    columns = min(2, len(groups))
+    figure, grid = plots.panels(-(-len(groups) // columns), columns, **options)
+    for axes in grid.flat[len(groups) :]:
+        axes.set_visible(False)
+    for axes, (name, lines) in zip(grid.flat, groups, strict=False):
+        draw(axes, name, lines)
+        axes.set_title(name, fontsize=11)
+    return figure, grid
+
+
+def pgd10_figure(found: LineRecords, style: LineStyle, *, titles: bool) -> Any:
+    """Return a figure of the PGD-10 accuracy on training images by epoch, with a panel for each name."""
+    groups = list(by_panel(found))
+    figure, grid = plots.panels(1, len(groups), width=6.0, height=3.9)
+    for axes, (name, lines) in zip(grid.flat, groups, strict=True):
+        draw_curves(axes, lines, "pgd10", style, scale=100)
+        if titles:
+            axes.set_title(name, fontsize=11)
+        axes.set_ylabel("PGD-10 accuracy on training images, %")
+        axes.set_ylim(bottom=plots.PERCENT_BOTTOM)
+    plots.legend(figure, grid)
+    return figure
+
+
 def seed_list(records: Sequence[Record]) -> str:
     """The seeds of these runs, for a column."""
     return ",".join(str(record.seed) for record in records) or "-"
@@ -200,10 +234,6 @@ def format_step(value: float, eps: float) -> str:
     ('9.3/255', '0.10')
     """
     return f"{255 * value:.1f}/255" if eps < GREY_LEVEL_LIMIT else f"{value:.2f}"
-
-
-LineStyle = Callable[[Line], tuple[str, str]]
-"""Colour and line style of a line."""
 
 
 def metric_curve(record: Record, key: str, scale: float = 1.0) -> list[float]:

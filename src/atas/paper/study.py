@@ -15,8 +15,10 @@ from typing import Any, ClassVar
 from atas._utils.files import write_text
 from atas.errors import UsageError, unknown
 from atas.paper.measurements import default_measurements
+from atas.sweeps import markdown
 from atas.sweeps.plan import Failure, Plan
 from atas.sweeps.progress import PlanProgress
+from atas.sweeps.record import Record
 from atas.sweeps.store import Store
 from atas.sweeps.trial import Trial, format_eps
 
@@ -78,6 +80,9 @@ class Page:
     content: dict[str, Any]
 
 
+QUICK_NOTE = "This is the quick form, on the embedded digits and cut short: the paper has no such {}."
+
+
 class Study:
     """Something that can be reproduced by name: a `TrainingStudy` or a `StandaloneStudy`."""
 
@@ -115,6 +120,27 @@ class TrainingStudy(Study, ABC):
     @abstractmethod
     def page(self, options: StudyOptions, store: Store) -> Page:
         """What the records in the store come to, those of these options and others that belong to the study."""
+
+    def build_page(
+        self,
+        options: StudyOptions,
+        *,
+        title: str,
+        preface: Sequence[str],
+        body: Sequence[str],
+        rows: Sequence[dict[str, Any]],
+        records: Sequence[Record],
+        errors: Sequence[str],
+    ) -> Page:
+        """Return a page in both forms: title, preface, body, and the provenance of its records.
+
+        `preface` has a paragraph a sentence; empty ones are left out. `rows` are the body as plain values.
+        """
+        paragraphs = "\n\n".join(dict.fromkeys(sentence for sentence in preface if sentence))
+        text = [f"# {title}", "", paragraphs, *body, *markdown.provenance_section(records, errors)]
+        changed = markdown.reported_overrides(options.values)
+        content = {"study": self.name, "quick": options.quick, "changed": changed, "rows": list(rows)}
+        return Page("\n".join(text) + "\n", content)
 
     def draw(self, options: StudyOptions, store: Store) -> tuple[Path, ...]:
         """Plots of the records, where a study has any; drawn when the plan is through."""

@@ -15,7 +15,7 @@ from typing import Any
 from atas.attacks.registry import display_name
 from atas.paper import published
 from atas.paper.grid import QUICK_EPS, QUICK_EXAMPLES
-from atas.paper.study import Page, StudyOptions, TrainingStudy, select_budgets
+from atas.paper.study import QUICK_NOTE, Page, StudyOptions, TrainingStudy, select_budgets
 from atas.sweeps import markdown
 from atas.sweeps.padded_evaluation import NOTE, PADDING
 from atas.sweeps.record import Record
@@ -96,7 +96,7 @@ class Ablation(TrainingStudy):
         """A table for each attack, setting and kind of clip."""
         axes, budgets = self._axes(options)
         known, errors = store.by_row(), store.errors_by_row()
-        text = ["# ATAS with other step sizes", "", *self._preface(options)]
+        body: list[str] = []
         content: list[dict[str, Any]] = []
         shown: dict[str, Record] = {}
         failed: list[str] = []
@@ -112,11 +112,17 @@ class Ablation(TrainingStudy):
                     if any(records) or padding in (options.padding or (0,)):
                         rows += _rows(options, point, padding, budgets, records, attack)
                         content += _json(point, padding, budgets, records, attack)
-            text += ["", f"## {display_name(attack)}, {_NAMES[setting]}: {_CLIPS[clip].format(clip=axes.clip)}", ""]
-            text += markdown.table([_NAMES[setting], "", *map(format_eps, budgets), "time"], rows)
-        text += markdown.provenance_section([*shown.values()], failed)
-        about = {"study": self.name, "quick": options.quick, "changed": markdown.reported_overrides(options.values)}
-        return Page("\n".join(text) + "\n", {**about, "rows": content})
+            body += ["", f"## {display_name(attack)}, {_NAMES[setting]}: {_CLIPS[clip].format(clip=axes.clip)}", ""]
+            body += markdown.table([_NAMES[setting], "", *map(format_eps, budgets), "time"], rows)
+        return self.build_page(
+            options,
+            title="ATAS with other step sizes",
+            preface=self._preface(options),
+            body=body,
+            rows=content,
+            records=[*shown.values()],
+            errors=failed,
+        )
 
     def _axes(self, options: StudyOptions) -> tuple[Axes, list[float]]:
         axes = _QUICK if options.quick else _FULL
@@ -133,20 +139,19 @@ class Ablation(TrainingStudy):
         )
 
     def _preface(self, options: StudyOptions) -> list[str]:
-        said = [
+        preface = [
             "Accuracy in percent by budget. Ours: [a, b] is the 95% interval of one run over its test images, (a to b) "
             "the range over seeds; time is that of a training's steps. Difference: ours less the paper's, in points.",
         ]
         if options.quick:
-            said.append("This is the quick form, on the embedded digits and cut short: the paper has no such rows.")
+            preface.append(QUICK_NOTE.format("rows"))
         else:
-            said.append(
+            preface.append(
                 "c is written as in the paper, whose gradients are of the mean loss over 128 examples; `method.c` is "
                 "128 times that. The paper prints one table for each of gamma/c and c and does not mention the clip."
             )
-            said.append(NOTE)
-        said.append(markdown.overrides_sentence(options.values))
-        return ["\n\n".join(sentence for sentence in said if sentence)]
+            preface.append(NOTE)
+        return [*preface, markdown.overrides_sentence(options.values)]
 
 
 def _rows(

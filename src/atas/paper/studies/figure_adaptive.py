@@ -52,16 +52,7 @@ class Adaptive(FigureStudy):
         """PGD-10 accuracy on training images by epoch."""
         found = self.line_records(options, store)
         styles = dict(zip(dict.fromkeys(line.name for line, _ in found), _STYLES, strict=True))
-        names = list(dict.fromkeys(line.panel for line, _ in found))
-        figure, grid = plots.panels(1, len(names), width=6.0, height=3.9)
-        for axes, name in zip(grid.flat, names, strict=True):
-            lines = [pair for pair in found if pair[0].panel == name]
-            figure_study.draw_curves(axes, lines, "pgd10", lambda line: styles[line.name], scale=100)
-            axes.set_title(name, fontsize=11)
-            axes.set_ylabel("PGD-10 accuracy on training images, %")
-            axes.set_ylim(bottom=plots.PERCENT_BOTTOM)
-        plots.legend(figure, grid)
-        return figure
+        return figure_study.pgd10_figure(found, lambda line: styles[line.name], titles=True)
 
 
 _STYLES = ((plots.ORANGE, "--"), (plots.RED, ":"), (plots.BLUE, "-"))

@@ -34,20 +34,11 @@ class AttaAtas(FigureStudy):
 
     def picture(self, options: StudyOptions, store: Store) -> Any:
         """PGD-10 accuracy on training images by epoch."""
-        figure, grid = plots.panels(1, 1, width=6.0, height=3.9)
-        axes = grid[0, 0]
-        found = self.line_records(options, store)
-        figure_study.draw_curves(
-            axes,
-            found,
-            "pgd10",
-            lambda line: plots.METHOD_STYLES[line.trial.resolved_recipe.method.name][:2],
-            scale=100,
-        )
-        axes.set_ylabel("PGD-10 accuracy on training images, %")
-        axes.set_ylim(bottom=plots.PERCENT_BOTTOM)
-        plots.legend(figure, grid)
-        return figure
+        return figure_study.pgd10_figure(self.line_records(options, store), _style, titles=False)
+
+
+def _style(line: Line) -> tuple[str, str]:
+    return plots.METHOD_STYLES[line.trial.resolved_recipe.method.name][:2]
 
 
 def _steps(line: Line, records: Sequence[Record]) -> list[str]:

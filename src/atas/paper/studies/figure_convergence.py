@@ -6,7 +6,7 @@ import itertools
 from typing import Any
 
 from atas.paper import figure_study, plots, published
-from atas.paper.figure_study import FigureStudy, Line, Table, by_panel, mean, seed_list
+from atas.paper.figure_study import FigureStudy, Line, LineRecords, Table, mean, seed_list
 from atas.paper.grid import METHODS, QUICK_EPS, cifar, digits
 from atas.paper.measurements import Curves
 from atas.paper.study import StudyOptions, select, select_budgets
@@ -59,22 +59,17 @@ class Convergence(FigureStudy):
 
     def picture(self, options: StudyOptions, store: Store) -> Any:
         """A panel for each network and budget."""
-        parts = list(by_panel(self.line_records(options, store)))
-        columns = min(2, len(parts))
-        figure, grid = plots.panels(-(-len(parts) // columns), columns)
-        for axes in grid.flat[len(parts) :]:
-            axes.set_visible(False)
-        for axes, (name, found) in zip(grid.flat, parts, strict=False):
-            figure_study.draw_curves(
-                axes, found, "pgd10_loss", lambda line: plots.METHOD_STYLES[line.name][:2], share=True
-            )
-            losses = [figure_study.metric_curve(record, "pgd10_loss") for _, records in found for record in records]
-            if losses:  # a collapsed run's are beyond, and matplotlib's own margin is a share of those
-                axes.set_ylim(_BOTTOM * min(map(min, losses)), _TOP * max(loss[0] for loss in losses))
-            axes.set_title(name, fontsize=11)
-            axes.set_ylabel("training loss under PGD-10")
+        figure, grid = figure_study.two_column_figure(self.line_records(options, store), _draw_panel)
         plots.legend(figure, grid, 8)
         return figure
+
+
+def _draw_panel(axes: Any, name: str, found: LineRecords) -> None:
+    figure_study.draw_curves(axes, found, "pgd10_loss", lambda line: plots.METHOD_STYLES[line.name][:2], share=True)
+    losses = [figure_study.metric_curve(record, "pgd10_loss") for _, records in found for record in records]
+    if losses:  # the losses of a collapsed run are far larger, and matplotlib's margin is a share of the range
+        axes.set_ylim(_BOTTOM * min(map(min, losses)), _TOP * max(loss[0] for loss in losses))
+    axes.set_ylabel("training loss under PGD-10")
 
 
 STUDY = Convergence(

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from atas.paper import figure_study, plots, published
-from atas.paper.figure_study import FigureStudy, Line, Table, by_panel, entries, mean
+from atas.paper.figure_study import FigureStudy, Line, LineRecords, Table, entries, mean
 from atas.paper.grid import QUICK_EPS
 from atas.paper.measurements import DECILES, Curves, RobustLoss
 from atas.paper.study import StudyOptions, select, select_budgets
@@ -81,14 +81,7 @@ class Subsets(FigureStudy):
 
     def picture(self, options: StudyOptions, store: Store) -> Any:
         """A panel for each setting: subsets of small norms are solid, of large ones dashed."""
-        parts = list(by_panel(self.line_records(options, store)))
-        columns = min(2, len(parts))
-        figure, grid = plots.panels(-(-len(parts) // columns), columns, sharey=True)
-        for axes in grid.flat[len(parts) :]:
-            axes.set_visible(False)
-        for axes, (name, found) in zip(grid.flat, parts, strict=False):
-            figure_study.draw_curves(axes, found, "pgd10", _style, scale=100, share=True)
-            axes.set_title(name, fontsize=11)
+        figure, grid = figure_study.two_column_figure(self.line_records(options, store), _draw_panel, sharey=True)
         for row in grid:
             row[0].set_ylim(bottom=plots.PERCENT_BOTTOM)  # shared, so only now: all is drawn
             row[0].set_ylabel("PGD-10 accuracy, %")
@@ -129,6 +122,10 @@ class Subsets(FigureStudy):
                 "\n".join(markdown.table(header, rows, left=1)),
             ]
         return notes
+
+
+def _draw_panel(axes: Any, name: str, found: LineRecords) -> None:
+    figure_study.draw_curves(axes, found, "pgd10", _style, scale=100, share=True)
 
 
 def _style(line: Line) -> tuple[str, str]:

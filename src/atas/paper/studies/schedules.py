@@ -56,12 +56,16 @@ class Schedules(TrainingStudy):
             )
             rows[-1].append(_time(records))
             content.append(_json(cell, figures, records, verdict, has))
-        text = ["# Piece-wise or cyclic learning rates", "", *self._preface(options), ""]
         header = ["method", "network, eps", *KINDS, "better", "recipe has", "time"]
-        text += markdown.table(header, rows)
-        text += markdown.provenance_section(shown, failed)
-        about = {"study": self.name, "quick": options.quick, "changed": markdown.reported_overrides(options.values)}
-        return Page("\n".join(text) + "\n", {**about, "rows": content})
+        return self.build_page(
+            options,
+            title="Piece-wise or cyclic learning rates",
+            preface=self._preface(options),
+            body=["", *markdown.table(header, rows)],
+            rows=content,
+            records=shown,
+            errors=failed,
+        )
 
     def _grid(self, options: StudyOptions) -> Grid:
         return digits() if options.quick else cifar("cifar10", (8 / 255, 12 / 255, 16 / 255))
@@ -90,14 +94,13 @@ class Schedules(TrainingStudy):
 
     def _preface(self, options: StudyOptions) -> list[str]:
         count = _QUICK_HELD_OUT if options.quick else _HELD_OUT
-        said = [
+        return [
             f"PGD-10 accuracy in percent on {count:,} training images that were held out. [a, b] is the "
             "95% interval of one run over them, (a to b) the range over seeds; where these overlap, the better one is "
             "not known to be better.",
             "The paper tries both for each method and keeps the better; it prints no figures of this comparison.",
             markdown.overrides_sentence(options.values),
         ]
-        return ["\n\n".join(sentence for sentence in said if sentence)]
 
 
 def _verdict(figures: list[SeedStats | None]) -> str:
