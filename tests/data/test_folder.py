@@ -5,6 +5,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from helpers.images import noise_image
 from PIL import Image
 
 from atas import data
@@ -139,7 +140,7 @@ def test_exif_rotation_is_applied(tmp_path):
 
 
 def test_all_undecodable_images_are_counted_and_the_first_named(root):
-    whole = save(root / "train" / "blue" / "whole.jpg", Image.effect_noise((64, 64), 50)).read_bytes()
+    whole = save(root / "train" / "blue" / "whole.jpg", noise_image(64, 64)).read_bytes()
     (root / "train" / "blue" / "cut.jpg").write_bytes(whole[: len(whole) // 2])
     for number in range(6):
         (root / "test" / "green" / f"bad{number}.png").write_text("no image")

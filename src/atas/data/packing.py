@@ -41,6 +41,7 @@ def pack(
     format: str = "raw",
     quality: int = 90,
     skip_damaged: bool = False,
+    images_per_shard: int | None = None,
     workers: int | None = None,
     progress: ProgressCallback | None = None,
 ) -> Manifest:
@@ -56,6 +57,8 @@ def pack(
     """
     source, target = Path(folder), Path(out)
     settings = make_settings(size, fit, format, quality)
+    if images_per_shard is not None and images_per_shard < 1:
+        raise UsageError(f"images_per_shard must be at least 1; got {images_per_shard}")
     processes = num_workers(workers)
     train, test = list_splits(source)
     for split in (train, test):
@@ -64,7 +67,7 @@ def pack(
     shards = [
         job
         for name, split in (("train", train), ("test", test))
-        for job in plan_shards(name, source, split.files, labels_of(split).tolist(), settings.size)
+        for job in plan_shards(name, source, split.files, labels_of(split).tolist(), settings.size, images_per_shard)
     ]
     fingerprint = hashlib.sha256("".join(job.source for job in shards).encode()).hexdigest()
     source_info: dict[str, Any] = {"files": sum(len(job.files) for job in shards), "sha256": fingerprint}

@@ -54,9 +54,12 @@ class ShardResult:
     errors: tuple[tuple[str, str], ...]
 
 
-def plan_shards(split: str, root: Path, files: list[Path], labels: list[int], size: int) -> list[ShardJob]:
-    """The shards of one split."""
-    count = max(1, min(_MAX_BYTES // (3 * size * size), max(_MIN_IMAGES, -(-len(files) // _TARGET_SHARDS))))
+def plan_shards(
+    split: str, root: Path, files: list[Path], labels: list[int], size: int, images_per_shard: int | None = None
+) -> list[ShardJob]:
+    """Cut the files of one split into shards."""
+    count = images_per_shard or max(_MIN_IMAGES, -(-len(files) // _TARGET_SHARDS))
+    count = max(1, min(count, _MAX_BYTES // (3 * size * size)))
     shards = []
     for number, first in enumerate(range(0, len(files), count)):
         digest, names = hashlib.sha256(), []
