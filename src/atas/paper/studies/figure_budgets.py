@@ -1,4 +1,4 @@
-"""Accuracy under AutoAttack against the budget, for every data set and network."""
+"""Accuracy under AutoAttack by budget, for every data set and network."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Budgets(FigureStudy):
     accepted_options = ("methods", "networks", "eps", "seeds", "examples", "values", "reuse")
 
     def lines(self, options: StudyOptions) -> list[Line]:
-        """All cells of all tables."""
+        """Return all cells of all tables."""
         methods = select("method", options.methods, _QUICK_METHODS if options.quick else METHODS)
         return [
             Line(f"{grid.data}, {network}", method, self.trial(options, grid, (network, method, eps), (), (ATTACK,)))
@@ -35,7 +35,7 @@ class Budgets(FigureStudy):
         ]
 
     def table(self, options: StudyOptions, store: Store) -> Table:
-        """Ours, the paper's and the difference."""
+        """Return our accuracies, the paper's, and the differences."""
         lines, rows = [], []
         for line, records in self.line_records(options, store):
             eps, ours, theirs = (
@@ -54,7 +54,7 @@ class Budgets(FigureStudy):
         return Table(header, lines, rows)
 
     def picture(self, options: StudyOptions, store: Store) -> Any:
-        """A panel for each data set and network."""
+        """Draw a panel for each data set and network."""
         found = self.line_records(options, store)
         figure, grid = two_column_figure(found, _draw_panel, width=5.0, height=3.8)
         plots.legend(figure, grid, 5)
@@ -62,7 +62,7 @@ class Budgets(FigureStudy):
 
 
 def _fewer(grid: Grid) -> Grid:
-    """In the quick form, which has several budgets, fewer images."""
+    """Return a grid with fewer images in the quick form, which has several budgets."""
     return grid if grid.examples is None else replace(grid, examples=_QUICK_EXAMPLES)
 
 

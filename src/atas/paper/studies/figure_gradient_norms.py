@@ -1,4 +1,4 @@
-"""How long-tailed gradient norms are: a histogram, and the ratio behind the bounds for every data set and budget."""
+"""The tail of gradient norms: a histogram, and the ratio of the bounds for every data set and budget."""
 
 from __future__ import annotations
 
@@ -26,20 +26,20 @@ _STYLES = {
 
 
 class GradientNorms(FigureStudy):
-    """The runs of ATAS of the tables; nothing else is trained."""
+    """The runs of ATAS in the tables; it trains nothing else."""
 
     accepted_options = ("networks", "eps", "seeds", "examples", "values", "reuse")
     required_measurements = (Norms.name,)
 
     def lines(self, options: StudyOptions) -> list[Line]:
-        """ATAS on every data set and network at every budget; ImageNet where its networks are asked for."""
+        """Return ATAS on every data set, network and budget; ImageNet only if its networks are selected."""
         return [
             Line(grid.data, network, self.trial(options, grid, (network, "atas", eps), (Norms(),)))
             for grid, network, eps in all_cells(options)
         ]
 
     def table(self, options: StudyOptions, store: Store) -> Table:
-        """The tail by three readings of G, and the ratios of the bounds."""
+        """Return the tail by three readings of G, and the ratios of the bounds."""
         lines, rows = [], []
         for line, records in self.line_records(options, store):
             eps = line.trial.resolved_recipe.method.eps
@@ -61,7 +61,7 @@ class GradientNorms(FigureStudy):
         return Table([*header, "ratio printed", "ratio right", "seeds"], lines, rows, notes=(note,))
 
     def picture(self, options: StudyOptions, store: Store) -> Any:
-        """The histogram of the first run, and the tail against the budget."""
+        """Draw the histogram of the first run, and the tail by budget."""
         found = self.line_records(options, store)
         figure, grid = plots.panels(1, 2, width=5.2, height=3.9)
         factor, called = axis_unit(QUICK_EPS if options.quick else 8 / 255)
@@ -94,10 +94,10 @@ class GradientNorms(FigureStudy):
 
 
 def _histogram(axes: Any, line: Line, record: Any) -> None:
-    seen = record.observed["norms"]
-    edges, counts = seen["histogram"]["edges"], seen["histogram"]["counts"]
+    norms = record.observed["norms"]
+    edges, counts = norms["histogram"]["edges"], norms["histogram"]["counts"]
     axes.stairs(counts, edges, fill=True, color=plots.SKY)
-    average = seen["average"]["norm"]
+    average = norms["average"]["norm"]
     axes.axvline(average, color=plots.RED, linewidth=1.2)
     plots.end_label(axes, average, max(counts), f"mean {average:.2f}", plots.RED)
     axes.set(xlabel="gradient norm G of an example, mean over the epochs", ylabel="training images")

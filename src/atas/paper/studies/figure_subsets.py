@@ -1,4 +1,4 @@
-"""Training on the examples with small or with large gradient norms: which ones make single-step training collapse."""
+"""Collapse of single-step training on examples with small or with large gradient norms."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _STYLES = dict(zip(_SUBSETS, plots.SERIES_STYLES, strict=True))
 
 @dataclass(frozen=True)
 class Setting:
-    """A panel: a method with a budget and a step."""
+    """A panel: a method, a budget and a step."""
 
     method: str
     eps: float
@@ -53,17 +53,17 @@ _QUICK = tuple(
 
 
 class Subsets(FigureStudy):
-    """Two runs that rank the training images, then one for each subset and setting."""
+    """Two runs that rank the training images, then a run for each subset and setting."""
 
     accepted_options = ("methods", "eps", "seeds", "examples", "values", "reuse")
     required_measurements = (Curves.name,)
 
     def dependencies(self, options: StudyOptions) -> list[Trial]:
-        """The runs that rank."""
+        """Return the runs that rank the images."""
         return [ranking_trial(self, options, method) for method in self._methods(options)]
 
     def lines(self, options: StudyOptions) -> list[Line]:
-        """A subset in every wanted panel."""
+        """Return all subsets in every selected panel."""
         known = _QUICK if options.quick else _SETTINGS
         budgets = select_budgets(options.eps, tuple(dict.fromkeys(setting.eps for setting in known)))
         settings = [s for s in known if s.method in self._methods(options) and s.eps in budgets]
@@ -72,7 +72,7 @@ class Subsets(FigureStudy):
         return [self._line(options, setting, NormSubset(ranks[setting.method], *ends)) for setting, ends in parts]
 
     def table(self, options: StudyOptions, store: Store) -> Table:
-        """Accuracies of each subset, then the share of each class in each tenth."""
+        """Return accuracies of each subset, and the share of each class in each decile."""
         found = self.line_records(options, store)
         table = figure_study.curve_table(found, _extra_cells, ["all images, last", "iterations"])
         pairs = zip(table.rows, found, strict=True)
@@ -80,7 +80,7 @@ class Subsets(FigureStudy):
         return replace(table, rows=rows, notes=self._shares(options, store))
 
     def picture(self, options: StudyOptions, store: Store) -> Any:
-        """A panel for each setting: subsets of small norms are solid, of large ones dashed."""
+        """Draw a panel for each setting; lines of small norms are solid, those of large norms dashed."""
         figure, grid = figure_study.two_column_figure(self.line_records(options, store), _draw_panel, sharey=True)
         for row in grid:
             row[0].set_ylim(bottom=plots.PERCENT_BOTTOM)  # shared, so only now: all is drawn
@@ -92,7 +92,7 @@ class Subsets(FigureStudy):
         return select("method", options.methods, ("fgsm-rs", "atta"))
 
     def _line(self, options: StudyOptions, setting: Setting, subset: NormSubset) -> Line:
-        """With as many iterations as the whole training set would have, as nearly as whole epochs allow."""
+        """Return the line with the number of epochs whose iterations come nearest to those on all images."""
         grid = subset_grid(options)
         cell = (grid.networks[0], setting.method, setting.eps)
         values = {"method.step_size": setting.step, **quick_values(options)}
@@ -135,7 +135,7 @@ def _style(line: Line) -> tuple[str, str]:
 
 
 def _extra_cells(line: Line, records: Sequence[Record]) -> list[str]:
-    """The accuracy of the final weights on all training images, and the length of the training."""
+    """Return the accuracy of the final weights on all training images, and the number of iterations."""
     whole = _accuracy_on_all(line, records)
     return [f"{mean(whole):.1f}" if whole else "-", _iterations(line)]
 

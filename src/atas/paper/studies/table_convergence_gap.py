@@ -16,13 +16,13 @@ _BETA = 0.5  # of ATAS
 
 
 class ConvergenceGap(MeasuredStudy):
-    """The table's runs of ATTA and ATAS; their weights meet PGD-10 on the whole training set."""
+    """The runs of ATTA and ATAS in the table, attacked by PGD-10 on the whole training set."""
 
     accepted_options = ("eps", "seeds", "examples", "values", "reuse")
     required_measurements = (RobustLoss.name, Curves.name)
 
     def lines(self, options: StudyOptions) -> list[Line]:
-        """Two for each budget."""
+        """Return ATTA and ATAS for each budget."""
         grid = digits() if options.quick else cifar("cifar10", tuple(published.budgets("cifar10")))
         loss = RobustLoss(_QUICK_IMAGES if options.quick else None)
         found = []
@@ -33,7 +33,7 @@ class ConvergenceGap(MeasuredStudy):
         return found
 
     def table(self, options: StudyOptions, store: Store) -> Table:
-        """The gap and the ratio of the losses; ours, the paper's, and with the methods' own training losses."""
+        """Return gap and ratio of the losses: under PGD-10, by the methods' own training losses, and the paper's."""
         found, lines, rows = self.line_records(options, store), [], []
         robust = [[float(entry["loss"]) for entry in entries(*pair, RobustLoss)] for pair in found]
         own = [[figure_study.metric_curve(record, "loss")[-1] for record in records] for _, records in found]

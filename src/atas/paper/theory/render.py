@@ -1,4 +1,4 @@
-"""The regret study as a page of Markdown and as a figure of six panels; letters are those of docs/theory.md."""
+"""The regret study as a Markdown page and a figure of six panels; letters refer to docs/theory.md."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from atas.sweeps.trial import format_eps
 
 
 def table(result: TheoryResult) -> str:
-    """One table for each question, with a line that says what was run."""
+    """Return the page, with a table for each experiment."""
     sizes = result.sizes
     runs = f"{sizes.repetitions} repetitions, seed {result.seed}, beta {result.beta:g}"
     lines = [
@@ -129,7 +129,7 @@ def _ratios(result: TheoryResult) -> list[list[str]]:
 
 
 def _published(result: TheoryResult) -> list[list[str]]:
-    """Both readings: the value is the tail, or it is the printed ratio of some other tail."""
+    """Return both readings of the published value: as the tail, and as the printed ratio of another tail."""
     beta, found = result.beta, []
     for eps in published.budgets("cifar10"):
         gap = published.convergence_gap(eps)
@@ -183,7 +183,7 @@ def draw(result: TheoryResult) -> Any:
     _plot_cycle(grid[1, 2], result)
     for axes in grid.flat:
         style_axes(axes)
-    # The two algorithms are compared by eye, and the legends have room above the curves.
+    # Both algorithms get the same scale, with space for the legends above the curves.
     low = min(axes.get_ylim()[0] for axes in grid[0, :2])
     for axes in grid[0, :2]:
         axes.set_ylim(low, 200)
