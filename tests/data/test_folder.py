@@ -168,7 +168,7 @@ def test_images_in_deeper_folders_are_named(root):
     assert len(before.train) == len(list((root / "train").glob("*/*.*g")))
     for kind in ("deep", "deeper/images"):
         save(root / "test" / "blue" / kind / "0.png", RED)
-    with pytest.raises(DataError, match=r"folders within class folders: .*blue/deep, .*blue/deeper; move them up"):
+    with pytest.raises(DataError, match=r"class folders contain folders with images: .*blue/deep, .*blue/deeper; move the images up"):
         data.load("imagefolder", root, size=8)
 
 
@@ -178,7 +178,7 @@ def test_links_that_lead_nowhere_are_named(root):
     link.symlink_to(outside)
     found = len(data.load("imagefolder", root, size=8).train)
     outside.unlink()
-    with pytest.raises(DataError, match=rf"links to images that do not exist: {link}; mend or remove"):
+    with pytest.raises(DataError, match=rf"links to images are broken: {link}; repair or remove"):
         data.load("imagefolder", root, size=8)
     link.unlink()
     assert len(data.load("imagefolder", root, size=8).train) == found - 1

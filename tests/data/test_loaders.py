@@ -153,14 +153,16 @@ def test_a_damaged_file_ends_it_with_its_name(photos, stream):
     (photos / "train" / "dog" / "009.png").write_text("no image")
     split = data.load("imagefolder", photos, size=16, lazy=True).train
     streaming = stream(split.images, split.labels)
-    with pytest.raises(DataError, match=r"train/dog/009.png cannot be decoded \(cannot identify image file\)"):
+    with pytest.raises(DataError, match=r"cannot decode .*train/dog/009.png \(cannot identify image file\)"):
         batches_of(streaming, 0)
 
 
 def test_a_file_that_is_gone_is_not_called_damaged(photos, stream):
     split = data.load("imagefolder", photos, size=16, lazy=True).train
     (photos / "train" / "dog" / "009.png").unlink()
-    with pytest.raises(DataError, match=r"cannot read .*train/dog/009.png \(No such file or directory\); see to it"):
+    with pytest.raises(
+        DataError, match=r"cannot read .*train/dog/009.png \(No such file or directory\); check the disk"
+    ):
         batches_of(stream(split.images, split.labels), 0)
 
 
@@ -168,7 +170,7 @@ def test_a_killed_worker(images, stream):
     streaming = stream(images)
     streaming.start_epoch(streaming.order(0), 0)
     os.kill(multiprocessing.active_children()[0].pid, signal.SIGKILL)
-    with pytest.raises(AtasError, match=r"a process that reads training images was ended by SIGKILL; probably memory"):
+    with pytest.raises(AtasError, match=r"a process that reads training images was killed by SIGKILL; probably memory"):
         _ = [streaming.prefetch(number) for number in range(len(streaming))]
 
 
