@@ -1,12 +1,12 @@
-"""Our AutoAttack beside pyautoattack, the authors' code: the same model, the same images, verdict by verdict.
+"""Compare our AutoAttack with pyautoattack, the authors' code, on the same model and images.
 
     python benchmarks/autoattack.py ours runs/cifar10-preact-resnet18-atas --examples 2000
     python benchmarks/autoattack.py authors runs/cifar10-preact-resnet18-atas --examples 2000 --seed 0    # and --seed 1
     python benchmarks/autoattack.py compare     # a page from the files that these wrote
 
-Compared after each of the four attacks: robust accuracy, and on how many examples the verdicts differ, beside the same
-figures for two seeds of pyautoattack. pyautoattack runs as it comes, in float32 with TF32 convolutions as PyTorch's
-defaults have it, ours by its defaults (float16 search, float32 verdicts).
+After each of the four attacks, the page shows robust accuracy and the number of examples whose verdicts differ, also
+between two seeds of pyautoattack. pyautoattack runs with PyTorch's defaults (float32, TF32 convolutions), ours with its
+own (float16 search, float32 verdicts).
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ RESULTS = Path(__file__).parent.parent / "results" / "autoattack"
 
 
 def main() -> None:
-    """Attack and write what was found, or compare what was written."""
+    """Attack and write the results, or compare written results."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("what", choices=("ours", "authors", "compare"))
     parser.add_argument("run", type=Path, nargs="?")
@@ -46,7 +46,7 @@ def main() -> None:
         compare(chosen.out)
         return
     if chosen.run is None:
-        parser.error("which run?")
+        parser.error("give the folder of a run")
     run = Run.load(chosen.run)
     device = select_device("auto")
     model, test = run.model.to(device).eval(), load_data(run.recipe, None).test
@@ -75,9 +75,9 @@ def main() -> None:
 def ours(
     model: torch.nn.Module, images: Tensor, labels: Tensor, threat: atas.Threat, seed: int
 ) -> Iterator[dict[str, Any]]:
-    """Whether each example holds after each attack, and the figures; timed with everything compiled."""
-    few = min(len(labels), 64)
-    atas.evaluate(model, images[:few], labels[:few], threat, attacks=("autoattack",), seed=seed)
+    """Yield the verdicts and accuracies after each attack; a first small evaluation compiles everything."""
+    warm_up = min(len(labels), 64)
+    atas.evaluate(model, images[:warm_up], labels[:warm_up], threat, attacks=("autoattack",), seed=seed)
     began = time.perf_counter()
     found = atas.evaluate(model, images, labels, threat, attacks=("autoattack",), seed=seed)
     seconds = time.perf_counter() - began
@@ -97,7 +97,7 @@ def ours(
 def authors(
     model: torch.nn.Module, x: Tensor, y: Tensor, threat: atas.Threat, seed: int, batch_size: int
 ) -> Iterator[dict[str, Any]]:
-    """The same by pyautoattack, an attack at a time, each on the examples that hold; after each, what is known."""
+    """Yield the same for pyautoattack, which runs each attack on the examples that are still correct."""
     from pyautoattack import AutoAttack
 
     norm = {"linf": "Linf", "l2": "L2"}[threat.name]
@@ -119,7 +119,7 @@ def authors(
 
 
 def figures(holds: list[Tensor], seconds: float) -> dict[str, Any]:
-    """Robust accuracy after each attack, and the verdicts as digits."""
+    """Return the robust accuracy after each attack, and the verdicts as digits."""
     return {
         "seconds": seconds,
         "robust": {stage: int(right.sum()) / len(right) for stage, right in zip(STAGES, holds, strict=False)},
@@ -128,9 +128,9 @@ def figures(holds: list[Tensor], seconds: float) -> dict[str, Any]:
 
 
 def compare(folder: Path) -> None:
-    """Write README.md beside the files: a table for every model, and the differences of verdicts."""
+    """Write README.md: a table for every model, and the numbers of differing verdicts."""
     rows = [json.loads(path.read_text()) for path in sorted(folder.glob("*.json"))]
-    rows = [row for row in rows if len(row["robust"]) == len(STAGES)]  # others were stopped
+    rows = [row for row in rows if len(row["robust"]) == len(STAGES)]  # skip interrupted runs
     lines = ["# AutoAttack, ours beside pyautoattack", "", "Made by `python benchmarks/autoattack.py compare`.", ""]
     for key in sorted({about(row) for row in rows}):
         recipe, training_seed, examples = key
@@ -159,7 +159,7 @@ def compare(folder: Path) -> None:
 
 
 def ratios(group: list[dict[str, Any]]) -> list[str]:
-    """How much longer others took than ours, where both had the device for themselves and ran the same commit."""
+    """Return how much longer pyautoattack took than ours, for runs alone on one device at one commit."""
     alone = [row for row in group if "note" not in row]
     found = []
     for mine, other in ((a, b) for a in alone for b in alone if a["who"] == "atas" != b["who"]):
@@ -172,17 +172,17 @@ def ratios(group: list[dict[str, Any]]) -> list[str]:
 
 
 def about(row: dict[str, Any]) -> tuple[str, int, int]:
-    """The model and images of a file; those of one model and the same images are compared."""
+    """Return the model and images of a row; rows with equal ones are compared."""
     return row["recipe"], row["training_seed"], row["examples"]
 
 
 def name(row: dict[str, Any]) -> str:
-    """Who attacked, with which seed."""
+    """Return the implementation and the seed."""
     return f"{row['who']}, seed {row['seed']}"
 
 
 def differences(first: dict[str, Any], second: dict[str, Any]) -> list[int]:
-    """On how many examples two rows disagree, after each attack."""
+    """Return on how many examples two rows disagree after each attack."""
     pairs = ((first["holds"][stage], second["holds"][stage]) for stage in STAGES)
     return [sum(a != b for a, b in zip(*pair, strict=True)) for pair in pairs]
 

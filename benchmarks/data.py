@@ -1,11 +1,10 @@
-"""How fast training images come: decoded from files, decoded from a packed set, and read from a packed set of pixels.
+"""Loading speed of training images: decoded from files, from packed JPEG shards, and from packed pixels.
 
-    python benchmarks/data.py                                    # on photos made of noise, 500 x 375 pixels
+    python benchmarks/data.py                                    # on noise images of 500 x 375 pixels
     python benchmarks/data.py --folder imagenette --size 256 --workers 1 2 4 8 --json results.json
 
-Batches go all the way to where a training step would find them. Rounds over all kinds are interleaved, and the median
-counts. Files that were just written are in the system's cache, so this is the speed of the processors and not of a
-disk; decoding is limited by the number of processors, pixels by the memory.
+Batches are copied to the device as for a training step. Rounds over all kinds are interleaved, and the median counts.
+New files are in the page cache, so this measures processors and memory, not disks.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ from atas.training.engine import select_device
 
 
 def make_photos(root: Path, count: int) -> Path:
-    """Smooth noise, whose JPEG files are about as long as those of real photos."""
+    """Write smooth noise, whose JPEG files are about as large as real photos."""
     random = np.random.default_rng(0)
     for half, number in (("train", count), ("test", 1)):
         folder = root / half / "noise"
@@ -53,7 +52,7 @@ def loaders(folder: Path, work: Path, args: argparse.Namespace, device: torch.de
 
 
 def epoch(loader: StreamingLoader, number: int, device: torch.device) -> float:
-    """Images a second over an epoch."""
+    """Return the images per second over an epoch."""
     order = loader.order(number)
     began = time.perf_counter()
     loader.start_epoch(order, 0)

@@ -1,9 +1,9 @@
-"""The demo's three recipes over seeds that had no part in choosing their settings.
+"""The demo's three recipes over seeds that were not used to choose their settings.
 
     OMP_NUM_THREADS=1 python benchmarks/demo.py results/digits
 
-Started once for each core, with the same folder, it is done that much sooner. Prints the mean and the range of every
-figure, and in which epochs a collapse was recognised.
+Start it once per core with the same folder to run in parallel. It prints the mean and the range of every accuracy, and
+the epochs of collapses.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _ATTACKS = ("fgsm", "pgd50")
 
 
 def trials() -> list[Trial]:
-    """A seed at a time, so that what is there after a stop is of all three."""
+    """Return the trials ordered by seed, so that results of all methods grow evenly."""
     return [
         Trial(f"digits-small-cnn-{method}", {"engine.device": "cpu"}, seed, _ATTACKS)
         for seed in _SEEDS
@@ -28,22 +28,22 @@ def trials() -> list[Trial]:
     ]
 
 
-def told(records: list[Record]) -> str:
-    """What the seeds of one recipe came to."""
-    figures = ", ".join(f"{name} {summarize_seeds(records, name)}" for name in ("clean", *_ATTACKS))
+def summary(records: list[Record]) -> str:
+    """Return the results of one recipe over its seeds."""
+    accuracies = ", ".join(f"{name} {summarize_seeds(records, name)}" for name in ("clean", *_ATTACKS))
     epochs = sorted(record.collapsed_in for record in records if record.collapsed_in is not None)
     collapses = f"{len(epochs)} collapsed" + (f", epochs {epochs[0]} to {epochs[-1]}" if epochs else "")
-    return f"{figures}; {len(records)} seeds, {collapses}"
+    return f"{accuracies}; {len(records)} seeds, {collapses}"
 
 
 def main() -> None:
-    """Train, evaluate, and tell."""
+    """Train, evaluate, and print the results."""
     store = Store(Path(sys.argv[1]))
     for failure in Plan(trials(), store).run(PlanProgress()):
         sys.exit(f"{failure.trial.label}: {failure.sentence}")
-    known = store.by_row()
+    rows = store.by_row()
     for trial in trials()[: len(_METHODS)]:
-        print(f"{trial.recipe}: {told(known[trial.row])}")
+        print(f"{trial.recipe}: {summary(rows[trial.row])}")
 
 
 if __name__ == "__main__":

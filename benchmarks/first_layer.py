@@ -1,10 +1,9 @@
-"""How far YOPO moves the filters of the first layer: with their gradient collected once, and twice as its authors do.
+"""How far YOPO moves the filters of the first layer if their gradient counts once, or twice as in its authors' code.
 
     python benchmarks/first_layer.py --json results/yopo-first-layer.json
 
-A small pre-activation network on the embedded digits, on the CPU. The recipe's rate and momentum are those of YOPO on
-CIFAR-10. A filter that has BatchNorm behind it counts by its direction alone, so what matters is how far a step moves
-it relative to its norm.
+It trains a small pre-activation network on the embedded digits, on the CPU, with the learning rate and momentum of
+YOPO on CIFAR-10. Before BatchNorm only the direction of a filter counts, so moves are relative to its norm.
 """
 
 from __future__ import annotations
@@ -37,7 +36,7 @@ class Small(nn.Module):
         self.bn, self.fc = nn.BatchNorm2d(4 * _WIDTH), nn.Linear(4 * _WIDTH, 10)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Logits of pixels in [0, 1]."""
+        """Return the logits of pixels in [0, 1]."""
         return self.fc(F.relu(self.bn(self.blocks(self.conv1((x - 0.3) / 0.35)))).mean((2, 3)))
 
 
@@ -58,7 +57,7 @@ def course(twice: bool, seed: int, args: argparse.Namespace) -> dict[str, Any]:
         made = method.step(model, optimizer, images[index], labels[index], index)
         moves.append((model.conv1.weight.detach().flatten(1) - old).norm(dim=1) / old.norm(dim=1))
         right.append(float((made.logits.argmax(1) == labels[index]).float().mean()))
-    late = torch.stack(moves[args.steps // 4 :])  # the first quarter is still finding its scale
+    late = torch.stack(moves[args.steps // 4 :])  # skips the first quarter, in which norms still settle
     norms = model.conv1.weight.detach().flatten(1).norm(dim=1)
     return {
         "twice": twice,

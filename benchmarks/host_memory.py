@@ -1,12 +1,12 @@
-"""ATAS on a synthetic set of ImageNet's full size, with the perturbations on the host and little room on the device.
+"""ATAS on a synthetic set of ImageNet's size, with perturbations on the host and little memory on the device.
 
     python benchmarks/host_memory.py                                  # 1,281,167 examples, ResNet-18, 16 GB
     python benchmarks/host_memory.py --store device --dtype float16   # the same with 7.9 GB on the device, to compare
     python benchmarks/host_memory.py --json results/host_memory/resnet18.json
 
-Images are random, made on the device, and shown as random resized crops. Steps are timed at the end of one epoch and at
-the beginning of the next, so that batches of both share examples. At the end, rows of examples that were trained on are
-compared with the noise that they began with, and so are rows of others: the first must all differ, the others not.
+Images are random and seen as random resized crops. Steps are timed at the end of one epoch and the start of the next,
+so that both share examples. In the end, stored perturbations are compared with their initial noise: those of trained
+examples must differ, all others must not.
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ from atas.methods.base import PersistentPerturbation
 from atas.recipes import Recipe, from_dict
 from atas.training.engine import Engine, select_device
 
-IMAGES = 512  # so many stored images stand for all of them
+IMAGES = 512  # stored images; examples share them
 
 
 class Synthetic(DeviceLoader):
-    """As many examples as wanted, of a few stored images."""
+    """A loader of any number of examples over IMAGES stored images."""
 
     def take(self, index: Tensor, epoch: Tensor) -> Batch:
-        """These examples as they are shown in this epoch."""
+        """Return these examples with their views of this epoch."""
         view = self.views(CounterRNG(self.seed, epoch, index))
         return Batch(view.apply(self.images, index % len(self.images)) / 255, self.labels[index], index, view)
 
@@ -82,21 +82,23 @@ def make_engine(args: argparse.Namespace, device: torch.device) -> Engine:
 
 
 def timed(engine: Engine, steps: int, device: torch.device) -> list[float]:
-    """Seconds a step, in ten parts."""
-    seconds, part = [], max(1, steps // 10)
-    for _ in range(max(1, steps // part)):
+    """Return the seconds per step in ten rounds."""
+    seconds, count = [], max(1, steps // 10)
+    for _ in range(max(1, steps // count)):
         began = time.perf_counter()
-        for _ in range(part):
+        for _ in range(count):
             engine.step()
         if device.type == "cuda":
             torch.cuda.synchronize(device)
-        seconds.append((time.perf_counter() - began) / part)
+        seconds.append((time.perf_counter() - began) / count)
     return seconds
 
 
 def changed(method: PersistentPerturbation, index: Tensor, device: torch.device) -> float:
-    """Which share of these examples has another row than the noise that it began with, which was coded on the device:
-    a division there may round otherwise than on the host."""
+    """Return the share of these examples whose row differs from its initial noise.
+
+    The noise is encoded on the device again, because a division may round differently on the host.
+    """
     memory = method.memory
     draw = CounterRNG(method.seed, torch.tensor(0, device=device), index.to(device))
     began = memory.encode(memory.threat.sample(draw, memory.delta.shape[1:], reset=True)).cpu()
@@ -149,13 +151,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--examples", type=int, default=1_281_167)
     parser.add_argument("--model", default="resnet18")
-    parser.add_argument("--size", type=int, default=224, help="of the images as they are shown")
+    parser.add_argument("--size", type=int, default=224, help="side of the views in pixels")
     parser.add_argument("--batch", type=int, default=256)
-    parser.add_argument("--steps", type=int, default=400, help="half of them at an epoch's end, half after it")
+    parser.add_argument("--steps", type=int, default=400, help="half at the end of an epoch, half after it")
     parser.add_argument("--grid", type=int, default=32)
     parser.add_argument("--dtype", default="int8", choices=["int8", "float16"])
     parser.add_argument("--store", default="host", choices=["host", "device"])
-    parser.add_argument("--gigabytes", type=float, default=16.0, help="that the allocator may take on the device")
+    parser.add_argument("--gigabytes", type=float, default=16.0, help="memory limit of the allocator on the device")
     parser.add_argument("--engine", default="auto", choices=["auto", "eager", "captured"])
     parser.add_argument("--precision", default="auto")
     parser.add_argument("--device", default="auto")

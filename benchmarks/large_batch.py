@@ -1,11 +1,11 @@
-"""Choose the learning rate of a larger batch on held-out training images, and keep every rate that was tried.
+"""Choose the learning rate of a larger batch on held-out training images, and record every rate.
 
     python benchmarks/large_batch.py --batch 512 --rates 0.2 0.3 0.4 --out results/speed/large-batch.json
     python benchmarks/large_batch.py --batch 512 --rates 0.2:0.1:1e-3 --out results/speed/large-batch.json  # added
 
-A rate is a peak and, behind colons, the factor by which it falls at each milestone and the weight decay, 0.1 and 5e-4
-if not given. Every training leaves out the same 5,000 training images; the rate with the best accuracy on them under
-PGD-10 is chosen. The test set takes no part in it.
+A rate is a peak, optionally followed by colons with the factor at each milestone (0.1) and the weight decay (5e-4).
+Every training holds out the same 5,000 training images; the rate with the best PGD-10 accuracy on them is chosen. The
+test set is not used.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def main() -> None:
     parser.add_argument("--batch", type=int, default=512)
     parser.add_argument("--rates", nargs="+", required=True)
     parser.add_argument("--seeds", type=int, nargs="+", default=[0])
-    parser.add_argument("--runs", type=Path, default=Path("runs/large-batch"), help="where trainings go")
+    parser.add_argument("--runs", type=Path, default=Path("runs/large-batch"), help="folder of the trainings")
     parser.add_argument("--out", type=Path, required=True)
     chosen = parser.parse_args()
     store, rows = Store(chosen.runs), json.loads(chosen.out.read_text())["runs"] if chosen.out.exists() else []
@@ -44,7 +44,7 @@ def main() -> None:
             Plan([trial], store).run(PlanProgress())
             record = store.record(trial)
             if record is None:
-                raise SystemExit(f"{trial.label} failed; {chosen.runs} says why")
+                raise SystemExit(f"{trial.label} failed; see the error file in {chosen.runs}/runs")
             accuracy = {name: record.attacks[name]["accuracy"] for name in ("clean", ATTACK)}
             environment = record.training["environment"]
             rows.append({**tried, "seed": seed, "accuracy": accuracy, "environment": environment})

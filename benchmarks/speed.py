@@ -1,11 +1,11 @@
-"""Time whole trainings on real data, evaluate what they gave, and keep both in results/speed.
+"""Time whole trainings on real data, evaluate their models, and write both to results/speed.
 
-    python benchmarks/speed.py run atas atas-float32 --seeds 0 1 2    # one JSON file a case, a row a seed
-    python benchmarks/speed.py run atas --keep runs/reproduce         # the models, where `atas reproduce` finds them
+    python benchmarks/speed.py run atas atas-float32 --seeds 0 1 2    # one JSON file per case, one row per seed
+    python benchmarks/speed.py run atas --keep runs/reproduce         # keep the models for `atas reproduce`
     python benchmarks/speed.py table                                  # the table in README.md, from those files
 
-A training's time is that of its steps with resets, permutations, schedule and short batches, the device synchronised at
-both ends; compiling, monitor and checkpoints are in the wall time beside it.
+The training time covers steps, resets, permutations, schedule and short batches, with the device synchronised at both
+ends. The wall time also covers compilation, monitor and checkpoints.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ RESULTS = ROOT / "results" / "speed"
 MARKS = "<!-- speed: made by benchmarks/speed.py table -->", "<!-- end of speed -->"
 
 PREACT, WIDE = "cifar10-preact-resnet18", "cifar10-wrn-28-10"
-# What it is called in the table, the recipe, and what is changed in it.
+# Name in the table, recipe, and overridden values.
 CASES: dict[str, tuple[str, str, dict[str, Any]]] = {
     "atas": ("PreActResNet-18, ATAS, batch 128, bf16", f"{PREACT}-atas", {}),
     "atas-float32": ("the same in float32", f"{PREACT}-atas", {"engine.precision": "float32"}),
@@ -55,9 +55,9 @@ def main() -> None:
     run = commands.add_parser("run")
     run.add_argument("cases", nargs="+", choices=CASES)
     run.add_argument("--seeds", nargs="+", type=int, default=[0])
-    run.add_argument("--epochs", type=int, help="fewer than the recipe's, to time alone: nothing is evaluated")
+    run.add_argument("--epochs", type=int, help="fewer than the recipe's, for timing without an evaluation")
     run.add_argument("--out", type=Path, default=RESULTS)
-    run.add_argument("--keep", type=Path, help="keep the trainings in this folder, as `atas reproduce --out` does")
+    run.add_argument("--keep", type=Path, help="keep the trainings in this folder, for `atas reproduce --out`")
     commands.add_parser("table")
     chosen = parser.parse_args()
     if chosen.command == "table":
@@ -77,7 +77,7 @@ def measure(case: str, seed: int, epochs: int | None, keep_in: Path | None) -> d
     from atas.training import TrainingProgress
 
     class Watch(TrainingProgress):
-        """Notes when the first step can begin."""
+        """Record when the first step can begin."""
 
         ready = 0.0
 
@@ -91,7 +91,7 @@ def measure(case: str, seed: int, epochs: int | None, keep_in: Path | None) -> d
     with TemporaryDirectory() as folder:
         began = time.perf_counter()
         values = values | ({} if epochs is None else {"training.epochs": epochs})
-        out = Store(keep_in or Path(folder)).training(Trial(recipe, values, seed)).path
+        out = Store(keep_in or Path(folder)).training_folder(Trial(recipe, values, seed)).path
         run = atas.train(recipe, out=out, seed=seed, values=values, live=live, overwrite=True)
         wall = time.perf_counter() - began
     row = {
@@ -117,7 +117,7 @@ def measure(case: str, seed: int, epochs: int | None, keep_in: Path | None) -> d
 
 
 def keep(path: Path, case: str, row: dict[str, Any]) -> None:
-    """Put a row into a case's file, in place of an earlier one of the same seed and length."""
+    """Write a row to the file of a case; it replaces an earlier row of the same seed and length."""
     label, recipe, values = CASES[case]
     rows = json.loads(path.read_text())["runs"] if path.exists() else []
     rows = [old for old in rows if (old["seed"], old["epochs"]) != (row["seed"], row["epochs"])] + [row]
@@ -142,7 +142,7 @@ def write_table() -> None:
 
 
 def line(document: dict[str, Any]) -> str:
-    """A case as a row of the table: means, and the spread over seeds in brackets."""
+    """Return a case as a row of the table: means, with the range over seeds in brackets."""
     full = [row for row in document["runs"] if "accuracy" in row]
     rows = full or document["runs"]
     epochs = rows[0]["epochs"]
@@ -159,7 +159,7 @@ def line(document: dict[str, Any]) -> str:
 
 
 def spread(values: list[float], form: str) -> str:
-    """A mean and, of several values, the smallest and the largest."""
+    """Return the mean and, for several values, the range."""
     mean = form.format(statistics.mean(values))
     return mean if len(values) == 1 else f"{mean} ({form.format(min(values))} to {form.format(max(values))})"
 

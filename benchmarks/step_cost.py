@@ -1,9 +1,9 @@
-"""What a training step of each method costs, relative to a standard step on the same model in the same run.
+"""The cost of a training step of each method, relative to a standard step on the same model in the same run.
 
     python benchmarks/step_cost.py                       # PreActResNet-18, batch 32, on the CPU or the GPU
     python benchmarks/step_cost.py --json results.json
 
-Rounds over all methods are interleaved, so that a machine that slows down slows all of them; the median round counts.
+Rounds over all methods are interleaved, so that a slower machine slows all of them; the median round counts.
 """
 
 from __future__ import annotations

@@ -1,14 +1,13 @@
-"""How many images a second ATAS trains on at ImageNet's size, and whether the data or the network sets the pace.
+"""Training throughput of ATAS at ImageNet's size, and whether data or network limits it.
 
     python benchmarks/throughput.py                                         # ResNet-18 and ResNet-50 at 224, batch 256
     python benchmarks/throughput.py --sizes 128 160 192 224                 # as in progressive resolution
     python benchmarks/throughput.py --packed data/imagenet --loading streaming --json results/throughput/streaming.json
 
 Images are random and lie on the device, or come from a packed set. Steps are those of the recipe
-imagenet-<model>-atas, past its warm-up, by the engine that a training would use; compiling is not timed. Rounds of
-steps are timed one after the other and the median counts. Beside it stands the pace of the data alone: the same
-batches staged, cut out and resized, with no step. Only where it is well above the pace of training is the network what
-limits.
+imagenet-<model>-atas after its warm-up, with the engine of a training; compilation is not timed. The median of several
+rounds counts. "Data alone" is the throughput of loading, cropping and resizing the same batches without a step. The
+network is the limit if it is well above the training throughput.
 """
 
 from __future__ import annotations
@@ -45,7 +44,7 @@ def settings_for(model: str, shown: int, args: argparse.Namespace) -> recipes.Re
     values = {
         "data.view": args.view,
         "data.view_size": shown,
-        "data.size": "none",  # the set at hand decides
+        "data.size": "none",  # the data set decides
         "data.loading": args.loading,
         "data.workers": args.workers or "none",
         "training.batch_size": args.batch,
@@ -102,15 +101,15 @@ def _data_alone(engine: Engine, epoch: int, steps: int) -> None:
 
 
 def _rounds(work: Callable[[], None], steps: int, args: argparse.Namespace, device: torch.device) -> dict[str, float]:
-    """Images a second over rounds, after one that does not count."""
-    found = []
+    """Return the images per second over rounds, after a first one that does not count."""
+    speeds = []
     for _ in range(args.rounds + 1):
         _wait(device)
         began = time.perf_counter()
         work()
         _wait(device)
-        found.append(steps * args.batch / (time.perf_counter() - began))
-    return {"median": statistics.median(found[1:]), "low": min(found[1:]), "high": max(found[1:])}
+        speeds.append(steps * args.batch / (time.perf_counter() - began))
+    return {"median": statistics.median(speeds[1:]), "low": min(speeds[1:]), "high": max(speeds[1:])}
 
 
 def _wait(device: torch.device) -> None:
@@ -121,16 +120,16 @@ def _wait(device: torch.device) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--models", nargs="+", default=["resnet18", "resnet50"])
-    parser.add_argument("--sizes", type=int, nargs="+", default=[224], help="at which images are shown")
+    parser.add_argument("--sizes", type=int, nargs="+", default=[224], help="sides of the views in pixels")
     parser.add_argument("--view", default="crop", choices=["crop", "resized"])
-    parser.add_argument("--packed", type=Path, help="a packed set, in place of random images")
-    parser.add_argument("--images", type=int, default=16_384, help="how many random images")
-    parser.add_argument("--stored", type=int, default=256, help="the side at which random images are stored")
+    parser.add_argument("--packed", type=Path, help="use a packed set instead of random images")
+    parser.add_argument("--images", type=int, default=16_384, help="number of random images")
+    parser.add_argument("--stored", type=int, default=256, help="side of the stored random images")
     parser.add_argument("--classes", type=int, default=1000)
     parser.add_argument("--loading", default="auto", choices=["auto", "resident", "streaming"])
     parser.add_argument("--workers", type=int)
     parser.add_argument("--batch", type=int, default=256)
-    parser.add_argument("--steps", type=int, default=40, help="in each round, fewer than an epoch has")
+    parser.add_argument("--steps", type=int, default=40, help="per round, fewer than an epoch has")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--grid", type=int, default=32)
     parser.add_argument("--store", default="device", choices=["device", "host"])

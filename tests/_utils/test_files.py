@@ -4,6 +4,8 @@ import os
 from pathlib import Path
 
 import pytest
+import torch
+from safetensors.torch import save_file
 
 from atas._utils.files import write_atomically, write_text
 
@@ -37,6 +39,20 @@ def test_what_cannot_be_tidied_up_does_not_hide_the_error(named, tmp_path, monke
     with pytest.raises(OSError, match="Read-only" if named else "No space") as caught:
         write_atomically(path, write)
     assert caught.value.filename == str(path)
+
+
+@pytest.mark.parametrize(("umask", "mode"), [(0o022, 0o644), (0o077, 0o600), (0o002, 0o664)])
+def test_permissions_follow_the_umask(umask, mode, tmp_path, monkeypatch):
+    """The umask of the process is never changed, not even for a moment: other threads create files too."""
+    before = os.umask(umask)
+    try:
+        monkeypatch.setattr(os, "umask", lambda _: pytest.fail("the umask was changed"))
+        write_text(tmp_path / "text", "text")
+        write_atomically(tmp_path / "tensors", lambda path: save_file({"x": torch.zeros(2)}, path))
+    finally:
+        monkeypatch.undo()
+        os.umask(before)
+    assert [(tmp_path / name).stat().st_mode & 0o777 for name in ("text", "tensors")] == [mode, mode]
 
 
 def test_a_file_is_on_the_disk_before_it_has_its_name_and_its_name_afterwards(tmp_path, monkeypatch):

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from helpers.images import noise_image
 from PIL import Image
 
 from atas.data.cifar import CIFAR10, CIFAR100, CifarSpec, Layout
@@ -138,14 +139,5 @@ def photos(tmp_path) -> Path:
             folder = root / half / ("cat", "dog")[number % 2]
             folder.mkdir(parents=True, exist_ok=True)
             width, height = 20 + 3 * (number % 5), 17 + 5 * (number % 4)
-            picture = Image.effect_noise((width, height), 60).convert("RGB")
-            picture.save(folder / f"{number:03}.{('png', 'jpg')[number % 3 > 0]}")
+            noise_image(width, height, seed=number).save(folder / f"{number:03}.{('png', 'jpg')[number % 3 > 0]}")
     return root
-
-
-@pytest.fixture
-def small_shards(monkeypatch):
-    """Shards of at most four images."""
-    from atas.data import shard_writer
-
-    monkeypatch.setattr(shard_writer, "_MIN_IMAGES", 4)

@@ -124,12 +124,12 @@ def test_binary_file_of_wrong_size(tiny, tmp_path, cut, fault):
     path = tiny.write_binary(tmp_path) / tiny.spec.binary.test[0]
     raw = path.read_bytes()
     path.write_bytes(raw[:cut] if cut < 0 else raw + b"x")
-    with pytest.raises(DataError, match=f"{fault}: expected {len(raw)} bytes, found {len(raw) + cut}"):
+    with pytest.raises(DataError, match=f"{fault}: expected {len(raw)} bytes, got {len(raw) + cut}"):
         read_cifar(tiny.spec, tmp_path)
 
 
 @pytest.mark.parametrize(
-    ("keep", "message"), [(100, "expected at least 12288 bytes, found 100"), (-3, r"\(124\d\d bytes\) .* truncated")]
+    ("keep", "message"), [(100, "expected at least 12288 bytes, got 100"), (-3, r"\(124\d\d bytes\): .* truncated")]
 )
 def test_truncated_pickle(tiny, tmp_path, keep, message):
     path = tiny.write_python(tmp_path) / tiny.spec.python.test[0]

@@ -52,8 +52,8 @@ def test_split_and_dataset_are_frozen():
         (IMAGES, torch.eye(3, dtype=torch.int64), r"labels are int64 of the shape \(3, 3\)"),
         (IMAGES, torch.tensor([0, 1, 2]), "labels run from 0 to 2, but 2 classes allow 0 to 1"),
         (IMAGES, torch.tensor([0, -1, 1]), "labels run from -1 to 1"),
-        (IMAGES[:0], LABELS[:0], "hold no pixel"),
-        (IMAGES[:, :, :0], LABELS, "hold no pixel"),
+        (IMAGES[:0], LABELS[:0], "have no pixels"),
+        (IMAGES[:, :, :0], LABELS, "have no pixels"),
     ],
 )
 def test_bad_split_is_one_sentence(images, labels, message):

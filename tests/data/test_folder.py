@@ -5,6 +5,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from helpers.images import noise_image
 from PIL import Image
 
 from atas import data
@@ -139,7 +140,7 @@ def test_exif_rotation_is_applied(tmp_path):
 
 
 def test_all_undecodable_images_are_counted_and_the_first_named(root):
-    whole = save(root / "train" / "blue" / "whole.jpg", Image.effect_noise((64, 64), 50)).read_bytes()
+    whole = save(root / "train" / "blue" / "whole.jpg", noise_image(64, 64)).read_bytes()
     (root / "train" / "blue" / "cut.jpg").write_bytes(whole[: len(whole) // 2])
     for number in range(6):
         (root / "test" / "green" / f"bad{number}.png").write_text("no image")
@@ -167,7 +168,7 @@ def test_images_in_deeper_folders_are_named(root):
     assert len(before.train) == len(list((root / "train").glob("*/*.*g")))
     for kind in ("deep", "deeper/images"):
         save(root / "test" / "blue" / kind / "0.png", RED)
-    with pytest.raises(DataError, match=r"folders within class folders: .*blue/deep, .*blue/deeper; move them up"):
+    with pytest.raises(DataError, match=r"contain folders with images: .*blue/deep, .*blue/deeper; move"):
         data.load("imagefolder", root, size=8)
 
 
@@ -177,7 +178,7 @@ def test_links_that_lead_nowhere_are_named(root):
     link.symlink_to(outside)
     found = len(data.load("imagefolder", root, size=8).train)
     outside.unlink()
-    with pytest.raises(DataError, match=rf"links to images that do not exist: {link}; mend or remove"):
+    with pytest.raises(DataError, match=rf"links to images are broken: {link}; repair or remove"):
         data.load("imagefolder", root, size=8)
     link.unlink()
     assert len(data.load("imagefolder", root, size=8).train) == found - 1

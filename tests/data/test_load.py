@@ -22,7 +22,7 @@ def test_unknown_name_tells_the_nearest():
 
 @pytest.mark.parametrize("name", ["digits", "cifar10", "cifar100"])
 def test_size_is_for_image_folders(name):
-    with pytest.raises(UsageError, match="size is for imagefolder alone"):
+    with pytest.raises(UsageError, match="size is for imagefolder only"):
         data.load(name, size=32)
 
 

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from atas import data
-from atas._utils import system
+from atas._utils.system import host_memory
 from atas.data import worker_pool
 from atas.data.loader import DeviceLoader
 from atas.data.streaming import PREFETCH, StreamingLoader
@@ -116,12 +116,12 @@ def test_images_stay_at_one_address(images, stream):
 
 
 @pytest.mark.parametrize("kind", ["raw", "jpeg", "files"])
-def test_from_the_disk(photos, tmp_path, stream, small_shards, kind):
+def test_from_the_disk(photos, tmp_path, stream, kind):
     if kind == "files":
         split = data.load("imagefolder", photos, size=16, lazy=True).train
         assert torch.equal(split.images[:], data.load("imagefolder", photos, size=16).train.images)
     else:
-        data.pack(photos, tmp_path / "packed", size=16, format=kind)
+        data.pack(photos, tmp_path / "packed", size=16, format=kind, images_per_shard=4)
         split = data.load("packed", tmp_path / "packed").train
     part = split.subset(torch.tensor([20, 3, 4, 5, 11]))
     for some in (split, part):
@@ -153,14 +153,16 @@ def test_a_damaged_file_ends_it_with_its_name(photos, stream):
     (photos / "train" / "dog" / "009.png").write_text("no image")
     split = data.load("imagefolder", photos, size=16, lazy=True).train
     streaming = stream(split.images, split.labels)
-    with pytest.raises(DataError, match=r"train/dog/009.png cannot be decoded \(cannot identify image file\)"):
+    with pytest.raises(DataError, match=r"cannot decode .*train/dog/009.png \(cannot identify image file\)"):
         batches_of(streaming, 0)
 
 
 def test_a_file_that_is_gone_is_not_called_damaged(photos, stream):
     split = data.load("imagefolder", photos, size=16, lazy=True).train
     (photos / "train" / "dog" / "009.png").unlink()
-    with pytest.raises(DataError, match=r"cannot read .*train/dog/009.png \(No such file or directory\); see to it"):
+    with pytest.raises(
+        DataError, match=r"cannot read .*train/dog/009.png \(No such file or directory\); check the disk"
+    ):
         batches_of(stream(split.images, split.labels), 0)
 
 
@@ -168,7 +170,7 @@ def test_a_killed_worker(images, stream):
     streaming = stream(images)
     streaming.start_epoch(streaming.order(0), 0)
     os.kill(multiprocessing.active_children()[0].pid, signal.SIGKILL)
-    with pytest.raises(AtasError, match=r"a process that reads training images was ended by SIGKILL; probably memory"):
+    with pytest.raises(AtasError, match=r"a process that reads training images was killed by SIGKILL; probably memory"):
         _ = [streaming.prefetch(number) for number in range(len(streaming))]
 
 
@@ -232,20 +234,29 @@ def _is_zombie(pid):
 # Which loader
 
 
-def test_files_are_decoded_at_the_start_where_memory_holds_them(photos, tmp_path, monkeypatch):
-    """27 images of 16 x 16 take 20,736 bytes, and may take half of the memory."""
+def test_memory_is_that_of_the_container_shared_by_the_local_processes(tmp_path, monkeypatch):
+    files = tmp_path / "none", tmp_path / "limit"
 
-    def held(memory, processes="1"):
-        (tmp_path / "limit").write_text(memory)
-        monkeypatch.setattr(system, "_CGROUP_LIMITS", (tmp_path / "none", tmp_path / "limit"))
+    def memory(limit, processes="1"):
+        files[1].write_text(limit)
         monkeypatch.setenv("LOCAL_WORLD_SIZE", processes)
+        return host_memory(files)
+
+    assert memory("max\n") == host_memory(()) > 10**8
+    assert memory("41472\n") == 41472
+    assert memory("82944\n", processes="2") == 41472
+
+
+def test_files_are_decoded_at_the_start_where_memory_holds_them(photos, monkeypatch):
+    """27 images of 16 x 16 take 20,736 bytes, and may take half of the memory of a process."""
+
+    def in_memory(limit):
+        monkeypatch.setenv("LOCAL_WORLD_SIZE", "1")
+        monkeypatch.setenv("LOCAL_WORLD_SIZE", str(host_memory() // limit))
         return isinstance(data.load("imagefolder", photos, size=16).train.images, torch.Tensor)
 
-    assert held("max\n")
-    assert held("41472\n")
-    assert not held("41471\n")
-    assert held("82944\n", processes="2")
-    assert not held("82944\n", processes="3")
+    assert in_memory(41472)
+    assert not in_memory(41400)
 
 
 def test_the_choice_of_a_loader(images, photos, monkeypatch):
@@ -263,9 +274,8 @@ def test_the_choice_of_a_loader(images, photos, monkeypatch):
     assert said == [f"21 training images, 16 kB as pixels, are read from {photos} into the memory of cpu"]
     assert kind(lazy, "streaming") == "streaming"
     assert said == [f"21 training images, 16 kB as pixels, are streamed from {photos} by 1 process"]
-    monkeypatch.setattr(
-        "atas.training.build._device_memory", lambda device: int(images.numel() / RESIDENT_MEMORY_SHARE) - 1
-    )
+    too_small = int(0.99 * images.numel() / RESIDENT_MEMORY_SHARE)
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", str(host_memory() // too_small))
     assert kind(split, "auto") == "streaming"
     assert "(data.loading = auto)" in said[0]
     assert kind(split, "resident") == "resident"
@@ -280,6 +290,11 @@ def test_shared_arrays_are_shared():
 
     assert sorted(worker_pool.imap_unordered(work, range(3), 2, "counts")) == [0, 1, 2]
     assert array.tolist() == [[1, 1], [2, 2], [3, 3]]
+
+
+def test_an_unexpected_error_in_a_worker_is_raised_with_its_traceback():
+    with pytest.raises(RuntimeError, match=r"in a worker process:\n(.*\n)*ZeroDivisionError"):
+        list(worker_pool.imap_unordered(lambda task: 1 // task, range(2), 2, "divides"))
 
 
 @pytest.mark.gpu

@@ -1,12 +1,16 @@
 """Results that were never trained for, and tiny trials that are."""
 
 import io
+import re
+import shutil
+import time
 
 import pytest
 from rich.console import Console
 
 from atas.evaluation import wilson
-from atas.sweeps import PlanProgress, Record, Store, Trial
+from atas.paper.measurements import default_measurements
+from atas.sweeps import Plan, PlanProgress, Record, Store, Trial
 
 TINY = {"training.epochs": 1, "training.batch_size": 512, "training.probe": 50, "engine.device": "cpu"}
 DEVICE = {"device": "NVIDIA H200", "atas": "0.1.0", "commit": "0123abc", "torch": "2.9.0", "precision": "bf16"}
@@ -52,18 +56,68 @@ def fill(store):
     return put
 
 
+def tiny_trial(method="atas", values=None, **more):
+    """Return a trial of one epoch of three steps on the digits."""
+    options = {"attacks": ("fgsm",), "examples": 40, **more}
+    return Trial(f"digits-small-cnn-{method}", {**TINY, **(values or {})}, **options)
+
+
 @pytest.fixture
 def tiny():
     """Make a trial of one epoch of three steps on the digits: `tiny("atta", seed=1)`."""
+    return tiny_trial
 
-    def make(method="atas", values=None, **more):
-        options = {"attacks": ("fgsm",), "examples": 40, **more}
-        return Trial(f"digits-small-cnn-{method}", {**TINY, **(values or {})}, **options)
 
-    return make
+def quiet_progress():
+    """Return progress whose lines go to a string."""
+    return PlanProgress(Console(file=io.StringIO(), width=200))
 
 
 @pytest.fixture
 def quiet():
     """Progress that is kept: `quiet.console.file.getvalue()`."""
-    return PlanProgress(Console(file=io.StringIO(), width=200))
+    return quiet_progress()
+
+
+@pytest.fixture(scope="session")
+def finished_trials(tmp_path_factory):
+    """A store with the finished trials `tiny()` and `tiny(seed=1)`; tests get copies of it."""
+    folder = tmp_path_factory.mktemp("finished") / "results"
+    assert Plan([tiny_trial(), tiny_trial(seed=1)], Store(folder), default_measurements).run(quiet_progress()) == []
+    return folder
+
+
+@pytest.fixture
+def tiny_store(finished_trials, tmp_path):
+    """A store with the finished trials `tiny()` and `tiny(seed=1)`."""
+    return Store(shutil.copytree(finished_trials, tmp_path / "finished"))
+
+
+@pytest.fixture
+def trained():
+    """List the seeds of the trainings in a store: `trained(store)`."""
+
+    def seeds(store):
+        folder = store.folder / "trainings"
+        names = [path.name for path in folder.iterdir()] if folder.exists() else []
+        return sorted(int(re.search(r"-seed(\d+)-", name)[1]) for name in names)
+
+    return seeds
+
+
+class Clock:
+    """A clock that moves when it is told to."""
+
+    now = 1000.0
+
+    def advance(self, seconds):
+        """Let time pass."""
+        self.now += seconds
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    """Time by hand: `clock.advance(8)`."""
+    clock = Clock()
+    monkeypatch.setattr(time, "monotonic", lambda: clock.now)
+    return clock

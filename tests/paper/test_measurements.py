@@ -21,24 +21,10 @@ from atas.paper.measurements import (
     load_deciles,
 )
 from atas.paper.subsets import NormSubset
-from atas.sweeps import Plan, Record, Store, Trial, execute
+from atas.sweeps import Plan, Record, Store, Trial
 from atas.training.metrics import read_metrics
 
 RANKING = {"method.c": 1e9, "method.beta": 0.0, "method.max_step": 0.25}
-
-
-@pytest.fixture
-def trainings(monkeypatch):
-    """The options of all trainings that are begun."""
-    begun = []
-    train = execute.train
-
-    def counted(settings, **options):
-        begun.append(options)
-        return train(settings, **options)
-
-    monkeypatch.setattr(execute, "train", counted)
-    return begun
 
 
 @pytest.fixture
@@ -68,19 +54,52 @@ def test_every_training_is_watched_as_far_as_that_is_free(tiny, store, quiet):
     assert adaptive.observed["norms"]["examples"] == 1297
 
 
-def test_what_is_known_is_not_observed_again(tiny, store, quiet, trainings):
-    Plan([tiny("atas")], store, default_measurements).run(quiet)
-    plan = Plan([tiny("atas", measurements=(Norms(), Curves()))], store, default_measurements)
+def test_what_is_known_is_not_observed_again(tiny, tiny_store, quiet, trained):
+    plan = Plan([tiny("atas", measurements=(Norms(), Curves()))], tiny_store, default_measurements)
     assert plan.remaining() == []
-    plan = Plan([tiny("atas", measurements=(RobustLoss(30),))], store, default_measurements)
+    plan = Plan([tiny("atas", measurements=(RobustLoss(30),))], tiny_store, default_measurements)
     assert len(plan.remaining()) == 1
     plan.run(quiet)
-    assert len(trainings) == 1  # the weights are there
+    assert trained(tiny_store) == [0, 1]  # the weights are there
     assert plan.remaining() == []
-    assert store.record(tiny("atas")).observed["robust-loss"]["n"] == 30
+    assert tiny_store.record(tiny("atas")).observed["robust-loss"]["n"] == 30
 
 
-def test_a_training_that_was_not_watched_is_done_again_and_its_figures_stay(tiny, store, quiet, trainings):
+def test_other_settings_make_another_measurement(tiny, store, quiet):
+    """In one plan and in a later one; neither takes the place of the other."""
+    few, more, whole = (tiny("atas", measurements=(RobustLoss(images),)) for images in (30, 50, None))
+    plan = Plan([few, whole], store, default_measurements)
+    assert [len(trial.measurements) for trial in plan.trials] == [2]
+    Plan([few], store, default_measurements).run(quiet)
+    assert len(Plan([whole], store, default_measurements).remaining()) == 1
+    for trial in (whole, more):
+        Plan([trial], store, default_measurements).run(quiet)
+    assert Plan([few, more, whole], store, default_measurements).remaining() == []
+    record = store.record(few)
+    assert record.observed["robust-loss"]["n"] == 30
+    assert [trial.measurements[0].find(record)["n"] for trial in (few, more, whole)] == [30, 50, 1297]
+
+
+@pytest.mark.parametrize(
+    ("measurement", "entry", "fits"),
+    [
+        (RobustLoss(), {"n": 50_000}, True),
+        (RobustLoss(300), {"n": 50_000}, False),
+        (RobustLoss(300), {"n": 300}, True),
+        (RobustLoss(), {"n": 300, "settings": {"images": 300}}, False),
+        (StepGap((0.1, 0.2), 100), {"n": 100, "steps": [0.1, 0.2]}, True),
+        (StepGap((0.1, 0.3), 100), {"n": 100, "steps": [0.1, 0.2]}, False),
+        (Curves(), {}, True),
+    ],
+)
+def test_entries_of_earlier_versions_do_not_state_their_settings(measurement, entry, fits, tiny, store, fill):
+    trial = tiny()
+    fill(trial, {"clean": 30}, n=40)
+    record = store.record(trial).with_measurement(measurement.name, entry)
+    assert (measurement.find(record) is not None) is fits
+
+
+def test_a_training_that_was_not_watched_is_done_again_and_its_figures_stay(tiny, store, quiet):
     trial = tiny("fgsm-rs-adaptive", RANKING)
     Plan([trial], store, default_measurements).run(quiet)
     place = store.training_folder(trial)
@@ -91,7 +110,6 @@ def test_a_training_that_was_not_watched_is_done_again_and_its_figures_stay(tiny
 
     Plan([replace(trial, measurements=(Deciles(),))], store, default_measurements).run(quiet)
     after = store.record(trial)
-    assert len(trainings) == 2
     assert (after.attacks, after.weights) == (record.attacks, "of older software")
     assert len(after.observed["tenths"]["of_each"]) == 1297
     assert after.observed["tenths"]["weights"] != after.weights
@@ -101,12 +119,9 @@ def test_a_training_that_was_not_watched_is_done_again_and_its_figures_stay(tiny
     assert Plan([replace(trial, measurements=(Deciles(),))], store, default_measurements).remaining() == []
 
 
-def test_observations_of_other_folders_count(tiny, tmp_path, quiet, trainings):
-    first = Store(tmp_path / "first")
-    Plan([tiny("atas")], first, default_measurements).run(quiet)
-    second = Store(tmp_path / "second", [first.folder])
+def test_observations_of_other_folders_count(tiny, tiny_store, tmp_path):
+    second = Store(tmp_path / "second", [tiny_store.folder])
     assert Plan([tiny("atas", measurements=(Norms(),))], second, default_measurements).remaining() == []
-    assert len(trainings) == 1
 
 
 def test_a_record_of_an_earlier_version_is_read(tiny, store, quiet):
@@ -122,23 +137,23 @@ def test_a_record_of_an_earlier_version_is_read(tiny, store, quiet):
         Record.load(path)
 
 
-def test_a_stop_during_an_observation_loses_that_one_alone(ranks, tiny, store, quiet, trainings, monkeypatch):
+def test_a_stop_during_an_observation_loses_that_one_alone(ranks, tiny, store, quiet, trained, monkeypatch):
     """Nothing is trained, evaluated or observed again but for what was under way."""
     surfaces = LossSurfaces(ranks, images=5, points=2)
     trial = tiny("fgsm-rs", attacks=("fgsm",), measurements=(RobustLoss(20), surfaces))
     with monkeypatch.context() as patch:
         patch.setattr(LossSurfaces, "measure", lambda *_: _stop())
-        with pytest.raises(AtasError, match="the same command goes on"):
+        with pytest.raises(AtasError, match="the same command resumes it"):
             Plan([ranks, trial], store, default_measurements).run(quiet)
-    before = store.record(trial)
+    before, evaluations = store.record(trial), sorted((store.folder / "evaluations").iterdir())
     assert set(before.observed) == {"curves", "robust-loss"}
-    with monkeypatch.context() as patch:
-        patch.setattr(execute, "evaluate", lambda *_, **__: pytest.fail("evaluated again"))
-        patch.setattr(RobustLoss, "measure", lambda *_: pytest.fail("observed again"))
-        assert Plan([ranks, trial], store, default_measurements).run(quiet) == []
+    times = [path.stat().st_mtime_ns for path in evaluations]
+    assert Plan([ranks, trial], store, default_measurements).run(quiet) == []
     after = store.record(trial)
-    assert len(trainings) == 2
+    assert trained(store) == [0, 0]
+    assert [path.stat().st_mtime_ns for path in evaluations] == times
     assert after.attacks == before.attacks
+    assert after.observed["robust-loss"] == before.observed["robust-loss"]
     assert set(after.observed) == {*before.observed, "surfaces"}
 
 
@@ -146,7 +161,7 @@ def _stop():
     raise KeyboardInterrupt
 
 
-def test_records_alone_are_enough(ranks, tiny, store, quiet, trainings, tmp_path):
+def test_records_alone_are_enough(ranks, tiny, store, quiet, trained, tmp_path):
     """Copied to another machine without weights, they count: for every study, and for trainings that rest on them."""
     surfaces = LossSurfaces(ranks, images=5, points=2)
     trials = [
@@ -163,10 +178,10 @@ def test_records_alone_are_enough(ranks, tiny, store, quiet, trainings, tmp_path
         assert len(elsewhere.by_row()) == len(trials)
     part = tiny("fgsm-rs", attacks=(), subset=NormSubset(ranks, 1, 2))
     assert Plan([*trials, part], Store(other), default_measurements).run(quiet) == []
-    assert len(trainings) == len(trials) + 1
+    assert [len(trained(one)) for one in (store, Store(other))] == [len(trials), 1]
 
 
-def test_weights_that_are_gone_are_made_again_only_for_what_needs_them(tiny, store, quiet, trainings):
+def test_weights_that_are_gone_are_made_again_only_for_what_needs_them(tiny, store, quiet, trained):
     """Then what the record knows of the first weights stays, or is measured anew, but is never lost."""
     trial = tiny("atas", attacks=("fgsm",), measurements=(RobustLoss(20),))
     Plan([trial], store, default_measurements).run(quiet)
@@ -177,34 +192,33 @@ def test_weights_that_are_gone_are_made_again_only_for_what_needs_them(tiny, sto
     gap = replace(trial, measurements=(StepGap((0.1,), 20),))
     Plan([gap], store, default_measurements).run(quiet)
     record = store.record(trial)
-    assert len(trainings) == 2
+    assert trained(store) == [0]
     assert (record.attacks, record.weights) == (first.attacks, first.weights)
 
     Plan([replace(trial, attacks=("pgd2",))], store, default_measurements).run(quiet)
     record = store.record(trial)
-    assert len(trainings) == 2
+    assert trained(store) == [0]
     assert record.weights != first.weights
     assert set(record.attacks) == {"clean", "fgsm", "pgd2"}
     assert set(record.observed) == {"curves", "norms", "robust-loss", "step-gap"}
 
 
-def test_one_training_is_observed_before_it_is_evaluated_otherwise(tiny, store, quiet, trainings):
+def test_one_training_is_observed_before_it_is_evaluated_otherwise(tiny, store, quiet, trained):
     """Checkpoints are gone after the first of the trials that share a training."""
     plain, watched = tiny("atta", padding=2), tiny("atta", measurements=(StepGap((0.1,), 20),))
     between = tiny("fgsm-rs")
     plan = Plan([plain, between, watched], store, default_measurements)
     assert [trial.label for trial in plan.trials] == [watched.label, plain.label, between.label]
     assert plan.run(quiet) == []
-    assert len(trainings) == 2
+    assert trained(store) == [0, 0]
 
 
-def test_a_training_is_done_as_often_as_it_takes(tiny, store, quiet, trainings):
+def test_a_training_is_done_as_often_as_it_takes(tiny, store, quiet):
     """The record of the second one, which left no checkpoint either, is lost."""
     trial = tiny("atta", attacks=(), measurements=(StepGap((0.1,), 20),))
     for _ in range(3):
         assert Plan([trial], store, default_measurements).run(quiet) == []
         store.save(trial, replace(store.record(trial), observed={}))
-    assert len(trainings) == 3
     assert len({path.name for path in (store.folder / "trainings").iterdir()}) == 3
 
 
@@ -220,7 +234,7 @@ def test_tenths_are_of_the_norms_that_were_written(ranks, store, quiet):
     assert [sum(row) for row in found["class_shares"]] == pytest.approx([1.0] * 10)
 
 
-def test_a_part_is_trained_on_and_named(ranks, tiny, store, quiet, trainings):
+def test_a_part_is_trained_on_and_named(ranks, tiny, store, quiet):
     part = NormSubset(ranks, 9, 10)
     trial = tiny("fgsm-rs", attacks=(), subset=part)
     assert (
@@ -230,7 +244,9 @@ def test_a_part_is_trained_on_and_named(ranks, tiny, store, quiet, trainings):
     )
     assert "D_9^10" in trial.label
     Plan([ranks, trial], store, default_measurements).run(quiet)
-    rows = trainings[1]["rows"]
+    rows = part.rows(store)
+    (row,) = read_metrics(store.training_folder(trial).metrics)
+    assert row["updates"] == 1  # all images take three
     assert torch.equal(rows, gradient_norms.decile_members(load_deciles(ranks, store), 9, 10))
     assert len(rows) == pytest.approx(1297 / 5, abs=2)
     assert store.record(trial).trial["part"] == [ranks.training_key, 9, 10]

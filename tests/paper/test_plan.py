@@ -1,13 +1,13 @@
 """Plans: runs that are done once, survive a kill, and do not stop at a failure."""
 
-import io
 import json
 import signal
+from dataclasses import dataclass, replace
+from typing import ClassVar
 
 import pytest
 import torch
 from PIL import Image
-from rich.console import Console
 from safetensors.torch import load_file
 
 import atas
@@ -15,8 +15,7 @@ from atas.errors import AtasError, DataError, UsageError
 from atas.evaluation import progress as evaluation_progress
 from atas.evaluation import runner
 from atas.paper.measurements import default_measurements
-from atas.sweeps import Plan, PlanProgress, Store, Trial, execute
-from atas.sweeps import plan as plan_module
+from atas.sweeps import Measurement, Plan, Store, Trial
 from atas.training.trainer import Interrupted
 
 
@@ -24,18 +23,25 @@ def files(folder):
     return sorted(str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file())
 
 
-@pytest.fixture
-def trainings(monkeypatch):
-    """The seeds of all trainings that are begun."""
-    begun = []
-    train = execute.train
+@dataclass(frozen=True)
+class Failing(Measurement):
+    """A measurement that cannot even begin."""
 
-    def counted(settings, **options):
-        begun.append(settings.training.seed)
-        return train(settings, **options)
+    error: BaseException
+    name: ClassVar[str] = "failing"
 
-    monkeypatch.setattr(execute, "train", counted)
-    return begun
+    @property
+    def settings(self):
+        return {"error": repr(self.error)}
+
+    def callbacks(self, run_folder):
+        raise self.error
+
+    def is_available(self, trial, run_folder):
+        return True
+
+    def measure(self, training):
+        raise self.error
 
 
 def test_a_plan_writes_a_record_a_run(tiny, store, quiet):
@@ -61,11 +67,13 @@ def test_a_plan_writes_a_record_a_run(tiny, store, quiet):
     assert not [name for name in files(store.folder) if "checkpoints" in name or "progress" in name]
 
 
-def test_finished_runs_are_not_run_again(tiny, store, quiet, trainings):
-    trials = [tiny(seed=0), tiny(seed=1)]
-    Plan(trials[:1], store, default_measurements).run(quiet)
-    Plan(trials, store, default_measurements).run(quiet)
-    assert trainings == [0, 1]
+def test_finished_runs_are_not_run_again(tiny, tiny_store, quiet, trained):
+    run = []  # seeds
+    Plan([tiny(seed=0), tiny(seed=2)], tiny_store, default_measurements).run(
+        quiet, lambda trial: run.append(trial.seed)
+    )
+    assert run == [2]
+    assert trained(tiny_store) == [0, 1, 2]
     assert "1 of 2 runs are done already" in quiet.console.file.getvalue()
 
 
@@ -76,32 +84,28 @@ def test_the_same_run_twice_in_a_plan_is_one(tiny, store):
     assert [trial.attacks for trial in plan.trials] == [("fgsm", "pgd2")]
 
 
-def test_one_training_serves_every_evaluation(tiny, store, quiet, trainings):
-    Plan([tiny(), tiny(padding=4), tiny(examples=20)], store, default_measurements).run(quiet)
-    assert trainings == [0]
-    assert len(list((store.folder / "trainings").iterdir())) == 1
-    assert len(list((store.folder / "runs").iterdir())) == 3
+def test_one_training_serves_every_evaluation(tiny, tiny_store, quiet, trained):
+    Plan([tiny(), tiny(padding=4), tiny(examples=20)], tiny_store, default_measurements).run(quiet)
+    assert trained(tiny_store) == [0, 1]
+    assert len(list((tiny_store.folder / "runs").iterdir())) == 4
 
 
-def test_a_later_attack_joins_those_that_are_known(tiny, store, quiet, trainings):
-    Plan([tiny(attacks=("fgsm",))], store, default_measurements).run(quiet)
-    before = store.record(tiny())
-    Plan([tiny(attacks=("fgsm", "pgd2"))], store, default_measurements).run(quiet)
-    after = store.record(tiny())
-    assert trainings == [0]
+def test_a_later_attack_joins_those_that_are_known(tiny, tiny_store, quiet, trained):
+    before = tiny_store.record(tiny())
+    Plan([tiny(attacks=("fgsm", "pgd2"))], tiny_store, default_measurements).run(quiet)
+    after = tiny_store.record(tiny())
+    assert trained(tiny_store) == [0, 1]
     assert set(after.attacks) == {"clean", "fgsm", "pgd2"}
     assert after.attacks["fgsm"] == before.attacks["fgsm"]
     assert [about["attacks"] for about in after.evaluations] == [["clean", "fgsm"], ["clean", "pgd2"]]
 
 
-def test_runs_of_other_folders_are_used_and_written_down(tiny, tmp_path, quiet, trainings):
-    first = Store(tmp_path / "first")
-    Plan([tiny(seed=0), tiny(seed=1)], first, default_measurements).run(quiet)
-    second = Store(tmp_path / "second", [first.folder])
+def test_runs_of_other_folders_are_used_and_written_down(tiny, tiny_store, tmp_path, quiet, trained):
+    second = Store(tmp_path / "second", [tiny_store.folder])
     plan = Plan([tiny(seed=0), tiny(seed=1, padding=2)], second, default_measurements)
     assert [trial.padding for trial in plan.remaining()] == [2]  # the training is there, the evaluation is not
     assert plan.run(quiet) == []
-    assert trainings == [0, 1]
+    assert trained(tiny_store) == [0, 1]
     assert len(Store(tmp_path / "second").by_row()) == 2
     assert not (tmp_path / "second" / "trainings").exists()
 
@@ -111,15 +115,12 @@ def test_a_folder_without_results_cannot_be_reused(tmp_path):
         Store(tmp_path / "out", [tmp_path])
 
 
-def test_figures_of_other_weights_are_not_mixed_in(tiny, store, quiet):
+def test_figures_of_other_weights_are_not_mixed_in(tiny, tiny_store, quiet):
     """The training is gone, and another one came to other weights: then its figures replace the old ones."""
-    from dataclasses import replace
-
     trial = tiny(attacks=("fgsm",))
-    Plan([trial], store, default_measurements).run(quiet)
-    store.save(trial, replace(store.record(trial), weights="of another training"))
-    Plan([tiny(attacks=("fgsm", "pgd2"))], store, default_measurements).run(quiet)
-    record = store.record(trial)
+    tiny_store.save(trial, replace(tiny_store.record(trial), weights="of another training"))
+    Plan([tiny(attacks=("fgsm", "pgd2"))], tiny_store, default_measurements).run(quiet)
+    record = tiny_store.record(trial)
     assert record.weights != "of another training"
     assert [about["attacks"] for about in record.evaluations] == [["clean", "fgsm", "pgd2"]]
 
@@ -148,18 +149,19 @@ def test_a_failure_is_written_down_and_the_rest_goes_on(tiny, store, quiet):
     assert [trial.key for trial in Plan([bad, good], store, default_measurements).remaining()] == [bad.key]
 
 
-def test_a_failure_of_any_kind(tiny, store, quiet, monkeypatch):
-    monkeypatch.setattr(plan_module, "execute", lambda *_: (_ for _ in ()).throw(RuntimeError("out of\nmemory")))
-    (failure,) = Plan([tiny()], store, default_measurements).run(quiet)
+def test_a_failure_of_any_kind(tiny, tiny_store, quiet):
+    trial = tiny(padding=1, measurements=(Failing(RuntimeError("out of\nmemory")),))
+    (failure,) = Plan([trial], tiny_store, default_measurements).run(quiet)
     assert failure.sentence == "RuntimeError: out of memory"
-    (path,) = (store.folder / "runs").glob("*.error.json")
+    (path,) = (tiny_store.folder / "runs").glob("*.error.json")
     assert "Traceback" in json.loads(path.read_text())["trace"]
 
 
-def test_an_error_is_forgotten_when_the_run_succeeds(tiny, store, quiet):
-    store.save_error(tiny(), "no electricity", "")
-    Plan([tiny()], store, default_measurements).run(quiet)
-    assert store.errors_by_row() == {}
+def test_an_error_is_forgotten_when_the_run_succeeds(tiny, tiny_store, quiet):
+    trial = tiny(padding=1)
+    tiny_store.save_error(trial, "no electricity", "")
+    Plan([trial], tiny_store, default_measurements).run(quiet)
+    assert tiny_store.errors_by_row() == {}
 
 
 def test_missing_data_ends_a_plan_before_it_begins(tiny, store, quiet, tmp_path):
@@ -170,14 +172,10 @@ def test_missing_data_ends_a_plan_before_it_begins(tiny, store, quiet, tmp_path)
     assert files(tmp_path) == []
 
 
-@pytest.mark.parametrize("error", [KeyboardInterrupt, Interrupted("stopped")])
-def test_a_stop_is_no_failure(tiny, store, quiet, monkeypatch, error):
-    def stop(*_):
-        raise error
-
-    monkeypatch.setattr(plan_module, "execute", stop)
-    with pytest.raises(AtasError, match="the same command goes on"):
-        Plan([tiny()], store, default_measurements).run(quiet)
+@pytest.mark.parametrize("error", [KeyboardInterrupt(), Interrupted("stopped")])
+def test_a_stop_is_no_failure(tiny, store, quiet, error):
+    with pytest.raises(AtasError, match="the same command resumes it"):
+        Plan([tiny()], store, lambda _: (Failing(error),)).run(quiet)
     assert files(store.folder) == [".claims"]
 
 
@@ -246,7 +244,7 @@ def test_nothing_is_lost_before_the_record_is_written(tiny, store, quiet, monkey
 
     with monkeypatch.context() as patch:
         patch.setattr(store, "save", killed)
-        with pytest.raises(AtasError, match="the same command goes on"):
+        with pytest.raises(AtasError, match="the same command resumes it"):
             Plan([trial], store, default_measurements).run(quiet)
     progress = store.progress_file(trial)
     assert progress.exists()
@@ -256,32 +254,32 @@ def test_nothing_is_lost_before_the_record_is_written(tiny, store, quiet, monkey
     assert not store.record(trial).missing_attacks(trial.attacks)
 
 
-def test_time_left_follows_the_work():
-    progress = PlanProgress(Console(file=io.StringIO()))
+def test_time_left_follows_the_work(quiet, clock):
+    progress = quiet
     assert progress.seconds_left is None
     progress.expect(100)
     progress.start_trial("one", 40)
     progress.start_phase(40)
-    progress._began -= 8  # eight seconds ago
+    clock.advance(8)
     progress.reach(0.5)
-    assert progress.seconds_left == pytest.approx(8 / 20 * 80, rel=0.05)
+    assert progress.seconds_left == pytest.approx(8 / 20 * 80)
     progress.end()  # it failed half way: the rest of it will not be done
-    assert progress.seconds_left == pytest.approx(8 / 20 * 60, rel=0.05)
+    assert progress.seconds_left == pytest.approx(8 / 20 * 60)
 
 
-def test_what_is_compiled_first_does_not_set_the_pace():
-    progress = PlanProgress(Console(file=io.StringIO()))
+def test_what_is_compiled_first_does_not_set_the_pace(quiet, clock):
+    progress = quiet
     progress.expect(100)
     progress.start_trial("one", 100)
     progress.start_phase(50)
-    progress._began -= 30  # compiling
+    clock.advance(30)  # compiling
     progress.live().start("training", 10, 0)
-    progress._began -= 8
+    clock.advance(8)
     progress.reach(0.5)
-    assert progress.seconds_left == pytest.approx(8 / 25 * 75, rel=0.05)
+    assert progress.seconds_left == pytest.approx(8 / 25 * 75)
     progress.start_phase(50)
     progress.live().start("another", 10, 0)
-    assert progress.seconds_left == pytest.approx(8 / 25 * 50, rel=0.05)
+    assert progress.seconds_left == pytest.approx(8 / 25 * 50)
 
 
 def test_crops_of_larger_images_are_evaluated_at_the_centre(tmp_path, store, quiet):

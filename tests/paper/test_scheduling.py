@@ -1,22 +1,19 @@
 """Processes that work in one folder: every run is done once, by whichever process is free."""
 
-import io
 import signal
+import socket
 import subprocess
 import sys
 import time
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
-from types import SimpleNamespace
 
 import pytest
-import torch
-from rich.console import Console
 
 from atas.errors import AtasError, UsageError
-from atas.paper.measurements import Deciles, LossSurfaces, default_measurements
+from atas.paper.measurements import Curves, Deciles, LossSurfaces, default_measurements
 from atas.paper.subsets import NormSubset
-from atas.sweeps import Plan, PlanProgress, Store, execute, plan
+from atas.sweeps import Plan, Store
 from atas.sweeps import locks as locks_module
 from atas.sweeps.locks import Locks
 from atas.sweeps.markdown import provenance
@@ -92,34 +89,8 @@ def another_process(store, key, device="another"):
 def waits(monkeypatch):
     """What is done instead of waiting: `waits.append(function)`, one for each time."""
     planned = []
-    monkeypatch.setattr(plan, "time", SimpleNamespace(sleep=lambda _: planned.pop(0)(), monotonic=time.monotonic))
+    monkeypatch.setattr(time, "sleep", lambda _: planned.pop(0)())
     return planned
-
-
-@pytest.fixture
-def done(monkeypatch):
-    """The seeds of the runs that this process has done."""
-    found, execute = [], plan.execute
-
-    def counted(trial, *rest):
-        found.append(trial.seed)
-        return execute(trial, *rest)
-
-    monkeypatch.setattr(plan, "execute", counted)
-    return found
-
-
-@pytest.fixture
-def trainings(monkeypatch):
-    """The seeds of all trainings that this process begins or goes on with."""
-    begun = []
-
-    def counted(settings, **options):
-        begun.append(settings.training.seed)
-        return train(settings, **options)
-
-    monkeypatch.setattr(execute, "train", counted)
-    return begun
 
 
 @pytest.fixture
@@ -161,7 +132,7 @@ def test_a_training_that_shared_its_device_is_not_timed(tiny, store, quiet):
     """With a process that was there at its beginning; the next one is timed again."""
     store.folder.mkdir()
     trials = [tiny(seed=0), tiny(seed=1)]
-    with another_process(store, "ff" * 8, plan._device_name(torch.device("cpu"))) as end:
+    with another_process(store, "ff" * 8, socket.gethostname()) as end:
         assert Plan(trials, store, default_measurements).run(quiet, lambda _: end()) == []
     shared, alone = (store.record(trial) for trial in trials)
     assert shared.seconds is None
@@ -178,7 +149,10 @@ def test_who_comes_and_goes_during_a_training_is_seen(tiny, store, quiet, monkey
     trial = tiny(values={"training.epochs": 3})
     looks = iter([True] if when == "only at first" else [False, True])
 
-    class Stop:
+    class Stop(Curves):
+        def callbacks(self, run_folder):
+            return [self]
+
         def due(self, moment):
             return moment.epoch == 1 and moment.ends_epoch
 
@@ -187,45 +161,49 @@ def test_who_comes_and_goes_during_a_training_is_seen(tiny, store, quiet, monkey
 
     monkeypatch.setattr(Locks, "device_in_use", lambda *_: nullcontext(lambda: next(looks, False)))
     with pytest.raises(AtasError, match="stopped in"):
-        Plan([trial], store, lambda _: (SimpleNamespace(name="stop", callbacks=lambda _: [Stop()]),)).run(quiet)
+        Plan([trial], store, lambda _: (Stop(),)).run(quiet)
     assert Plan([trial], store).run(quiet) == []
     assert store.record(trial).seconds is None
 
 
-def test_what_another_process_is_at_is_put_off_and_taken_over(tiny, store, quiet, waits, done):
+def test_what_another_process_is_at_is_put_off_and_taken_over(tiny, store, quiet, waits):
+    done = []
     store.folder.mkdir()
     trials = [tiny(seed=seed) for seed in range(3)]
     with another_process(store, trials[0].training_key) as killed:
         waits += [lambda: None, killed]
-        assert Plan(trials, store, default_measurements).run(quiet) == []
+        assert Plan(trials, store, default_measurements).run(quiet, lambda trial: done.append(trial.seed)) == []
     assert done == [1, 2, 0]
     said = quiet.console.file.getvalue()
-    assert said.count("waiting for 1 run that other processes are at") == 1
+    assert said.count("waiting for 1 run of other processes") == 1
 
 
-def test_what_another_process_has_done_is_not_done_again(tiny, store, quiet, waits, done, fill):
+def test_what_another_process_has_done_is_not_done_again(tiny, store, quiet, waits, fill):
+    done = []
     store.folder.mkdir()
     trials = [tiny(seed=0), tiny(seed=1)]
     with another_process(store, trials[0].training_key) as end:
         waits += [lambda: (fill(trials[0], {"clean": 30, "fgsm": 20}, n=40), end())]
-        assert Plan(trials, store, default_measurements).run(quiet) == []
+        assert Plan(trials, store, default_measurements).run(quiet, lambda trial: done.append(trial.seed)) == []
     assert done == [1]
     assert quiet.console.file.getvalue().endswith(f"1/2 {trials[0].label}: done by another process\n")
 
 
-def test_what_failed_in_another_process_is_tried_here(tiny, store, quiet, waits, done):
+def test_what_failed_in_another_process_is_tried_here(tiny, store, quiet, waits):
     """Its machine may be the cause."""
+    done = []
     store.folder.mkdir()
     trial = tiny()
     with another_process(store, trial.training_key) as end:
         waits += [lambda: (store.save_error(trial, "no electricity", ""), end())]
-        assert Plan([trial], store, default_measurements).run(quiet) == []
+        assert Plan([trial], store, default_measurements).run(quiet, lambda trial: done.append(trial.seed)) == []
     assert done == [0]
     assert store.errors_by_row() == {}
 
 
 @pytest.mark.parametrize("kind", ["part", "observation"])
-def test_what_rests_on_the_run_of_another_process_waits_for_it(ranks, tiny, store, quiet, waits, done, kind):
+def test_what_rests_on_the_run_of_another_process_waits_for_it(ranks, tiny, store, quiet, waits, kind):
+    done = []
     store.folder.mkdir()
     if kind == "part":
         rests = tiny(seed=1, subset=NormSubset(ranks, 1, 3))
@@ -233,23 +211,31 @@ def test_what_rests_on_the_run_of_another_process_waits_for_it(ranks, tiny, stor
         rests = tiny(seed=1, measurements=(LossSurfaces(ranks, images=5, points=2),))
     with another_process(store, ranks.training_key) as killed:
         waits += [lambda: None, killed]
-        assert Plan([rests, tiny(seed=2), ranks], store, default_measurements).run(quiet) == []
-    assert done == [2, 7, 1]
-
-
-def test_what_rests_on_a_run_that_is_given_up_meanwhile_waits_for_it_too(ranks, tiny, store, quiet, done):
-    """The other process ends while this one is at something else: the run that was put off comes first."""
-    store.folder.mkdir()
-    trials = [ranks, tiny(seed=2), tiny(seed=1, subset=NormSubset(ranks, 1, 3))]
-    with another_process(store, ranks.training_key) as killed:
         assert (
-            Plan(trials, store, default_measurements).run(quiet, lambda trial: killed() if trial.seed == 2 else None)
+            Plan([rests, tiny(seed=2), ranks], store, default_measurements).run(
+                quiet, lambda trial: done.append(trial.seed)
+            )
             == []
         )
     assert done == [2, 7, 1]
 
 
-def test_a_training_that_went_on_unobserved_is_done_once_more(ranks, tiny, store, quiet, trainings):
+def test_what_rests_on_a_run_that_is_given_up_meanwhile_waits_for_it_too(ranks, tiny, store, quiet):
+    """The other process ends while this one is at something else: the run that was put off comes first."""
+    done = []
+    store.folder.mkdir()
+    trials = [ranks, tiny(seed=2), tiny(seed=1, subset=NormSubset(ranks, 1, 3))]
+    with another_process(store, ranks.training_key) as killed:
+        assert (
+            Plan(trials, store, default_measurements).run(
+                quiet, lambda trial: (done.append(trial.seed), killed() if trial.seed == 2 else None)
+            )
+            == []
+        )
+    assert done == [2, 7, 1]
+
+
+def test_a_training_that_went_on_unobserved_is_done_once_more(ranks, tiny, store, quiet, trained):
     """A process that wants no surfaces is stopped on its way; one that does takes over, and has seen a part alone."""
     plain = tiny(seed=1, values={"training.epochs": 3})
     observed = replace(plain, measurements=(LossSurfaces(ranks, images=5, points=2),))
@@ -266,7 +252,7 @@ def test_a_training_that_went_on_unobserved_is_done_once_more(ranks, tiny, store
     with pytest.raises(Interrupted):
         train(plain.resolved_recipe, out=place.path, observers=[Stop()])
     assert Plan([ranks, observed], store, default_measurements).run(quiet) == []
-    assert trainings == [7, 1, 1]
+    assert trained(store) == [1, 1, 7]
     moments = store.record(observed).observed["surfaces"]["moments"]
     assert [moment["step"] for moment in moments] == list(range(1, 10))
 
@@ -285,13 +271,15 @@ def test_what_another_folder_knows_is_written_down_unless_another_process_is_at_
     assert list(here.by_row()) == [tiny().row]
 
 
-def test_what_others_have_done_meanwhile_is_noticed_at_once(tiny, store, quiet, done, fill):
+def test_what_others_have_done_meanwhile_is_noticed_at_once(tiny, store, quiet, fill):
     """Not when its turn comes: the time left would be told too long until then."""
+    done = []
     trials = [tiny(seed=seed) for seed in range(3)]
     figures = {"clean": 30, "fgsm": 20}
     assert (
         Plan(trials, store, default_measurements).run(
-            quiet, lambda trial: fill(trials[2], figures, n=40) if trial.seed == 0 else None
+            quiet,
+            lambda trial: (done.append(trial.seed), fill(trials[2], figures, n=40) if trial.seed == 0 else None),
         )
         == []
     )
@@ -304,18 +292,18 @@ def test_what_others_have_done_meanwhile_is_noticed_at_once(tiny, store, quiet, 
     ]
 
 
-def test_the_pace_is_that_of_the_own_clock(tiny):
-    progress = PlanProgress(Console(file=io.StringIO()))
+def test_the_pace_is_that_of_the_own_clock(quiet, clock):
+    progress = quiet
     progress.expect(100)
     progress.done_by_other("one", 60)  # before there is a clock: it says nothing of the pace
     progress.start_trial("two", 10)
     progress.start_phase(10)
-    progress._began -= 8
+    clock.advance(8)
     progress.reach(0.5)
-    assert progress.seconds_left == pytest.approx(8 / 5 * 35, rel=0.05)
+    assert progress.seconds_left == pytest.approx(8 / 5 * 35)
     progress.end()
     progress.done_by_other("three", 15)  # meanwhile, so all go at the common pace
-    assert progress.seconds_left == pytest.approx(8 / 20 * 15, rel=0.05)
+    assert progress.seconds_left == pytest.approx(8 / 20 * 15)
 
 
 def test_a_stop_while_waiting(tiny, store, quiet, waits):
@@ -325,7 +313,7 @@ def test_a_stop_while_waiting(tiny, store, quiet, waits):
     store.folder.mkdir()
     with another_process(store, tiny().training_key):
         waits.append(stop)
-        with pytest.raises(AtasError, match="stopped while other processes are at the last runs"):
+        with pytest.raises(AtasError, match="stopped while waiting for runs of other processes"):
             Plan([tiny()], store, default_measurements).run(quiet)
 
 

@@ -59,7 +59,7 @@ def test_what_there_is_can_be_shown_without_running_anything(command, tmp_path):
     first, second = tmp_path / "first", tmp_path / "second"
     names = ["figure-convergence", "table-convergence-gap"]
     status, _, err = command("reproduce", *names, *options, "--no-run", "--out", second, "--reuse", first)
-    assert (status, err) == (0, "0 of 2 runs are done; what is missing is left out\n")  # a loss of ATAS is
+    assert (status, err) == (0, "0 of 2 runs are done; missing runs are left out\n")  # a loss of ATAS is
     assert sorted(path.name for path in second.iterdir() if not path.name.startswith(".")) == [
         *(f"figure-convergence-quick.{kind}" for kind in ("json", "md", "png", "svg")),
         "runs",

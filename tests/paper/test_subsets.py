@@ -19,10 +19,9 @@ def slow_rank(norms, i):
 
 @settings(deadline=None)
 @given(NORMS)
-def test_ranks_and_tenths_by_the_definition(norms):
+def test_deciles_follow_the_definition(norms):
     values = torch.tensor(norms, dtype=torch.float32)
     expected = [slow_rank(norms, i) for i in range(len(norms))]
-    assert gradient_norms.ranks(values).tolist() == pytest.approx([float(rank) for rank in expected])
     tenth = gradient_norms.deciles(values)
     for i, rank in enumerate(expected):
         (where,) = [j for j in range(1, 11) if Fraction(j - 1, 10) <= rank < Fraction(j, 10)]

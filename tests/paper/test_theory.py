@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 
+from atas._utils.plotting import save_figure
 from atas.errors import UsageError
 from atas.paper.theory import bounds, experiment, problems, render
 from atas.paper.theory.problems import Constants, cycle, linear, long_tail, run_sgdbca, saddle, tail
@@ -489,9 +490,8 @@ def test_a_momentum_out_of_range():
         experiment.run_experiment(beta=1)
 
 
-def test_run_writes_four_files(tmp_path, monkeypatch):
-    monkeypatch.setattr(experiment, "QUICK", TINY)
-    render.write_results(tmp_path / "new" / "folder", quick=True)
+def test_run_writes_four_files(tmp_path):
+    render.write_results(tmp_path / "new" / "folder", quick=True, sizes=TINY)
     folder = tmp_path / "new" / "folder"
     assert sorted(path.name for path in folder.iterdir()) == ["theory.json", "theory.md", "theory.png", "theory.svg"]
     found = json.loads((folder / "theory.json").read_text())
@@ -502,6 +502,20 @@ def test_run_writes_four_files(tmp_path, monkeypatch):
     assert (folder / "theory.png").read_bytes().startswith(b"\x89PNG")
 
 
+def test_equal_results_give_equal_figures(result, tmp_path):
+    for kind in ("png", "svg", "pdf"):
+        once, again = (tmp_path / name / f"theory.{kind}" for name in ("once", "again"))
+        for path in (once, again):
+            save_figure(render.draw(result), path)
+        assert once.read_bytes() == again.read_bytes()
+
+
 def test_a_plot_of_an_unknown_kind(result, tmp_path):
     with pytest.raises(UsageError, match=r"use \.png, \.svg or \.pdf"):
-        render.plot(result, tmp_path / "theory.xyz")
+        save_figure(render.draw(result), tmp_path / "theory.xyz")
+
+
+def test_both_ratios_of_the_bounds():
+    printed, right = bounds.both_ratios(2**0.5, 0.5)
+    assert right == pytest.approx(1)  # the bounds are equal at a tail of 1.414
+    assert printed == pytest.approx(2**0.5)

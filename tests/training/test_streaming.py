@@ -131,7 +131,7 @@ def test_a_killed_worker_ends_the_run_and_resume_goes_on(tmp_path, train_toy, ob
 
     train_toy(tmp_path / "whole", values={"training.checkpoint_every": 0.0})
     often = {"training.checkpoint_every": 0.0, **STREAM}
-    with pytest.raises(AtasError, match="was ended by SIGKILL"):
+    with pytest.raises(AtasError, match="was killed by SIGKILL"):
         train_toy(tmp_path / "killed", values=often, live=observer(on_batch=kill))
     assert not multiprocessing.active_children()
     train_toy(tmp_path / "killed", values=often, resume=True)
@@ -143,7 +143,7 @@ def test_a_damaged_file_ends_the_run(tmp_path, train_folder, folder):
     raw = path.read_bytes()
     path.write_bytes(raw[:20])
     try:
-        with pytest.raises(DataError, match=r"000.png cannot be decoded"):
+        with pytest.raises(DataError, match=r"cannot decode .*000.png"):
             train_folder(tmp_path / "run", "streaming")
     finally:
         path.write_bytes(raw)

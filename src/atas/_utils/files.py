@@ -1,4 +1,4 @@
-"""Writing files so that a crash at any moment leaves either the old content or the new, never a part."""
+"""Write files atomically: a crash leaves either the old content or the new. Also checks of paths, and file locks."""
 
 from __future__ import annotations
 
@@ -20,8 +20,7 @@ LOCK_TIMEOUT = 2.0  # seconds
 
 
 def check_output_path(path: Path, option: str, *endings: str) -> None:
-    """Refuse what an option cannot mean, before the work whose result goes there: a folder, and a file of another kind,
-    which would be lost."""
+    """Raise UsageError if an option names a folder or a file with another ending, before the work begins."""
     if path.is_dir():
         such_as = f" such as result{endings[0]}" if endings else ""
         raise UsageError(f"{option} names a file, and {path} is a folder; add a file's name{such_as}")
@@ -30,55 +29,58 @@ def check_output_path(path: Path, option: str, *endings: str) -> None:
 
 
 def check_writable(path: Path) -> None:
-    """Make a file's folder, and see now that files can be made there, not when all is done."""
+    """Make the folder of a file and raise OSError if files cannot be created there, before the work begins."""
     path.parent.mkdir(parents=True, exist_ok=True)
     try:
         with tempfile.TemporaryFile(dir=path.parent):
             pass
     except OSError as error:
-        error.filename = str(path)  # nobody knows the other name
+        error.filename = str(path)  # the user does not know the temporary name
         raise
 
 
 def redirect_to_devnull(stream: IO[str]) -> None:
-    """Send what a lost stream still holds, and all that follows, nowhere; it would be an error at the end."""
-    nowhere = os.open(os.devnull, os.O_WRONLY)
-    os.dup2(nowhere, stream.fileno())
-    os.close(nowhere)
+    """Discard what a closed stream still buffers and all that follows; flushing it at exit would fail."""
+    devnull = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(devnull, stream.fileno())
+    os.close(devnull)
 
 
 def write_atomically(path: Path, write: Callable[[Path], object]) -> None:
-    """Let `write` fill a file under a temporary name beside `path`, sync it, and rename it into place."""
+    """Call `write` with a temporary path in the same folder, sync the file, and rename it to `path`."""
     if not path.name:
         raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
-    # Not by the process's number, which another one in another container may have too.
+    # Process ids are not unique among containers that share a disk.
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp")
     try:
+        temporary.touch(exist_ok=False)  # the kernel applies the umask
+        mode = temporary.stat().st_mode & 0o777
         write(temporary)
-        temporary.chmod(0o666 & ~_umask())
+        temporary.chmod(mode)  # safetensors replaces the file by one that only its owner can read
         with temporary.open("rb+") as file:
             os.fsync(file.fileno())
         temporary.replace(path)
         _sync_folder(path.parent)
     except OSError as error:
-        if error.errno is not None and error.filename in (None, str(temporary)):  # nobody but us knows that name
+        if error.errno is not None and error.filename in (None, str(temporary)):  # the user does not know that name
             error.filename = str(path)
         raise
     finally:
-        with suppress(OSError):  # where nothing could be written, there is nothing to remove
+        with suppress(OSError):  # the file is renamed, or was never created
             temporary.unlink()
 
 
 def write_text(path: Path, text: str) -> None:
-    """Replace a text file as a whole."""
+    """Write a text file atomically."""
     write_atomically(path, lambda temporary: temporary.write_text(text, encoding="utf-8"))
 
 
 @contextmanager
 def file_lock(lock: Path, sentence: str) -> Iterator[None]:
-    """Keep other processes out, which are told the sentence; the lock ends with the process, however that ends.
+    """Hold an exclusive lock; raise AtasError with the sentence if another process holds it.
 
-    Workers of a process that was killed hold its lock for a moment longer, so an answer is not taken at the first word.
+    The kernel releases the lock when the process ends. Workers of a killed process hold its lock a moment longer, so
+    this waits up to LOCK_TIMEOUT.
     """
     end = time.monotonic() + LOCK_TIMEOUT
     with lock.open("w") as file:
@@ -94,18 +96,12 @@ def file_lock(lock: Path, sentence: str) -> Iterator[None]:
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """A JSON object; empty where the file is missing or damaged, for what is good to know but not needed."""
+    """Read a JSON object; return an empty dict if the file is missing or damaged. For optional information."""
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))
+        content = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return {}
-    return found if isinstance(found, dict) else {}
-
-
-def _umask() -> int:
-    mask = os.umask(0)
-    os.umask(mask)
-    return mask
+    return content if isinstance(content, dict) else {}
 
 
 def _sync_folder(folder: Path) -> None:

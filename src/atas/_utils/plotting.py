@@ -20,6 +20,8 @@ BLUE, ORANGE, GREEN, RED, PURPLE, SKY, BLACK, GREY = (
     "#777777",
 )
 
+_NO_DATE = {"svg": {"Date": None}, "pdf": {"CreationDate": None}}
+
 
 def new_figure(width: float, height: float) -> Any:
     """Create an empty figure of this size in inches."""
@@ -41,9 +43,16 @@ def style_axes(axes: Any) -> None:
 
 
 def save_figure(figure: Any, path: Path) -> None:
-    """Save a figure as PNG, SVG or PDF, by its suffix."""
+    """Write a figure as PNG, SVG or PDF, by the suffix of the path. Equal figures give equal files."""
     kind = path.suffix.removeprefix(".").lower() or "png"
     if kind not in figure.canvas.get_supported_filetypes():
         raise UsageError(f"a plot cannot be written as '{path.suffix}'; use .png, .svg or .pdf")
     path.parent.mkdir(parents=True, exist_ok=True)
-    write_atomically(path, lambda temporary: figure.savefig(temporary, format=kind, dpi=150))
+
+    def write(temporary: Path) -> None:
+        from matplotlib import rc_context
+
+        with rc_context({"svg.hashsalt": path.stem}):
+            figure.savefig(temporary, format=kind, dpi=150, metadata=_NO_DATE.get(kind))
+
+    write_atomically(path, write)

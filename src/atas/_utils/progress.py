@@ -5,4 +5,4 @@ from __future__ import annotations
 from collections.abc import Callable
 
 ProgressCallback = Callable[[str, int, int | None], None]
-"""Called with what is being done, how much of it is done (bytes or images), and how much it is in all, if known."""
+"""Called with the name of the task, the amount done (bytes or images), and the total, if known."""

@@ -1,4 +1,4 @@
-"""Data sets: digits, CIFAR-10, CIFAR-100, folders of images, packed sets, and arrays of your own."""
+"""Data sets: digits, CIFAR-10, CIFAR-100, image folders, packed sets, and arrays of the user."""
 
 from __future__ import annotations
 
@@ -39,12 +39,12 @@ DEFAULT_SIZE = 224
 
 
 def names() -> list[str]:
-    """The data sets that `load` knows."""
+    """Return the names that `load` accepts."""
     return ["digits", *SPECS, "imagefolder", "packed"]
 
 
 def official_hashes(name: str) -> tuple[str, ...]:
-    """SHA-256 of the official training and test content, as `Split.sha256` computes it; nothing for other data."""
+    """Return the SHA-256 of the official training and test splits, as in `Split.sha256`; empty for other data."""
     return (SPECS[name].train_sha256, SPECS[name].test_sha256) if name in SPECS else ()
 
 
@@ -58,11 +58,11 @@ def load(
 ) -> Dataset:
     """Read a data set as uint8 and check it.
 
-    `root` is the folder that holds the data: without it the environment variable ATAS_DATA, else ./data (digits need
-    none). Two settings are for `imagefolder` alone: `size`, the side in pixels to which images are resized and
-    centre-cropped (224); and `lazy`, to leave images in their files until they are asked for, by default where half of
-    the memory would not hold them; "train" leaves those for training there. The images of a `packed` set always stay on
-    the disk. `progress` is called while images are decoded, with what is done, how many are and how many there are.
+    `root` is the folder of the data; its default is the environment variable ATAS_DATA, else ./data (digits need
+    none). Two arguments are for `imagefolder` only. `size` is the side in pixels to which images are resized and
+    centre-cropped (224). `lazy` decodes images when they are accessed: "train" only those for training, True all of
+    them; by default all, if they would take more than half of the memory. Images of a `packed` set always stay on the
+    disk. `progress` is called while images are decoded, with the task, the number done, and the total.
 
     >>> digits = load("digits")
     >>> len(digits.train), len(digits.test), digits.shape, digits.num_classes
@@ -71,9 +71,9 @@ def load(
     if name not in names():
         raise unknown("data set", name, names())
     if size is not None and name != "imagefolder":
-        raise UsageError(f"size is for imagefolder alone; the images of {name} have their own size, so leave it out.")
+        raise UsageError(f"size is for imagefolder only; images of {name} have a fixed size, so leave it out.")
     if lazy is not None and name != "imagefolder":
-        raise UsageError(f"lazy is for imagefolder alone; {name} is always read in one way, so leave it out.")
+        raise UsageError(f"lazy is for imagefolder only; leave it out for {name}.")
     if name == "digits":
         return read_digits()
     folder = resolve_root(root)

@@ -1,4 +1,4 @@
-"""A data set from arrays that the user already has."""
+"""Data sets from arrays of the user."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Array = np.ndarray | Tensor | Sequence[object]
 
 CHANNELS = (1, 3)
 
-_MAX_CLASSES = 1_000_000  # classes; a number beyond is no label
+_MAX_CLASSES = 1_000_000  # larger numbers are no labels
 
 
 def from_arrays(
@@ -27,7 +27,7 @@ def from_arrays(
     test_labels: Array,
     classes: Sequence[str] | None = None,
 ) -> Dataset:
-    """Make a data set of numpy arrays or tensors.
+    """Make a data set from numpy arrays or tensors.
 
     Images are uint8 in 0..255 or floats in [0, 1], (N, C, H, W) or (N, H, W, C) with one or three channels;
     labels are class numbers from 0. Without `classes`, the classes are named by their numbers. Contiguous uint8
@@ -46,11 +46,11 @@ def from_arrays(
                 f"training labels begin at {lowest}, and classes count from 0; subtract {lowest} from all labels, or "
                 "name every class with classes=[...]."
             )
-        highest = max((int(some.max()) for some in labels if len(some)), default=-1)
+        highest = max((int(group.max()) for group in labels if len(group)), default=-1)
         if highest >= _MAX_CLASSES:
             raise DataError(
-                f"labels run up to {highest}, and every number up to that would be a class; check the labels, or name "
-                "every class with classes=[...]."
+                f"the largest label is {highest}, and every number up to it would be a class; check the labels, or "
+                "name every class with classes=[...]."
             )
         names = tuple(str(number) for number in range(highest + 1))
     else:
@@ -63,8 +63,8 @@ def _tensor(array: Array) -> Tensor:
         return array.detach().cpu()
     array = np.asarray(array)
     if array.dtype.kind not in "buif":
-        raise DataError(f"an array of {array.dtype} holds no numbers; give images and labels as numeric arrays.")
-    # Torch takes neither read-only memory, negative strides nor foreign byte order; only such arrays are copied here.
+        raise DataError(f"an array of {array.dtype} is not numeric; give images and labels as numeric arrays.")
+    # Torch does not accept read-only memory, negative strides or foreign byte order; only such arrays are copied.
     return torch.from_numpy(np.require(array, array.dtype.newbyteorder("="), ["C", "W"]))
 
 
@@ -97,17 +97,17 @@ def _pixels(images: Tensor, what: str) -> Tensor:
         )
     if not images.numel():
         return images.to(torch.uint8)
-    # One pass finds all faults: a NaN makes both ends NaN.
+    # One pass is enough: a NaN makes both ends NaN.
     low, high = (float(end) for end in torch.aminmax(images))
     if not math.isfinite(low) or not math.isfinite(high):
-        found = "NaN" if math.isnan(low) else "infinite values"
+        values = "NaN" if math.isnan(low) else "infinite values"
         raise DataError(
-            f"{what} contain {found}; repair or drop those images, and undo a normalisation that divided by 0."
+            f"{what} contain {values}; repair or drop those images, and undo a normalisation that divided by 0."
         )
     if low < 0 or high > 1:
         remedy = "divide by 255" if low >= 0 and high <= 255 else "undo the normalisation (x * std + mean)"
         raise DataError(
-            f"{what} run from {low:.4g} to {high:.4g}, expected [0, 1]; {remedy}, as models here normalise inside."
+            f"{what} run from {low:.4g} to {high:.4g}, expected [0, 1]; {remedy}, because models normalise inside."
         )
     return (images.float() * 255).round().to(torch.uint8)
 
@@ -117,6 +117,6 @@ def _labels(array: Array, what: str) -> Tensor:
     if labels.is_floating_point() or labels.dtype == torch.bool or labels.ndim != 1:
         raise DataError(
             f"{what} are {str(labels.dtype).removeprefix('torch.')} of the shape {tuple(labels.shape)}, expected one "
-            "integer an image; use .argmax(1) on one-hot rows and .astype(int) on whole numbers."
+            "integer per image; use .argmax(1) on one-hot rows and .astype(int) on whole numbers."
         )
     return labels.to(torch.int64)

@@ -1,4 +1,4 @@
-"""CIFAR-10 and CIFAR-100 from either official layout; nothing is used whose content is not known to be right."""
+"""CIFAR-10 and CIFAR-100 from either official layout, verified by checksums."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from atas.errors import DataError
 
 @dataclass(frozen=True)
 class Layout:
-    """One of the two official ways to store a set: a folder with some files."""
+    """One of the two official layouts: a folder with its files."""
 
     folder: str
     train: tuple[str, ...]
     test: tuple[str, ...]
     pickled: bool
     md5: Mapping[str, str] = field(default_factory=dict)
-    """The official MD5 of a file by its name, where one is known."""
+    """The official MD5 of files by name, if known."""
 
     @property
     def files(self) -> tuple[str, ...]:
@@ -35,7 +35,7 @@ class Layout:
 
 @dataclass(frozen=True)
 class CifarSpec:
-    """Everything the reader and the fetcher need to know about one set of 32 x 32 colour images."""
+    """The description of one set of 32 x 32 colour images, for reading and downloading."""
 
     name: str
     classes: tuple[str, ...]
@@ -46,10 +46,10 @@ class CifarSpec:
     label_bytes: int
     """Bytes before the pixels of a binary record; the last of them is the class."""
     label_key: str
-    """Where a pickled batch keeps the classes."""
+    """The key of the classes in a pickled batch."""
     train_sha256: str
     test_sha256: str
-    """SHA-256 over all images (NCHW bytes), then all labels (bytes): the same in every layout."""
+    """SHA-256 over all images (NCHW bytes), then all labels (bytes); equal for both layouts."""
     url: str
     """The archive of the binary layout."""
     archive_md5: str
@@ -62,24 +62,24 @@ PIXELS = 3 * 32 * 32
 
 
 def read_cifar(spec: CifarSpec, root: Path) -> Dataset:
-    """The set under `root`, or in `root` itself."""
+    """Read the set from `root` or from its folder in `root`."""
     return read_folder(spec, *locate(spec, root))
 
 
 def locate(spec: CifarSpec, root: Path) -> tuple[Layout, Path]:
-    """The folder to read and its layout; a complete one wins over one that lacks files."""
-    places = [
+    """Return the layout and the folder to read; a complete folder is preferred."""
+    candidates = [
         (layout, folder)
         for layout in (spec.binary, spec.python)
         for folder in (root / layout.folder, root)
         if any((folder / name).is_file() for name in layout.files)
     ]
-    missing = [[name for name in layout.files if not (folder / name).is_file()] for layout, folder in places]
-    for place, names in zip(places, missing, strict=True):
+    missing = [[name for name in layout.files if not (folder / name).is_file()] for layout, folder in candidates]
+    for candidate, names in zip(candidates, missing, strict=True):
         if not names:
-            return place
-    if places:
-        raise DataError(f"{places[0][1]} lacks {', '.join(missing[0])}; {_remedy(spec)}.")
+            return candidate
+    if candidates:
+        raise DataError(f"{candidates[0][1]} lacks {', '.join(missing[0])}; {_remedy(spec)}.")
     raise DataError(
         f"no {spec.name} in {root.absolute()}: looked for {spec.binary.folder}/ with {_listed(spec.binary)}, and "
         f"{spec.python.folder}/ with {_listed(spec.python)}; {_remedy(spec)}, or give the folder that has it as root."
@@ -87,7 +87,7 @@ def locate(spec: CifarSpec, root: Path) -> tuple[Layout, Path]:
 
 
 def read_folder(spec: CifarSpec, layout: Layout, folder: Path) -> Dataset:
-    """The set in a folder of that layout, checked."""
+    """Read and verify the set in a folder of this layout."""
     train = _read_split(spec, layout, folder, layout.train, spec.train_count, spec.train_sha256)
     test = _read_split(spec, layout, folder, layout.test, spec.test_count, spec.test_sha256)
     return Dataset(spec.name, train, test)
@@ -109,13 +109,13 @@ def _read_split(
         batches.append(read(spec, path, raw, count // len(names)))
     images = np.concatenate([images for images, _ in batches])
     labels = np.concatenate([labels for _, labels in batches])
-    # A file that was written again (another pickle protocol, other file names inside) is as good when its content is.
-    if unofficial and (found := content_sha256(images, labels)) != sha256:
+    # A rewritten file (another pickle protocol, other names inside) is valid if its content is.
+    if unofficial and (actual := content_sha256(images, labels)) != sha256:
         md5s = [f"MD5 {layout.md5[path.name]}" for path in unofficial if path.name in layout.md5]
         expected = " or ".join([", ".join(md5s), f"SHA-256 {sha256}"] if md5s else [f"SHA-256 {sha256}"])
         raise DataError(
             f"{', '.join(map(str, unofficial))}: this is not the content of {spec.name}, expected {expected} over all "
-            f"pixels and labels, found {found}; {_remedy(spec)}."
+            f"pixels and labels, got {actual}; {_remedy(spec)}."
         )
     return Split(torch.from_numpy(images), torch.from_numpy(labels.astype(np.int64)), spec.classes)
 
@@ -124,7 +124,7 @@ def _read_binary(spec: CifarSpec, path: Path, raw: bytes, count: int) -> tuple[n
     record = spec.label_bytes + PIXELS
     if len(raw) != count * record:
         fault = "truncated" if len(raw) < count * record else "too long"
-        raise DataError(f"{path} is {fault}: expected {count * record} bytes, found {len(raw)}; {_remedy(spec)}.")
+        raise DataError(f"{path} is {fault}: expected {count * record} bytes, got {len(raw)}; {_remedy(spec)}.")
     records = np.frombuffer(raw, np.uint8).reshape(count, record)
     return records[:, spec.label_bytes :].reshape(count, *IMAGE), records[:, spec.label_bytes - 1]
 
@@ -132,12 +132,12 @@ def _read_binary(spec: CifarSpec, path: Path, raw: bytes, count: int) -> tuple[n
 def _read_pickled(spec: CifarSpec, path: Path, raw: bytes, count: int) -> tuple[np.ndarray, np.ndarray]:
     if len(raw) < count * PIXELS:
         raise DataError(
-            f"{path} is truncated: expected at least {count * PIXELS} bytes, found {len(raw)}; {_remedy(spec)}."
+            f"{path} is truncated: expected at least {count * PIXELS} bytes, got {len(raw)}; {_remedy(spec)}."
         )
     try:
         batch = loads_dict(raw)
     except pickle.UnpicklingError as error:
-        raise DataError(f"{path} ({len(raw)} bytes) is not used: {error}; {_remedy(spec)}.") from error
+        raise DataError(f"cannot use {path} ({len(raw)} bytes): {error}; {_remedy(spec)}.") from error
     images, labels = _array(batch.get("data")), _array(batch.get(spec.label_key))
     if images.dtype != np.uint8 or images.shape != (count, PIXELS):
         raise DataError(
@@ -225,7 +225,7 @@ CIFAR10 = CifarSpec(
 CIFAR100 = CifarSpec(
     name="cifar100",
     classes=CIFAR100_CLASSES,
-    # No MD5s of the binary files are known: they go by their content.
+    # The MD5s of the binary files are not published; the content is verified.
     binary=Layout(folder="cifar-100-binary", train=("train.bin",), test=("test.bin",), pickled=False),
     python=Layout(
         folder="cifar-100-python",

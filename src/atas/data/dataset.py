@@ -20,7 +20,7 @@ from atas.errors import DataError
 
 
 def content_sha256(images: np.ndarray, labels: np.ndarray) -> str:
-    """SHA-256 over the bytes of the images followed by the bytes of the labels, as they stand."""
+    """Return the SHA-256 over the bytes of the images, then of the labels."""
     digest = hashlib.sha256()
     for array in (images, labels):
         digest.update(np.ascontiguousarray(array).reshape(-1).data)
@@ -29,10 +29,10 @@ def content_sha256(images: np.ndarray, labels: np.ndarray) -> str:
 
 @dataclass(frozen=True, eq=False)
 class Split(torch.utils.data.Dataset[tuple[Tensor, int]]):
-    """One half of a data set, and itself a map-style dataset of (image in [0, 1], label).
+    """The training or test images of a data set; also a map-style dataset of (image in [0, 1], label).
 
-    `images` is a tensor, or where the images stay on the disk an object that gives tensors when it is indexed. `files`
-    is the fingerprint of the image files that a tensor was decoded from, if it was.
+    `images` is a tensor, or `LazyImages` that stay on the disk and return tensors when indexed. `files` is the
+    fingerprint of the image files that a tensor was decoded from.
 
     >>> split = Split(torch.full((2, 1, 4, 4), 255, dtype=torch.uint8), torch.tensor([0, 1]), ("cat", "dog"))
     >>> image, label = split[1]
@@ -60,14 +60,14 @@ class Split(torch.utils.data.Dataset[tuple[Tensor, int]]):
         if labels.dtype != torch.int64 or labels.ndim != 1:
             raise DataError(
                 f"labels are {_dtype_name(labels.dtype)} of the shape {tuple(labels.shape)}, expected one int64 class "
-                "number an image; convert them with labels.long(), one-hot rows with labels.argmax(1)."
+                "number per image; convert them with labels.long(), one-hot rows with labels.argmax(1)."
             )
         if len(images) != len(labels):
             raise DataError(
-                f"there are {len(images)} images but {len(labels)} labels; give exactly one label an image."
+                f"there are {len(images)} images but {len(labels)} labels; give exactly one label per image."
             )
         if not all(images.shape):
-            raise DataError(f"images of the shape {tuple(images.shape)} hold no pixel; give at least one image.")
+            raise DataError(f"images of the shape {tuple(images.shape)} have no pixels; give at least one image.")
         low, high = int(labels.min()), int(labels.max())
         if low < 0 or high >= len(self.classes):
             raise DataError(
@@ -85,12 +85,12 @@ class Split(torch.utils.data.Dataset[tuple[Tensor, int]]):
         return self.images[index].float() / 255, int(self.labels[index])
 
     def subset(self, rows: Tensor | slice) -> Split:
-        """Some of the examples; images that are on the disk stay there."""
+        """Return the split with these rows; lazy images stay on the disk."""
         images = self.images.subset(rows) if isinstance(self.images, LazyImages) else self.images[rows]
         return Split(images, self.labels[rows], self.classes)
 
     def centre_crop(self, size: int) -> Split:
-        """The examples with the central `size` x `size` pixels of each image; images that are on the disk stay there.
+        """Return the split with the central `size` x `size` pixels of each image; lazy images stay on the disk.
 
         >>> split = Split(torch.zeros(1, 3, 256, 256, dtype=torch.uint8), torch.tensor([0]), ("cat",))
         >>> split.centre_crop(224).images.shape
@@ -105,13 +105,14 @@ class Split(torch.utils.data.Dataset[tuple[Tensor, int]]):
     centre = centre_crop
 
     def fingerprint(self) -> str:
-        """A hash that tells this content from other: `sha256`, or for images on the disk one that need not read them
-        all."""
+        """Return a hash of the content: `sha256`, or for lazy images a hash that does not read all of them."""
         return self._hash_with_labels(self.images.fingerprint) if isinstance(self.images, LazyImages) else self.sha256()
 
     def fingerprints(self) -> tuple[str, ...]:
-        """The fingerprint, and for images that were decoded from files that of the same images left there: one of them
-        is the same whichever way images are loaded."""
+        """Return the fingerprint, and for images decoded from files also that of the files.
+
+        Data sets that were loaded eagerly and lazily from the same files share one of them.
+        """
         return (self.fingerprint(),) if self.files is None else (self.fingerprint(), self._hash_with_labels(self.files))
 
     def _hash_with_labels(self, fingerprint: str) -> str:
@@ -119,7 +120,7 @@ class Split(torch.utils.data.Dataset[tuple[Tensor, int]]):
         return hashlib.sha256(fingerprint.encode() + labels).hexdigest()
 
     def sha256(self) -> str:
-        """A hash of pixels and labels: the same for the same content, however it was stored.
+        """Return a hash of pixels and labels, equal for equal content in any format.
 
         It covers the images as NCHW bytes, then the labels as single bytes, or as little-endian int64 where there
         are more than 256 classes.
@@ -152,7 +153,7 @@ class Dataset:
 
     @property
     def num_classes(self) -> int:
-        """How many classes there are."""
+        """The number of classes."""
         return len(self.train.classes)
 
     @property
@@ -171,7 +172,7 @@ def _dtype_name(dtype: torch.dtype) -> str:
 
 
 class MapDataset(Sized, Protocol):
-    """What is asked of a dataset: a length, and items by position."""
+    """The interface of a map-style dataset: a length, and items by position."""
 
     def __getitem__(self, index: int, /) -> Any: ...
 
@@ -186,13 +187,13 @@ class Indexed(torch.utils.data.Dataset[tuple[Any, Any, int]]):
         return len(self.dataset)
 
     def __getitem__(self, index: int) -> tuple[Any, Any, int]:
-        # The index addresses the memory of perturbations, so an example must always come with the same one.
+        # The index addresses the stored perturbation, so an example must always have the same index.
         index = index + len(self) if index < 0 else int(index)
         item = self.dataset[index]
         if not isinstance(item, (tuple, list)) or len(item) != 2:
-            found = f"{len(item)} entries" if isinstance(item, (tuple, list)) else type(item).__name__
+            kind = f"{len(item)} entries" if isinstance(item, (tuple, list)) else type(item).__name__
             raise DataError(
-                f"item {index} of the dataset is {found}, expected a pair (x, y); "
+                f"item {index} of the dataset is {kind}, expected a pair (x, y); "
                 "make the dataset return image and label."
             )
         x, y = item
@@ -200,10 +201,10 @@ class Indexed(torch.utils.data.Dataset[tuple[Any, Any, int]]):
 
 
 def indexed(dataset: MapDataset) -> Indexed:
-    """Wrap a map-style dataset of (x, y) so that its items are (x, y, index), for methods that remember each example.
+    """Wrap a map-style dataset of (x, y) so that its items are (x, y, index), for methods with per-example state.
 
-    The images must come unaugmented; `atas.random_view` augments a batch so that stored perturbations can follow.
-    Take a subset before wrapping it: the indices then run from 0 to its length.
+    Images must not be augmented; `atas.random_view` augments a batch so that stored perturbations follow. Take a subset
+    before wrapping it, so that indices run from 0 to its length.
 
     >>> pairs = [("a", 0), ("b", 1)]
     >>> indexed(pairs)[1]

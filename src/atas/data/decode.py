@@ -1,4 +1,4 @@
-"""An image file as RGB pixels of a common size, whatever kind of file it is."""
+"""Decode image files of any kind to RGB pixels of a common size."""
 
 from __future__ import annotations
 
@@ -11,18 +11,16 @@ from PIL import Image, ImageOps
 
 FITS = ("crop", "squash", "keep")
 
-_DRAFT_FACTOR = (
-    2  # a JPEG may be decoded at half, a quarter or an eighth, down to so many times the size that is wanted
-)
-_SIXTEEN_BIT_FORMATS = ("PNG", "PPM")  # formats whose mode I holds 16 bits; that of TIFF holds 32
-_MAX_SIDE = 65500  # pixels that a side of a JPEG file may have; one of 1 x 30,000 resized to 256 would take 6 GB
+_DRAFT_FACTOR = 2  # JPEG files are decoded at half, a quarter or an eighth, down to this multiple of the size
+_SIXTEEN_BIT_FORMATS = ("PNG", "PPM")  # formats whose mode I has 16 bits; in TIFF it has 32
+_MAX_SIDE = 65500  # of JPEG, in pixels; an image of 1 x 30,000 resized to 256 would take 6 GB
 
 
 def decode(source: Path | io.BytesIO, size: int, fit: str = "crop") -> Image.Image:
-    """The image in RGB, upright, its short side resized to `size` pixels.
+    """Return the image in RGB, upright, with its short side resized to `size` pixels.
 
-    `crop` keeps the centre square of it, `keep` all of it; `squash` makes the whole image a square, whatever its shape
-    was. What cannot be decoded raises an exception of any kind; `reason` puts it in words.
+    `crop` keeps the central square, `keep` the whole image; `squash` resizes the whole image to a square. Damaged files
+    raise exceptions of many kinds; `error_text` describes them.
     """
     if isinstance(source, Path) and not source.stat().st_size:
         raise ValueError("the file is empty")
@@ -46,19 +44,19 @@ def decode(source: Path | io.BytesIO, size: int, fit: str = "crop") -> Image.Ima
 
 
 def to_chw(image: Image.Image) -> np.ndarray:
-    """The pixels of an RGB image, one colour after the other: (3, height, width)."""
+    """Return the pixels of an RGB image as (3, height, width)."""
     return np.asarray(image).transpose(2, 0, 1)
 
 
 def error_text(error: Exception) -> str:
-    """Why an image could not be decoded, in a few words."""
-    # Pillow repeats the path or the object, which stands right before.
-    said = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
-    return said.split(" '")[0].split(" <")[0] or type(error).__name__
+    """Return why an image could not be decoded."""
+    # Pillow appends the path or the object, which messages name already.
+    text = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
+    return text.split(" '")[0].split(" <")[0] or type(error).__name__
 
 
 def is_io_error(error: Exception) -> TypeGuard[OSError]:
-    """Whether a file could not be had, which need not be damaged: errors of the system have a number, Pillow's none."""
+    """Return whether a file could not be read; it need not be damaged. Only errors of the system have a number."""
     return isinstance(error, OSError) and error.errno is not None
 
 

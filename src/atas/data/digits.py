@@ -1,4 +1,4 @@
-"""Small real images that need no download: scikit-learn's handwritten digits."""
+"""Scikit-learn's handwritten digits: small real images without a download."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ TRAIN = 1297
 
 
 def read_digits() -> Dataset:
-    """1,797 grey images of 8 x 8 pixels: the first 1,297 for training, the last 500 for testing."""
+    """Read 1,797 grey images of 8 x 8 pixels: the first 1,297 for training, the last 500 for testing."""
     try:
         from sklearn.datasets import load_digits
     except ImportError as error:
         raise UsageError("the digits need scikit-learn; install it with: pip install 'atas[digits]'") from error
     digits = load_digits()
-    # The originals count 0..16 dark points in each cell.
+    # The original values are 0..16.
     images = torch.from_numpy(np.rint(digits.images * 255 / 16).astype(np.uint8)).unsqueeze(1)
     labels = torch.from_numpy(digits.target.astype(np.int64))
     classes = tuple(str(digit) for digit in range(10))

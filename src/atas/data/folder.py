@@ -1,4 +1,4 @@
-"""Folders of image files, one folder a class: decoded once and held in memory, or left where they are."""
+"""Image folders with one folder per class: decoded into memory, or read lazily."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from PIL import Image
 
 from atas._utils.formatting import format_bytes
 from atas._utils.progress import ProgressCallback
-from atas._utils.system import host_memory
+from atas._utils.system import available_cpus, host_memory
 from atas.data.dataset import Dataset, Split
 from atas.data.decode import decode, error_text, to_chw
 from atas.data.lazy_images import ImageFiles
@@ -23,12 +23,10 @@ from atas.data.packed import MANIFEST
 from atas.errors import DataError, UsageError, first_few
 
 SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".webp", ".gif", ".tif", ".tiff", ".ppm", ".pgm")
-_UNSUPPORTED = {".heic", ".heif", ".avif"}  # images that Pillow may not know by name
+_UNSUPPORTED = {".heic", ".heif", ".avif"}  # images that Pillow may not list
 CHUNK = 64
-
-
-_MIN_BATCH = 32  # images that memory must hold, or no batch could be made
-_MEMORY_FRACTION = 0.5  # of the machine's memory that decoded images may take before they are left in their files
+_MIN_BATCH = 32  # images that must fit into memory
+_MEMORY_FRACTION = 0.5  # share of the memory that decoded images may take; more are read lazily
 
 
 @dataclass(frozen=True)
@@ -40,7 +38,7 @@ class SplitFiles:
 
     @property
     def files(self) -> list[Path]:
-        """All of them, class by class."""
+        """All files, class by class."""
         return [path for paths in self.classes.values() for path in paths]
 
 
@@ -54,18 +52,18 @@ def read_image_folder(
 ) -> Dataset:
     """Read root/train/<class>/ and root/test/<class>/ (or root/val/) as RGB images of size x size pixels.
 
-    `lazy` leaves them in their files and decodes them when they are asked for, "train" those for training alone; what
-    it does not name is left there too where memory is short, unless it is False.
+    `lazy` decodes images when they are accessed: True all of them, "train" only those for training. By default, all
+    are lazy if they would take too much memory; False decodes all of them now.
     """
     _check_size(size)
     train, test = list_splits(root, root_given=root_given)
     classes = tuple(train.classes)
     split_files = train, test
-    decodes = (False, False) if lazy is True else (lazy != "train", True)
-    taken = [split.files if wanted else [] for split, wanted in zip(split_files, decodes, strict=True)]
-    if lazy is not False and sum(map(len, taken)) * 3 * size * size > _MEMORY_FRACTION * host_memory():
-        taken = [[], []]
-    decoded = _decode_all([*taken[0], *taken[1]], size, progress).split([len(files) for files in taken])
+    eager = (False, False) if lazy is True else (lazy != "train", True)
+    files_now = [split.files if now else [] for split, now in zip(split_files, eager, strict=True)]
+    if lazy is not False and sum(map(len, files_now)) * 3 * size * size > _MEMORY_FRACTION * host_memory():
+        files_now = [[], []]
+    decoded = _decode_all([*files_now[0], *files_now[1]], size, progress).split([len(files) for files in files_now])
     splits = []
     for split, images in zip(split_files, decoded, strict=True):
         files = ImageFiles(split.files, size, root)
@@ -87,14 +85,14 @@ def _check_size(size: int) -> None:
 
 
 def list_splits(root: Path, *, root_given: bool = True) -> tuple[SplitFiles, SplitFiles]:
-    """The files of both splits, which have the same classes."""
+    """Return the files of both splits; raise DataError if their classes differ."""
     train_root, test_root = _split_folders(root, root_given)
     train, test = _list_classes(train_root), _list_classes(test_root)
     if train.keys() != test.keys():
         differences = [
-            f"only in {split}: {first_few(sorted(more))}"
-            for split, more in ((train_root, train.keys() - test), (test_root, test.keys() - train))
-            if more
+            f"only in {split}: {first_few(sorted(extra))}"
+            for split, extra in ((train_root, train.keys() - test), (test_root, test.keys() - train))
+            if extra
         ]
         raise DataError(
             f"training and test folders have different classes ({'; '.join(differences)}); "
@@ -108,7 +106,7 @@ def _split_folders(root: Path, root_given: bool) -> tuple[Path, Path]:
     remedy = "give the folder that holds train/<class>/ and test/<class>/ (or val/<class>/) as root"
     train = root / "train"
     if (root / MANIFEST).is_file():
-        raise DataError(f"{root.absolute()} holds a packed set, not image files; load it by the name packed.")
+        raise DataError(f"{root.absolute()} holds a packed set, not image files; load it with the name packed.")
     if not train.is_dir():
         raise DataError(f"there is no folder train in {root.absolute()}{hint}; {remedy}.")
     for name in ("test", "val"):
@@ -118,7 +116,7 @@ def _split_folders(root: Path, root_given: bool) -> tuple[Path, Path]:
 
 
 def _list_classes(split: Path) -> dict[str, list[Path]]:
-    """The image files of each class, both sorted by name; hidden ones are left to the tools that made them."""
+    """Return the image files of each class, both sorted by name; hidden files are ignored."""
     folders = sorted(path for path in split.iterdir() if path.is_dir() and not path.name.startswith("."))
     if not folders:
         raise DataError(f"{split} has no class folders; put the images into {split}/<class>/.")
@@ -127,9 +125,9 @@ def _list_classes(split: Path) -> dict[str, list[Path]]:
     no_files: list[Path] = []
     for folder in folders:
         listing[folder.name] = []
-        with os.scandir(folder) as entries:  # no look at each of what may be a million files
-            found = sorted((entry.name, entry.is_file()) for entry in entries if not entry.name.startswith("."))
-        for name, is_file in found:
+        with os.scandir(folder) as entries:  # without a stat call for each of perhaps a million files
+            names = sorted((entry.name, entry.is_file()) for entry in entries if not entry.name.startswith("."))
+        for name, is_file in names:
             is_image = os.path.splitext(name)[1].lower() in SUFFIXES
             ((listing[folder.name] if is_image else others) if is_file else no_files).append(folder / name)
     _check_ignored(no_files)
@@ -137,30 +135,30 @@ def _list_classes(split: Path) -> dict[str, list[Path]]:
     others = [path for path in others if path.suffix.lower() in images]
     if others:
         raise DataError(
-            f"{len(others)} images are of a kind that is not read: {first_few(others)}; "
+            f"{len(others)} images have an unsupported format: {first_few(others)}; "
             f"convert them to one of {', '.join(SUFFIXES)} or remove them."
         )
     empty = [str(split / name) for name, paths in listing.items() if not paths]
     if empty:
-        raise DataError(f"no images ({', '.join(SUFFIXES)}) in {first_few(empty)}; add some or remove the folder.")
+        raise DataError(f"no images ({', '.join(SUFFIXES)}) in {first_few(empty)}; add images or remove the folder.")
     return listing
 
 
 def _check_ignored(paths: list[Path]) -> None:
-    """An error for images that a look at the files of class folders alone would miss."""
+    """Raise DataError for images that are broken links or lie in deeper folders."""
     lost = [path for path in paths if path.suffix.lower() in SUFFIXES and not path.exists()]
     if lost:
-        raise DataError(f"there are links to images that do not exist: {first_few(lost)}; mend or remove them.")
+        raise DataError(f"links to images are broken: {first_few(lost)}; repair or remove them.")
     deeper = [path for path in paths if any(file.suffix.lower() in SUFFIXES for file in path.rglob("*"))]
     if deeper:
         raise DataError(
-            f"there are images in folders within class folders: {first_few(deeper)}; move them up into the class "
+            f"class folders contain folders with images: {first_few(deeper)}; move the images up into the class "
             "folder, or elsewhere."
         )
 
 
 def labels_of(split: SplitFiles) -> torch.Tensor:
-    """The class number of every file."""
+    """Return the class number of every file."""
     counts = torch.tensor([len(paths) for paths in split.classes.values()])
     return torch.arange(len(counts)).repeat_interleave(counts)
 
@@ -177,16 +175,16 @@ def _decode_all(files: Sequence[Path], size: int, progress: ProgressCallback | N
             try:
                 images[number] = to_chw(decode(files[number], size))
             except Exception as error:
-                # Pillow's decoders raise many kinds; whichever it is, the file is of no use and must be named.
+                # Pillow's decoders raise exceptions of many kinds; each means that the file is unusable.
                 errors.append(f"{files[number]} ({error_text(error)})")
         return errors
 
     errors: list[str] = []
-    pool = ThreadPoolExecutor(os.cpu_count())
+    pool = ThreadPoolExecutor(available_cpus())
     try:
         report("decoding images", 0, len(files))
-        for number, found in enumerate(pool.map(decode_chunk, range(0, len(files), CHUNK)), 1):
-            errors += found
+        for number, chunk_errors in enumerate(pool.map(decode_chunk, range(0, len(files), CHUNK)), 1):
+            errors += chunk_errors
             report("decoding images", min(number * CHUNK, len(files)), len(files))
     finally:
         pool.shutdown(cancel_futures=True)

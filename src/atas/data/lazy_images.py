@@ -1,4 +1,4 @@
-"""Images that stay where they are until they are asked for."""
+"""Images that are read when they are accessed."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from atas._utils.system import available_cpus
 from atas.data.decode import decode, error_text, is_io_error, to_chw
 from atas.errors import DataError
 
@@ -21,9 +22,9 @@ _CHUNK = 32  # images that a thread reads at a time
 
 
 class LazyImages(ABC):
-    """Images of one size on the disk, or wherever they are; any part of them is a uint8 tensor (N, C, H, W).
+    """Images of one size that are read on access, as uint8 tensors (N, C, H, W).
 
-    An index gives a tensor, as with tensors: `images[5]`, `images[:100]`, `images[torch.tensor([3, 1])]`.
+    Indexing returns a tensor, as with tensors: `images[5]`, `images[:100]`, `images[torch.tensor([3, 1])]`.
     """
 
     dtype, ndim, device = torch.uint8, 4, torch.device("cpu")
@@ -34,19 +35,14 @@ class LazyImages(ABC):
     @property
     @abstractmethod
     def fingerprint(self) -> str:
-        """A hash that tells these images from others without a look at every pixel."""
+        """A hash that identifies the images without reading every pixel."""
 
     @abstractmethod
     def read(self, rows: np.ndarray, out: np.ndarray) -> None:
-        """Write these images into an array (len(rows), C, H, W). Works in any process and thread."""
+        """Read these images into an array (len(rows), C, H, W). Works in any process and thread."""
 
     def __len__(self) -> int:
         return self.shape[0]
-
-    @property
-    def nbytes(self) -> int:
-        """The memory that all of them would take."""
-        return self.shape.numel()
 
     def __getitem__(self, item: int | slice | Tensor | list[int]) -> Tensor:
         rows = np.arange(len(self))[item.cpu().numpy() if isinstance(item, Tensor) else item]
@@ -55,24 +51,25 @@ class LazyImages(ABC):
         return images.view(*rows.shape, *self.shape[1:])
 
     def subset(self, rows: Tensor | slice) -> LazyImages:
-        """Some of them, still where they are."""
+        """Return the images of these rows, still lazy."""
         return LazySubset(self, np.arange(len(self))[rows.cpu().numpy() if isinstance(rows, Tensor) else rows])
 
     def to(self, device: torch.device) -> Tensor:
-        """All of them in the memory of a device, read by several threads."""
+        """Read all images into the memory of a device, with several threads."""
         whole = torch.empty(self.shape, dtype=torch.uint8, device=device)
-        with ThreadPoolExecutor(os.cpu_count()) as pool:
-            step = _CHUNK * (os.cpu_count() or 1)
+        threads = available_cpus()
+        with ThreadPoolExecutor(threads) as pool:
+            step = _CHUNK * threads
             for first in range(0, len(self), step):
                 starts = range(first, min(first + step, len(self)), _CHUNK)
-                portions = pool.map(lambda start: self[start : start + _CHUNK], starts)
-                for start, portion in zip(starts, portions, strict=True):
-                    whole[start : start + _CHUNK] = portion
+                chunks = pool.map(lambda start: self[start : start + _CHUNK], starts)
+                for start, chunk in zip(starts, chunks, strict=True):
+                    whole[start : start + _CHUNK] = chunk
         return whole
 
 
 class LazySubset(LazyImages):
-    """Some images of others."""
+    """A selection of other lazy images."""
 
     def __init__(self, whole: LazyImages, rows: np.ndarray) -> None:
         super().__init__(len(rows), whole.shape[1:], whole.location)
@@ -80,16 +77,16 @@ class LazySubset(LazyImages):
 
     @property
     def fingerprint(self) -> str:
-        """Of all the others, and of which ones these are."""
+        """A hash of the fingerprint of all images and of the rows."""
         return hashlib.sha256(self._whole.fingerprint.encode() + self._rows.tobytes()).hexdigest()
 
     def read(self, rows: np.ndarray, out: np.ndarray) -> None:
-        """Read them as the whole does."""
+        """Read the images."""
         self._whole.read(self._rows[rows], out)
 
 
 class CentreCrop(LazyImages):
-    """The centres of others."""
+    """The centres of other lazy images."""
 
     def __init__(self, whole: LazyImages, size: int) -> None:
         super().__init__(len(whole), (whole.shape[1], size, size), whole.location)
@@ -97,11 +94,11 @@ class CentreCrop(LazyImages):
 
     @property
     def fingerprint(self) -> str:
-        """Of all that is stored, and of how much of it is seen."""
+        """A hash of the fingerprint of the whole images and of the size."""
         return hashlib.sha256(f"{self._whole.fingerprint} {self._size}".encode()).hexdigest()
 
     def read(self, rows: np.ndarray, out: np.ndarray) -> None:
-        """Read them whole, and keep the centre."""
+        """Read the whole images and crop them."""
         whole = np.empty((len(rows), *self._whole.shape[1:]), np.uint8)
         self._whole.read(rows, whole)
         out[...] = centre_crop(whole, self._size)
@@ -111,17 +108,18 @@ Pixels = TypeVar("Pixels", np.ndarray, Tensor)
 
 
 def centre_crop(images: Pixels, size: int) -> Pixels:
-    """The central `size` x `size` pixels of images (..., H, W), without a copy."""
+    """Return the central `size` x `size` pixels of images (..., H, W), without a copy."""
     top, left = ((side - size) // 2 for side in images.shape[-2:])
     if min(top, left) < 0:
         raise DataError(
-            f"images of {images.shape[-2]} x {images.shape[-1]} pixels have no centre of {size} x {size}; ask for less"
+            f"images of {images.shape[-2]} x {images.shape[-1]} pixels have no centre of {size} x {size}; choose a "
+            "smaller size"
         )
     return images[..., top : top + size, left : left + size]
 
 
 class InMemoryImages(LazyImages):
-    """Images that are in memory already."""
+    """Lazy images over a tensor in memory."""
 
     def __init__(self, images: Tensor) -> None:
         super().__init__(len(images), images.shape[1:], "memory")
@@ -129,16 +127,16 @@ class InMemoryImages(LazyImages):
 
     @property
     def fingerprint(self) -> str:
-        """Of every pixel."""
+        """A hash of every pixel."""
         return hashlib.sha256(np.ascontiguousarray(self._images).reshape(-1).data).hexdigest()
 
     def read(self, rows: np.ndarray, out: np.ndarray) -> None:
-        """Copy them."""
-        np.take(self._images, rows, axis=0, out=out, mode="clip")  # any other mode makes a copy first
+        """Copy the images."""
+        np.take(self._images, rows, axis=0, out=out, mode="clip")  # other modes make a copy first
 
 
 class ImageFiles(LazyImages):
-    """Image files, decoded whenever they are read."""
+    """Image files that are decoded when they are read."""
 
     def __init__(self, files: Sequence[Path], size: int, root: Path) -> None:
         super().__init__(len(files), (3, size, size), str(root))
@@ -146,24 +144,24 @@ class ImageFiles(LazyImages):
 
     @property
     def fingerprint(self) -> str:
-        """Of the names and lengths of the files."""
+        """A hash of the names and sizes of the files."""
         digest = hashlib.sha256(f"{self._size}\n".encode())
-        above = str(self._root / "_")[:-1]  # as text: there may be a million names
+        prefix = str(self._root / "_")[:-1]  # text is faster than paths for a million names
         for name in map(str, self._files):
-            digest.update(os.fsencode(f"{name.removeprefix(above)}\t{os.stat(name).st_size}\n"))
+            digest.update(os.fsencode(f"{name.removeprefix(prefix)}\t{os.stat(name).st_size}\n"))
         return digest.hexdigest()
 
     def read(self, rows: np.ndarray, out: np.ndarray) -> None:
-        """Decode them."""
+        """Decode the images."""
         for row, target in zip(rows, out, strict=True):
             path = self._files[row]
             try:
                 target[...] = to_chw(decode(path, self._size))
             except Exception as error:
                 if is_io_error(error):
-                    raise DataError(f"cannot read {path} ({error.strerror}); see to it and start again") from error
-                # Pillow's decoders raise many kinds; whichever it is, the file is of no use and must be named.
+                    raise DataError(f"cannot read {path} ({error.strerror}); check the disk and start again") from error
+                # Pillow's decoders raise exceptions of many kinds; each means that the file is unusable.
                 raise DataError(
-                    f"{path} cannot be decoded ({error_text(error)}); replace or remove it, or leave such images out "
-                    f"with `atas data pack --skip-damaged`"
+                    f"cannot decode {path} ({error_text(error)}); replace or remove it, or skip damaged images with "
+                    f"`atas data pack --skip-damaged`"
                 ) from error

@@ -1,4 +1,4 @@
-"""Loaders of training batches: the base class, and the loader whose images all lie on the device as uint8."""
+"""Loaders of training batches: the base class, and a loader that keeps all images on the device as uint8."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Batch:
 
 
 class LoaderOptions(TypedDict):
-    """What all batches take besides images and labels."""
+    """The arguments that all loaders share besides images and labels."""
 
     batch_size: int
     pad: int
@@ -38,13 +38,12 @@ class LoaderOptions(TypedDict):
 
 
 class Loader:
-    """Batches of a training set, in an order and with views that depend on (seed, epoch) alone.
+    """Batches of a training set, in an order and with views that depend only on (seed, epoch).
 
-    `set_shard` says which part of a training set images and labels are; without it they are the whole. An index is a
-    row of that part, and `batch_size` its share of a global batch. The short last batch is kept, though a part may have
-    nothing in it. Views are crops of images padded by `pad` unless `views` draws others. `images` are those that are on
-    the device, at addresses that do not change; `start_epoch` and `prefetch` see to it that those of a step are there
-    before it runs.
+    `set_shard` sets the shard of the training set that images and labels are; by default they are the whole set. An
+    index is a row of the shard, and `batch_size` is its share of the global batch. The short last batch is kept; a
+    shard may have no example in it. Views are crops of images padded by `pad`, unless `views` draws others. `images`
+    are the images on the device, at fixed addresses; `start_epoch` and `prefetch` make those of a step available.
     """
 
     kind: ClassVar[str]
@@ -66,51 +65,51 @@ class Loader:
         self.set_shard(DataShard(len(labels)))
 
     def set_shard(self, shard: DataShard) -> None:
-        """Images and labels are this part of the training set."""
+        """Set the shard of the training set that images and labels are."""
         self.shard = shard
 
     def start_epoch(self, order: Tensor, first: int) -> None:
-        """An epoch begins, in this order and with this batch; called on the host."""
+        """Start an epoch with this order of examples, at batch `first`; called on the host."""
 
     def prefetch(self, batch: int) -> None:
-        """Have the images of this batch in place for what the device does next; called on the host."""
+        """Make the images of this batch available for the next step on the device; called on the host."""
 
     def rows(self, index: Tensor) -> Tensor:
-        """Where in `images` these examples of the staged batch are."""
+        """Return the rows of `images` that hold these examples of the prefetched batch."""
         raise NotImplementedError
 
     def close(self) -> None:
-        """Give back what is not memory."""
+        """Release worker processes and other resources."""
 
     def __len__(self) -> int:
-        """Batches in an epoch."""
+        """Return the number of batches per epoch."""
         return -(-self.shard.examples // self._global_batch_size)
 
     def size(self, batch: int) -> int:
-        """Examples in this part of a batch of an epoch."""
+        """Return the number of examples of a batch in this shard."""
         return max(0, min(self.batch_size, len(self.labels) - batch * self.batch_size))
 
     def batch_fraction(self, batch: int) -> float:
-        """This part's share of the examples in a batch."""
+        """Return the fraction of a global batch that is in this shard."""
         return self.size(batch) / min(self._global_batch_size, self.shard.examples - batch * self._global_batch_size)
 
     @property
     def _global_batch_size(self) -> int:
-        """Examples in a global batch; every shard gives as many."""
+        """Examples in a global batch; every shard has the same number."""
         return self.batch_size // self.shard.num_held * self.shard.shards
 
     def order(self, epoch: int) -> Tensor:
-        """The order of the examples in an epoch, on the host."""
+        """Return the order of the examples in an epoch, on the host."""
         return self.shard.order(self.seed, epoch)
 
     def take(self, index: Tensor, epoch: Tensor) -> Batch:
-        """These examples as they are shown in this epoch."""
+        """Return these examples with their views of this epoch."""
         view = self.views(CounterRNG(self.seed, epoch, self.shard.global_index(index)))
         return Batch(gather_views(self.images, self.rows(index), view), self.labels[index], index, view)
 
 
 class DeviceLoader(Loader):
-    """All images on the device."""
+    """A loader with all images on the device."""
 
     kind = "resident"
 
@@ -120,7 +119,7 @@ class DeviceLoader(Loader):
         super().__init__(images.to(device), labels, **how)
 
     def rows(self, index: Tensor) -> Tensor:
-        """Every example has its own."""
+        """Return the indices themselves."""
         return index
 
 

@@ -1,9 +1,9 @@
-"""The packed format: image files decoded and resized once, in a few large files that are mapped into memory.
+"""The packed format: images decoded and resized once, stored in large files that are mapped into memory.
 
-A folder holds a `plan.json` (the settings, by which packing goes on where it was stopped), for each shard its data
-(`train-00000.raw`, or `.jpg`: one image after the other) and its index (`train-00000.json`: file, label, offset,
-length, size and CRC-32 of each image), and a `manifest.json`, which is written last: a folder that has one is complete.
-Raw images are planes of uint8 of one size; JPEG ones are files as they were encoded.
+A folder has a `plan.json` with the settings, by which packing resumes. Each shard has its data (`train-00000.raw` or
+`.jpg`: one image after the other) and its index (`train-00000.json`: file, label, offset, length, size and CRC-32 of
+each image). `manifest.json` is written last: a folder with a manifest is complete. Raw images are uint8 (C, H, W) of
+one size; JPEG images are encoded files.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ from atas.errors import DataError, first_few
 MANIFEST = "manifest.json"
 KIND, VERSION = "atas-packed", 1
 SUFFIXES = {"raw": ".raw", "jpeg": ".jpg"}
-REPAIR = "copy the set again from where it is whole, or pack it anew"
+REPAIR = "copy the set again from an intact copy, or pack it again"
 
 
 @dataclass(frozen=True)
 class Shard:
-    """What the manifest says of a shard."""
+    """The entry of a shard in the manifest."""
 
     name: str
     count: int
@@ -47,7 +47,7 @@ class Shard:
 
 @dataclass(frozen=True)
 class Manifest:
-    """What a packed set says of itself; `skipped` are pairs of a damaged file and what is wrong with it."""
+    """The description of a packed set; `skipped` has pairs of a damaged file and its error."""
 
     folder: Path
     classes: tuple[str, ...]
@@ -58,40 +58,40 @@ class Manifest:
 
     @property
     def shards(self) -> list[Shard]:
-        """Of both splits."""
+        """The shards of both splits."""
         return [shard for shards in self.splits.values() for shard in shards]
 
     def data_file(self, shard: Shard) -> Path:
-        """Where the images of a shard are."""
+        """Return the path of the images of a shard."""
         return self.folder / f"{shard.name}{SUFFIXES[self.settings['format']]}"
 
     def index_file(self, shard: Shard) -> Path:
-        """Where the index of a shard is."""
+        """Return the path of the index of a shard."""
         return self.folder / f"{shard.name}.json"
 
 
 def read_manifest(folder: Path) -> Manifest:
-    """The manifest of a packed set."""
+    """Read the manifest of a packed set."""
     path = folder / MANIFEST
     try:
         found = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError as error:
         if (folder / "train").is_dir():
             raise DataError(
-                f"{folder.absolute()} holds image files, not a packed set; load it by the name imagefolder, or pack it "
-                f"with `atas data pack {folder} OUT` and give OUT"
+                f"{folder.absolute()} holds image files, not a packed set; load it with the name imagefolder, or "
+                f"pack it with `atas data pack {folder} OUT` and give OUT"
             ) from error
         raise DataError(
             f"{folder.absolute()} holds no packed set (no {MANIFEST}); make one with `atas data pack FOLDER {folder}` "
-            f"and the options that the recipe names at its top, which also goes on where an earlier one was stopped"
+            f"and the options in the first lines of the recipe; the command also resumes interrupted packing"
         ) from error
     except (OSError, ValueError) as error:
-        raise DataError(f"{path} cannot be read ({error}); {REPAIR}") from error
+        raise DataError(f"cannot read {path} ({error}); {REPAIR}") from error
     try:
         if found["kind"] != KIND:
             raise DataError(f"{path} does not describe a packed set; give the folder that `atas data pack` wrote")
         if found["version"] != VERSION:
-            raise DataError(f"{path} is of version {found['version']}, and this atas reads {VERSION}; update atas")
+            raise DataError(f"{path} has version {found['version']}, and this atas reads {VERSION}; update atas")
         if found["settings"]["format"] not in SUFFIXES:
             raise ValueError(f"format {found['settings']['format']}")
         splits = {split: tuple(Shard(**shard) for shard in found["splits"][split]) for split in ("train", "test")}
@@ -100,25 +100,25 @@ def read_manifest(folder: Path) -> Manifest:
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         if isinstance(error, DataError):
             raise
-        raise DataError(f"{path} is not as atas writes it ({type(error).__name__}: {error}); {REPAIR}") from error
+        raise DataError(f"{path} is not a valid manifest ({type(error).__name__}: {error}); {REPAIR}") from error
 
 
 def read_index(manifest: Manifest, shard: Shard) -> dict[str, list[Any]]:
-    """The index of a shard whose files are of the right size."""
+    """Read the index of a shard; raise DataError if its files have other sizes or checksums."""
     data, index = manifest.data_file(shard), manifest.index_file(shard)
     try:
         size, raw = data.stat().st_size, index.read_bytes()
     except OSError as error:
-        raise DataError(f"{error.filename} of a packed set cannot be read ({error.strerror}); {REPAIR}") from error
+        raise DataError(f"cannot read {error.filename} of a packed set ({error.strerror}); {REPAIR}") from error
     if size != shard.bytes:
         raise DataError(f"{data} has {size} bytes, expected {shard.bytes}; {REPAIR}")
     if hashlib.sha256(raw).hexdigest() != shard.index_sha256:
-        raise DataError(f"{index} is not the index that was written; {REPAIR}")
+        raise DataError(f"{index} has another checksum than in the manifest; {REPAIR}")
     return json.loads(raw)
 
 
 def read_packed(folder: Path) -> Dataset:
-    """A packed set with its images where they are; sizes and indices are checked, pixels by `verify`."""
+    """Read a packed set with lazy images; sizes and indices are checked here, pixels only by `verify`."""
     manifest = read_manifest(folder)
     return Dataset("packed", _split(manifest, "train"), _split(manifest, "test"))
 
@@ -132,7 +132,7 @@ def _split(manifest: Manifest, split: str) -> Split:
 
 
 class PackedImages(LazyImages):
-    """The images of one split."""
+    """The images of one split, read from memory maps."""
 
     def __init__(self, manifest: Manifest, shards: tuple[Shard, ...], indices: list[dict[str, list[Any]]]) -> None:
         size = manifest.settings["size"]
@@ -143,13 +143,13 @@ class PackedImages(LazyImages):
 
     @property
     def fingerprint(self) -> str:
-        """Of the checksums of the shards."""
+        """A hash of the checksums of the shards."""
         return hashlib.sha256("".join(shard.sha256 for shard in self._shards).encode()).hexdigest()
 
     def _open(self) -> None:
         self._maps = [_open_map(self._manifest.data_file(shard)) for shard in self._shards]
 
-    def __getstate__(self) -> dict[str, Any]:  # maps are opened anew in another process
+    def __getstate__(self) -> dict[str, Any]:  # another process opens its own maps
         return {name: value for name, value in vars(self).items() if name not in ("_maps", "_pixels")}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -157,7 +157,7 @@ class PackedImages(LazyImages):
         self._open()
 
     def _locate(self, rows: np.ndarray) -> list[tuple[int, int]]:
-        """The shards of these images, and their rows there."""
+        """Return the shard of each image and its row in the shard."""
         shards = np.searchsorted(self._ends, rows, side="right")
         starts = np.concatenate([[0], self._ends[:-1]])
         return list(zip(shards.tolist(), (rows - starts[shards]).tolist(), strict=True))
@@ -171,13 +171,13 @@ class RawImages(PackedImages):
         self._pixels = [np.frombuffer(map, np.uint8).reshape(-1, *self.shape[1:]) for map in self._maps]
 
     def read(self, rows: np.ndarray, out: np.ndarray) -> None:
-        """Copy them out of the maps."""
+        """Copy the images out of the maps."""
         for (shard, row), target in zip(self._locate(rows), out, strict=True):
             target[...] = self._pixels[shard][row]
 
 
 class JpegImages(PackedImages):
-    """JPEG files one after the other; the checksum of each is compared whenever it is read."""
+    """JPEG files one after the other; the checksum of each is compared at every read."""
 
     def __init__(self, manifest: Manifest, shards: tuple[Shard, ...], indices: list[dict[str, list[Any]]]) -> None:
         super().__init__(manifest, shards, indices)
@@ -186,7 +186,7 @@ class JpegImages(PackedImages):
         ]
 
     def read(self, rows: np.ndarray, out: np.ndarray) -> None:
-        """Decode them; of images that are no squares, the centre."""
+        """Decode the images and crop the central square."""
         for (shard, row), target in zip(self._locate(rows), out, strict=True):
             offset, length, checksum = self._tables[shard][:, row].tolist()
             raw = self._maps[shard][offset : offset + length]
@@ -197,8 +197,8 @@ class JpegImages(PackedImages):
             except Exception as error:
                 path = self._manifest.data_file(self._shards[shard])
                 raise DataError(
-                    f"image {row} in {path} is damaged ({error_text(error)}); `atas data verify {self.location}` names "
-                    f"all that are"
+                    f"image {row} in {path} is damaged ({error_text(error)}); `atas data verify {self.location}` lists "
+                    f"all damaged images"
                 ) from error
 
 
@@ -207,11 +207,11 @@ def _open_map(path: Path) -> mmap.mmap:
         with path.open("rb") as file:
             return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
     except (OSError, ValueError) as error:
-        raise DataError(f"{path} of a packed set cannot be opened ({error}); {REPAIR}") from error
+        raise DataError(f"cannot open {path} of a packed set ({error}); {REPAIR}") from error
 
 
 def file_sha256(path: Path) -> str:
-    """SHA-256 of a file."""
+    """Return the SHA-256 of a file."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
@@ -219,7 +219,7 @@ def file_sha256(path: Path) -> str:
 def verify(
     folder: str | os.PathLike[str], *, workers: int | None = None, progress: ProgressCallback | None = None
 ) -> Manifest:
-    """Read every byte of a packed set and compare its checksums; an error names the shards and images that are damaged.
+    """Compare all checksums of a packed set; raise DataError with the damaged shards and images.
 
     >>> verify("packed/imagenette")  # doctest: +SKIP
     """
@@ -233,22 +233,22 @@ def verify(
     def work(number: int) -> tuple[int, str | None]:
         return number, find_damage(manifest, shards[number])
 
-    for number, found in imap_unordered(work, range(len(shards)), processes, "verifies a packed set"):
+    for number, damage in imap_unordered(work, range(len(shards)), processes, "verifies a packed set"):
         done += shards[number].bytes
         report("verifying", done, total)
-        if found is not None:
-            damaged_shards.append(found)
+        if damage is not None:
+            damaged_shards.append(damage)
     if damaged_shards:
         raise DataError(
             f"{len(damaged_shards)} of {len(shards)} shards are damaged: {first_few(sorted(damaged_shards), '; ')}; "
-            f"copy them again from where they are whole, or remove {manifest.folder / MANIFEST} and run `atas data "
-            f"pack` as before, which makes these alone anew"
+            f"copy them again from an intact copy, or remove {manifest.folder / MANIFEST} and run the same `atas data "
+            f"pack` again, which writes only the damaged shards"
         )
     return manifest
 
 
 def find_damage(manifest: Manifest, shard: Shard) -> str | None:
-    """What is wrong with a shard, in words; None where nothing is."""
+    """Return the damage of a shard in words, or None."""
     try:
         index = read_index(manifest, shard)
         path = manifest.data_file(shard)
@@ -262,5 +262,5 @@ def find_damage(manifest: Manifest, shard: Shard) -> str | None:
     except DataError as error:
         return str(error).partition(";")[0]
     except OSError as error:
-        return f"{manifest.data_file(shard)} cannot be read ({error.strerror})"
+        return f"cannot read {manifest.data_file(shard)} ({error.strerror})"
     return f"{path} (images {first_few(damaged)})"

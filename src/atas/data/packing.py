@@ -29,7 +29,7 @@ from atas.data.worker_pool import imap_unordered, num_workers, shared_array
 from atas.errors import MAX_LISTED, DataError, UsageError, first_few, unknown
 
 DAMAGED = "damaged.txt"
-_POLL_SECONDS = 0.2  # seconds between looks at how far the workers are
+_POLL_SECONDS = 0.2  # between progress reports
 
 
 def pack(
@@ -41,30 +41,34 @@ def pack(
     format: str = "raw",
     quality: int = 90,
     skip_damaged: bool = False,
+    images_per_shard: int | None = None,
     workers: int | None = None,
     progress: ProgressCallback | None = None,
 ) -> Manifest:
     """Pack folder/train/<class>/ and folder/test/<class>/ (or val/) into `out`, for `load("packed", out)`.
 
-    Images become RGB with `size` pixels along the short side. `fit` is what happens to the long one: `crop` keeps the
-    centre, as `load("imagefolder")` does; `squash` presses the whole image into a square; `keep`, for `jpeg` alone,
-    stores the whole image, of which readers then see the centre. `raw` stores pixels, `jpeg` files of that `quality`.
-    Called again after it was stopped, it goes on; finished shards are compared with their checksums and kept. Damaged
-    images are all named in an error, or with `skip_damaged` left out and noted in the manifest.
+    Images become RGB with `size` pixels along the short side. `fit` decides the long side: `crop` keeps the centre, as
+    `load("imagefolder")` does; `squash` resizes the whole image to a square; `keep`, only for `jpeg`, stores the whole
+    image, and readers get its centre. `raw` stores pixels, `jpeg` stores files of that `quality`. `images_per_shard`
+    is chosen by the size of the set by default. After an interruption, the same call resumes; finished shards are
+    verified and kept. Damaged images raise an error that lists them, or with `skip_damaged` are left out and listed in
+    the manifest.
 
     >>> pack("imagenette", "packed/imagenette", size=256)  # doctest: +SKIP
     """
     source, target = Path(folder), Path(out)
     settings = make_settings(size, fit, format, quality)
+    if images_per_shard is not None and images_per_shard < 1:
+        raise UsageError(f"images_per_shard must be at least 1; got {images_per_shard}")
     processes = num_workers(workers)
     train, test = list_splits(source)
     for split in (train, test):
         if target.resolve().is_relative_to(split.root.resolve()):
-            raise UsageError(f"{target} lies among the images that are to be packed; choose a folder elsewhere")
+            raise UsageError(f"{target} lies inside the folder of images {split.root}; choose a folder elsewhere")
     shards = [
         job
         for name, split in (("train", train), ("test", test))
-        for job in plan_shards(name, source, split.files, labels_of(split).tolist(), settings.size)
+        for job in plan_shards(name, source, split.files, labels_of(split).tolist(), settings.size, images_per_shard)
     ]
     fingerprint = hashlib.sha256("".join(job.source for job in shards).encode()).hexdigest()
     source_info: dict[str, Any] = {"files": sum(len(job.files) for job in shards), "sha256": fingerprint}
@@ -91,20 +95,20 @@ def _write_shards(
     workers: int,
     progress: ProgressCallback | None,
 ) -> list[ShardResult]:
-    through = shared_array((len(shards),), np.int64)
+    processed = shared_array((len(shards),), np.int64)
     total = sum(len(job.files) for job in shards)
     report = progress or (lambda what, done, total: None)
 
     def work(number: int) -> ShardResult:
         def count(done: int) -> None:
-            through[number] = done
+            processed[number] = done
 
         return write_shard(shards[number], target, settings, skip=skip, count=count)
 
     results = {}
     report("packing", 0, total)
     for result in imap_unordered(work, range(len(shards)), workers, "packs images", _POLL_SECONDS):
-        report("packing", int(through.sum()), total)
+        report("packing", int(processed.sum()), total)
         if result is not None:
             results[result.name] = result
     return [results[job.name] for job in shards]
@@ -117,13 +121,13 @@ def _report_damaged(target: Path, files: int, results: list[ShardResult], *, ski
         report.unlink(missing_ok=True)
         return
     lines = "".join(f"{name}\t{why}\n" for name, why in damaged)
-    write_file(report, lines.encode(errors="replace").decode())  # a name need not be text
+    write_file(report, lines.encode(errors="replace").decode())  # file names may be invalid UTF-8
     shown = first_few([f"{name} ({why})" for name, why in damaged])
     listed = f", all listed in {report}" if len(damaged) > MAX_LISTED else ""
     noun, them = ("image", "it") if len(damaged) == 1 else ("images", "them")
     raise DataError(
-        f"{len(damaged)} {noun} of {files} cannot be decoded: {shown}{listed}; mend or remove {them}, or leave {them} "
-        f"out with --skip-damaged, and run the command again: the other shards are kept"
+        f"{len(damaged)} {noun} of {files} cannot be decoded: {shown}{listed}; repair or remove {them}, or skip {them} "
+        f"with --skip-damaged, and run the command again: the other shards are kept"
     )
 
 
@@ -140,7 +144,7 @@ def _write_manifest(
     }
     for split, shards in made.items():
         if not shards:
-            raise DataError(f"no {split} image could be decoded; look at what the files are")
+            raise DataError(f"no {split} image could be decoded; check the files")
     document = {
         "kind": KIND,
         "version": VERSION,
@@ -151,9 +155,9 @@ def _write_manifest(
         "splits": {split: [asdict(shard) for shard in shards if shard] for split, shards in made.items()},
         "skipped": [error for result in results for error in result.errors],
     }
-    known = {result.shard.name for result in results if result.shard}
-    for path in target.iterdir():  # shards of an earlier attempt, when there were more files
-        if path.name.startswith(("train-", "test-")) and path.stem not in known:
+    names = {result.shard.name for result in results if result.shard}
+    for path in target.iterdir():  # an earlier attempt with more files may have left shards
+        if path.name.startswith(("train-", "test-")) and path.stem not in names:
             path.unlink()
     write_file(target / MANIFEST, json.dumps(document, indent=1) + "\n")
     return read_manifest(target)
@@ -163,7 +167,7 @@ PLAN = "plan.json"  # the settings, written first
 
 
 def make_settings(size: int, fit: str, format: str, quality: int) -> PackSettings:
-    """The settings, if they make sense together."""
+    """Return the settings; raise UsageError if they are invalid."""
     if fit not in FITS:
         raise unknown("fit", fit, FITS)
     if format not in SUFFIXES:
@@ -178,30 +182,30 @@ def make_settings(size: int, fit: str, format: str, quality: int) -> PackSetting
 
 
 def make_folder(target: Path) -> None:
-    """Make the folder of a set, or see that what is in it is one."""
+    """Make the output folder; raise UsageError if it holds other files."""
     try:
         target.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise UsageError(f"cannot make the folder {target} ({error.strerror}); choose another") from error
-    ours = any((target / name).exists() for name in (MANIFEST, PLAN))
-    if not ours and any(not path.name.startswith(".") for path in target.iterdir()):
+        raise UsageError(f"cannot make the folder {target} ({error.strerror}); choose another one") from error
+    is_packed_set = any((target / name).exists() for name in (MANIFEST, PLAN))
+    if not is_packed_set and any(not path.name.startswith(".") for path in target.iterdir()):
         raise UsageError(f"{target} is not empty and holds no packed set; choose another folder")
 
 
 def load_finished(target: Path, settings: PackSettings, source_info: dict[str, Any]) -> Manifest:
-    """The set that is there, if it is the one that is asked for."""
-    found = read_manifest(target)
-    _check_same_settings(target, found.settings, settings)
-    if found.source != source_info:
+    """Return the manifest of a finished set; raise UsageError if its settings or files differ."""
+    manifest = read_manifest(target)
+    _check_same_settings(target, manifest.settings, settings)
+    if manifest.source != source_info:
         raise UsageError(
-            f"{target} was packed from {found.source['files']} files that have changed since; pack into another "
-            f"folder, or remove {target / MANIFEST} to bring it up to date"
+            f"{target} was packed from {manifest.source['files']} files that have changed since; pack into another "
+            f"folder, or remove {target / MANIFEST} to update it"
         )
-    return found
+    return manifest
 
 
 def write_plan(target: Path, settings: PackSettings) -> None:
-    """Note what is being made, or see that an earlier attempt was of the same."""
+    """Write the settings; raise UsageError if an earlier attempt had others."""
     plan = target / PLAN
     if earlier := read_json(plan):
         _check_same_settings(target, earlier, settings)
@@ -209,7 +213,7 @@ def write_plan(target: Path, settings: PackSettings) -> None:
 
 
 def write_file(path: Path, text: str) -> None:
-    """Replace a small file of a set."""
+    """Write a small file of a set atomically."""
     try:
         write_text(path, text)
     except OSError as error:
@@ -217,30 +221,30 @@ def write_file(path: Path, text: str) -> None:
 
 
 def remove_temporary(target: Path) -> None:
-    """Remove what processes that were ended in the middle of a shard have left."""
+    """Remove temporary files of processes that were killed."""
     for stale in target.glob(".*.tmp"):
         stale.unlink(missing_ok=True)
 
 
-def _check_same_settings(target: Path, found: dict[str, Any], settings: PackSettings) -> None:
-    wanted = asdict(settings)
-    changed = [f"{key} {found.get(key)} became {value}" for key, value in wanted.items() if found.get(key) != value]
+def _check_same_settings(target: Path, earlier: dict[str, Any], settings: PackSettings) -> None:
+    now = asdict(settings)
+    changed = [f"{key} {earlier.get(key)} became {value}" for key, value in now.items() if earlier.get(key) != value]
     if changed:
         raise UsageError(
-            f"{target} holds a set that was packed in another way ({', '.join(changed)}); use the same options, choose "
-            f"another folder, or remove this one"
+            f"{target} holds a set with other settings ({', '.join(changed)}); use the same options, choose another "
+            f"folder, or remove this one"
         )
 
 
 def check_disk_space(target: Path, settings: PackSettings, shards: list[ShardJob]) -> None:
-    """Whether raw images will fit, as their size is known; others run until the disk is full."""
+    """Raise DataError if the disk is too small for raw images; the size of JPEG images is not known in advance."""
     if settings.format != "raw":
         return
-    unmade = [job for job in shards if not (target / f"{job.name}.json").exists()]
-    needed = sum(len(job.files) for job in unmade) * 3 * settings.size**2
+    missing = [job for job in shards if not (target / f"{job.name}.json").exists()]
+    needed = sum(len(job.files) for job in missing) * 3 * settings.size**2
     free = shutil.disk_usage(target).free
     if needed > free:
         raise DataError(
-            f"{target} needs {format_bytes(needed)} more and its disk has {format_bytes(free)} left; make room, choose "
-            f"another place, or pack with --format jpeg, which takes about an eighth"
+            f"{target} needs {format_bytes(needed)} more and its disk has {format_bytes(free)} left; free space, "
+            f"choose another folder, or pack with --format jpeg, which takes about an eighth"
         )

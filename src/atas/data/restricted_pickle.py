@@ -1,7 +1,7 @@
-"""Pickles that may hold numbers, text and numeric arrays in plain containers, and nothing that runs code.
+"""An unpickler for numbers, text and numeric arrays in plain containers. It runs no code from the pickle.
 
-Numpy's own classes are not restored either: a crafted state can corrupt memory through them. Stand-ins take their place
-that accept only what a numeric array needs.
+Numpy's own classes are not restored either, because a crafted state can corrupt memory through them. Replacements
+accept only what a numeric array needs.
 """
 
 from __future__ import annotations
@@ -13,15 +13,15 @@ from typing import Any
 
 import numpy as np
 
-# Numpy moved its internals; files written by either generation name them differently.
+# Numpy 1 and 2 write different names of the same modules.
 ARRAY_MODULES = ("numpy.core.multiarray", "numpy._core.multiarray")
 BUFFER_MODULES = ("numpy.core.numeric", "numpy._core.numeric")
 
 
 def loads_dict(raw: bytes) -> dict[str, Any]:
-    """The dict in a pickle, with keys as text and arrays as numpy arrays; any other content is an UnpicklingError."""
+    """Return the dict in a pickle, with keys as text and numpy arrays; raise UnpicklingError for other content."""
     try:
-        # Python 2 wrote arrays and names alike as byte strings; latin-1 keeps every byte of them.
+        # Python 2 wrote arrays and names as byte strings; latin-1 keeps every byte.
         content = _RestrictedUnpickler(io.BytesIO(raw), encoding="latin-1").load()
         return {_text(key): value.array if isinstance(value, _Array) else value for key, value in content.items()}
     except pickle.UnpicklingError:
@@ -33,7 +33,7 @@ def loads_dict(raw: bytes) -> dict[str, Any]:
 
 class _RestrictedUnpickler(pickle.Unpickler):
     def find_class(self, module: str, name: str) -> Any:
-        # Each answer is a fresh object, because a pickle may set attributes on whatever it is handed.
+        # Each result is a new object, because a pickle may set attributes on the objects that it gets.
         if module in ARRAY_MODULES and name == "_reconstruct":
             return lambda *_: _Array()
         if module in BUFFER_MODULES and name == "_frombuffer":

@@ -1,4 +1,4 @@
-"""How a folder of image files is cut into shards, and how one shard is written."""
+"""Cut image files into shards, and write one shard."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from atas.data.decode import decode, error_text, is_io_error, to_chw
 from atas.data.packed import SUFFIXES, Shard, file_sha256
 from atas.errors import DataError
 
-_MAX_BYTES = 1 << 30  # of raw pixels in a shard
-_MIN_IMAGES, _TARGET_SHARDS = 256, 64  # a set is cut into about so many shards, but for small and very large ones
+_MAX_BYTES = 1 << 30  # raw pixels in a shard
+_MIN_IMAGES = 256  # in a shard
+_TARGET_SHARDS = 64  # in a split, unless it is small or very large
 
 
 @dataclass(frozen=True)
 class PackSettings:
-    """How images are stored: `size` pixels along the short side, what happens to the rest, and in which format.
-    `quality` is JPEG's."""
+    """How images are stored: `size` in pixels of the short side, how they `fit`, format, and quality of JPEG files."""
 
     size: int
     fit: str
@@ -35,8 +35,7 @@ class PackSettings:
 
 @dataclass(frozen=True)
 class ShardJob:
-    """A shard to be made: its files, relative to the root of the set, with their labels, and a hash of what they were
-    when they were listed."""
+    """A shard to write: its files, relative to the root, their labels, and a hash of names, sizes and times."""
 
     name: str
     root: Path
@@ -47,38 +46,41 @@ class ShardJob:
 
 @dataclass(frozen=True)
 class ShardResult:
-    """What became of a shard: its entry in the manifest, or None where it cannot be made; and its damaged files."""
+    """The result of a shard: its entry in the manifest, or None if it could not be written, and its damaged files."""
 
     name: str
     shard: Shard | None
     errors: tuple[tuple[str, str], ...]
 
 
-def plan_shards(split: str, root: Path, files: list[Path], labels: list[int], size: int) -> list[ShardJob]:
-    """The shards of one split."""
-    count = max(1, min(_MAX_BYTES // (3 * size * size), max(_MIN_IMAGES, -(-len(files) // _TARGET_SHARDS))))
+def plan_shards(
+    split: str, root: Path, files: list[Path], labels: list[int], size: int, images_per_shard: int | None = None
+) -> list[ShardJob]:
+    """Cut the files of one split into shards."""
+    count = images_per_shard or max(_MIN_IMAGES, -(-len(files) // _TARGET_SHARDS))
+    count = max(1, min(count, _MAX_BYTES // (3 * size * size)))
     shards = []
     for number, first in enumerate(range(0, len(files), count)):
         digest, names = hashlib.sha256(), []
         for path in files[first : first + count]:
-            about = path.stat()
+            info = path.stat()
             names.append(path.relative_to(root).as_posix())
-            digest.update(os.fsencode(f"{names[-1]}\t{about.st_size}\t{about.st_mtime_ns}\n"))
-        given = tuple(labels[first : first + count])
-        shards.append(ShardJob(f"{split}-{number:05}", root, tuple(names), given, digest.hexdigest()))
+            digest.update(os.fsencode(f"{names[-1]}\t{info.st_size}\t{info.st_mtime_ns}\n"))
+        job_labels = tuple(labels[first : first + count])
+        shards.append(ShardJob(f"{split}-{number:05}", root, tuple(names), job_labels, digest.hexdigest()))
     return shards
 
 
 def write_shard(
     job: ShardJob, out: Path, settings: PackSettings, *, skip: bool, count: Callable[[int], None]
 ) -> ShardResult:
-    """Write a shard, or keep the one that is there if it is whole; `count` is told how many images are through."""
+    """Write a shard, or keep an intact one; `count` is called with the number of processed images."""
     reused = _reuse(job, out, settings, skip=skip)
     if reused is not None:
         count(len(job.files))
         return reused
     path, index = _paths(job, out, settings)
-    index.unlink(missing_ok=True)  # as long as there is no index, there is no shard
+    index.unlink(missing_ok=True)  # a shard without an index does not count
     writer = _ShardWriter(job, settings, skip=skip, count=count)
     try:
         write_atomically(path, writer.write)
@@ -93,17 +95,17 @@ def write_shard(
 
 
 def _reuse(job: ShardJob, out: Path, settings: PackSettings, *, skip: bool) -> ShardResult | None:
-    """The shard that is there already, if it was made from these files and every byte of it is right."""
+    """Return the existing shard if it was made from these files and is intact, else None."""
     path, index = _paths(job, out, settings)
     try:
         text = index.read_text(encoding="utf-8")
-        found = json.loads(text)
-        errors = tuple((name, why) for name, why in found["skipped"])
-        if found["source"] != job.source or (errors and not skip) or file_sha256(path) != found["sha256"]:
+        content = json.loads(text)
+        errors = tuple((name, why) for name, why in content["skipped"])
+        if content["source"] != job.source or (errors and not skip) or file_sha256(path) != content["sha256"]:
             return None
     except (OSError, ValueError, KeyError, TypeError):
         return None
-    return ShardResult(job.name, _entry(job, path, found["sha256"], text), errors)
+    return ShardResult(job.name, _entry(job, path, content["sha256"], text), errors)
 
 
 def _paths(job: ShardJob, out: Path, settings: PackSettings) -> tuple[Path, Path]:
@@ -116,7 +118,7 @@ def _entry(job: ShardJob, path: Path, sha256: str, index: str) -> Shard:
 
 
 class _ShardWriter:
-    """Writes the images of a shard one after the other, and keeps its index."""
+    """Writes the images of a shard and collects its index."""
 
     def __init__(self, job: ShardJob, settings: PackSettings, *, skip: bool, count: Callable[[int], None]) -> None:
         self._job, self._settings, self._skip, self._count = job, settings, skip, count
@@ -129,26 +131,26 @@ class _ShardWriter:
 
     @property
     def sha256(self) -> str:
-        """Of what was written."""
+        """SHA-256 of the written bytes."""
         return self._digest.hexdigest()
 
     @property
     def discard(self) -> bool:
-        """Whether what was written is not to be kept."""
+        """Whether the file must be removed."""
         return not self.columns["files"] or (bool(self.errors) and not self._skip)
 
     def write(self, path: Path) -> None:
-        """Write all images; once one is damaged that must not be, the others are only looked at."""
+        """Write all images; after a damaged one without `skip`, the others are only checked."""
         with path.open("wb") as file:
             for number, (name, label) in enumerate(zip(self._job.files, self._job.labels, strict=True)):
                 if os.getppid() != self._parent:
-                    sys.exit()  # who asked for this is gone
+                    sys.exit()  # the parent process is gone
                 try:
                     raw, size = _encode(self._job.root / name, self._settings)
                 except Exception as error:
                     if is_io_error(error):
                         raise _read_error(self._job.root / name, error) from error
-                    # Pillow's decoders raise many kinds; whichever it is, the file is of no use and must be named.
+                    # Pillow's decoders raise exceptions of many kinds; each means that the file is unusable.
                     self.errors.append((name, error_text(error)))
                 else:
                     if not self.errors or self._skip:
@@ -164,7 +166,7 @@ class _ShardWriter:
 
 
 def _encode(path: Path, settings: PackSettings) -> tuple[bytes, tuple[int, int]]:
-    """An image as it is stored, and its height and width."""
+    """Return an image as stored, with its height and width."""
     image = decode(path, settings.size, settings.fit)
     size = image.height, image.width
     if settings.format == "raw":
@@ -175,16 +177,15 @@ def _encode(path: Path, settings: PackSettings) -> tuple[bytes, tuple[int, int]]
 
 
 def _read_error(path: Path, error: OSError) -> DataError:
-    """The error for an image that may be whole but cannot be had, and so is not to be left out as damaged."""
+    """Return the error for an unreadable image, which may be intact and must not be skipped as damaged."""
     return DataError(
-        f"cannot read {path} ({error.strerror}), which need not be damaged; see to its disk or its permissions and run "
-        f"the same command again: the shards that are finished are kept"
+        f"cannot read {path} ({error.strerror}), which may be intact; check the disk and the permissions, and run the "
+        f"same command again: finished shards are kept"
     )
 
 
 def write_error(path: Path, error: OSError) -> DataError:
-    """The error for a file of a set that finds no room."""
+    """Return the error for a file that cannot be written."""
     return DataError(
-        f"cannot write {path} ({error.strerror}); make room and run the same command again: the shards that are "
-        f"finished are kept"
+        f"cannot write {path} ({error.strerror}); free space and run the same command again: finished shards are kept"
     )

@@ -1,9 +1,8 @@
-"""The streaming loader: worker processes read or decode images a few batches ahead, and each batch is copied to the
-device just before its step.
+"""The streaming loader: worker processes read images ahead, and each batch is copied to the device before its step.
 
-A ring of batches in shared memory lies between the workers, who fill it, and this process, which empties it. On CUDA
-the ring is pinned and copies run on a stream of their own while earlier steps compute. A step finds its images always
-at the same addresses, so that a recorded step can be replayed.
+Workers fill a ring of batches in shared memory, and this process empties it. On CUDA the ring is pinned, and copies run
+on their own stream while earlier steps compute. The images of a step are always at the same addresses, so that a CUDA
+graph can be replayed.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ PREFETCH = 4  # batches in the ring
 
 
 class StreamingLoader(Loader):
-    """Batches whose images stay where they are stored, and are read when their turn comes."""
+    """A loader that reads images from storage shortly before they are needed."""
 
     kind = "streaming"
 
@@ -43,26 +42,26 @@ class StreamingLoader(Loader):
         self.workers = min(num_workers(workers), size)
         self._order = shared_array((len(labels),), np.int64)
         self._ring = shared_array((PREFETCH, *staged.shape), np.uint8)
-        self._pending = [0] * PREFETCH  # parts of each batch in the ring that workers have not answered for
-        self._next_batch = 0  # the batch that is to be asked for next
+        self._pending = [0] * PREFETCH  # unfinished tasks of each batch in the ring
+        self._next_batch = 0  # the next batch to submit
         self._pool: WorkerPool | None = None
         self._copier = _CudaCopy(self._ring, staged) if device.type == "cuda" else _HostCopy(self._ring, staged)
 
     def start_epoch(self, order: Tensor, first: int) -> None:
-        """Start the workers where there are none, and have them read the first batches."""
+        """Start the workers if there are none, and submit the first batches."""
         if self._pool is None:
             self._pool = WorkerPool(self._fill, self.workers, "reads training images")
-        while any(self._pending):  # what was asked for in an epoch that is given up
+        while any(self._pending):  # tasks of an abandoned epoch
             self._collect()
         for slot in range(PREFETCH):
             self._copier.wait(slot)
         self._order[:] = order.numpy()
         self._next_batch = first
-        for _ in range(PREFETCH - 1):  # the last slot is free while the batch in it is being copied
+        for _ in range(PREFETCH - 1):  # one slot stays free, because its batch may still be copied
             self._submit_next()
 
     def prefetch(self, batch: int) -> None:
-        """Wait for the images of a batch and send them on their way to the device."""
+        """Wait for the images of a batch and start their copy to the device."""
         while self._pending[batch % PREFETCH]:
             self._collect()
         self._copier.copy(batch % PREFETCH, self.size(batch))
@@ -70,7 +69,7 @@ class StreamingLoader(Loader):
         self._submit_next()
 
     def rows(self, index: Tensor) -> Tensor:
-        """The batch lies in the order of its examples."""
+        """Return 0 to B - 1: the batch is stored in the order of its examples."""
         return torch.arange(len(index), device=index.device)
 
     def close(self) -> None:
@@ -81,7 +80,7 @@ class StreamingLoader(Loader):
         self._pool, self._pending = None, [0] * PREFETCH
 
     def _submit_next(self) -> None:
-        """Share the next batch among the workers, if there is one."""
+        """Divide the next batch among the workers, if there is one."""
         assert self._pool is not None
         if self._next_batch < len(self):
             slot, first = self._next_batch % PREFETCH, self._next_batch * self.batch_size
@@ -98,33 +97,33 @@ class StreamingLoader(Loader):
             self._pending[slot] -= 1
 
     def _fill(self, task: tuple[int, int, int, int]) -> int:
-        """A worker's part: read some images of a batch into their slot in the ring."""
+        """Read images of a batch into their slot of the ring; runs in a worker."""
         slot, first, start, end = task
         self._source.read(self._order[first + start : first + end], self._ring[slot, start:end])
         return slot
 
 
 class _HostCopy:
-    """Copies on the CPU are over when they return."""
+    """Synchronous copies on the CPU."""
 
     def __init__(self, ring: np.ndarray, staged: Tensor) -> None:
         self._ring, self._staged = torch.from_numpy(ring), staged
 
     def copy(self, slot: int, size: int) -> None:
-        """Bring a batch of the ring to where steps look for it."""
+        """Copy a batch of the ring to the images of the loader."""
         self._staged[:size] = self._ring[slot, :size]
 
     def wait(self, slot: int) -> None:
-        """Return when the last copy from this slot in the ring is over."""
+        """Wait for the last copy from this slot of the ring."""
 
     def close(self) -> None:
-        """Nothing to give back."""
+        """Do nothing."""
 
 
 class _CudaCopy:
-    """Copies beside the main stream, into two buffers in turn; the step's own slot is filled from these in order.
+    """Asynchronous copies on a second stream into two alternating buffers, then to the images of the loader.
 
-    The host waits for the copy before the last at most, so it is always a step ahead of the device.
+    The host waits at most for the copy before the last one, so it stays a step ahead of the device.
     """
 
     def __init__(self, ring: np.ndarray, staged: Tensor) -> None:
@@ -137,7 +136,7 @@ class _CudaCopy:
         self._turn = 0
 
     def copy(self, slot: int, size: int) -> None:
-        """As on the host, but only asked for."""
+        """Start the copy of a batch."""
         self._pin()
         turn = self._turn = 1 - self._turn
         main = torch.cuda.current_stream(self._staged.device)
@@ -150,7 +149,7 @@ class _CudaCopy:
         self._free[turn].record(main)
 
     def wait(self, slot: int) -> None:
-        """As on the host."""
+        """Wait for the last copy from this slot of the ring."""
         self._arrived[slot].synchronize()
 
     def close(self) -> None:
@@ -161,7 +160,7 @@ class _CudaCopy:
             self._pinned = False
 
     def _pin(self) -> None:
-        """Pin the ring where it is, once the workers that share it have been forked."""
+        """Pin the ring in place, after the workers that share it were forked."""
         if not self._pinned:
             with torch.cuda.device(self._staged.device):
                 code = torch.cuda.cudart().cudaHostRegister(self._ring.data_ptr(), self._ring.nbytes, 0)

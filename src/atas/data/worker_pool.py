@@ -1,4 +1,4 @@
-"""Worker processes: started together, given tasks one by one, ended together."""
+"""A pool of forked worker processes."""
 
 from __future__ import annotations
 
@@ -20,28 +20,30 @@ import numpy.typing as npt
 from atas._utils.system import available_cpus
 from atas.errors import AtasError, UsageError
 
-_JOIN_SECONDS = 10.0  # seconds in which a process whose pipe has ended is expected to be gone
+_JOIN_SECONDS = 10.0  # to wait for a process whose pipe has closed
 
 
 def num_workers(workers: int | None) -> int:
-    """So many processes as are asked for, or one a processor."""
+    """Return the number of workers, by default one per processor."""
     if workers is not None and workers < 1:
         raise UsageError(f"workers must be at least 1; got {workers}")
     return workers or available_cpus()
 
 
 def shared_array(shape: tuple[int, ...], dtype: npt.DTypeLike) -> np.ndarray:
-    """Zeros that worker processes started later read and write too. They do not count against /dev/shm, which is small
-    in containers."""
+    """Return an array of zeros that workers forked later share.
+
+    It does not use /dev/shm, which is small in containers.
+    """
     count = int(np.prod(shape, dtype=np.int64))
     return np.frombuffer(mmap.mmap(-1, max(1, count * np.dtype(dtype).itemsize)), dtype, count).reshape(shape)
 
 
 class WorkerPool:
-    """Processes that each run `work` on the tasks that they are sent.
+    """Processes that run `work` on submitted tasks.
 
-    They are forked, so they see what `work` refers to without a copy; they use no thread and no device. An error in one
-    of them, or its death, is raised here, and they end with this process, however that ends.
+    They are forked, so `work` may refer to any object without a copy; they must not use threads or devices. An error in
+    a worker, or its death, is raised in this process. Workers end with this process, even if it is killed.
     """
 
     def __init__(self, work: Callable[[Any], Any], workers: int, task_name: str) -> None:
@@ -55,7 +57,7 @@ class WorkerPool:
             self._pipes.append(ours)
             process = context.Process(target=_worker_loop, args=(work, theirs, list(self._pipes)), daemon=True)
             with warnings.catch_warnings(), _block_signals():
-                warnings.simplefilter("ignore", DeprecationWarning)  # of forks beside threads
+                warnings.simplefilter("ignore", DeprecationWarning)  # about forks in a process with threads
                 process.start()
             theirs.close()
             self._processes.append(process)
@@ -64,15 +66,15 @@ class WorkerPool:
         return len(self._pipes)
 
     def submit(self, worker: int, task: Any) -> None:
-        """Give a worker a task; it takes them in this order."""
+        """Send a task to a worker, which runs its tasks in order."""
         try:
             self._pipes[worker].send(task)
         except OSError as error:
             raise self._worker_died(worker) from error
 
     def results(self, timeout: float | None = None) -> list[tuple[int, Any]]:
-        """Wait for answers: pairs of a worker and what `work` returned; none after `timeout` seconds."""
-        found = []
+        """Wait for results and return pairs of a worker and a result; none after `timeout` seconds."""
+        results = []
         for pipe in wait(self._pipes, timeout):
             worker = self._pipes.index(pipe)  # type: ignore[arg-type]
             try:
@@ -81,22 +83,22 @@ class WorkerPool:
                 raise self._worker_died(worker) from error
             if isinstance(answer, Exception):
                 raise answer
-            found.append((worker, answer))
-        return found
+            results.append((worker, answer))
+        return results
 
     def _worker_died(self, worker: int) -> AtasError:
         process = self._processes[worker]
         process.join(_JOIN_SECONDS)
         code = process.exitcode or 0
-        how = f"was ended by {signal.Signals(-code).name}" if code < 0 else f"ended with status {code}"
+        how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"exited with status {code}"
         cause = {
             -signal.SIGKILL: "probably memory ran out: use fewer workers",
-            -signal.SIGBUS: "probably a file under it was cut or its disk failed: check the data",
-        }.get(code, "look for its cause above and run the command again")
+            -signal.SIGBUS: "probably a mapped file was truncated or its disk failed: check the data",
+        }.get(code, "see the messages above and run the command again")
         return AtasError(f"a process that {self._task_name} {how}; {cause}")
 
     def close(self) -> None:
-        """End the processes, whatever they are doing."""
+        """Kill the processes."""
         atexit.unregister(self.close)
         for process in self._processes:
             process.kill()
@@ -109,8 +111,10 @@ class WorkerPool:
 
 @contextmanager
 def _block_signals() -> Iterator[None]:
-    """Processes that are forked inside do not hear Ctrl-C and termination, which go to all processes of a terminal or
-    a job: their parent decides when to stop, and may want one more batch."""
+    """Block SIGINT and SIGTERM in processes that are forked inside.
+
+    A terminal or a job scheduler sends them to all processes, but the parent decides when to stop.
+    """
     before = signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGINT, signal.SIGTERM))
     try:
         yield
@@ -121,36 +125,38 @@ def _block_signals() -> Iterator[None]:
 def imap_unordered(
     work: Callable[[Any], Any], tasks: Sequence[Any], workers: int, task_name: str, poll_interval: float | None = None
 ) -> Iterator[Any]:
-    """The answers to tasks as they come, each done by the next worker that is free; None whenever `poll_interval`
-    seconds bring no answer."""
+    """Yield results as they arrive; each task runs in the next free worker.
+
+    None is yielded when no result arrives within `poll_interval` seconds.
+    """
     left = list(reversed(tasks))
     pool = WorkerPool(work, min(workers, len(tasks)), task_name)
     try:
         for worker in range(len(pool)):
             pool.submit(worker, left.pop())
-        unanswered = len(tasks)
-        while unanswered:
-            found = pool.results(poll_interval)
-            for worker, _ in found:
+        pending = len(tasks)
+        while pending:
+            results = pool.results(poll_interval)
+            for worker, _ in results:
                 if left:
                     pool.submit(worker, left.pop())
-            unanswered -= len(found)
-            yield from [answer for _, answer in found] or [None]
+            pending -= len(results)
+            yield from [answer for _, answer in results] or [None]
     finally:
         pool.close()
 
 
 def _worker_loop(work: Callable[[Any], Any], tasks: Connection, inherited: list[Connection]) -> None:
-    for pipe in inherited:  # or the end of the parent would not end the pipes that it holds
+    for pipe in inherited:  # otherwise the pipes of a dead parent would stay open
         pipe.close()
-    warnings.simplefilter("ignore")  # decoders warn of oddities that do no harm
+    warnings.simplefilter("ignore")  # decoders warn about harmless oddities
     try:
         while True:
             tasks.send(_run_task(work, tasks.recv()))
     except (EOFError, OSError):  # the parent is gone
         pass
     finally:
-        os._exit(0)  # an orderly exit would flush streams whose locks a thread of the parent may have held at the fork
+        os._exit(0)  # a normal exit flushes streams whose locks a thread of the parent may have held at the fork
 
 
 def _run_task(work: Callable[[Any], Any], task: Any) -> Any:

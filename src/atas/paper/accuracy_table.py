@@ -1,4 +1,4 @@
-"""The paper's tables of accuracy: methods by networks and budgets, ours beside the paper's."""
+"""The paper's accuracy tables: methods by networks and budgets, our results beside the published ones."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from atas.errors import UsageError
 from atas.paper import published
 from atas.paper.grid import Grid
 from atas.paper.published import PublishedRow
-from atas.paper.study import Page, StudyOptions, TrainingStudy, select, select_budgets
+from atas.paper.study import QUICK_NOTE, Page, StudyOptions, TrainingStudy, select, select_budgets
 from atas.sweeps import markdown
 from atas.sweeps.padded_evaluation import PADDING
 from atas.sweeps.record import Record
@@ -21,7 +21,7 @@ from atas.sweeps.seed_stats import SeedStats, format_collapses, format_differenc
 from atas.sweeps.store import Store
 from atas.sweeps.trial import Trial, format_eps
 
-_PUBLISHED_AS = {"atas-literal": "atas"}  # one row there, two readings of it
+_PUBLISHED_AS = {"atas-literal": "atas"}  # the paper has one row for both readings of ATAS
 _NOTE = (
     "Accuracy in percent. Ours: [a, b] is the 95% interval of one run over its test images, (a to b) the range over "
     "seeds; time is that of the training steps. Difference: ours less the paper's, in points."
@@ -30,7 +30,7 @@ _NOTE = (
 
 @dataclass(frozen=True)
 class AccuracyRow:
-    """One cell of the grid, in one kind of evaluation: what is known of it, and what the paper says."""
+    """One cell of the grid in one kind of evaluation: its records, and the published row."""
 
     network: str
     method: str
@@ -40,40 +40,40 @@ class AccuracyRow:
     errors: tuple[str, ...]
     published: PublishedRow | None
     side: int | None = None
-    """Of a padded image, in pixels."""
+    """Side of a padded image, in pixels."""
 
     @property
     def row_label(self) -> str:
-        """How our row is called."""
+        """The label of our row."""
         if not self.padding:
             return "ours"
         return f"ours, {self.side} x {self.side}" if self.side else f"ours, padded by {self.padding}"
 
     def stats(self, attack: str) -> SeedStats | None:
-        """Ours, of an attack."""
+        """Return our accuracy under an attack."""
         return summarize_seeds(self.records, attack)
 
     def published_accuracy(self, attack: str) -> float | None:
-        """The paper's, of an attack."""
+        """Return the paper's accuracy under an attack."""
         return None if self.published is None else self.published.accuracy(attack)
 
     @property
     def time(self) -> str:
-        """Of a training, the mean over seeds."""
+        """Training time, the mean over seeds."""
         return format_training_time(self.records)
 
     def to_json(self, attacks: Sequence[str]) -> dict[str, Any]:
-        """Plain values."""
-        figures = {attack: found for attack in attacks if (found := self.stats(attack)) is not None}
-        gaps = {a: f.value - theirs for a, f in figures.items() if (theirs := self.published_accuracy(a)) is not None}
+        """Return plain values."""
+        ours = {attack: stats for attack in attacks if (stats := self.stats(attack)) is not None}
+        paper = {attack: self.published_accuracy(attack) for attack in ours}
         return {
             "network": self.network,
             "method": self.method,
             "eps": format_eps(self.eps),
             "padding": self.padding,
-            "ours": {attack: found.to_json() for attack, found in figures.items()},
+            "ours": {attack: stats.to_json() for attack, stats in ours.items()},
             "paper": None if self.published is None else vars(self.published),
-            "difference": gaps,
+            "difference": {a: ours[a].value - value for a, value in paper.items() if value is not None},
             "seeds": [record.seed for record in self.records],
             "training_seconds": [record.seconds for record in self.records],
             "hardware": sorted({record.hardware for record in self.records}),
@@ -84,45 +84,46 @@ class AccuracyRow:
 
 
 class AccuracyTable(TrainingStudy):
-    """A table for each budget and network, of all methods."""
+    """A study with a table of all methods for each budget and network."""
 
     def __init__(self, name: str, about: str, title: str, grid: Grid, quick: Grid, notes: tuple[str, ...] = ()) -> None:
         super().__init__(name, about)
         self.title, self._full, self._quick, self._notes = title, grid, quick, notes
 
     def grid(self, options: StudyOptions) -> Grid:
-        """The paper's, or the quick one."""
+        """Return the paper's grid, or the quick one."""
         return self._quick if options.quick else self._full
 
     def trials(self, options: StudyOptions) -> list[Trial]:
-        """Every wanted cell with every seed and kind of evaluation; a seed at a time, so that tables fill evenly."""
+        """Return every selected cell with every seed and padding, ordered by seed so that tables fill evenly."""
         cells = self._wanted(options)
         return [self._trial(options, seed, *cell) for seed in options.seeds or (0,) for cell in cells]
 
     def page(self, options: StudyOptions, store: Store) -> Page:
-        """The wanted rows, and others that the store has results of."""
+        """Return the selected rows, and other rows that have results."""
         lines = self.lines(options, store)
         records = [record for line in lines for record in line.records]
         attacks = _attack_columns(lines, options.attacks or self.grid(options).attacks)
-        text = [f"# {self.title}", "", *self._preface(options, lines)]
+        body = []
         for (eps, network), group in itertools.groupby(lines, lambda line: (line.eps, line.network)):
-            text += ["", f"## eps = {format_eps(eps)}, {network}", "", *_table(list(group), attacks)]
-        text += markdown.provenance_section(records, [error for line in lines for error in line.errors])
-        content = {
-            "study": self.name,
-            "quick": options.quick,
-            "changed": markdown.reported_overrides(options.values),
-            "rows": [line.to_json(attacks) for line in lines],
-        }
-        return Page("\n".join(text) + "\n", content)
+            body += ["", f"## eps = {format_eps(eps)}, {network}", "", *_table(list(group), attacks)]
+        return self.build_page(
+            options,
+            title=self.title,
+            preface=self._preface(options, lines),
+            body=body,
+            rows=[line.to_json(attacks) for line in lines],
+            records=records,
+            errors=[error for line in lines for error in line.errors],
+        )
 
     def lines(self, options: StudyOptions, store: Store) -> list[AccuracyRow]:
-        """All rows to show, in the order of the grid."""
+        """Return all rows to show, in the order of the grid."""
         grid, records, errors = self.grid(options), store.by_row(), store.errors_by_row()
         wanted = set(self._wanted(options))
         paddings = sorted({0, PADDING, *(options.padding or ())})
         cells = itertools.product(grid.budgets, grid.networks, (*grid.methods, *grid.extra_methods), paddings)
-        found = []
+        rows = []
         for eps, network, method, padding in cells:
             cell = (network, method, eps, padding)
             if grid.cell(network, method, eps) is None:
@@ -132,13 +133,15 @@ class AccuracyTable(TrainingStudy):
             except UsageError:
                 if cell in wanted:
                     raise
-                continue  # a value that was set is not for this method
+                continue  # an overridden value does not apply to this method
             known, failed = tuple(records.get(row, ())), tuple(errors.get(row, ()))
-            attacked = any(set(record.attacks) - {Clean.name} for record in known)  # figures leave it at clean images
+            attacked = any(
+                set(record.attacks) - {Clean.name} for record in known
+            )  # runs of figures have clean accuracy only
             if cell in wanted or attacked or failed:
-                theirs = published.lookup(grid.data, network, eps, _PUBLISHED_AS.get(method, method))
-                found.append(AccuracyRow(network, method, eps, padding, known, failed, theirs, _image_side(known)))
-        return found
+                paper = published.lookup(grid.data, network, eps, _PUBLISHED_AS.get(method, method))
+                rows.append(AccuracyRow(network, method, eps, padding, known, failed, paper, _image_side(known)))
+        return rows
 
     def _wanted(self, options: StudyOptions) -> list[tuple[str, str, float, int]]:
         grid = self.grid(options)
@@ -166,26 +169,25 @@ class AccuracyTable(TrainingStudy):
     def _preface(self, options: StudyOptions, lines: Sequence[AccuracyRow]) -> list[str]:
         sizes = sorted({record.n for line in lines for record in line.records})
         theirs = [line.published for line in lines if line.published is not None]
-        said = [_NOTE, f"Test images: {', '.join(f'{n:,}' for n in sizes)}." if sizes else ""]
+        preface = [_NOTE, f"Test images: {', '.join(f'{n:,}' for n in sizes)}." if sizes else ""]
         if options.quick:
-            said.append("This is the quick form, on the embedded digits and cut short: the paper has no such rows.")
+            preface.append(QUICK_NOTE.format("rows"))
         else:
-            said += [*self._notes, *(f"The paper's times are on {found.hardware}." for found in theirs)]
-        said.append(markdown.overrides_sentence(options.values))
-        said += [
+            preface += [*self._notes, *(f"The paper's times are on {row.hardware}." for row in theirs)]
+        preface.append(markdown.overrides_sentence(options.values))
+        return preface + [
             f"{line.method}, {line.network}, {format_eps(line.eps)}: {line.published.doubt}."
             for line in lines
             if line.published is not None and line.published.doubt
         ]
-        return ["\n\n".join(dict.fromkeys(sentence for sentence in said if sentence))]
 
 
-def _attack_columns(lines: Sequence[AccuracyRow], wanted: Sequence[str]) -> list[str]:
-    """Those asked for and those that are known, from weak to strong as they are usually listed."""
-    known = [attack for line in lines for record in line.records for attack in record.attacks]
+def _attack_columns(lines: Sequence[AccuracyRow], selected: Sequence[str]) -> list[str]:
+    """Return the selected and the recorded attacks, the published ones first, from weak to strong."""
+    recorded = [attack for line in lines for record in line.records for attack in record.attacks]
     usual = ["clean", "fgsm", *published.ATTACKS[1:]]
-    found = dict.fromkeys(["clean", *wanted, *known])
-    return [name for name in usual if name in found] + [name for name in found if name not in usual]
+    names = dict.fromkeys(["clean", *selected, *recorded])
+    return [name for name in usual if name in names] + [name for name in names if name not in usual]
 
 
 def _table(lines: Sequence[AccuracyRow], attacks: Sequence[str]) -> list[str]:
@@ -197,7 +199,7 @@ def _table(lines: Sequence[AccuracyRow], attacks: Sequence[str]) -> list[str]:
 
 
 def _rows(lines: Sequence[AccuracyRow], attacks: Sequence[str]) -> list[list[str]]:
-    """A method: our rows, the paper's, and the difference of each of ours."""
+    """Return the rows of a method: ours, the paper's, and the differences."""
     first, blank = lines[0], [""] * len(attacks)
     rows = []
     for line in lines:
@@ -220,13 +222,13 @@ def _rows(lines: Sequence[AccuracyRow], attacks: Sequence[str]) -> list[list[str
 
 
 def _format_published(value: float | None) -> str:
-    """A figure of the paper's, as it prints them."""
+    """Return an accuracy with two digits, as the paper prints them."""
     return "-" if value is None else f"{value:.2f}"
 
 
 def _image_side(records: Sequence[Record]) -> int | None:
-    """Of the images that these were evaluated on."""
+    """Return the side of the evaluated images, or None without records."""
     for record in records:
-        for about in record.evaluations:
-            return int(about["protocol"]["image_shape"][-1])
+        for evaluation in record.evaluations:
+            return int(evaluation["protocol"]["image_shape"][-1])
     return None

@@ -1,6 +1,6 @@
-"""A figure of the paper: the trials that are its lines, the table behind it, and the picture.
+"""A figure of the paper: its lines (trials), its table, and its picture.
 
-Curves by epoch come from the monitor's metrics; they are drawn and put in a table here.
+Curves by epoch come from the monitor's metrics.
 """
 
 from __future__ import annotations
@@ -12,20 +12,21 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from atas._utils.plotting import save_figure
 from atas.paper import plots, published
 from atas.paper.grid import Grid
 from atas.paper.measurements import Norms
-from atas.paper.study import Page, StudyOptions, TrainingStudy
+from atas.paper.study import QUICK_NOTE, Page, StudyOptions, TrainingStudy
 from atas.sweeps import markdown
 from atas.sweeps.record import Record
 from atas.sweeps.seed_stats import format_collapse_epochs
 from atas.sweeps.store import Store
-from atas.sweeps.trial import GREY_LEVEL_LIMIT, Measurement, Trial
+from atas.sweeps.trial import GREY_LEVEL_LIMIT, Measurement, Trial, missing_measurements
 
 
 @dataclass(frozen=True)
 class Line:
-    """One line of a figure: the panel that it is in, its name there, and its trial, for whatever seed."""
+    """One line of a figure: its panel, its name, and its trial with seed 0."""
 
     panel: str
     name: str
@@ -33,11 +34,13 @@ class Line:
 
 
 LineRecords = list[tuple[Line, list[Record]]]
+LineStyle = Callable[[Line], tuple[str, str]]
+"""Returns the colour and the line style of a line."""
 
 
 @dataclass(frozen=True)
 class Table:
-    """The table behind a figure; `rows` are the same for programs."""
+    """The table of a figure; `rows` hold the same as plain values."""
 
     header: Sequence[str]
     lines: Sequence[Sequence[str]]
@@ -47,11 +50,11 @@ class Table:
 
 
 class MeasuredStudy(TrainingStudy):
-    """A sweep whose trials are lines, and whose page is a table of what was observed of them."""
+    """A study whose trials are lines, and whose page is a table of their measurements."""
 
     accepted_options: tuple[str, ...] = ("seeds", "examples", "values", "reuse")
     required_measurements: tuple[str, ...] = ()
-    """What records must have observed to be shown."""
+    """Names of measurements that a record must have to be shown."""
 
     def __init__(self, name: str, about: str, title: str, paper: str, measured: str) -> None:
         super().__init__(name, about)
@@ -60,24 +63,24 @@ class MeasuredStudy(TrainingStudy):
 
     @abstractmethod
     def lines(self, options: StudyOptions) -> list[Line]:
-        """All lines of the figure."""
+        """Return all lines of the figure."""
 
     @abstractmethod
     def table(self, options: StudyOptions, store: Store) -> Table:
-        """The figures behind the picture."""
+        """Return the table of the figure."""
 
     def dependencies(self, options: StudyOptions) -> list[Trial]:
-        """What the lines rest on, and so has to be run first."""
+        """Return the trials that the lines depend on."""
         return []
 
     def trials(self, options: StudyOptions) -> list[Trial]:
-        """Every line with every seed; a seed at a time."""
+        """Return every line with every seed, ordered by seed."""
         pairs = itertools.product(options.seeds or (0,), self._lines(options))
         own = [replace(line.trial, seed=seed) if seed else line.trial for seed, line in pairs]
         return [*self.dependencies(options), *own]
 
     def _lines(self, options: StudyOptions) -> list[Line]:
-        """Those of the last options are kept: resolving many recipes takes a while, and pages are written often."""
+        """Return the lines; the last result is kept, because pages are written often and recipes resolve slowly."""
         if self._last is None or self._last[0] is not options:
             self._last = options, self.lines(options)
         return self._last[1]
@@ -91,101 +94,140 @@ class MeasuredStudy(TrainingStudy):
         attacks: tuple[str, ...] = (),
         values: Mapping[str, Any] | None = None,
     ) -> Trial:
-        """That of a network, a method and a budget; with other values, and with those that a person set."""
-        found = grid.cell(*cell)
-        assert found is not None
-        changed = {**found[1], **(values or {}), **options.values}
-        return Trial(
-            found[0], changed, 0, attacks, examples=options.examples or grid.examples, measurements=measurements
-        )
+        """Return the trial of a network, a method and a budget, with `values` and the user's values on top."""
+        resolved = grid.cell(*cell)
+        assert resolved is not None
+        recipe, own = resolved
+        changed = {**own, **(values or {}), **options.values}
+        return Trial(recipe, changed, 0, attacks, examples=options.examples or grid.examples, measurements=measurements)
 
     def line_records(self, options: StudyOptions, store: Store) -> LineRecords:
-        """The lines, each with its records, in the order of seeds."""
+        """Return the lines, each with its complete records in the order of seeds."""
         known = store.by_row()
         return [
-            (
-                line,
-                [
-                    record
-                    for record in known.get(line.trial.row, [])
-                    if all(n in record.observed for n in self.required_measurements)
-                ],
-            )
+            (line, [record for record in known.get(line.trial.row, []) if self._is_complete(line, record)])
             for line in self._lines(options)
         ]
 
+    def _is_complete(self, line: Line, record: Record) -> bool:
+        required = [one for one in line.trial.measurements if one.name in self.required_measurements]
+        return not missing_measurements(record, required)
+
     def page(self, options: StudyOptions, store: Store) -> Page:
-        """What the paper says, what was measured, and the table; for a figure, its picture before that."""
-        table, records = (
-            self.table(options, store),
-            [r for _, found in self.line_records(options, store) for r in found],
+        """Return a page with the paper's statement, what is measured here, the picture and the table."""
+        table, errors = self.table(options, store), store.errors_by_row()
+        keys = dict.fromkeys(line.trial.row for line in self._lines(options))
+        return self.build_page(
+            options,
+            title=self.title,
+            preface=[
+                f"The paper: {self._paper}",
+                f"Here: {self._measured}",
+                QUICK_NOTE.format("figure") if options.quick else "",
+                markdown.overrides_sentence(options.values),
+            ],
+            body=[
+                "",
+                *self.image(options),
+                *markdown.table(table.header, table.lines, table.left),
+                *(line for note in table.notes for line in ("", note)),
+            ],
+            rows=table.rows,
+            records=[record for _, records in self.line_records(options, store) for record in records],
+            errors=[error for key in keys for error in errors.get(key, [])],
         )
-        errors = store.errors_by_row()
-        rows = dict.fromkeys(line.trial.row for line in self._lines(options))
-        said = [
-            f"The paper: {self._paper}",
-            f"Here: {self._measured}",
-            "This is the quick form, on the embedded digits and cut short: the paper has no such figure."
-            if options.quick
-            else "",
-            markdown.overrides_sentence(options.values),
-        ]
-        text = [f"# {self.title}", "", "\n\n".join(sentence for sentence in said if sentence), ""]
-        text += [*self.image(options), *markdown.table(table.header, table.lines, table.left)]
-        text += [line for note in table.notes for line in ("", note)]
-        text += markdown.provenance_section(records, [error for row in rows for error in errors.get(row, [])])
-        about = {"study": self.name, "quick": options.quick, "changed": markdown.reported_overrides(options.values)}
-        return Page("\n".join(text) + "\n", {**about, "rows": list(table.rows)})
 
     def image(self, options: StudyOptions) -> list[str]:
-        """What comes before the table."""
+        """Return the lines before the table."""
         return []
 
 
 class FigureStudy(MeasuredStudy):
-    """One whose result is a picture too."""
+    """A measured study with a picture."""
 
     @abstractmethod
     def picture(self, options: StudyOptions, store: Store) -> Any:
-        """The figure, drawn."""
+        """Draw the figure."""
 
     def prepare(self, options: StudyOptions) -> None:
-        """What is needed for drawing is there."""
+        """Raise UsageError if matplotlib is missing."""
         if options.pictures:
             plots.require_matplotlib()
 
     def image(self, options: StudyOptions) -> list[str]:
-        """The place of the picture on the page."""
+        """Return the link to the picture."""
         return [f"![{self.title}]({self.file(options, '.png').name})", ""] if options.pictures else []
 
     def draw(self, options: StudyOptions, store: Store) -> tuple[Path, ...]:
-        """The picture as PNG and SVG."""
-        return plots.save(self.picture(options, store), self.file(options, "")) if options.pictures else ()
+        """Write the picture as PNG and SVG."""
+        if not options.pictures:
+            return ()
+        figure, files = self.picture(options, store), tuple(self.file(options, suffix) for suffix in (".png", ".svg"))
+        for file in files:
+            save_figure(figure, file)
+        return files
 
 
 def by_panel(found: LineRecords) -> Iterator[tuple[str, LineRecords]]:
-    """The lines of each panel, panels in the order of their first line."""
+    """Yield each panel with its lines, in the order of the first lines."""
     for name in dict.fromkeys(line.panel for line, _ in found):
         yield name, [pair for pair in found if pair[0].panel == name]
 
 
+def entries(line: Line, records: Sequence[Record], kind: type[Measurement]) -> list[dict[str, Any]]:
+    """Return what records hold of the line's measurement of this kind, with its settings."""
+    wanted = [measurement for measurement in line.trial.measurements if isinstance(measurement, kind)]
+    return [entry for record in records for one in wanted if (entry := one.find(record)) is not None]
+
+
+DrawPanel = Callable[[Any, str, LineRecords], None]
+"""Draws the lines of one panel into axes; called with the axes, the name of the panel, and its lines."""
+
+
+def two_column_figure(found: LineRecords, draw: DrawPanel, **options: Any) -> tuple[Any, Any]:
+    """Return a figure with a titled panel for each name, in two columns, and its grid of axes."""
+    groups = list(by_panel(found))
+    columns = min(2, len(groups))
+    figure, grid = plots.panels(-(-len(groups) // columns), columns, **options)
+    for axes in grid.flat[len(groups) :]:
+        axes.set_visible(False)
+    for axes, (name, lines) in zip(grid.flat, groups, strict=False):
+        draw(axes, name, lines)
+        axes.set_title(name, fontsize=11)
+    return figure, grid
+
+
+def pgd10_figure(found: LineRecords, style: LineStyle, *, titles: bool) -> Any:
+    """Return a figure of the PGD-10 accuracy on training images by epoch, with a panel for each name."""
+    groups = list(by_panel(found))
+    figure, grid = plots.panels(1, len(groups), width=6.0, height=3.9)
+    for axes, (name, lines) in zip(grid.flat, groups, strict=True):
+        draw_curves(axes, lines, "pgd10", style, scale=100)
+        if titles:
+            axes.set_title(name, fontsize=11)
+        axes.set_ylabel("PGD-10 accuracy on training images, %")
+        axes.set_ylim(bottom=plots.PERCENT_BOTTOM)
+    plots.legend(figure, grid)
+    return figure
+
+
 def seed_list(records: Sequence[Record]) -> str:
-    """The seeds of these runs, for a column."""
+    """Return the seeds of the records as text."""
     return ",".join(str(record.seed) for record in records) or "-"
 
 
 def mean(values: Sequence[float]) -> float:
-    """Of at least one."""
+    """Return the mean of at least one value."""
     return sum(values) / len(values)
 
 
 def axis_unit(eps: float) -> tuple[float, str]:
-    """What sizes are drawn in where the budget is eps: the factor, and how it is called."""
+    """Return the unit of an axis of step sizes or budgets: its factor and its name."""
     return (255.0, "k/255") if eps < GREY_LEVEL_LIMIT else (1.0, "pixel units")
 
 
 def format_step(value: float, eps: float) -> str:
-    """A mean step size where the budget is eps.
+    """Return a mean step size as text, in the unit that suits the budget.
 
     >>> format_step(9.34 / 255, 8 / 255), format_step(0.1, 0.25)
     ('9.3/255', '0.10')
@@ -193,25 +235,23 @@ def format_step(value: float, eps: float) -> str:
     return f"{255 * value:.1f}/255" if eps < GREY_LEVEL_LIMIT else f"{value:.2f}"
 
 
-LineStyle = Callable[[Line], tuple[str, str]]
-"""Colour and line style of a line."""
-
-
 def metric_curve(record: Record, key: str, scale: float = 1.0) -> list[float]:
-    """A column of the monitor's, epoch by epoch."""
+    """Return a column of the monitor's metrics by epoch."""
     return [scale * value for value in record.observed["curves"][key]]
 
 
 def collapse_epochs(records: Sequence[Record]) -> list[int | None]:
-    """The epoch in which each of these curves shows a collapse, or None."""
+    """Return the collapse epoch of each record, or None."""
     return [record.observed["curves"]["collapsed_in"] for record in records]
 
 
 def draw_curves(
     axes: Any, found: LineRecords, key: str, style: LineStyle, *, scale: float = 1.0, share: bool = False
 ) -> None:
-    """A line for each run; further seeds are thin. `share` counts the training in percent, for methods whose numbers of
-    epochs differ."""
+    """Draw a line for each run; lines of further seeds are thin.
+
+    With `share`, the horizontal axis is the percentage of the training, for methods with different numbers of epochs.
+    """
     plots.placeholder(axes, [record for _, records in found for record in records])
     for line, records in found:
         colour, dashes = style(line)
@@ -228,23 +268,26 @@ def draw_curves(
 
 
 def mean_step_cells(line: Line, records: Sequence[Record], fixed: float | None, *, printed: bool = True) -> list[str]:
-    """The step of a line, ours and the paper's: a fixed one, or the mean of adaptive ones, if it is `printed`."""
+    """Return our step size and the paper's: the fixed one, or the mean of adaptive ones.
+
+    The paper's is shown only where it prints one (`printed`).
+    """
     method, eps = line.trial.resolved_recipe.method, line.trial.resolved_recipe.method.eps
     theirs = published.mean_step(method.name) if printed and fixed is None and eps <= GREY_LEVEL_LIMIT else None
-    seen = [record.observed[Norms.name]["average"]["step_size"] for record in records if Norms.name in record.observed]
-    ours = fixed if fixed is not None else mean(seen) if seen else None
+    steps = [record.observed[Norms.name]["average"]["step_size"] for record in records if Norms.name in record.observed]
+    ours = fixed if fixed is not None else mean(steps) if steps else None
     return ["-" if value is None else format_step(value, eps) for value in (ours, theirs)]
 
 
 def curve_table(
     found: LineRecords, extra: Callable[[Line, Sequence[Record]], Sequence[str]], header: Sequence[str]
 ) -> Table:
-    """PGD-10 accuracy on training images: the best epoch, the last, and whether it collapsed; then what `extra` has."""
+    """Return a table of the PGD-10 accuracy on training images: best epoch, last epoch, collapse, and `extra` cells."""
     lines, rows = [], []
     for line, records in found:
         values = [metric_curve(record, "pgd10", 100) for record in records]
         best, last = [max(value) for value in values], [value[-1] for value in values]
-        cells = [f"{mean(found):.1f}" if found else "-" for found in (best, last)]
+        cells = [f"{mean(accuracies):.1f}" if accuracies else "-" for accuracies in (best, last)]
         lines.append(
             [
                 line.panel,

@@ -29,45 +29,45 @@ _BINS = 60
 
 
 class EpochNorms:
-    """An observer that writes a file an epoch into a folder."""
+    """Callback that writes norms and step sizes of all examples to one file per epoch."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
 
     def due(self, info: StepInfo) -> bool:
-        """At the end of an epoch."""
+        """Return whether an epoch ends."""
         return info.ends_epoch
 
     def on_step_end(self, info: StepInfo, engine: Engine) -> None:
-        """Write both, of all examples."""
+        """Write the file of the epoch."""
         method = engine.method
         assert isinstance(method, AdaptiveStepSizes)
-        found = {"gradient_norm": method.gradient_norms.cpu(), "step_size": method.step_sizes.cpu().clone()}
+        tensors = {"gradient_norm": method.gradient_norms.cpu(), "step_size": method.step_sizes.cpu().clone()}
         self.folder.mkdir(parents=True, exist_ok=True)
-        write_atomically(_file(self.folder, info.epoch), lambda temporary: save_file(found, temporary))
+        write_atomically(_file(self.folder, info.epoch), lambda temporary: save_file(tensors, temporary))
 
 
 def has_norms(folder: Path, epochs: int) -> bool:
-    """Whether there is a file of every epoch."""
+    """Return whether there is a file for every epoch."""
     return all(_file(folder, epoch).exists() for epoch in range(epochs))
 
 
 def read_norms(folder: Path, epochs: int) -> tuple[Tensor, Tensor]:
-    """Norms and step sizes, each (epochs, examples)."""
+    """Return norms and step sizes, each of shape (epochs, examples)."""
     if not has_norms(folder, epochs):
-        raise DataError(f"{folder} does not hold the gradient norms of {epochs} epochs; remove the run to train again")
+        raise DataError(f"{folder} lacks gradient norms of some of {epochs} epochs; remove the run to train again")
     files = [load_file(_file(folder, epoch)) for epoch in range(epochs)]
     return torch.stack([file["gradient_norm"] for file in files]), torch.stack([file["step_size"] for file in files])
 
 
 def summary(norms: Tensor, sizes: Tensor) -> dict[str, Any]:
-    """What figures need of them: tails, a histogram, and the course of every tenth by the averaged norm.
+    """Return tails, a histogram, and the means of each decile by epoch; deciles are by the mean norm.
 
-    G bounds an example's norm. The text does not say which of mean, largest and last norm its figure shows.
+    G bounds the norm of an example. The paper does not say whether its figure shows the mean, largest or last norm.
     """
     mean = mean_norms(norms)
-    known = norms.amax(1) > 0  # an epoch of warm-up remembers no norm
-    if not known.any():  # a training that was all warm-up
+    known = norms.amax(1) > 0  # warm-up epochs store no norms
+    if not known.any():  # all epochs were warm-up
         known = torch.ones_like(known)
     decile = deciles(mean)
     counts, edges = torch.histogram(mean.float(), _BINS)
@@ -83,7 +83,7 @@ def summary(norms: Tensor, sizes: Tensor) -> dict[str, Any]:
 
 
 def rounded(values: Tensor) -> list[float]:
-    """Plain numbers of five digits, for a record."""
+    """Return numbers rounded to five significant digits, for a record."""
     return [float(f"{value:.5g}") for value in values.tolist()]
 
 
@@ -95,53 +95,41 @@ NUM_DECILES = 10
 
 
 def mean_norms(norms: Tensor) -> Tensor:
-    """The mean norm of each example over the epochs (epochs, examples); epochs without a norm yet do not count."""
+    """Return the mean norm of each example over the epochs in which it has one; `norms` is (epochs, examples)."""
     counts = norms > 0
     return (norms.double() * counts).sum(0) / counts.sum(0).clamp_min(1)
 
 
-def ranks(norms: Tensor) -> Tensor:
-    """For each example the share of examples with a smaller norm.
-
-    >>> ranks(torch.tensor([3.0, 1.0, 2.0, 3.0])).tolist()
-    [0.5, 0.0, 0.25, 0.5]
-    """
-    return _count_smaller(norms).double() / len(norms)
-
-
 def deciles(norms: Tensor) -> Tensor:
-    """For each example the number of its tenth, 1 to 10.
+    """Return the decile of each example, 1 to 10.
 
     >>> deciles(torch.tensor([5.0, 40.0, 1.0, 12.0, 9.0])).tolist()
     [3, 9, 1, 7, 5]
     """
-    return NUM_DECILES * _count_smaller(norms) // len(norms) + 1  # in whole numbers: 0.3 is not 3/10
-
-
-def _count_smaller(norms: Tensor) -> Tensor:
-    return torch.searchsorted(norms.sort().values, norms, side="left")
+    smaller = torch.searchsorted(norms.sort().values, norms, side="left")
+    return NUM_DECILES * smaller // len(norms) + 1  # integer arithmetic, because 0.3 is not 3/10 in binary
 
 
 def decile_members(decile: Tensor, first: int, last: int) -> Tensor:
-    """The examples of D_first^last, in the order of the data."""
+    """Return the indices of D_first^last, sorted."""
     return ((decile >= first) & (decile <= last)).nonzero().flatten()
 
 
 def class_shares(decile: Tensor, labels: Tensor, classes: int) -> Tensor:
-    """The share of every class in every tenth, (10, classes); rows sum to 1."""
+    """Return the share of every class in every decile, of shape (10, classes); rows sum to 1."""
     cells = torch.bincount((decile - 1) * classes + labels, minlength=NUM_DECILES * classes)
     counts = cells.view(NUM_DECILES, classes).double()
     return counts / counts.sum(1, keepdim=True).clamp_min(1)
 
 
 def means_by_decile(values: Tensor, decile: Tensor) -> Tensor:
-    """The mean of (epochs, examples) over the examples of each tenth: (epochs, 10)."""
+    """Return the means of `values` (epochs, examples) over the examples of each decile, of shape (epochs, 10)."""
     sums = torch.zeros(len(values), NUM_DECILES, dtype=torch.float64)
     sums.index_add_(1, decile - 1, values.double())
     return sums / torch.bincount(decile - 1, minlength=NUM_DECILES).clamp_min(1)
 
 
 def tail(norms: Tensor) -> float:
-    """How long-tailed norms are: mean G^2 / (mean G)^2, 1 where all are equal."""
+    """Return how long-tailed norms are: mean G^2 / (mean G)^2, which is 1 if all norms are equal."""
     norms = norms.double()
     return float(norms.square().mean() / norms.mean().square()) if norms.any() else 1.0

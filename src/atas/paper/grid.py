@@ -1,4 +1,4 @@
-"""Which recipe is behind each cell of a table: a method, a network and a budget on one data set."""
+"""The recipe of each cell of a table: a method, a network and a budget on one data set."""
 
 from __future__ import annotations
 
@@ -20,8 +20,11 @@ ATTACKS = ("pgd10", "pgd50", "autoattack")
 
 @dataclass(frozen=True)
 class Grid:
-    """The axes of a table. `cell` gives the recipe and what is changed in it for a network, a method and a budget, or
-    None where the paper left the cell empty. `extra_methods` are methods that are shown where they are asked for."""
+    """The axes of a table.
+
+    `cell` returns the recipe and its overridden values for a network, a method and a budget, or None for a cell that
+    the paper left empty. `extra_methods` are run only if they are selected.
+    """
 
     data: str
     networks: tuple[str, ...]
@@ -34,14 +37,14 @@ class Grid:
 
 
 def cifar(data: str, budgets: tuple[float, ...]) -> Grid:
-    """The paper's CIFAR tables; every row has a recipe."""
+    """Return the grid of the paper's CIFAR tables; every row has a recipe."""
 
     def cell(network: str, method: str, eps: float) -> tuple[str, dict[str, Any]] | None:
         name, known = f"{data}-{network}-{method}", recipes.names()
         exact = f"{name}-eps{format_eps(eps).removesuffix('/255')}"
         if exact in known:
             return exact, {}
-        if name not in known:  # methods that are not in the paper's tables have recipes for some cells alone
+        if name not in known:  # methods outside of the paper's tables do not have recipes for all cells
             name = f"cifar10-preact-resnet18-{method}"
             return name, {"data.name": data, "model.name": network, "method.eps": eps}
         return name, {"method.eps": eps}
@@ -53,7 +56,7 @@ _IMAGENET_SUFFIXES = {2: "", 4: "-eps4"}  # of the recipes' names, by budget
 
 
 def imagenet() -> Grid:
-    """The paper's ImageNet table; every row has a recipe."""
+    """Return the grid of the paper's ImageNet table; every row has a recipe."""
 
     def cell(network: str, method: str, eps: float) -> tuple[str, dict[str, Any]] | None:
         if published.lookup("imagenet", network, eps, method) is None:
@@ -71,13 +74,13 @@ def imagenet() -> Grid:
 
 
 QUICK_EPOCHS = 1 / 4  # of those of the recipe
-QUICK_EPS = 0.25  # at the recipes' own budget, 0.39, AutoAttack leaves nothing of networks that were trained so briefly
+QUICK_EPS = 0.25  # at the recipes' budget, 0.39, AutoAttack breaks all examples after so short a training
 QUICK_EXAMPLES = 50
 _STEP_SETTINGS = ("step_size", "max_step")
 
 
 def digits() -> Grid:
-    """The same on the embedded digits, cut down to what a CPU does in a few minutes."""
+    """Return a small grid on the embedded digits, which a CPU runs in a few minutes."""
 
     def cell(network: str, method: str, eps: float) -> tuple[str, dict[str, Any]] | None:
         name = f"digits-{network}-{method}"
@@ -98,7 +101,7 @@ _QUICK_BUDGETS = (0.6 * QUICK_EPS, QUICK_EPS, 1.4 * QUICK_EPS)
 
 
 def all_cells(options: StudyOptions) -> Iterator[tuple[Grid, str, float]]:
-    """A grid with a network and a budget of it; ImageNet, which not everybody has, where its networks are asked for."""
+    """Yield every cell as grid, network and budget; ImageNet only if its networks are selected."""
     if options.quick:
         grid = digits()
         for network in select("network", options.networks, grid.networks):

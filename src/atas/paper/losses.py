@@ -1,8 +1,6 @@
-"""Losses of a trained model on many images: under PGD-10, how much less a single step finds, and on a plane around
-images (the paper's first figure).
+"""Losses of a trained model: under PGD-10, after single steps, and on a plane around images (the paper's first figure).
 
-Points are searched for by the fast model that evaluations search with, half precision on a GPU; every loss is that of
-the model itself in float32.
+Attacks use the fast model of evaluations, in half precision on a GPU. Every loss is computed by the model in float32.
 """
 
 from __future__ import annotations
@@ -22,27 +20,29 @@ from atas.threat import Threat
 
 STEPS, STEPS_PER_EPS = 10, 5  # PGD-10 as evaluations run it
 Attack = Callable[[Scheduler, Tensor, Tensor, Tensor], Sequence[Tensor]]
-"""Of a model, images, labels and the numbers of the examples: points to take the loss at, one or more of each."""
+"""Called with a runner, images, labels and indices; returns one or more batches of points."""
 Start = Callable[[Tensor, Tensor], Tensor]
-"""Of images and the numbers of the examples: where an attack begins."""
+"""Called with images and indices; returns the start of an attack."""
 
 
 @contextmanager
-def prepare_runner(model: nn.Module, images: Tensor, precision: str = "auto") -> Iterator[Scheduler]:
-    """A model ready to be attacked, in eval mode; `images` are some that it will see."""
+def prepare_runner(
+    model: nn.Module, images: Tensor, precision: str = "auto", batch_size: int | None = None
+) -> Iterator[Scheduler]:
+    """Prepare a model for attacks, in eval mode; `images` are examples of its input."""
     device = next(model.parameters()).device
-    lanes = min(default_batch_size(device), len(images))
-    with prepare(model, device, precision=precision, slots=lanes, images=images[:64].float() / 255) as runner:
+    slots = min(batch_size or default_batch_size(device), len(images))
+    with prepare(model, device, precision=precision, slots=slots, images=images[:64].float() / 255) as runner:
         yield runner
 
 
 def attack_losses(
     runner: Scheduler, images: Tensor, labels: Tensor, attacks: Sequence[Attack]
 ) -> tuple[Tensor, Tensor]:
-    """Cross-entropy and right answers (points, examples) at the points of the attacks in turn; images are uint8."""
+    """Return cross-entropy and correctness, each (points, examples), at the points of the attacks; images are uint8."""
     images, labels = images.to(runner.device), labels.to(runner.device)
     size, count = runner.slots, len(images)
-    found = []
+    batches = []
     with torch.no_grad():
         for first in range(0, count, size):
             index = torch.arange(first, first + size, device=runner.device) % count  # all batches are of one shape
@@ -51,13 +51,13 @@ def attack_losses(
             logits = [runner.verifier(point) for point in points]
             loss = torch.stack([F.cross_entropy(one, y, reduction="none") for one in logits])
             right = torch.stack([one.argmax(1) == y for one in logits])
-            found.append(torch.stack([loss, right.to(loss.dtype)]))
-    all_loss, all_right = torch.cat(found, 2)[..., :count].cpu()
+            batches.append(torch.stack([loss, right.to(loss.dtype)]))
+    all_loss, all_right = torch.cat(batches, 2)[..., :count].cpu()
     return all_loss, all_right.bool()
 
 
 def pgd10(threat: Threat) -> Attack:
-    """Ten steps of eps/5 from a random start."""
+    """Return an attack of ten steps of eps/5 from a random start."""
 
     def attack(runner: Scheduler, x: Tensor, y: Tensor, index: Tensor) -> list[Tensor]:
         point = random_start(threat, x, index)
@@ -69,7 +69,7 @@ def pgd10(threat: Threat) -> Attack:
 
 
 def single_steps(threat: Threat, sizes: Sequence[float], start: Start) -> Attack:
-    """One step of each size from somewhere, along one gradient: FGSM-RS from noise, ATTA from what it remembers."""
+    """Return an attack of one step of each size along one gradient: from noise (FGSM-RS) or stored points (ATTA)."""
 
     def attack(runner: Scheduler, x: Tensor, y: Tensor, index: Tensor) -> list[Tensor]:
         point = start(x, index)
@@ -80,12 +80,12 @@ def single_steps(threat: Threat, sizes: Sequence[float], start: Start) -> Attack
 
 
 def random_start(threat: Threat, x: Tensor, index: Tensor) -> Tensor:
-    """Uniform in the ball; the same for PGD-10 and for FGSM-RS."""
+    """Return a uniform point of the ball, the same for PGD-10 and FGSM-RS."""
     return threat.random_start(x, CounterRNG(0, torch.zeros((), dtype=torch.int64, device=x.device), index))
 
 
 def loss_gaps(losses_of_steps: Tensor, loss_of_pgd: Tensor) -> list[float]:
-    """The mean of what PGD-10 finds more than each single step does."""
+    """Return the mean loss of PGD-10 minus that of each single step."""
     return [float(gap) for gap in (loss_of_pgd.double() - losses_of_steps.double()).mean(1)]
 
 
@@ -94,14 +94,21 @@ def _gradient(runner: Scheduler, point: Tensor, y: Tensor) -> Tensor:
     return gradient.nan_to_num()
 
 
-def loss_surface(model: nn.Module, images: Tensor, labels: Tensor, threat: Threat, points: int = 11) -> Tensor:
-    """The mean loss at x + eps (a v1 + b v2) for a and b from 0 to 1, (points, points): rows are a, columns b.
+def loss_surface(
+    model: nn.Module,
+    images: Tensor,
+    labels: Tensor,
+    threat: Threat,
+    points: int = 11,
+    batch_size: int | None = None,
+) -> Tensor:
+    """Return the mean loss at x + eps (a v1 + b v2) for a (rows) and b (columns) from 0 to 1.
 
     v1 is the sign of each image's gradient, as FGSM steps; v2 has random signs. Pixels stay in [0, 1].
     """
     scale = torch.linspace(0, 1, points, dtype=torch.float64).tolist()
     sums = torch.zeros(points, points, dtype=torch.float64)
-    with prepare_runner(model, images, precision="float32") as runner, torch.no_grad():
+    with prepare_runner(model, images, precision="float32", batch_size=batch_size) as runner, torch.no_grad():
         images, labels = images.to(runner.device), labels.to(runner.device)
         for first in range(0, len(images), runner.slots):
             index = torch.arange(first, min(first + runner.slots, len(images)), device=runner.device)
@@ -120,7 +127,9 @@ def loss_surface(model: nn.Module, images: Tensor, labels: Tensor, threat: Threa
 
 
 def peak_position(surface: Tensor) -> float:
-    """How far along the adversarial direction the loss is largest, as a share of eps: 1 for a smooth surface, less
-    where it is distorted."""
+    """Return where along the adversarial direction the loss is largest, as a share of eps.
+
+    It is 1 for a smooth surface and less for a distorted one.
+    """
     along = surface[:, 0]
     return int(along.argmax()) / (len(along) - 1)

@@ -1,4 +1,4 @@
-"""What the paper's figures measure of a training, besides the accuracies of its model."""
+"""The measurements of the paper's figures."""
 
 from __future__ import annotations
 
@@ -30,40 +30,40 @@ _COLUMNS = ("epoch", "updates", "loss", "clean", "fgsm", "pgd10", "pgd10_loss", 
 
 @dataclass(frozen=True)
 class Curves(Measurement):
-    """The monitor's looks by epoch; among them the loss under PGD-10."""
+    """The monitor's metrics by epoch, among them the loss under PGD-10."""
 
     name: ClassVar[str] = "curves"
 
     def is_available(self, trial: Trial, run_folder: RunFolder) -> bool:
-        """Always, but for trainings of versions that did not look at the loss."""
+        """Return whether the metrics have the loss under PGD-10, which early versions did not write."""
         rows = completed_epochs(read_metrics(run_folder.metrics)) if run_folder.metrics.exists() else []
         return bool(rows) and all("pgd10_loss" in row for row in rows)
 
     def measure(self, training: FinishedTraining) -> dict[str, Any]:
-        """A list for each column; epochs count from 1."""
+        """Return a list for each column; epochs count from 1."""
         rows = [
             row | {"epoch": row["epoch"] + 1} for row in completed_epochs(read_metrics(training.run_folder.metrics))
         ]
-        fallen = next((row["epoch"] for row in rows if row["collapsed"]), None)
-        return {name: [row[name] for row in rows] for name in _COLUMNS if name in rows[0]} | {"collapsed_in": fallen}
+        collapsed = next((row["epoch"] for row in rows if row["collapsed"]), None)
+        return {name: [row[name] for row in rows] for name in _COLUMNS if name in rows[0]} | {"collapsed_in": collapsed}
 
 
 @dataclass(frozen=True)
 class Norms(Measurement):
-    """Gradient norms and step sizes by epoch and tenth; of methods with adaptive steps alone."""
+    """Gradient norms and step sizes by epoch and decile, for methods with adaptive steps."""
 
     name: ClassVar[str] = "norms"
 
     def callbacks(self, run_folder: RunFolder) -> list[Callback]:
-        """A file an epoch."""
+        """Return the callback that writes a file per epoch."""
         return [gradient_norms.EpochNorms(run_folder.path / _NORMS)]
 
     def is_available(self, trial: Trial, run_folder: RunFolder) -> bool:
-        """Whether the files are there."""
+        """Return whether all files exist."""
         return gradient_norms.has_norms(run_folder.path / _NORMS, trial.resolved_recipe.training.epochs)
 
     def measure(self, training: FinishedTraining) -> dict[str, Any]:
-        """Tails, a histogram, and the course of every tenth."""
+        """Return tails, a histogram, and the means of each decile by epoch."""
         return gradient_norms.summary(
             *gradient_norms.read_norms(
                 training.run_folder.path / _NORMS, training.trial.resolved_recipe.training.epochs
@@ -73,33 +73,37 @@ class Norms(Measurement):
 
 @dataclass(frozen=True)
 class Deciles(Norms):
-    """In which tenth by gradient norm every training image is, and the shares of the classes."""
+    """The decile of every training image by gradient norm, and the shares of the classes."""
 
     name: ClassVar[str] = DECILES
 
     def measure(self, training: FinishedTraining) -> dict[str, Any]:
-        """A digit an image, 0 for the first tenth."""
-        found, _ = gradient_norms.read_norms(
+        """Return a digit per image, 0 for the first decile, and the class shares."""
+        norms, _ = gradient_norms.read_norms(
             training.run_folder.path / _NORMS, training.trial.resolved_recipe.training.epochs
         )
-        decile = gradient_norms.deciles(gradient_norms.mean_norms(found))
+        decile = gradient_norms.deciles(gradient_norms.mean_norms(norms))
         shares = gradient_norms.class_shares(decile, training.data.train.labels, training.data.num_classes)
         return {"of_each": "".join(str(number - 1) for number in decile.tolist()), "class_shares": shares.tolist()}
 
 
 @dataclass(frozen=True)
 class RobustLoss(Measurement):
-    """The loss of the final weights on the training images under PGD-10, all of them or the first so many."""
+    """The loss of the final weights under PGD-10 on all training images, or on the first `images`."""
 
     images: int | None = None
     name: ClassVar[str] = "robust-loss"
 
     def is_available(self, trial: Trial, run_folder: RunFolder) -> bool:
-        """It needs the weights alone."""
+        """Return True: only the weights are needed."""
         return True
 
+    def matches_unstated(self, entry: dict[str, Any]) -> bool:
+        """Compare the number of images."""
+        return self.images in (None, entry["n"])
+
     def measure(self, training: FinishedTraining) -> dict[str, Any]:
-        """Mean loss, its standard error, and accuracy."""
+        """Return the mean loss, its standard error, and the number of correct images."""
         images, labels = training.data.train.images[: self.images], training.data.train.labels[: self.images]
         with losses.prepare_runner(training.model, images) as runner:
             loss, right = losses.attack_losses(
@@ -111,38 +115,42 @@ class RobustLoss(Measurement):
 
 @dataclass(frozen=True)
 class StepGap(Measurement):
-    """How much more loss PGD-10 finds on training images than one step of each size does."""
+    """The mean loss of PGD-10 on training images minus that of one step of each size."""
 
     steps: tuple[float, ...] = ()
     images: int | None = None
     name: ClassVar[str] = "step-gap"
 
     def is_available(self, trial: Trial, run_folder: RunFolder) -> bool:
-        """A method that remembers perturbations steps from them, and the last checkpoint has them."""
+        """Return whether the stored perturbations, from which the method steps, are in the last checkpoint."""
         return (
             not issubclass(methods.get(trial.resolved_recipe.method.name), PersistentPerturbation)
             or run_folder.last_checkpoint.exists()
         )
 
+    def matches_unstated(self, entry: dict[str, Any]) -> bool:
+        """Compare the step sizes and the number of images."""
+        return entry["steps"] == list(self.steps) and self.images in (None, entry["n"])
+
     def measure(self, training: FinishedTraining) -> dict[str, Any]:
-        """The mean gap for each size: from noise, and from memory where there is one."""
+        """Return the mean gap for each size: from noise, and from stored perturbations if there are any."""
         threat = training.trial.resolved_recipe.threat
         images, labels = training.data.train.images[: self.images], training.data.train.labels[: self.images]
-        memory = _load_method(training)
+        method = _load_method(training)
         starts: dict[str, losses.Start] = {"noise": lambda x, index: losses.random_start(threat, x, index)}
-        if memory is not None:
-            starts["memory"] = lambda x, index: memory.load_start(x, index, View.centre(len(x), memory.pad, x.device))
+        if method is not None:
+            starts["memory"] = lambda x, index: method.load_start(x, index, View.centre(len(x), method.pad, x.device))
         steps = [losses.single_steps(threat, self.steps, start) for start in starts.values()]
         with losses.prepare_runner(training.model, images) as runner:
             loss, _ = losses.attack_losses(runner, images, labels, [losses.pgd10(threat), *steps])
-        found, count = losses.loss_gaps(loss[1:], loss[0]), len(self.steps)
-        gaps = {name: found[place * count :][:count] for place, name in enumerate(starts)}
+        values, count = losses.loss_gaps(loss[1:], loss[0]), len(self.steps)
+        gaps = {name: values[number * count :][:count] for number, name in enumerate(starts)}
         return {"n": len(images), "steps": list(self.steps), "pgd10": float(loss[0].double().mean()), "gap": gaps}
 
 
 @dataclass(frozen=True)
 class LossSurfaces(Measurement):
-    """The loss around images of the first and the last tenth of a ranking, at the moments around a collapse."""
+    """The loss around images of the first and the last decile of a ranking, at steps around a collapse."""
 
     ranking: Trial
     images: int = 500
@@ -151,19 +159,23 @@ class LossSurfaces(Measurement):
 
     @property
     def depends_on(self) -> tuple[Trial, ...]:
-        """The run that ranks."""
+        """The trial that ranks the images."""
         return (self.ranking,)
 
     def callbacks(self, run_folder: RunFolder) -> list[Callback]:
-        """Weights on the way."""
+        """Return the callback that saves weights during the training."""
         return [SnapshotRecorder(run_folder.path / SNAPSHOTS)]
 
     def is_available(self, trial: Trial, run_folder: RunFolder) -> bool:
-        """Whether there are such weights, of all moments."""
+        """Return whether the weights of all steps are there."""
         return SnapshotRecorder(run_folder.path / SNAPSHOTS).complete(trial.resolved_recipe.training.epochs)
 
+    def matches_unstated(self, entry: dict[str, Any]) -> bool:
+        """Compare the number of images."""
+        return bool(entry["n"] == self.images)
+
     def measure(self, training: FinishedTraining) -> dict[str, Any]:
-        """A grid for each moment and tenth."""
+        """Return a grid for each step and decile."""
         deciles, train = load_deciles(self.ranking, training.store), training.data.train
         rows = {
             number: gradient_norms.decile_members(deciles, number, number)[: self.images]
@@ -175,9 +187,9 @@ class LossSurfaces(Measurement):
             shot.load_into(model)
             grids = {
                 str(number): losses.loss_surface(
-                    model, train.images[part], train.labels[part], training.trial.resolved_recipe.threat, self.points
+                    model, train.images[index], train.labels[index], training.trial.resolved_recipe.threat, self.points
                 )
-                for number, part in rows.items()
+                for number, index in rows.items()
             }
             moments.append(
                 {"step": shot.step}
@@ -188,18 +200,18 @@ class LossSurfaces(Measurement):
 
 
 def default_measurements(trial: Trial) -> tuple[Measurement, ...]:
-    """What costs next to nothing to observe, and so is observed in every training of a study."""
+    """Return the measurements that cost almost nothing; every training of a study has them."""
     adaptive = issubclass(methods.get(trial.resolved_recipe.method.name), AdaptiveStepSizes)
     return (Curves(), Norms()) if adaptive else (Curves(),)
 
 
 def _load_method(training: FinishedTraining) -> PersistentPerturbation | None:
-    """The method with what it remembered at the end of the training; None for one that remembers nothing."""
+    """Return the method with the perturbations of the last checkpoint, or None for a method without any."""
     recipe, train = training.trial.resolved_recipe, training.data.train
     if not issubclass(methods.get(recipe.method.name), PersistentPerturbation):
         return None
     shape, pad = train.images.shape[1:], recipe.data.pad
-    found = methods.create(
+    method = methods.create(
         recipe.method.name,
         recipe.threat,
         len(train),
@@ -208,16 +220,16 @@ def _load_method(training: FinishedTraining) -> PersistentPerturbation | None:
         device=training.device,
         **recipe.method.settings,
     )
-    assert isinstance(found, PersistentPerturbation)
+    assert isinstance(method, PersistentPerturbation)
     tensors, _ = checkpoint.load(training.run_folder.last_checkpoint)
     prefix = "method."
-    found.load_state_dict({key.removeprefix(prefix): t for key, t in tensors.items() if key.startswith(prefix)})
-    return found
+    method.load_state_dict({key.removeprefix(prefix): t for key, t in tensors.items() if key.startswith(prefix)})
+    return method
 
 
 def load_deciles(ranking: Trial, store: Store) -> Tensor:
-    """The tenth of every training image, 1 to 10, that a trial was asked to observe."""
+    """Return the decile of every training image, 1 to 10, from the record of the ranking."""
     record = store.record(ranking)
     if record is None or DECILES not in record.observed:
-        raise DataError(f"the run that ranks the images is missing ({ranking.label}); the same command tries it again")
+        raise DataError(f"the run that ranks the images is missing ({ranking.label}); run the same command again")
     return torch.tensor([int(digit) + 1 for digit in record.observed[DECILES]["of_each"]])

@@ -1,13 +1,11 @@
-"""How figures are drawn: one palette that colour-blind readers can tell apart, one way to write PNG and SVG."""
+"""Styles and axes of the figures, in a palette that colour-blind readers can distinguish."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Sequence
-from pathlib import Path
 from typing import Any
 
-from atas._utils.files import write_atomically
 from atas._utils.plotting import BLACK, BLUE, GREEN, GREY, ORANGE, PURPLE, RED, SKY, new_figure, style_axes
 from atas.errors import UsageError
 
@@ -29,7 +27,7 @@ _LABEL_WIDTH = 1.5
 
 
 def require_matplotlib() -> None:
-    """An error, before anything is trained, where nothing could be drawn."""
+    """Raise UsageError if matplotlib is missing, before anything is trained."""
     try:
         import matplotlib  # noqa: F401
     except ImportError as error:
@@ -39,7 +37,7 @@ def require_matplotlib() -> None:
 
 
 def panels(rows: int, columns: int, width: float = _WIDTH, height: float = _HEIGHT, **options: Any) -> tuple[Any, Any]:
-    """A figure and its grid of axes."""
+    """Return a figure and its grid of axes."""
     figure = new_figure(max(width * columns, 5.0), height * rows + 0.4)
     grid = figure.subplots(rows, columns, squeeze=False, **options)
     for axes in grid.flat:
@@ -48,7 +46,7 @@ def panels(rows: int, columns: int, width: float = _WIDTH, height: float = _HEIG
 
 
 def math_label(name: str) -> str:
-    """A subset's name as it is printed.
+    """Return the name of a subset as a formula; other names stay.
 
     >>> math_label("D_7^10"), math_label("atas")
     ('$D_{7}^{10}$', 'atas')
@@ -57,7 +55,7 @@ def math_label(name: str) -> str:
 
 
 def epoch_axis(axes: Any, label: str = "epoch") -> None:
-    """A horizontal axis of epochs: whole numbers."""
+    """Label a horizontal axis with whole epochs."""
     from matplotlib.ticker import MaxNLocator
 
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
@@ -65,48 +63,30 @@ def epoch_axis(axes: Any, label: str = "epoch") -> None:
 
 
 def budget_axis(axes: Any, values: Iterable[float], factor: float, called: str) -> None:
-    """A horizontal axis of budgets, with a mark at each of these, in the unit `called` so."""
+    """Label a horizontal axis with these budgets, in the unit `called`."""
     axes.set_xticks(sorted({round(factor * eps, 3) for eps in values}))
     axes.set_xlabel(f"budget eps, {called}")
 
 
 def legend(figure: Any, grid: Any, columns: int = 4) -> None:
-    """One legend below all panels, each label once; in as many columns as fit."""
+    """Draw one legend below all panels, with each label once and as many columns as fit."""
     columns = max(2, min(columns, int(figure.get_figwidth() / _LABEL_WIDTH)))
-    found: dict[str, Any] = {}
+    entries: dict[str, Any] = {}
     for axes in grid.flat:
         handles, labels = axes.get_legend_handles_labels()
-        found |= {label: handle for handle, label in zip(handles, labels, strict=True) if label not in found}
-    if found:
+        entries |= {label: handle for handle, label in zip(handles, labels, strict=True) if label not in entries}
+    if entries:
         figure.legend(
-            found.values(), found.keys(), loc="outside lower center", ncols=columns, frameon=False, fontsize=9
+            entries.values(), entries.keys(), loc="outside lower center", ncols=columns, frameon=False, fontsize=9
         )
 
 
 def end_label(axes: Any, x: float, y: float, text: str, colour: str) -> None:
-    """A label at the end of a line."""
+    """Label the end of a line."""
     axes.annotate(text, (x, y), xytext=(4, 0), textcoords="offset points", color=colour, fontsize=9, va="center")
 
 
-def placeholder(axes: Any, found: Sequence[Any]) -> None:
-    """A word in a panel that has nothing to show."""
-    if not found:
+def placeholder(axes: Any, results: Sequence[Any]) -> None:
+    """Write "not run yet" into a panel without results."""
+    if not results:
         axes.text(0.5, 0.5, "not run yet", transform=axes.transAxes, ha="center", va="center", color=GREY)
-
-
-def save(figure: Any, stem: Path) -> tuple[Path, ...]:
-    """Write a figure as PNG and as SVG; an equal figure gives an equal file."""
-    from matplotlib import rc_context
-
-    stem.parent.mkdir(parents=True, exist_ok=True)
-    written = []
-    for kind, about in (("png", {}), ("svg", {"Date": None})):
-        path = stem.with_name(f"{stem.name}.{kind}")
-
-        def write(temporary: Path, kind: str = kind, about: dict[str, Any] = about) -> None:
-            with rc_context({"svg.hashsalt": stem.name}):
-                figure.savefig(temporary, format=kind, dpi=150, metadata=about)
-
-        write_atomically(path, write)
-        written.append(path)
-    return tuple(written)

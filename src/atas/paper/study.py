@@ -1,4 +1,4 @@
-"""A study: a named part of the paper, the trials it needs, and how its result is shown.
+"""A study: a named part of the paper, its trials, and its page.
 
 `run_studies` runs several studies as one plan: a training that several of them need is run once.
 """
@@ -15,15 +15,17 @@ from typing import Any, ClassVar
 from atas._utils.files import write_text
 from atas.errors import UsageError, unknown
 from atas.paper.measurements import default_measurements
+from atas.sweeps import markdown
 from atas.sweeps.plan import Failure, Plan
 from atas.sweeps.progress import PlanProgress
+from atas.sweeps.record import Record
 from atas.sweeps.store import Store
 from atas.sweeps.trial import Trial, format_eps
 
 
 @dataclass(frozen=True)
 class StudyOptions:
-    """What a person asked for; None where it is left to the study. Without `runs` only what is known is shown."""
+    """The options of `atas reproduce`; None leaves a choice to the study. Without `runs`, nothing is trained."""
 
     out: Path
     quick: bool = False
@@ -52,18 +54,18 @@ class StudyOptions:
     )
 
     def set_options(self) -> list[str]:
-        """The names of the options that were given."""
+        """Return the names of the options that were given."""
         return [name for name in self.NAMES if getattr(self, name)]
 
     def restrict_to(self, names: tuple[str, ...]) -> StudyOptions:
-        """Without all options but these."""
+        """Return the options with all but these at their defaults."""
         left_out = {name for name in self.set_options() if name not in names}
         return replace(self, **{own.name: _default(own) for own in fields(self) if own.name in left_out})
 
 
 @dataclass(frozen=True)
 class StudyResult:
-    """What a study came to: files, the page to show, and what failed."""
+    """The result of a study: its files, its page, and its failed runs."""
 
     files: tuple[Path, ...] = ()
     page: str = ""
@@ -72,23 +74,26 @@ class StudyResult:
 
 @dataclass(frozen=True)
 class Page:
-    """A result as people read it, in Markdown, and as programs do."""
+    """A result as Markdown and as plain values."""
 
     markdown: str
     content: dict[str, Any]
 
 
+QUICK_NOTE = "This is the quick form, on the embedded digits and cut short: the paper has no such {}."
+
+
 class Study:
-    """Something that can be reproduced by name: a `TrainingStudy` or a `StandaloneStudy`."""
+    """A part of the paper that can be reproduced by name: a `TrainingStudy` or a `StandaloneStudy`."""
 
     accepted_options: tuple[str, ...] = ()
-    """Those of `StudyOptions` that it understands."""
+    """The names of `StudyOptions` that the study uses."""
 
     def __init__(self, name: str, about: str) -> None:
         self.name, self.about = name, about
 
     def file(self, options: StudyOptions, suffix: str) -> Path:
-        """A file of the study's result; quick results have names of their own."""
+        """Return the path of a result file; quick results have other names."""
         return options.out / f"{self.name}{'-quick' if options.quick else ''}{suffix}"
 
 
@@ -97,31 +102,52 @@ class StandaloneStudy(Study, ABC):
 
     @abstractmethod
     def run(self, options: StudyOptions) -> StudyResult:
-        """Do it, and write its files."""
+        """Run the study and write its files."""
 
 
 class TrainingStudy(Study, ABC):
-    """A study that is a plan of trials, and a page made of their records."""
+    """A study with a plan of trials and a page made of their records."""
 
     accepted_options = StudyOptions.NAMES
 
     def prepare(self, options: StudyOptions) -> None:
-        """An error, before anything is trained, where the result could not be shown."""
+        """Raise an error if the result could not be shown, before anything is trained."""
 
     @abstractmethod
     def trials(self, options: StudyOptions) -> list[Trial]:
-        """What has to be run."""
+        """Return the trials to run."""
 
     @abstractmethod
     def page(self, options: StudyOptions, store: Store) -> Page:
-        """What the records in the store come to, those of these options and others that belong to the study."""
+        """Return the page of the records in the store: of these options, and others that belong to the study."""
+
+    def build_page(
+        self,
+        options: StudyOptions,
+        *,
+        title: str,
+        preface: Sequence[str],
+        body: Sequence[str],
+        rows: Sequence[dict[str, Any]],
+        records: Sequence[Record],
+        errors: Sequence[str],
+    ) -> Page:
+        """Return a page in both forms: title, preface, body, and the provenance of its records.
+
+        `preface` has a paragraph a sentence; empty ones are left out. `rows` are the body as plain values.
+        """
+        paragraphs = "\n\n".join(dict.fromkeys(sentence for sentence in preface if sentence))
+        text = [f"# {title}", "", paragraphs, *body, *markdown.provenance_section(records, errors)]
+        changed = markdown.reported_overrides(options.values)
+        content = {"study": self.name, "quick": options.quick, "changed": changed, "rows": list(rows)}
+        return Page("\n".join(text) + "\n", content)
 
     def draw(self, options: StudyOptions, store: Store) -> tuple[Path, ...]:
-        """Plots of the records, where a study has any; drawn when the plan is through."""
+        """Draw the plots of the study, if it has any, and return their files; called when the plan is finished."""
         return ()
 
     def write(self, options: StudyOptions, store: Store) -> Page:
-        """The page, in both forms."""
+        """Write the page as Markdown and JSON and return it."""
         page = self.page(options, store)
         options.out.mkdir(parents=True, exist_ok=True)
         write_text(self.file(options, ".md"), page.markdown)
@@ -133,26 +159,27 @@ def _default(own: Field[Any]) -> Any:
     return own.default if own.default_factory is MISSING else own.default_factory()
 
 
-def select(what: str, wanted: tuple[str, ...] | None, known: tuple[str, ...], more: tuple[str, ...] = ()) -> list[str]:
-    """The wanted ones of the known, in their order; all where nothing is wanted. `more` may be wanted too."""
-    for name in wanted or ():
-        if name not in (*known, *more):
-            raise unknown(what, name, (*known, *more))
-    return list(known) if wanted is None else [name for name in (*known, *more) if name in wanted]
+def select(what: str, names: tuple[str, ...] | None, known: tuple[str, ...], extra: tuple[str, ...] = ()) -> list[str]:
+    """Return the selected names in their usual order: all `known` ones if `names` is None. `extra` may be selected."""
+    for name in names or ():
+        if name not in (*known, *extra):
+            raise unknown(what, name, (*known, *extra))
+    return list(known) if names is None else [name for name in (*known, *extra) if name in names]
 
 
-def select_budgets(wanted: tuple[float, ...] | None, known: tuple[float, ...]) -> list[float]:
-    """As `select`, for budgets."""
-    words = {format_eps(eps): eps for eps in known}
-    return [
-        words[word] for word in select("budget", None if wanted is None else tuple(map(format_eps, wanted)), (*words,))
-    ]
+def select_budgets(budgets: tuple[float, ...] | None, known: tuple[float, ...]) -> list[float]:
+    """Return the selected budgets, as `select` does."""
+    by_text = {format_eps(eps): eps for eps in known}
+    names = None if budgets is None else tuple(map(format_eps, budgets))
+    return [by_text[text] for text in select("budget", names, (*by_text,))]
 
 
 def run_studies(studies: Sequence[Study], options: StudyOptions, progress: PlanProgress) -> list[StudyResult]:
-    """Do the studies, or what is left of them: training studies as one plan, whose pages are written anew after every
-    trial of theirs, then the standalone ones. Each heeds the options that it takes. Without `options.runs`, the pages
-    show what is known, and nothing else is done."""
+    """Run what is left of the studies: the training studies as one plan, then the standalone ones.
+
+    The page of a study is rewritten after each of its trials. Each study uses the options that it accepts. Without
+    `options.runs`, only the pages are written.
+    """
     _check_options(studies, options)
     planned_studies = _planned(studies, options)
     for planned in planned_studies:
@@ -175,31 +202,31 @@ def run_studies(studies: Sequence[Study], options: StudyOptions, progress: PlanP
 
 
 def make_plan(studies: Sequence[Study], options: StudyOptions) -> Plan:
-    """The trials of all training studies among them, with the store that results go to."""
+    """Return the plan of all training studies, with the store of their results."""
     _check_options(studies, options)
     return _combine(_planned(studies, options), options)
 
 
 def _show_finished(plan: Plan, progress: PlanProgress) -> list[Failure]:
-    """Instead of running a plan: say how much of it is done."""
+    """Log how much of a plan is done, instead of running it."""
     plan.import_records()
     done = len(plan.trials) - len(plan.remaining())
-    progress.log(f"{done} of {len(plan.trials)} runs are done; what is missing is left out")
+    progress.log(f"{done} of {len(plan.trials)} runs are done; missing runs are left out")
     return []
 
 
 def _check_options(studies: Sequence[Study], options: StudyOptions) -> None:
-    """An error for an option that would not be heeded."""
-    taken = {option for study in studies for option in study.accepted_options}
+    """Raise UsageError for an option that no study uses."""
+    accepted = {option for study in studies for option in study.accepted_options}
     for option in options.set_options():
-        if option not in taken:
+        if option not in accepted:
             shown = {"values": "--set and --root"}.get(option, f"--{option}")
             who = f"the study {studies[0].name} does not take" if len(studies) == 1 else "none of these studies takes"
             raise UsageError(f"{who} {shown}; leave it out")
 
 
 class _PlannedStudy:
-    """A study with those of the options that it accepts."""
+    """A study with the options that it accepts."""
 
     def __init__(self, study: TrainingStudy, options: StudyOptions) -> None:
         self.study, self.options = study, options
@@ -207,7 +234,7 @@ class _PlannedStudy:
         self.keys = {trial.key for trial in self.trials}
 
     def report(self, store: Store, failures: Sequence[Failure]) -> StudyResult:
-        """Its page, its pictures, and what failed of it."""
+        """Write the page and the pictures and return the result."""
         page = self.study.write(self.options, store)
         files = [self.study.file(self.options, suffix) for suffix in (".md", ".json")]
         failed = [f"{fail.trial.label}: {fail.sentence}" for fail in failures if fail.trial.key in self.keys]

@@ -35,16 +35,16 @@ class NormSubset:
         return f"D_{self.first}^{self.last}"
 
     def to_json(self) -> list[Any]:
-        """What decides which images these are."""
+        """Return what decides the selection."""
         return [self.ranking.training_key, self.first, self.last]
 
     @property
     def share(self) -> float:
-        """Of all images."""
+        """The fraction of all training images."""
         return (self.last - self.first + 1) / gradient_norms.NUM_DECILES
 
     def rows(self, store: Store) -> Tensor:
-        """The images' numbers; the ranking has to be done."""
+        """Return the indices of the images; the ranking must be done."""
         return gradient_norms.decile_members(load_deciles(self.ranking, store), self.first, self.last)
 
 
@@ -56,17 +56,17 @@ QUICK_EPOCHS = 8
 
 
 def subset_grid(options: StudyOptions) -> Grid:
-    """The network and data that subsets are studied on."""
+    """Return the grid of the studies of subsets."""
     return digits() if options.quick else cifar("cifar10", (EPS,))
 
 
 def quick_values(options: StudyOptions) -> dict[str, int]:
-    """Quick runs of these studies are many, so they are shorter."""
+    """Return values that shorten the quick runs, because these studies have many."""
     return {"training.epochs": QUICK_EPOCHS} if options.quick else {}
 
 
 def ranking_trial(study: MeasuredStudy, options: StudyOptions, method: str) -> Trial:
-    """The run of a method that ranks; a twin with adaptive steps, held fixed, which remembers norms."""
+    """Return the trial that ranks images for a method: its adaptive version with a fixed step, which stores norms."""
     grid, eps = subset_grid(options), QUICK_EPS if options.quick else EPS
     step = (_QUICK_STEPS if options.quick else _STEPS)[method]
     values = {f"method.{key}": value for key, value in FIXED_STEP.items()} | {"method.max_step": step}
@@ -74,10 +74,10 @@ def ranking_trial(study: MeasuredStudy, options: StudyOptions, method: str) -> T
     return study.trial(options, grid, cell, (Deciles(),), values=values | quick_values(options))
 
 
-def equal_epochs(examples: int, part: int, batch_size: int, epochs: int) -> int:
-    """How many epochs on a part of the examples come nearest to the iterations of `epochs` on all of them.
+def equal_epochs(examples: int, subset: int, batch_size: int, epochs: int) -> int:
+    """Return how many epochs on a subset come nearest to the iterations of `epochs` on all examples.
 
     >>> equal_epochs(50_000, 10_000, 128, 30)
     148
     """
-    return max(1, round(epochs * -(-examples // batch_size) / -(-part // batch_size)))
+    return max(1, round(epochs * -(-examples // batch_size) / -(-subset // batch_size)))

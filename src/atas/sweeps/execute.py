@@ -27,7 +27,7 @@ from atas.sweeps.padded_evaluation import pad_split, with_released_pooling
 from atas.sweeps.progress import PlanProgress
 from atas.sweeps.record import Record
 from atas.sweeps.store import SHARED, Store
-from atas.sweeps.trial import FinishedTraining, Measurement, Trial, missing_measurements
+from atas.sweeps.trial import FinishedTraining, Measurement, Trial, missing_measurements, unique_measurements
 from atas.training import train
 from atas.training.callbacks import StepInfo
 from atas.training.data import eval_view
@@ -37,11 +37,11 @@ from atas.training.run import RunFolder
 LoadData = Callable[[Trial], Dataset]
 IsShared = Callable[[], bool]
 DefaultMeasurements = Callable[[Trial], tuple[Measurement, ...]]
-"""Of a trial: what is measured besides what the trial asks for, because it costs next to nothing."""
+"""Returns measurements for a trial besides its own; they cost almost nothing."""
 
 
 def is_done(trial: Trial, store: Store) -> bool:
-    """Whether there is nothing left to do."""
+    """Return whether the record has all attacks and measurements of the trial."""
     record = store.record(trial)
     return (
         record is not None
@@ -51,13 +51,13 @@ def is_done(trial: Trial, store: Store) -> bool:
 
 
 def remaining_cost(trial: Trial, store: Store, data: Dataset) -> tuple[float, float]:
-    """What is left of a trial: its training and its evaluation."""
+    """Return the cost of the training and of the evaluation that a trial still needs."""
     trained, known = _training_folder(trial, store).model.exists(), store.record(trial)
     attacks = _attacks_to_run(trial, known, same=trained)
     test = trial.held_out or len(data.test)
     images = test if trial.examples is None else min(test, trial.examples)
-    learnt = (len(data.train) - trial.held_out) * (1.0 if trial.subset is None else trial.subset.share)
-    training = 0.0 if trained else training_cost(trial, round(learnt))
+    train_images = (len(data.train) - trial.held_out) * (1.0 if trial.subset is None else trial.subset.share)
+    training = 0.0 if trained else training_cost(trial, round(train_images))
     return training, evaluation_cost(trial, attacks, images)
 
 
@@ -69,20 +69,20 @@ def execute(
     is_shared: IsShared,
     default_measurements: DefaultMeasurements = lambda _: (),
 ) -> Record:
-    """Do what is left to do of a trial. After a stop at any info, the same call goes on where it was.
+    """Train, evaluate and measure, skipping what is done. After a stop at any moment, the same call resumes.
 
-    `is_shared` says whether another process works on the same device, which makes a training's time say nothing.
+    `is_shared` returns whether another process uses the device; the time of such a training is not reported.
     """
     defaults = default_measurements(trial)
     training, evaluation = remaining_cost(trial, store, load(trial))
     progress.start_phase(training)
     run_folder = _training_folder(trial, store)
     model = _train(trial, store, run_folder, load, progress, is_shared, defaults)
-    if (again := _training_folder(trial, store)).path != run_folder.path:
-        # It went on from where others had not observed what is wanted here, so once more, from the beginning.
-        run_folder = again
+    if (repeated := _training_folder(trial, store)).path != run_folder.path:
+        # The training resumed a checkpoint of a process without these measurements, so it lacks their data: repeat it.
+        run_folder = repeated
         model = _train(trial, store, run_folder, load, progress, is_shared, defaults)
-    free_memory()  # the training's records of its steps are not wanted any more
+    free_memory()  # CUDA graphs of the training are not needed any more
     progress.start_phase(evaluation)
     record = _evaluate(trial, store, run_folder, model, load, progress)
     record = _measure(trial, store, run_folder, model, load, record, defaults)
@@ -91,13 +91,13 @@ def execute(
 
 
 def _training_folder(trial: Trial, store: Store) -> RunFolder:
-    """The folder of the training: one that holds what is still to be observed."""
-    left = missing_measurements(store.record(trial), trial.measurements)
-    return store.training_folder(trial, lambda run_folder: all(found.is_available(trial, run_folder) for found in left))
+    """Return the run folder of a training that has the data of all missing measurements, or a new one."""
+    missing = missing_measurements(store.record(trial), trial.measurements)
+    return store.training_folder(trial, lambda folder: all(one.is_available(trial, folder) for one in missing))
 
 
 def free_memory() -> None:
-    """Give back the memory of a trial that is over, on the device too."""
+    """Free the memory of a finished trial, on the device too."""
     gc.collect()
     if torch.cuda.is_available():
         torch.cuda.empty_cache()
@@ -117,16 +117,16 @@ def _train(
     if run_folder.model.exists():
         return load_weights(run_folder.model).to(device)
     run_folder.path.parent.mkdir(parents=True, exist_ok=True)
-    given = hold_out(load(trial), trial.held_out) if trial.held_out else None
+    data = hold_out(load(trial), trial.held_out) if trial.held_out else None
     sharing = DeviceSharing(run_folder.path / SHARED, is_shared)
-    wanted = {found.name: found for found in (*trial.measurements, *defaults)}.values()
+    measurements = unique_measurements((*trial.measurements, *defaults))
     run = train(
         recipe,
         out=run_folder.path,
         resume=run_folder.recipe.exists(),
-        data=given,
+        data=data,
         live=progress.live(),
-        observers=[sharing, *(observer for found in wanted for observer in found.callbacks(run_folder))],
+        observers=[sharing, *(callback for one in measurements for callback in one.callbacks(run_folder))],
         rows=None if trial.subset is None else trial.subset.rows(store),
     )
     sharing.mark()
@@ -134,23 +134,25 @@ def _train(
 
 
 class DeviceSharing:
-    """Looks whether another process works on the same device, when a training begins, after each of its epochs and at
-    its end; leaves a file where one does."""
+    """Callback that checks whether another process uses the device: at the start, after each epoch and at the end.
+
+    If so, it writes a file into the run folder.
+    """
 
     def __init__(self, file: Path, is_shared: IsShared) -> None:
         self._file, self._is_shared = file, is_shared
         self._seen = is_shared()
 
     def due(self, info: StepInfo) -> bool:
-        """At the end of an epoch."""
+        """Return whether an epoch ends."""
         return info.ends_epoch
 
     def on_step_end(self, info: StepInfo, engine: Engine) -> None:
-        """Mark a shared device."""
+        """Check the device."""
         self.mark()
 
     def mark(self) -> None:
-        """Write the file if another process uses the device, or has used it before."""
+        """Write the file if another process uses the device or used it at an earlier check."""
         self._seen = self._seen or self._is_shared()
         if self._seen:
             self._file.touch()
@@ -159,7 +161,7 @@ class DeviceSharing:
 def _evaluate(
     trial: Trial, store: Store, run_folder: RunFolder, model: nn.Module, load: LoadData, progress: PlanProgress
 ) -> Record:
-    """The trial's record with all its attacks; those that are known of these weights are not run again."""
+    """Return the record with all attacks of the trial; attacks known for these weights are not repeated."""
     recipe = trial.resolved_recipe
     known = store.record(trial)
     if known is not None and not known.missing_attacks(trial.attacks):
@@ -183,14 +185,14 @@ def _evaluate(
         (summary,) = summarise([run_folder.path])
         shared = (run_folder.path / SHARED).exists()
         record = Record.from_run(trial, summary, read_json(run_folder.environment), result, shared)
-        record = record if known is None else record.merge(known)  # what was observed stays
-    store.save(trial, record)  # before anything is observed, which may take long
+        record = record if known is None else record.merge(known)  # keeps the measurements
+    store.save(trial, record)  # before measurements, which may take long
     result.forget_progress()
     return record
 
 
 def _attacks_to_run(trial: Trial, known: Record | None, same: bool) -> tuple[str, ...]:
-    """Those that are left to run. Figures of a record are of the same weights, so those of others are made anew."""
+    """Return the attacks to run: all of the record too if the weights are others, because a record is of one model."""
     if known is None:
         return trial.attacks
     missing = known.missing_attacks(trial.attacks)
@@ -206,17 +208,18 @@ def _measure(
     record: Record,
     defaults: tuple[Measurement, ...],
 ) -> Record:
-    """The record with all that is to be observed, and with what costs nothing; each is safe before the next."""
+    """Return the record with all measurements; each is saved before the next one runs."""
     finished = FinishedTraining(trial, run_folder, model, load(trial), store)
-    also = [found for found in defaults if found not in trial.measurements and found.is_available(trial, run_folder)]
-    for measurement in missing_measurements(record, (*also, *trial.measurements)):
-        record = record.with_measurement(measurement.name, finished.metadata | measurement.measure(finished))
+    extra = [one for one in defaults if one not in trial.measurements and one.is_available(trial, run_folder)]
+    for measurement in missing_measurements(record, (*extra, *trial.measurements)):
+        entry = finished.metadata | measurement.stated_settings | measurement.measure(finished)
+        record = record.with_measurement(measurement.record_key(record), entry)
         store.save(trial, record)
     return record
 
 
 def _test_split(trial: Trial, data: Dataset) -> Split:
-    """What the model is evaluated on."""
+    """Return the split that the model is evaluated on."""
     whole = hold_out(data, trial.held_out) if trial.held_out else data
     split = eval_view(whole, trial.resolved_recipe.data).test
     return pad_split(split.subset(slice(trial.examples)), trial.padding)
@@ -225,19 +228,19 @@ def _test_split(trial: Trial, data: Dataset) -> Split:
 _NETWORKS = {"preact-resnet18": 1.0, "wrn-28-10": 9.4, "resnet18": 3.3, "resnet50": 7.4, "small-cnn": 0.005}
 _METHODS = {"standard": 3.0, "fgsm-ga": 12.0, "ssat": 7.0, "free": 24.0, "yopo": 18.0, "pgd": 23.0, "trades": 26.0}
 _ONE_STEP = 5.0
-_ATTACKS = {"fgsm": 2.0, "autoattack": 4000.0, "autoattack-rand": 3000.0}  # of examples, half hold to the end
+_ATTACKS = {"fgsm": 2.0, "autoattack": 4000.0, "autoattack-rand": 3000.0}  # if half of the examples are robust
 _SEARCH = 1000.0
 
 
 def training_cost(trial: Trial, images: int) -> float:
-    """Of the training, on so many images."""
+    """Return the cost of the training on a number of images."""
     recipe = trial.resolved_recipe
     each = _METHODS.get(recipe.method.name, _ONE_STEP)
     return recipe.training.epochs * images * each * _NETWORKS.get(recipe.model.name, 1.0)
 
 
 def evaluation_cost(trial: Trial, attacks: tuple[str, ...], images: int) -> float:
-    """Of an evaluation with these attacks on so many images."""
+    """Return the cost of an evaluation with these attacks on a number of images."""
     size = (1 + trial.padding / 16) ** 2  # images of 32 pixels a side
     return images * size * sum(map(_passes, attacks)) * _NETWORKS.get(trial.resolved_recipe.model.name, 1.0)
 
@@ -249,9 +252,9 @@ def _passes(attack: str) -> float:
 
 
 def hold_out(data: Dataset, count: int) -> Dataset:
-    """The data set with so many training images in place of its test images; the same in every trial."""
+    """Return a data set whose test split is `count` of the training images, the same in every trial."""
     if not 0 < count < len(data.train):
-        raise UsageError(f"{count} of {len(data.train)} training images cannot be held out; choose fewer")
+        raise UsageError(f"cannot hold out {count} of {len(data.train)} training images; choose fewer")
     generator = torch.Generator().manual_seed(generator_seed(0, 0, Stream.PROBE))
     order = torch.randperm(len(data.train), generator=generator)
     held, rest = order[:count].sort().values, order[count:].sort().values

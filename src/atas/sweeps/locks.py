@@ -15,11 +15,15 @@ from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
 
-_OFFSETS = 1 << 61  # of bytes in a file that a lock can name: trainings have the first so many, devices the next
+_OFFSETS = 1 << 61  # bytes for trainings; devices have the next 2^61 bytes
 
 
 class Locks:
-    """The locks of this process; open within a `with`."""
+    """The locks of this process, held inside a `with` block.
+
+    POSIX drops all locks of a process when it closes any descriptor of the file. Do not open the file a second time
+    while a `Locks` of this process is open.
+    """
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -30,11 +34,11 @@ class Locks:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        self._file.close()  # and with it all locks
+        self._file.close()  # releases all locks
 
     @contextmanager
     def try_lock(self, key: str) -> Iterator[bool]:
-        """Whether what has this key, a hexadecimal number, is for this process: not if another one is at it."""
+        """Try to lock a hexadecimal key; the result is False if another process holds it."""
         offset = int(key, 16) % _OFFSETS
         if not self._try_exclusive(offset):
             yield False
@@ -46,11 +50,11 @@ class Locks:
 
     @contextmanager
     def device_in_use(self, device: str) -> Iterator[Callable[[], bool]]:
-        """Work on a device for a while; what is given says whether another process does so too."""
+        """Mark a device as in use; the result is a function that returns whether another process uses it too."""
         offset = _OFFSETS + int(hashlib.sha256(device.encode()).hexdigest(), 16) % _OFFSETS
 
         def is_shared() -> bool:
-            """A lock that many share becomes one's own where nobody else has it; and then is shared again."""
+            """Try to turn the shared lock into an exclusive one, then share it again."""
             alone = self._try_exclusive(offset)
             fcntl.lockf(self._file, fcntl.LOCK_SH, 1, offset)
             return not alone
@@ -62,7 +66,7 @@ class Locks:
             fcntl.lockf(self._file, fcntl.LOCK_UN, 1, offset)
 
     def _try_exclusive(self, offset: int) -> bool:
-        """Whether the exclusive lock of a byte could be had."""
+        """Return whether the exclusive lock of a byte was acquired."""
         try:
             fcntl.lockf(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, offset)
         except OSError as error:

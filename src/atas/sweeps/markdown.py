@@ -1,4 +1,4 @@
-"""Pages of Markdown: tables that can be read as they stand, and where the figures come from."""
+"""Markdown for pages of results: aligned tables, provenance, and warnings of the evaluations."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from atas.sweeps.record import Record
 
 
 def table(header: Sequence[str], rows: Iterable[Sequence[str]], left: int = 2) -> list[str]:
-    """A table whose columns are aligned in the text too; the first `left` ones to the left."""
+    """Return the lines of a table with aligned columns, the first `left` of them to the left."""
     lines = [[cell.replace("|", "/") for cell in line] for line in (header, *rows)]
     widths = [max(3, *(len(line[column]) for line in lines)) for column in range(len(header))]
 
@@ -25,9 +25,9 @@ def table(header: Sequence[str], rows: Iterable[Sequence[str]], left: int = 2) -
 
 
 def provenance(records: Sequence[Record]) -> list[str]:
-    """Hardware, versions and commits that the figures were made with."""
+    """Return a list of the hardware, versions and commits of the records."""
     trained = [record.training["environment"] for record in records]
-    trained += [seen["environment"] for record in records for seen in record.observed.values()]
+    trained += [entry["environment"] for record in records for entry in record.observed.values()]
     evaluated = [about["environment"] for record in records for about in record.evaluations]
     parts = {
         "trained on": _distinct(trained, "device"),
@@ -37,30 +37,30 @@ def provenance(records: Sequence[Record]) -> list[str]:
         "commit": _distinct([*trained, *evaluated], "commit"),
         "torch": _distinct([*trained, *evaluated], "torch"),
     }
-    said = [f"- {name}: {value}" for name, value in parts.items() if value]
+    lines = [f"- {name}: {value}" for name, value in parts.items() if value]
     if shared := sum(record.seconds is None for record in records):
-        said.append(f"- not timed: {shared} of {len(records)} trainings, which shared their device with others")
-    return said
+        lines.append(f"- not timed: {shared} of {len(records)} trainings, which shared their device with others")
+    return lines
 
 
 def evaluation_warnings(records: Sequence[Record]) -> list[str]:
-    """Warnings of the evaluations, each once, with the trials that they are about."""
-    found: dict[str, list[str]] = {}
+    """Return each warning of the evaluations once, with its trials."""
+    trials: dict[str, list[str]] = {}
     for record in records:
-        about = f"{record.trial['network']} {record.trial['method']} {record.trial['eps']} seed {record.seed}"
+        name = f"{record.trial['network']} {record.trial['method']} {record.trial['eps']} seed {record.seed}"
         for evaluation in record.evaluations:
             for warning in evaluation["warnings"]:
-                found.setdefault(warning, []).append(about)
-    return [f"- {', '.join(dict.fromkeys(abouts))}: {warning}" for warning, abouts in found.items()]
+                trials.setdefault(warning, []).append(name)
+    return [f"- {', '.join(dict.fromkeys(names))}: {warning}" for warning, names in trials.items()]
 
 
 def section(title: str, items: Sequence[str]) -> list[str]:
-    """A part of a page, unless there is nothing in it."""
+    """Return a section of a page, or nothing if it has no items."""
     return ["", f"## {title}", "", *items] if items else []
 
 
 def provenance_section(records: Sequence[Record], errors: Sequence[str]) -> list[str]:
-    """The end of a page: where its figures come from, what is to be doubted, and what is missing."""
+    """Return the end of a page: provenance, warnings, and failed trials."""
     return [
         *section("Where these figures come from", provenance(records)),
         *section("Warnings of the evaluations", evaluation_warnings(records)),
@@ -69,15 +69,15 @@ def provenance_section(records: Sequence[Record], errors: Sequence[str]) -> list
 
 
 def reported_overrides(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Of values that a person set, those that change what is measured, not where or how fast."""
+    """Return the overridden values that change results; paths and engine settings do not."""
     return {key: value for key, value in values.items() if not key.startswith("engine.") and key != "data.root"}
 
 
 def overrides_sentence(values: Mapping[str, Any]) -> str:
-    """What was set otherwise than in the recipes, in a sentence; nothing where nothing was."""
+    """Return a sentence that lists the overridden values, or an empty text."""
     listed = ", ".join(f"{key} = {value}" for key, value in reported_overrides(values).items())
     return f"Set otherwise than in the recipes: {listed}." if listed else ""
 
 
 def _distinct(environments: Sequence[Mapping[str, Any]], key: str) -> str:
-    return ", ".join(dict.fromkeys(str(found[key]) for found in environments if found.get(key)))
+    return ", ".join(dict.fromkeys(str(one[key]) for one in environments if one.get(key)))

@@ -1,10 +1,10 @@
-"""The evaluation that the authors released, which is not the one that they meant.
+"""Evaluation on padded images, as in the code that the authors released.
 
-Their test loader shares the training loader's transform, which pads an image by four black pixels on each side. So
-CIFAR's test images are 40 x 40, attacks perturb the border too, and nothing complains: the last feature map of the
-network is 5 x 5 (10 x 10 in the wide one), of which a pooling made for 4 x 4 (8 x 8) sees the upper left alone.
+Their test loader shares the transform of the training loader, which pads an image by four black pixels on each side.
+CIFAR's test images become 40 x 40, and attacks perturb the border too. The last feature map is 5 x 5 (10 x 10 in the
+wide network), and a pooling window of 4 x 4 (8 x 8) covers only its upper left.
 
-The paper's figures are most likely of this evaluation. Here it is an option, beside the correct one.
+The accuracies in the paper are most likely of this evaluation. It is an option here; the default does not pad.
 """
 
 from __future__ import annotations
@@ -22,23 +22,23 @@ NOTE = (
     "The authors' released evaluation pads test images to 40 x 40, so the paper's figures are most likely of those; "
     "rows marked so are evaluated in that way, all others on the images as they are."
 )
-_WINDOW: dict[type[nn.Module], int] = {PreActResNet: 4, WideResNet: 8}  # sides of the authors' last pooling
+_WINDOW: dict[type[nn.Module], int] = {PreActResNet: 4, WideResNet: 8}  # side of the authors' last pooling window
 
 
 def pad_split(split: Split, padding: int) -> Split:
-    """Images with black pixels around them."""
+    """Return the split with black pixels around its images."""
     if not padding:
         return split
     return Split(F.pad(split.images[:], (padding,) * 4), split.labels, split.classes)
 
 
 def with_released_pooling(model: nn.Module) -> nn.Module:
-    """A copy of the model that pools as the authors' networks do, whatever the size of the image.
+    """Return a copy of the model with the fixed pooling window of the authors' networks.
 
-    On images of 32 x 32 pixels that is what it does anyway. Networks that are not theirs are returned as they are.
+    On images of 32 x 32 pixels the outputs are the same. Other networks are returned unchanged.
     """
     if not isinstance(model, PreActResNet | WideResNet):
         return model
-    twin = copy.deepcopy(model)
-    twin.window = _WINDOW[type(model)]
-    return twin
+    padded_model = copy.deepcopy(model)
+    padded_model.window = _WINDOW[type(model)]
+    return padded_model

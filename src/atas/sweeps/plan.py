@@ -24,28 +24,28 @@ from atas.sweeps.locks import Locks
 from atas.sweeps.progress import PlanProgress
 from atas.sweeps.record import Record
 from atas.sweeps.store import Store
-from atas.sweeps.trial import Trial
+from atas.sweeps.trial import Trial, unique_measurements
 from atas.training.data import load_data
 from atas.training.engine import select_device
 from atas.training.trainer import Interrupted
 
-WAIT_SECONDS = 1.0  # seconds between looks at what other processes are at
+WAIT_SECONDS = 1.0  # between checks of what other processes have finished
 
 
 @dataclass(frozen=True)
 class Failure:
-    """A trial that could not be carried out, and why."""
+    """A trial that failed, and why."""
 
     trial: Trial
     sentence: str
 
 
 class Plan:
-    """Trials and the store that their results go to. Trials that come to the same are carried out once; those of one
-    training follow each other, what is to be observed of it first, so that it is not done a second time for that. A
-    training that others rest on comes before them.
+    """Trials and the store of their results.
 
-    Processes that run a plan in the same folder share its work: each takes what nobody is at, and waits for the rest.
+    Trials with equal keys run once. Trials that share a training are grouped, those with measurements first, so the
+    training need not be repeated. Dependencies run before their dependents. Processes that share a folder divide the
+    work: each locks the next free training and waits when none is free.
     """
 
     def __init__(
@@ -60,9 +60,7 @@ class Plan:
             merged[trial.key] = replace(
                 known,
                 attacks=tuple(dict.fromkeys((*known.attacks, *trial.attacks))),
-                measurements=tuple(
-                    {found.name: found for found in (*known.measurements, *trial.measurements)}.values()
-                ),
+                measurements=unique_measurements((*known.measurements, *trial.measurements)),
             )
         trainings: dict[str, list[Trial]] = {}
         for trial in merged.values():
@@ -75,29 +73,30 @@ class Plan:
         self._data: dict[tuple[str, str | None, int | None], Dataset] = {}
 
     def remaining(self) -> list[Trial]:
-        """The trials that are not done yet."""
+        """Return the trials that are not done."""
         return [trial for trial in self.trials if not is_done(trial, self.store)]
 
     def run(self, progress: PlanProgress, after_each: Callable[[Trial], object] = lambda _: None) -> list[Failure]:
-        """Carry out what is left; a trial that fails is written down, and the next one begins.
+        """Run the remaining trials and return those that failed; a failure does not stop the plan.
 
-        What no trial can do without, such as its data, is looked at first.
+        Data that a trial needs is loaded first, so missing data raises before anything is trained. `after_each` is
+        called with every trial that this process ran.
         """
         if launched_world_size() > 1:
             raise UsageError(
-                "a plan is not for torchrun, whose processes train one model; start the same command once for each GPU "
-                "(CUDA_VISIBLE_DEVICES=0, 1, ...) with the same --out, and they share its runs"
+                "a plan cannot run under torchrun, whose processes train one model; start the same command once for "
+                "each GPU (CUDA_VISIBLE_DEVICES=0, 1, ...) with the same --out, and they share the runs"
             )
         self.import_records()
-        left = self.remaining()
-        if done := len(self.trials) - len(left):
+        remaining = self.remaining()
+        if done := len(self.trials) - len(remaining):
             progress.log(f"{done} of {len(self.trials)} runs are done already")
-        failures = self._run_trials(left, progress, after_each) if left else []
+        failures = self._run_trials(remaining, progress, after_each) if remaining else []
         self.import_records()
         return failures
 
     def import_records(self) -> None:
-        """Write down here what other folders know of these trials: pages are made of this folder alone."""
+        """Copy records of these trials from other folders, because pages are made of this folder alone."""
         if not self.store.reuses:
             return
         with self.store.locks() as locks:
@@ -107,20 +106,19 @@ class Plan:
                         self.store.import_records(trial)
 
     def _run_trials(
-        self, left: Sequence[Trial], progress: PlanProgress, after_each: Callable[[Trial], object]
+        self, remaining: Sequence[Trial], progress: PlanProgress, after_each: Callable[[Trial], object]
     ) -> list[Failure]:
-        """What is left, when it is its turn."""
-        expected = dict(zip((trial.key for trial in left), self._costs(left), strict=True))
+        expected = dict(zip((trial.key for trial in remaining), self._costs(remaining), strict=True))
         progress.expect(sum(expected.values()))
         failures: list[Failure] = []
         over: set[str] = set()
         with (
             progress,
             self.store.locks() as locks,
-            closing(next_trials(left, self.store, locks, lambda count: _wait(progress, count))) as mine,
+            closing(next_trials(remaining, self.store, locks, lambda count: _wait(progress, count))) as mine,
         ):
             for trial in mine:
-                for other in left:
+                for other in remaining:
                     if other.key not in over and is_done(other, self.store):
                         progress.done_by_other(self._title(other), expected[other.key])
                         over.add(other.key)
@@ -137,13 +135,13 @@ class Plan:
         return f"{self.trials.index(trial) + 1}/{len(self.trials)} {trial.label}"
 
     def _costs(self, trials: Sequence[Trial]) -> list[float]:
-        """Of each of these trials; a training that several share is that of the first."""
-        found, trained = [], set()
+        """Return the cost of each trial; the first of those that share a training has the cost of the training."""
+        costs, trained = [], set()
         for trial in trials:
             training, evaluation = remaining_cost(trial, self.store, self._load(trial))
-            found.append(evaluation + (0.0 if trial.training_key in trained else training))
+            costs.append(evaluation + (0.0 if trial.training_key in trained else training))
             trained.add(trial.training_key)
-        return found
+        return costs
 
     def _run_trial(self, trial: Trial, progress: PlanProgress, locks: Locks) -> Failure | None:
         began = time.monotonic()
@@ -152,7 +150,7 @@ class Plan:
             with locks.device_in_use(_device_name(select_device(trial.resolved_recipe.engine.device))) as is_shared:
                 record = execute(trial, self.store, self._load, progress, is_shared, self._default_measurements)
         except (Interrupted, KeyboardInterrupt):
-            raise AtasError(f"stopped in {trial.label}; all is saved, and the same command goes on there") from None
+            raise AtasError(f"stopped in {trial.label}; progress is saved, and the same command resumes it") from None
         except Exception as error:
             sentence = str(error) if isinstance(error, AtasError) else f"{type(error).__name__}: {error}"
             failure = Failure(trial, " ".join(sentence.split()))
@@ -167,16 +165,16 @@ class Plan:
         return failure
 
     def _load(self, trial: Trial) -> Dataset:
-        """The trial's data; read once for all trials that share it."""
-        wanted = trial.resolved_recipe.data
-        key = (wanted.name, wanted.root, wanted.size)
+        """Return the data of a trial, loaded once for consecutive trials that share it."""
+        config = trial.resolved_recipe.data
+        key = (config.name, config.root, config.size)
         if key not in self._data:
-            self._data = {key: load_data(trial.resolved_recipe)}  # one at a time: some are large
+            self._data = {key: load_data(trial.resolved_recipe)}  # one at a time, because data sets can be large
         return self._data[key]
 
 
 def _device_name(device: torch.device) -> str:
-    """By which processes know that they work on the same one."""
+    """Return a name by which processes know that they use the same device."""
     return str(torch.cuda.get_device_properties(device).uuid) if device.type == "cuda" else socket.gethostname()
 
 
@@ -185,19 +183,21 @@ def _accuracies(trial: Trial, record: Record) -> str:
 
 
 def _wait(progress: PlanProgress, count: int) -> None:
-    """Until other processes may have done something."""
-    progress.wait(f"waiting for {count} run{'s' * (count > 1)} that other processes are at")
+    """Sleep until other processes may have finished a trial."""
+    progress.wait(f"waiting for {count} run{'s' * (count > 1)} of other processes")
     try:
         time.sleep(WAIT_SECONDS)
     except KeyboardInterrupt:
-        raise AtasError("stopped while other processes are at the last runs; the same command shows them") from None
+        raise AtasError(
+            "stopped while waiting for runs of other processes; the same command shows their results"
+        ) from None
 
 
 def next_trials(trials: Sequence[Trial], store: Store, locks: Locks, wait: Callable[[int], object]) -> Generator[Trial]:
-    """The trials, one after the other, while no other process is at their training.
+    """Yield the trials one after the other, each while this process holds the lock of its training.
 
-    Those that others are at, or that rest on such, are put off; where nothing else is left, `wait` is called with their
-    number. A trial that another process gave up, finished or not, has its turn here.
+    Trials that another process runs, and their dependents, are deferred. If only deferred trials are left, `wait` is
+    called with their number. A trial is yielded once its lock is free, whether the other process finished it or not.
     """
     left = [list(group) for _, group in groupby(trials, key=lambda trial: trial.training_key)]
     while left:
@@ -219,6 +219,6 @@ def next_trials(trials: Sequence[Trial], store: Store, locks: Locks, wait: Calla
 
 
 def _is_locked(trial: Trial, locks: Locks) -> bool:
-    """Whether another process is at a trial."""
+    """Return whether another process runs a trial."""
     with locks.try_lock(trial.training_key) as free:
         return not free

@@ -1,4 +1,4 @@
-"""The small JSON file of one trial: what was asked, what it gave, and where."""
+"""The record of a trial: a small JSON file with its settings, results and environment."""
 
 from __future__ import annotations
 
@@ -20,8 +20,11 @@ _FORMAT = 1
 
 @dataclass(frozen=True)
 class Record:
-    """What is known of a trial. `attacks` holds for each attack accuracy, interval, count and seconds; `observed` what
-    studies saw of the training, each with the weights that it came to: it may have been done a second time for that."""
+    """The results of a trial.
+
+    `attacks` holds accuracy, interval, count and seconds of each attack. `observed` holds the measurements, each with
+    the hash of the weights that it is of: the training may have been repeated for a measurement.
+    """
 
     key: str
     row: str
@@ -45,7 +48,7 @@ class Record:
         evaluation: Evaluation,
         shared: bool = False,
     ) -> Record:
-        """The record of a finished training, which may have shared its device, and a first evaluation."""
+        """Make the record of a finished training and its first evaluation."""
         recipe = trial.resolved_recipe
         training = {
             "seconds": summary.seconds,
@@ -82,26 +85,26 @@ class Record:
 
     @property
     def seconds(self) -> float | None:
-        """Time spent in training steps; None where other processes worked on the same device meanwhile."""
+        """Time spent in training steps; None if other processes used the same device."""
         return None if self.training.get("shared") else float(self.training["seconds"])
 
     @property
     def collapsed_in(self) -> int | None:
-        """The first epoch, counted from 1, that the monitor found collapsed."""
-        found: int | None = self.training["collapsed_in_epoch"]
-        return found
+        """The first collapsed epoch by the monitor, counted from 1, or None."""
+        epoch: int | None = self.training["collapsed_in_epoch"]
+        return epoch
 
     @property
     def hardware(self) -> str:
-        """What it was trained on."""
+        """The device of the training."""
         return str(self.training["environment"].get("device", "unknown hardware"))
 
     def missing_attacks(self, attacks: Iterable[str]) -> tuple[str, ...]:
-        """Those of these attacks that are not known yet."""
+        """Return the attacks that the record does not have."""
         return tuple(name for name in attacks if name not in self.attacks)
 
     def merge(self, other: Record) -> Record:
-        """With what another record of the same trial knows; figures are taken of the very same weights alone."""
+        """Return this record with what another record of the same trial adds; attacks only of the same weights."""
         if other.key != self.key:
             return self
         merged = replace(self, observed=other.observed | self.observed)
@@ -111,32 +114,32 @@ class Record:
         return replace(merged, attacks=self.attacks | new, evaluations=self.evaluations + other.evaluations)
 
     def with_measurement(self, name: str, values: dict[str, Any]) -> Record:
-        """With what was seen of a training."""
+        """Return the record with a measurement added."""
         return replace(self, observed=self.observed | {name: values})
 
     def with_evaluation(self, evaluation: Evaluation) -> Record:
-        """With what another evaluation found."""
+        """Return the record with the attacks of another evaluation added."""
         attacks = self.attacks | _attacks(evaluation)
         return replace(self, attacks=attacks, evaluations=[*self.evaluations, _metadata(evaluation)])
 
     def save(self, path: Path) -> None:
-        """Write it; the file is replaced as a whole."""
+        """Write the record atomically."""
         path.parent.mkdir(parents=True, exist_ok=True)
         write_text(path, json.dumps({"format": _FORMAT, **self.__dict__}, indent=1) + "\n")
 
     @classmethod
     def load(cls, path: Path) -> Record:
-        """Read what `save` wrote."""
+        """Read a record that `save` wrote."""
         try:
-            found = json.loads(path.read_text(encoding="utf-8"))
-            if found.pop("format") != _FORMAT:
+            document = json.loads(path.read_text(encoding="utf-8"))
+            if document.pop("format") != _FORMAT:
                 raise ValueError("another format")
-            record = cls(**found)
+            record = cls(**document)
             for figures in record.attacks.values():
                 float(figures["accuracy"]), [float(end) for end in figures["interval"]]
             float(record.training["seconds"]), record.training["collapsed_in_epoch"]
             record.training["environment"].get("device")
-            [seen["environment"] for seen in record.observed.values()]
+            [entry["environment"] for entry in record.observed.values()]
         except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
             raise DataError(f"the record {path} is damaged ({error}); remove it and run the study again") from error
         return record
@@ -151,7 +154,7 @@ def _attacks(evaluation: Evaluation) -> dict[str, dict[str, Any]]:
             "seconds": evaluation.seconds[name],
         }
         for name, verdicts in evaluation.correct.items()
-        if name != WORST  # of those attacks alone that were run together
+        if name != WORST  # it covers only the attacks of one evaluation
     }
 
 

@@ -1,4 +1,4 @@
-"""Figures of several runs: a mean with its spread, beside the paper's."""
+"""Statistics over the seeds of one row: mean, range, training time and collapses, as text for tables."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from atas.sweeps.record import Record
 
 @dataclass(frozen=True)
 class SeedStats:
-    """An accuracy in percent: of one run with its 95% interval, or the mean of several with their range."""
+    """An accuracy in percent: of one run with its 95% interval, or the mean of several runs with their range."""
 
     value: float
     low: float
@@ -27,47 +27,47 @@ class SeedStats:
         return f"{self.value:.2f} [{self.low:.1f}, {self.high:.1f}]"
 
     def to_json(self) -> dict[str, Any]:
-        """Plain values."""
+        """Return plain values."""
         spread = "range over seeds" if self.runs > 1 else "95% interval"
         ends = {"low": self.low, "high": self.high, "spread": spread}
         return {"percent": self.value, **ends, "runs": self.runs, "n": self.n}
 
 
 def summarize_seeds(records: Sequence[Record], attack: str) -> SeedStats | None:
-    """What records of one row say of an attack; None where none of them has it."""
-    found = [record for record in records if attack in record.attacks]
-    if not found:
+    """Return the accuracy under an attack over the records of one row, or None if no record has the attack."""
+    attacked = [record for record in records if attack in record.attacks]
+    if not attacked:
         return None
-    values = [100 * record.attacks[attack]["accuracy"] for record in found]
+    values = [100 * record.attacks[attack]["accuracy"] for record in attacked]
     low, high = min(values), max(values)
-    if len(found) == 1:
-        low, high = (100 * end for end in found[0].attacks[attack]["interval"])
-    return SeedStats(statistics.fmean(values), low, high, len(found), found[0].n)
+    if len(attacked) == 1:
+        low, high = (100 * end for end in attacked[0].attacks[attack]["interval"])
+    return SeedStats(statistics.fmean(values), low, high, len(attacked), attacked[0].n)
 
 
 def format_difference(ours: SeedStats | None, paper: float | None) -> str:
-    """Ours less the paper's, in points."""
+    """Return our accuracy minus the paper's, in points, or an empty text."""
     return "" if ours is None or paper is None else f"{ours.value - paper:+.2f}"
 
 
 def format_training_time(records: Sequence[Record]) -> str:
-    """Of a training, the mean over those that had their device to themselves."""
-    found = [record.seconds for record in records if record.seconds is not None]
-    return format_seconds(statistics.fmean(found)) if found else "-" if records else ""
+    """Return the mean training time over the runs that did not share their device."""
+    seconds = [record.seconds for record in records if record.seconds is not None]
+    return format_seconds(statistics.fmean(seconds)) if seconds else "-" if records else ""
 
 
 def format_collapses(records: Sequence[Record]) -> str:
-    """In which epoch training collapsed, or in how many runs."""
+    """Return the epoch of the collapse of one run, or the number of collapsed runs."""
     return format_collapse_epochs([record.collapsed_in for record in records])
 
 
 def format_collapse_epochs(epochs: Sequence[int | None]) -> str:
-    """The same of the epochs of several runs, None for one that did not.
+    """Return the same for the collapse epochs of several runs; None stands for a run without a collapse.
 
     >>> [format_collapse_epochs(epochs) for epochs in ([], [None], [21], [None, 21])]
     ['', 'no', 'epoch 21', '1 of 2']
     """
-    found = [epoch for epoch in epochs if epoch is not None]
+    collapsed = [epoch for epoch in epochs if epoch is not None]
     if len(epochs) > 1:
-        return f"{len(found)} of {len(epochs)}" if found else "no"
-    return "" if not epochs else f"epoch {found[0]}" if found else "no"
+        return f"{len(collapsed)} of {len(epochs)}" if collapsed else "no"
+    return "" if not epochs else f"epoch {collapsed[0]}" if collapsed else "no"

@@ -1,18 +1,19 @@
-"""A folder of results: records, the trainings behind them, errors, and where to look for more.
+"""A results folder: records, the trainings behind them, and errors.
 
-runs/<recipe>-seed<n>-<key>.json                     a record a trial
+runs/<recipe>-seed<n>-<key>.json                     the record of a trial
 runs/<recipe>-seed<n>-<key>.error.json               why a trial failed
-trainings/<recipe>-seed<n>-<key>/                    the training's own folder, with its weights
-trainings/<recipe>-seed<n>-again-<key>/              a second one, where the first was not observed
+trainings/<recipe>-seed<n>-<key>/                    the run folder of a training, with its weights
+trainings/<recipe>-seed<n>-again-<key>/              a second training, if the first lacks data for a measurement
 evaluations/<recipe>-seed<n>-<key>-<attacks>.json    the verdict on every example
-<study>.md, <study>.json                             what a study shows
-.claims                                              which process is at which training
+<study>.md, <study>.json                             the page of a study
+.claims                                              the lock file
 """
 
 from __future__ import annotations
 
 import itertools
 import json
+import os
 import shutil
 from collections.abc import Callable, Sequence
 from functools import reduce
@@ -28,23 +29,35 @@ from atas.training.run import RunFolder
 
 RUNS, TRAININGS, EVALUATIONS = "runs", "trainings", "evaluations"
 LOCKS = ".claims"
-SNAPSHOTS = "snapshots"  # in a training's folder: weights on the way, for observations
-SHARED = "shared"  # there too: an empty file, where another process worked on the same device
+SNAPSHOTS = "snapshots"  # in a run folder: weights during the training, for measurements
+SHARED = "shared"  # in a run folder: an empty file that marks a device shared with another process
 
 
 class Store:
-    """Results in one folder; finished ones in other folders, `reuse`, count as well."""
+    """Results in one folder; finished results in the folders `reuse` count as well."""
 
     def __init__(self, folder: Path, reuse: Sequence[Path] = ()) -> None:
         for other in reuse:
             if not (other / RUNS).is_dir() and not (other / TRAININGS).is_dir():
-                raise UsageError(f"{other} holds no results to reuse; give a folder that was an --out before")
+                raise UsageError(
+                    f"{other} holds no results to reuse; give a folder that an earlier command wrote to with --out"
+                )
         self.folder, self._others = folder, tuple(reuse)
+        self._loaded: dict[str, tuple[tuple[int, int, int], Record]] = {}
 
     def record(self, trial: Trial) -> Record | None:
-        """What is known of a trial, here and elsewhere."""
-        found = [Record.load(file) for folder in self._folders for file in _result_files(folder, f"*-{trial.key}.json")]
-        return reduce(Record.merge, found) if found else None
+        """Return the record of a trial, merged from all folders, or None."""
+        records = [self._load(file) for folder in self._folders for file in _result_files(folder, f"-{trial.key}.json")]
+        return reduce(Record.merge, records) if records else None
+
+    def _load(self, path: Path) -> Record:
+        """Read a record, unless its file is the one that was read before: plans ask for every record often."""
+        info = path.stat()
+        version = (info.st_ino, info.st_mtime_ns, info.st_size)
+        known = self._loaded.get(str(path))
+        if known is None or known[0] != version:
+            known = self._loaded[str(path)] = version, Record.load(path)
+        return known[1]
 
     @property
     def reuses(self) -> bool:
@@ -52,45 +65,45 @@ class Store:
         return bool(self._others)
 
     def import_records(self, trial: Trial) -> None:
-        """Write down here what is known of a trial elsewhere. Nobody else may be at it."""
+        """Copy the records of a trial from other folders; the caller holds the lock of its training."""
         known, path = self.record(trial), self._record_path(trial)
-        if known is not None and not (path.exists() and Record.load(path) == known):
+        if known is not None and not (path.exists() and self._load(path) == known):
             known.save(path)
 
     def by_row(self) -> dict[str, list[Record]]:
-        """All records here by their row, each row in the order of its seeds."""
-        found = {record.key: record for record in map(Record.load, _result_files(self.folder, "*.json"))}
+        """Return all records of this folder by row, each row sorted by seed."""
+        records = {record.key: record for record in map(self._load, _result_files(self.folder, ".json"))}
         rows: dict[str, list[Record]] = {}
-        for record in sorted(found.values(), key=lambda record: record.seed):
+        for record in sorted(records.values(), key=lambda record: record.seed):
             rows.setdefault(record.row, []).append(record)
         return rows
 
     def save(self, trial: Trial, record: Record) -> None:
-        """Write a trial's record; an earlier error is forgotten."""
+        """Write the record of a trial and remove its earlier error."""
         record.save(self._record_path(trial))
         self._error_path(trial).unlink(missing_ok=True)
 
     def save_error(self, trial: Trial, sentence: str, trace: str) -> None:
-        """Write down why a trial failed."""
+        """Write why a trial failed."""
         path = self._error_path(trial)
         path.parent.mkdir(parents=True, exist_ok=True)
         metadata = {"key": trial.key, "row": trial.row, "trial": trial.label, "error": sentence, "trace": trace}
         write_text(path, json.dumps(metadata, indent=1) + "\n")
 
     def locks(self) -> Locks:
-        """Who is at what, among the processes that share this folder."""
+        """Return the locks that processes of this folder share."""
         return Locks(self.folder / LOCKS)
 
     def errors_by_row(self) -> dict[str, list[str]]:
-        """Why trials failed that have no result, by their row."""
+        """Return the errors of failed trials by row."""
         rows: dict[str, list[str]] = {}
-        for path in _result_files(self.folder, "*.error.json", errors=True):
+        for path in _result_files(self.folder, ".error.json", errors=True):
             error: dict[str, Any] = read_json(path)
             rows.setdefault(str(error.get("row")), []).append(f"{error.get('trial')}: {error.get('error')}")
         return rows
 
     def training_folder(self, trial: Trial, suits: Callable[[RunFolder], bool] = lambda _: True) -> RunFolder:
-        """The folder of a trial's training: a finished one that suits, wherever it is; else that to train in."""
+        """Return the run folder of a finished training that `suits`, in any folder, else a new one in this folder."""
         for folder in self._folders:
             for path in sorted((folder / TRAININGS).glob(f"*-{trial.training_key}")):
                 if RunFolder(path).model.exists() and suits(RunFolder(path)):
@@ -106,13 +119,13 @@ class Store:
             shutil.rmtree(training.path / SNAPSHOTS, ignore_errors=True)
 
     def progress_file(self, trial: Trial) -> Path:
-        """Where an evaluation under way keeps what it knows."""
+        """Return the path of an evaluation's progress file."""
         path = self.folder / RUNS / f".{trial.slug}-{trial.key}.progress.json"
         path.parent.mkdir(parents=True, exist_ok=True)
         return path
 
     def evaluation_file(self, trial: Trial, attacks: Sequence[str]) -> Path:
-        """Where a whole evaluation goes, with the verdict on every example."""
+        """Return the path of a complete evaluation, with the verdict on every example."""
         path = self.folder / EVALUATIONS / f"{trial.slug}-{trial.key}-{'-'.join(attacks) or 'clean'}.json"
         path.parent.mkdir(parents=True, exist_ok=True)
         return path
@@ -122,15 +135,22 @@ class Store:
         return (self.folder, *self._others)
 
     def _record_path(self, trial: Trial) -> Path:
-        """The file of the record; a recipe of another name that comes to the same may have given it its name."""
-        there = _result_files(self.folder, f"*-{trial.key}.json")
-        return there[0] if there else self.folder / RUNS / f"{trial.slug}-{trial.key}.json"
+        """Return the path of a record; an equal trial of another recipe may have named the file."""
+        files = _result_files(self.folder, f"-{trial.key}.json")
+        return files[0] if files else self.folder / RUNS / f"{trial.slug}-{trial.key}.json"
 
     def _error_path(self, trial: Trial) -> Path:
         return self.folder / RUNS / f"{trial.slug}-{trial.key}.error.json"
 
 
-def _result_files(folder: Path, pattern: str, errors: bool = False) -> list[Path]:
-    """Files of a folder's records or errors; hidden ones are writes that were cut off."""
-    found = (path for path in sorted((folder / RUNS).glob(pattern)) if not path.name.startswith("."))
-    return [path for path in found if path.name.endswith(".error.json") == errors]
+def _result_files(folder: Path, ending: str, errors: bool = False) -> list[Path]:
+    """Return the files of records, or of errors, whose names end so; hidden files are interrupted writes."""
+    try:
+        names = sorted(os.listdir(folder / RUNS))
+    except FileNotFoundError:
+        return []
+    return [
+        folder / RUNS / name
+        for name in names
+        if name.endswith(ending) and name[0] != "." and name.endswith(".error.json") == errors
+    ]

@@ -10,8 +10,8 @@ from __future__ import annotations
 import hashlib
 import json
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, fields, is_dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
@@ -33,23 +33,23 @@ if TYPE_CHECKING:
     from atas.sweeps.store import Store
 
 _KEY_LENGTH = 16
-GREY_LEVEL_LIMIT = 0.15  # of the range of pixels: larger budgets are not written in grey levels
+GREY_LEVEL_LIMIT = 0.15  # of the range of pixels; larger budgets are written as decimals
 
 
 @dataclass(frozen=True)
 class Trial:
-    """A recipe with some values changed, a seed, and an evaluation.
+    """A recipe with overridden values, a seed, and an evaluation.
 
     Attributes:
-        recipe: its name or path.
-        values: what is changed in it, by dotted keys.
-        seed: of the training.
-        attacks: what the model is evaluated with, besides clean images.
-        padding: black pixels around the images that it is evaluated on; 4 is the authors' released evaluation.
-        examples: only the first so many images are evaluated on.
-        held_out: so many training images are left out of the training, and evaluated on in place of the test set.
-        subset: only these training images are learnt from.
-        measurements: what else has to be known of it. Like attacks, it is no part of the key.
+        recipe: name or path of the recipe.
+        values: overridden values by dotted keys.
+        seed: seed of the training.
+        attacks: attacks of the evaluation, besides clean images; not part of the keys.
+        padding: black pixels around the evaluated images; 4 is the authors' released evaluation.
+        examples: evaluate only the first N images.
+        held_out: leave N training images out of the training and evaluate on them instead of the test set.
+        subset: train only on these images.
+        measurements: what is measured besides accuracies; not part of the keys.
     """
 
     recipe: str
@@ -68,7 +68,7 @@ class Trial:
             if value is not None and value < least:
                 raise UsageError(f"{name} must be at least {least}; got {value}")
         for attack in self.attacks:
-            attacks.create(attack)  # an unknown one is told now, not after the training
+            attacks.create(attack)  # raises for an unknown attack before the training
 
     @cached_property
     def resolved_recipe(self) -> recipes.Recipe:
@@ -77,25 +77,27 @@ class Trial:
 
     @cached_property
     def training_key(self) -> str:
-        """Of everything that decides the weights."""
+        """Hash of everything that decides the weights."""
         return _digest(self._training())
 
     @cached_property
     def key(self) -> str:
-        """Of everything that decides the figures, but for the attacks: their verdicts do not depend on each other, so
-        those of a later evaluation join those that are known."""
+        """Hash of everything that decides the accuracies, except the attacks.
+
+        Verdicts of one attack do not depend on the others, so a later evaluation adds to the same record.
+        """
         return _digest(self._training() | self._measured())
 
     @cached_property
     def row(self) -> str:
-        """As the key, for whatever seed."""
+        """The key without the seed."""
         content = self._training() | self._measured()
         content["training"] = {name: value for name, value in content["training"].items() if name != "seed"}
         return _digest(content)
 
     @property
     def label(self) -> str:
-        """For people."""
+        """The trial in words."""
         recipe = self.resolved_recipe
         parts = [recipe.data.name, recipe.model.name, recipe.method.name, format_eps(recipe.method.eps)]
         parts += [f"{_name(key)} {_short(value)}" for key, value in self.values.items() if _in_label(key)]
@@ -106,8 +108,8 @@ class Trial:
     @property
     def depends_on(self) -> tuple[Trial, ...]:
         """The trials whose results it needs."""
-        ranked = () if self.subset is None else (self.subset.ranking,)
-        return (*ranked, *(trial for found in self.measurements for trial in found.depends_on))
+        ranking = () if self.subset is None else (self.subset.ranking,)
+        return (*ranking, *(trial for measurement in self.measurements for trial in measurement.depends_on))
 
     @property
     def slug(self) -> str:
@@ -123,10 +125,9 @@ class Trial:
 
 
 def training_settings(recipe: recipes.Recipe) -> dict[str, Any]:
-    """What a recipe comes to: every setting that decides the weights, also those that it leaves at their defaults.
+    """Return every setting that decides the weights, including those that a recipe leaves at their defaults.
 
-    Two recipes that say the same in different words come to the same. How steps are run does not count, nor where; a
-    precision does where it was asked for.
+    Equivalent recipes give equal settings. Engine and device do not count; an explicit precision does.
     """
     document = recipe.to_dict()
     document["method"] = methods.settings(recipe.method.name) | document["method"]
@@ -138,7 +139,7 @@ def training_settings(recipe: recipes.Recipe) -> dict[str, Any]:
 
 
 def format_eps(eps: float) -> str:
-    """A budget or a step as people write it: in grey levels, unless it is a large part of the range.
+    """Return a budget or a step as text: in grey levels if it is small, else as a decimal.
 
     >>> format_eps(8/255), format_eps(0.2)
     ('8/255', '0.2')
@@ -148,7 +149,7 @@ def format_eps(eps: float) -> str:
 
 
 def _to_json(value: Any) -> str:
-    """Types of tensors, among defaults, by their name."""
+    """Return a default that JSON does not know as text; a dtype by its name."""
     return str(value).removeprefix("torch.") if isinstance(value, torch.dtype) else repr(value)
 
 
@@ -157,7 +158,7 @@ def _digest(content: dict[str, Any]) -> str:
 
 
 def _in_label(key: str) -> bool:
-    """Whether a changed value is worth a word: not where things lie, nor what the label says already."""
+    """Return whether a label shows a value: not paths and engine settings, nor what it shows already."""
     return key.partition(".")[0] not in ("engine", "data", "model") and key not in ("method.eps", "method.name")
 
 
@@ -171,7 +172,7 @@ def _short(value: Any) -> str:
 
 
 class Subset(Protocol):
-    """Some of the training images, as another trial ranked them."""
+    """A selection of training images by the ranking of another trial."""
 
     @property
     def ranking(self) -> Trial:
@@ -182,10 +183,10 @@ class Subset(Protocol):
         """The fraction of all training images."""
 
     def to_json(self) -> list[Any]:
-        """What decides which images these are; part of a trial's keys."""
+        """Return what decides the selection; it is part of the keys of a trial."""
 
     def rows(self, store: Store) -> Tensor:
-        """The indices of the images; the ranking has to be done."""
+        """Return the indices of the images; the ranking must be done."""
 
 
 @dataclass(frozen=True)
@@ -200,19 +201,68 @@ class FinishedTraining:
 
     @property
     def device(self) -> torch.device:
-        """Where the model lives."""
+        """The device of the model."""
         return next(self.model.parameters()).device
 
     @cached_property
     def metadata(self) -> dict[str, Any]:
-        """The weights and the surroundings that an observation is of."""
+        """Hash of the weights, and the environment of the training."""
         return {"weights": weights_hash(self.model), "environment": read_json(self.run_folder.environment)}
 
 
 class Measurement(ABC):
-    """Something to be observed: during the training by observers, then measured, and kept in the trial's record."""
+    """What is measured of a training besides accuracies, and saved in the record of the trial.
+
+    Callbacks collect data during the training, if needed; `measure` runs after it. A subclass is a frozen dataclass
+    whose fields are the settings. Measurements of one name with different settings are different measurements.
+    """
 
     name: ClassVar[str]
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """The fields as plain values; a trial is represented by its training key."""
+        values: dict[str, Any] = (
+            {own.name: getattr(self, own.name) for own in fields(self)} if is_dataclass(self) else {}
+        )
+        plain = {name: value.training_key if isinstance(value, Trial) else value for name, value in values.items()}
+        return dict(json.loads(json.dumps(plain)))
+
+    @property
+    def stated_settings(self) -> dict[str, Any]:
+        """What an entry says about its settings: nothing where all have their defaults."""
+        defaults: dict[str, Any] = {own.name: own.default for own in fields(self)} if is_dataclass(self) else {}
+        changed = any(getattr(self, name) != value for name, value in defaults.items())
+        return {"settings": self.settings} if changed else {}
+
+    @property
+    def identity(self) -> str:
+        """Name and settings."""
+        return f"{self.name}-{_digest(self.settings)}"
+
+    def find(self, record: Record) -> dict[str, Any] | None:
+        """Return the entry of a record that has this measurement, or None."""
+        for key in (self.name, self.identity):
+            if (entry := record.observed.get(key)) is not None and self._matches(entry):
+                return entry
+        return None
+
+    def record_key(self, record: Record) -> str:
+        """Return the key for a new entry: the name, unless the record has it with other settings."""
+        taken = record.observed.get(self.name)
+        return self.name if taken is None or self._matches(taken) else self.identity
+
+    def _matches(self, entry: dict[str, Any]) -> bool:
+        if "settings" in entry:
+            return bool(entry["settings"] == self.settings)
+        return self.matches_unstated(entry)
+
+    def matches_unstated(self, entry: dict[str, Any]) -> bool:
+        """Return whether an entry that does not state its settings may have these.
+
+        It has the default settings, or was written by a version that never stated them.
+        """
+        return True
 
     @property
     def depends_on(self) -> tuple[Trial, ...]:
@@ -220,18 +270,23 @@ class Measurement(ABC):
         return ()
 
     def callbacks(self, run_folder: RunFolder) -> list[Callback]:
-        """What has to look at the training."""
+        """Return callbacks that collect data during the training."""
         return []
 
     @abstractmethod
     def is_available(self, trial: Trial, run_folder: RunFolder) -> bool:
-        """Whether a finished training holds what `measure` needs; otherwise it is done a second time."""
+        """Return whether a finished training has the data that `measure` needs; if not, the training is repeated."""
 
     @abstractmethod
     def measure(self, training: FinishedTraining) -> dict[str, Any]:
-        """Plain values, small enough for a record."""
+        """Return plain values, small enough for a record."""
 
 
-def missing_measurements(record: Record | None, wanted: Sequence[Measurement]) -> list[Measurement]:
-    """Those that a record does not have yet."""
-    return [found for found in wanted if record is None or found.name not in record.observed]
+def unique_measurements(measurements: Iterable[Measurement]) -> tuple[Measurement, ...]:
+    """Return each measurement once."""
+    return tuple({measurement.identity: measurement for measurement in measurements}.values())
+
+
+def missing_measurements(record: Record | None, measurements: Sequence[Measurement]) -> list[Measurement]:
+    """Return the measurements that a record does not have yet."""
+    return [measurement for measurement in measurements if record is None or measurement.find(record) is None]

@@ -1,7 +1,7 @@
-"""What the paper prints, so that every result can stand beside it.
+"""The published results of "Fast Adversarial Training with Adaptive Step Size".
 
-"Fast Adversarial Training with Adaptive Step Size". Networks and methods have the names that they have here: the
-paper's ResNet-18 is `preact-resnet18` on CIFAR and `resnet18` on ImageNet, its PGD10 is `pgd`, its FreeAT `free`.
+Networks and methods have their names in this package: the paper's ResNet-18 is `preact-resnet18` on CIFAR and
+`resnet18` on ImageNet, its PGD10 is `pgd`, its FreeAT is `free`.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _TOLERANCE = 1e-9
 
 @dataclass(frozen=True)
 class PublishedRow:
-    """One row of the paper's tables: accuracies in percent, training time in hours on the hardware that is named."""
+    """One row of the paper's tables: accuracies in percent, training time in hours, and hardware."""
 
     clean: float
     pgd10: float
@@ -27,18 +27,18 @@ class PublishedRow:
     hours: float
     hardware: str
     doubt: str | None = None
-    """Why a figure may be a misprint."""
+    """Why a value may be a misprint."""
 
     def accuracy(self, attack: str) -> float | None:
-        """In percent, or None for an attack that the paper did not run."""
+        """Return the accuracy in percent, or None for an attack that the paper did not run."""
         return float(getattr(self, attack)) if attack in ATTACKS else None
 
 
 def lookup(data: str, network: str, eps: float, method: str) -> PublishedRow | None:
-    """The paper's figures for a row of its tables of accuracy, or None where it has no such row.
+    """Return a row of the paper's accuracy tables, or None if it has no such row.
 
-    >>> found = lookup("cifar10", "preact-resnet18", 8/255, "atas")
-    >>> found.autoattack, found.hours, found.hardware
+    >>> row = lookup("cifar10", "preact-resnet18", 8/255, "atas")
+    >>> row.autoattack, row.hours, row.hardware
     (45.38, 0.3, '1 NVIDIA Tesla V100')
     >>> lookup("digits", "small-cnn", 0.39, "atas") is None
     True
@@ -54,18 +54,8 @@ def lookup(data: str, network: str, eps: float, method: str) -> PublishedRow | N
     return PublishedRow(**named, hardware=tables["hardware"][data], doubt=doubt)
 
 
-def methods(data: str, network: str, eps: float) -> list[str]:
-    """The methods of a table, in the paper's order.
-
-    >>> methods("imagenet", "resnet50", 2/255)
-    ['free', 'yopo', 'fgsm-rs', 'atta', 'atas']
-    """
-    budgets = _read("accuracy")["rows"].get(data, {})
-    return list(budgets.get(_same(eps, budgets), {}).get(network, {}))
-
-
 def budgets(data: str) -> list[float]:
-    """The budgets of a data set's tables.
+    """Return the budgets of the tables of a data set.
 
     >>> [round(255 * eps) for eps in budgets("cifar100")]
     [4, 8, 12]
@@ -74,20 +64,22 @@ def budgets(data: str) -> list[float]:
 
 
 def ablation(setting: str, value: float, eps: float) -> float | None:
-    """Accuracy in percent under AutoAttack with another `max_step` (gamma/c, in pixel units) or another `c` (as the
-    paper counts it, on the mean loss over 128 examples; here it is 128 times as large).
+    """Return the accuracy in percent under AutoAttack for a `max_step` or a `c`.
+
+    `max_step` is gamma/c in pixel units. `c` is the paper's, for the mean loss over 128 examples; here it is 128 times
+    as large.
 
     >>> ablation("max_step", 20/255, 8/255), ablation("c", 0.005, 16/255)
     (45.6, 20.36)
     """
     values = _read("ablation")[setting]
-    found = values.get(_same(value, values), {})
-    figure = found.get(_same(eps, found))
-    return None if figure is None else float(figure)
+    by_budget = values.get(_same(value, values), {})
+    accuracy = by_budget.get(_same(eps, by_budget))
+    return None if accuracy is None else float(accuracy)
 
 
 def ablation_values(setting: str) -> list[float]:
-    """The values that the paper tried.
+    """Return the values that the paper tried.
 
     >>> ablation_values("c")
     [0.005, 0.007, 0.01, 0.02, 0.04]
@@ -96,19 +88,20 @@ def ablation_values(setting: str) -> list[float]:
 
 
 def convergence_gap(eps: float) -> dict[str, float] | None:
-    """Of ATTA and ATAS on CIFAR-10: the `ratio` of the bounds, the `gap` of their last training losses, and the
-    `loss_ratio`.
+    """Return the `ratio` of the bounds and the `gap` and `loss_ratio` of the last training losses.
+
+    They are of ATTA and ATAS on CIFAR-10.
 
     >>> convergence_gap(16/255)["gap"]
     0.12
     """
     gaps = _read("statements")["convergence_gap"]
-    found: dict[str, float] | None = gaps.get(_same(eps, gaps))
-    return found
+    row: dict[str, float] | None = gaps.get(_same(eps, gaps))
+    return row
 
 
 def mean_step(method: str) -> float | None:
-    """The mean step size that the text names, in pixel units.
+    """Return the mean step size that the text names, in pixel units, or None.
 
     >>> round(255 * mean_step("atas"), 1)
     9.3
@@ -118,7 +111,7 @@ def mean_step(method: str) -> float | None:
 
 
 def class_share_of_subsets() -> tuple[float, float]:
-    """The least and the largest share of a class in a subset by gradient norm, in percent.
+    """Return the smallest and the largest share of a class in a subset by gradient norm, in percent.
 
     >>> class_share_of_subsets()
     (8.98, 10.86)
@@ -128,7 +121,7 @@ def class_share_of_subsets() -> tuple[float, float]:
 
 
 def _same(value: float, known: dict[str, Any]) -> str:
-    """The key of that value, or nothing that is a key."""
+    """Return the key of a value, or an empty text, which is no key."""
     return next((text for text in known if abs(_value(text) - value) < _TOLERANCE), "")
 
 
@@ -139,5 +132,5 @@ def _value(text: str) -> float:
 
 @functools.cache
 def _read(name: str) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads(resources.files(__name__).joinpath(f"{name}.json").read_text(encoding="utf-8"))
-    return found
+    content: dict[str, Any] = json.loads(resources.files(__name__).joinpath(f"{name}.json").read_text(encoding="utf-8"))
+    return content

@@ -1,6 +1,6 @@
-"""The studies, one a module: its name with dashes is the study's, and its `STUDY` is the study.
+"""The studies, one per module.
 
-A new study is a new file here; nothing else needs to know of it.
+The name of a study is that of its module, with dashes; the module defines `STUDY`. A new file adds a study.
 """
 
 from __future__ import annotations
@@ -12,12 +12,12 @@ from atas.paper.study import Study
 
 
 def names() -> list[str]:
-    """All studies by name."""
+    """Return the names of all studies."""
     return catalogue.study_names()
 
 
 def get(name: str) -> Study:
-    """The study of that name.
+    """Return a study by name.
 
     >>> get("table-cifar10").name
     'table-cifar10'

@@ -1,8 +1,8 @@
-"""ATAS with other step sizes, under AutoAttack: the paper's ablation, as it is printed and as the released code runs.
+"""ATAS with other step sizes under AutoAttack: the paper's ablation, with and without the clip of the released code.
 
-The paper varies gamma with c fixed, and c with gamma/c fixed. `max_step` is gamma/c, and c is 128 times the paper's,
-whose gradients are of the mean loss over 128 examples. The released code clips steps to [4, 14]/255, so that gamma/c
-above 14/255 hardly matters there; the paper does not mention it. Hence both.
+The paper varies gamma with c fixed, and c with gamma/c fixed. `max_step` is gamma/c. `c` is 128 times the paper's,
+whose gradients are of the mean loss over 128 examples. The released code clips steps to [4, 14]/255, so gamma/c above
+14/255 has little effect; the paper does not mention the clip. The study runs both.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any
 from atas.attacks.registry import display_name
 from atas.paper import published
 from atas.paper.grid import QUICK_EPS, QUICK_EXAMPLES
-from atas.paper.study import Page, StudyOptions, TrainingStudy, select_budgets
+from atas.paper.study import QUICK_NOTE, Page, StudyOptions, TrainingStudy, select_budgets
 from atas.sweeps import markdown
 from atas.sweeps.padded_evaluation import NOTE, PADDING
 from atas.sweeps.record import Record
@@ -40,7 +40,7 @@ class Point:
 
 @dataclass(frozen=True)
 class Axes:
-    """The recipes by budget, and the settings that are tried with each of them."""
+    """The recipes by budget, and the settings to try with each of them."""
 
     recipes: dict[float, str]
     points: tuple[Point, ...]
@@ -57,7 +57,7 @@ def _paper_points() -> tuple[Point, ...]:
 
 
 def _quick_points() -> tuple[Point, ...]:
-    """Fewer values, in proportion to the digits' larger budget."""
+    """Return fewer points, scaled to the larger budget of the digits."""
     eps, c = QUICK_EPS, 2.0
     clip = {"method.clip": [0.5 * eps, 1.75 * eps]}
     steps = [Point("max_step", k * eps, "clipped", clip | {"method.max_step": k * eps}) for k in (1.5, 2.0, 2.5)]
@@ -82,21 +82,21 @@ _QUICK_VALUES = {"training.epochs": 10, "method.eps": QUICK_EPS, "method.max_ste
 
 
 class Ablation(TrainingStudy):
-    """Rows are settings, columns budgets; a table for each setting, with and without the clip."""
+    """A table for each setting, with and without the clip; columns are budgets."""
 
     accepted_options = ("eps", "seeds", "attacks", "padding", "examples", "values", "reuse")
 
     def trials(self, options: StudyOptions) -> list[Trial]:
-        """Every setting at every wanted budget."""
+        """Return every setting at every selected budget."""
         axes, budgets = self._axes(options)
         cells = itertools.product(options.seeds or (0,), budgets, axes.points, options.padding or (0,))
         return [self._trial(options, eps, point, padding, seed) for seed, eps, point, padding in cells]
 
     def page(self, options: StudyOptions, store: Store) -> Page:
-        """A table for each attack, setting and kind of clip."""
+        """Return a page with a table for each attack, setting and kind of clip."""
         axes, budgets = self._axes(options)
         known, errors = store.by_row(), store.errors_by_row()
-        text = ["# ATAS with other step sizes", "", *self._preface(options)]
+        body: list[str] = []
         content: list[dict[str, Any]] = []
         shown: dict[str, Record] = {}
         failed: list[str] = []
@@ -108,15 +108,21 @@ class Ablation(TrainingStudy):
                     keys = [self._trial(options, eps, point, padding, 0).row for eps in budgets]
                     records = [known.get(key, []) for key in keys]
                     failed += [error for key in keys for error in errors.get(key, [])]
-                    shown |= {record.key: record for found in records for record in found}
+                    shown |= {record.key: record for group in records for record in group}
                     if any(records) or padding in (options.padding or (0,)):
                         rows += _rows(options, point, padding, budgets, records, attack)
                         content += _json(point, padding, budgets, records, attack)
-            text += ["", f"## {display_name(attack)}, {_NAMES[setting]}: {_CLIPS[clip].format(clip=axes.clip)}", ""]
-            text += markdown.table([_NAMES[setting], "", *map(format_eps, budgets), "time"], rows)
-        text += markdown.provenance_section([*shown.values()], failed)
-        about = {"study": self.name, "quick": options.quick, "changed": markdown.reported_overrides(options.values)}
-        return Page("\n".join(text) + "\n", {**about, "rows": content})
+            body += ["", f"## {display_name(attack)}, {_NAMES[setting]}: {_CLIPS[clip].format(clip=axes.clip)}", ""]
+            body += markdown.table([_NAMES[setting], "", *map(format_eps, budgets), "time"], rows)
+        return self.build_page(
+            options,
+            title="ATAS with other step sizes",
+            preface=self._preface(options),
+            body=body,
+            rows=content,
+            records=[*shown.values()],
+            errors=failed,
+        )
 
     def _axes(self, options: StudyOptions) -> tuple[Axes, list[float]]:
         axes = _QUICK if options.quick else _FULL
@@ -133,20 +139,19 @@ class Ablation(TrainingStudy):
         )
 
     def _preface(self, options: StudyOptions) -> list[str]:
-        said = [
+        preface = [
             "Accuracy in percent by budget. Ours: [a, b] is the 95% interval of one run over its test images, (a to b) "
             "the range over seeds; time is that of a training's steps. Difference: ours less the paper's, in points.",
         ]
         if options.quick:
-            said.append("This is the quick form, on the embedded digits and cut short: the paper has no such rows.")
+            preface.append(QUICK_NOTE.format("rows"))
         else:
-            said.append(
+            preface.append(
                 "c is written as in the paper, whose gradients are of the mean loss over 128 examples; `method.c` is "
                 "128 times that. The paper prints one table for each of gamma/c and c and does not mention the clip."
             )
-            said.append(NOTE)
-        said.append(markdown.overrides_sentence(options.values))
-        return ["\n\n".join(sentence for sentence in said if sentence)]
+            preface.append(NOTE)
+        return [*preface, markdown.overrides_sentence(options.values)]
 
 
 def _rows(
@@ -157,17 +162,17 @@ def _rows(
     records: Sequence[Sequence[Record]],
     attack: str,
 ) -> list[list[str]]:
-    figures = [summarize_seeds(found, attack) for found in records]
-    time = format_training_time([record for found in records for record in found])
+    stats = [summarize_seeds(group, attack) for group in records]
+    time = format_training_time([record for group in records for record in group])
     name = format_eps(point.shown) if point.setting == "max_step" else f"{point.shown:g}"
     kind = f", padded by {padding}" if padding else ""
-    rows = [[name, f"ours{kind}", *(str(found or "-") for found in figures), time]]
+    rows = [[name, f"ours{kind}", *(str(ours or "-") for ours in stats), time]]
     if options.quick:
         return [*rows, ["", "paper", "no such row", *[""] * (len(budgets) - 1), ""]]
-    theirs = [_published(point, eps, attack) for eps in budgets]
-    rows.append(["", "paper", *("-" if value is None else f"{value:.2f}" for value in theirs), ""])
-    if any(figures):
-        gaps = [format_difference(ours, value) for ours, value in zip(figures, theirs, strict=True)]
+    paper = [_published(point, eps, attack) for eps in budgets]
+    rows.append(["", "paper", *("-" if value is None else f"{value:.2f}" for value in paper), ""])
+    if any(stats):
+        gaps = [format_difference(ours, value) for ours, value in zip(stats, paper, strict=True)]
         rows.append(["", f"difference{kind}", *gaps, ""])
     return rows
 
@@ -180,8 +185,8 @@ def _json(
     point: Point, padding: int, budgets: Sequence[float], records: Sequence[Sequence[Record]], attack: str
 ) -> list[dict[str, Any]]:
     rows = []
-    for eps, found in zip(budgets, records, strict=True):
-        ours = summarize_seeds(found, attack)
+    for eps, group in zip(budgets, records, strict=True):
+        ours = summarize_seeds(group, attack)
         rows.append(
             {
                 "attack": attack,
@@ -192,9 +197,9 @@ def _json(
                 "eps": format_eps(eps),
                 "ours": None if ours is None else ours.to_json(),
                 "paper": _published(point, eps, attack),
-                "seeds": [record.seed for record in found],
-                "training_seconds": [record.seconds for record in found],
-                "runs": [record.key for record in found],
+                "seeds": [record.seed for record in group],
+                "training_seconds": [record.seconds for record in group],
+                "runs": [record.key for record in group],
             }
         )
     return rows

@@ -1,4 +1,4 @@
-"""FGSM-RS with and without adaptive steps on the wide network: which one collapses."""
+"""Collapse of FGSM-RS with and without adaptive steps on the wide network."""
 
 from __future__ import annotations
 
@@ -20,48 +20,39 @@ _NETWORK = "wrn-28-10"
 
 
 class Adaptive(FigureStudy):
-    """Three trainings: a fixed step of eps, as the text says, the usual one of the table, and adaptive ones."""
+    """Three trainings: a fixed step of eps, as in the text, the usual fixed step of the table, and adaptive steps."""
 
     accepted_options = ("networks", "eps", "seeds", "examples", "values", "reuse")
     required_measurements = (Curves.name,)
 
     def lines(self, options: StudyOptions) -> list[Line]:
-        """On WRN-28-10 at 8/255, unless another network or budget is asked for."""
+        """Return three lines for each selected network and budget, by default WRN-28-10 at 8/255."""
         budgets = (QUICK_EPS,) if options.quick else tuple(published.budgets("cifar10"))
         grid = digits() if options.quick else cifar("cifar10", budgets)
         usual = "2 eps" if options.quick else "1.25 eps"  # as in the recipes
         networks = select("network", options.networks or grid.networks[-1:], grid.networks)
-        found = []
+        lines = []
         for net, eps in itertools.product(networks, select_budgets(options.eps or budgets[:1], budgets)):
-            panel, observe = f"{net}, eps {format_eps(eps)}", (Curves(),)
-            fixed = self.trial(options, grid, (net, "fgsm-rs", eps), observe, values={"method.step_size": eps})
-            large = self.trial(options, grid, (net, "fgsm-rs", eps), observe)
+            panel, measurements = f"{net}, eps {format_eps(eps)}", (Curves(),)
+            fixed = self.trial(options, grid, (net, "fgsm-rs", eps), measurements, values={"method.step_size": eps})
+            large = self.trial(options, grid, (net, "fgsm-rs", eps), measurements)
             adaptive = self.trial(options, grid, (net, "fgsm-rs-adaptive", eps), (Curves(), Norms()))
-            found += [
+            lines += [
                 Line(panel, "fgsm-rs, step eps", fixed),
                 Line(panel, f"fgsm-rs, step {usual}", large),
                 Line(panel, "fgsm-rs, adaptive steps", adaptive),
             ]
-        return found
+        return lines
 
     def table(self, options: StudyOptions, store: Store) -> Table:
-        """Accuracies and the mean adaptive step."""
+        """Return accuracies and mean steps."""
         return figure_study.curve_table(self.line_records(options, store), _steps, ["mean step", "paper's mean step"])
 
     def picture(self, options: StudyOptions, store: Store) -> Any:
-        """PGD-10 accuracy on training images by epoch."""
+        """Draw the PGD-10 accuracy on training images by epoch."""
         found = self.line_records(options, store)
         styles = dict(zip(dict.fromkeys(line.name for line, _ in found), _STYLES, strict=True))
-        names = list(dict.fromkeys(line.panel for line, _ in found))
-        figure, grid = plots.panels(1, len(names), width=6.0, height=3.9)
-        for axes, name in zip(grid.flat, names, strict=True):
-            lines = [pair for pair in found if pair[0].panel == name]
-            figure_study.draw_curves(axes, lines, "pgd10", lambda line: styles[line.name], scale=100)
-            axes.set_title(name, fontsize=11)
-            axes.set_ylabel("PGD-10 accuracy on training images, %")
-            axes.set_ylim(bottom=plots.PERCENT_BOTTOM)
-        plots.legend(figure, grid)
-        return figure
+        return figure_study.pgd10_figure(found, lambda line: styles[line.name], titles=True)
 
 
 _STYLES = ((plots.ORANGE, "--"), (plots.RED, ":"), (plots.BLUE, "-"))
@@ -70,8 +61,8 @@ _STYLES = ((plots.ORANGE, "--"), (plots.RED, ":"), (plots.BLUE, "-"))
 def _steps(line: Line, records: Sequence[Record]) -> list[str]:
     method = line.trial.resolved_recipe.method
     fixed = method.settings.get("step_size", 1.25 * method.eps) if method.name == "fgsm-rs" else None
-    its_own = (line.trial.resolved_recipe.model.name, format_eps(method.eps)) == (_NETWORK, format_eps(_EPS))
-    return figure_study.mean_step_cells(line, records, fixed, printed=its_own)
+    in_paper = (line.trial.resolved_recipe.model.name, format_eps(method.eps)) == (_NETWORK, format_eps(_EPS))
+    return figure_study.mean_step_cells(line, records, fixed, printed=in_paper)
 
 
 STUDY = Adaptive(

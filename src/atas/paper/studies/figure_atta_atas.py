@@ -1,4 +1,4 @@
-"""ATTA with a step of eps against ATAS, whose mean step is larger: which one collapses."""
+"""Collapse of ATTA with a step of eps beside ATAS, whose mean step is larger."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from atas.sweeps.trial import format_eps
 
 
 class AttaAtas(FigureStudy):
-    """Two trainings, that of ATAS is the table's."""
+    """Two trainings; the one of ATAS is shared with the table."""
 
     required_measurements = (Curves.name,)
 
     def lines(self, options: StudyOptions) -> list[Line]:
-        """Both methods at the smallest budget."""
+        """Return both methods at the smallest budget."""
         grid, eps = (digits(), QUICK_EPS) if options.quick else (cifar("cifar10", (8 / 255,)), 8 / 255)
         network = grid.networks[0]
         fixed = self.trial(options, grid, (network, "atta", eps), (Curves(),), values={"method.step_size": eps})
@@ -29,25 +29,16 @@ class AttaAtas(FigureStudy):
         return [Line(network, f"atta, step {format_eps(eps)}", fixed), Line(network, "atas, adaptive step", adaptive)]
 
     def table(self, options: StudyOptions, store: Store) -> Table:
-        """Accuracies and mean steps."""
+        """Return accuracies and mean steps."""
         return figure_study.curve_table(self.line_records(options, store), _steps, ["mean step", "paper's mean step"])
 
     def picture(self, options: StudyOptions, store: Store) -> Any:
-        """PGD-10 accuracy on training images by epoch."""
-        figure, grid = plots.panels(1, 1, width=6.0, height=3.9)
-        axes = grid[0, 0]
-        found = self.line_records(options, store)
-        figure_study.draw_curves(
-            axes,
-            found,
-            "pgd10",
-            lambda line: plots.METHOD_STYLES[line.trial.resolved_recipe.method.name][:2],
-            scale=100,
-        )
-        axes.set_ylabel("PGD-10 accuracy on training images, %")
-        axes.set_ylim(bottom=plots.PERCENT_BOTTOM)
-        plots.legend(figure, grid)
-        return figure
+        """Draw the PGD-10 accuracy on training images by epoch."""
+        return figure_study.pgd10_figure(self.line_records(options, store), _style, titles=False)
+
+
+def _style(line: Line) -> tuple[str, str]:
+    return plots.METHOD_STYLES[line.trial.resolved_recipe.method.name][:2]
 
 
 def _steps(line: Line, records: Sequence[Record]) -> list[str]:

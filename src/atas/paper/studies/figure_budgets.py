@@ -1,4 +1,4 @@
-"""Accuracy under AutoAttack against the budget, for every data set and network."""
+"""Accuracy under AutoAttack by budget, for every data set and network."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 from atas.paper import plots, published
-from atas.paper.figure_study import FigureStudy, Line, LineRecords, Table, axis_unit, by_panel, seed_list
+from atas.paper.figure_study import FigureStudy, Line, LineRecords, Table, axis_unit, seed_list, two_column_figure
 from atas.paper.grid import METHODS, Grid, all_cells
 from atas.paper.study import StudyOptions, select
 from atas.sweeps.seed_stats import format_difference, summarize_seeds
@@ -25,7 +25,7 @@ class Budgets(FigureStudy):
     accepted_options = ("methods", "networks", "eps", "seeds", "examples", "values", "reuse")
 
     def lines(self, options: StudyOptions) -> list[Line]:
-        """All cells of all tables."""
+        """Return all cells of all tables."""
         methods = select("method", options.methods, _QUICK_METHODS if options.quick else METHODS)
         return [
             Line(f"{grid.data}, {network}", method, self.trial(options, grid, (network, method, eps), (), (ATTACK,)))
@@ -35,7 +35,7 @@ class Budgets(FigureStudy):
         ]
 
     def table(self, options: StudyOptions, store: Store) -> Table:
-        """Ours, the paper's and the difference."""
+        """Return our accuracies, the paper's, and the differences."""
         lines, rows = [], []
         for line, records in self.line_records(options, store):
             eps, ours, theirs = (
@@ -54,25 +54,15 @@ class Budgets(FigureStudy):
         return Table(header, lines, rows)
 
     def picture(self, options: StudyOptions, store: Store) -> Any:
-        """A panel for each data set and network."""
-        parts = list(by_panel(self.line_records(options, store)))
-        columns = min(2, len(parts))
-        figure_, grid = plots.panels(-(-len(parts) // columns), columns, width=5.0, height=3.8)
-        for axes in grid.flat[len(parts) :]:
-            axes.set_visible(False)
-        for axes, (name, found) in zip(grid.flat, parts, strict=False):
-            _panel(axes, found)
-            axes.set_title(name, fontsize=11)
-            eps = [line.trial.resolved_recipe.method.eps for line, _ in found]
-            plots.budget_axis(axes, eps, *axis_unit(eps[0]))
-            axes.set_ylabel("AutoAttack accuracy, test images, %")
-            axes.set_ylim(bottom=-1)
-        plots.legend(figure_, grid, 5)
-        return figure_
+        """Draw a panel for each data set and network."""
+        found = self.line_records(options, store)
+        figure, grid = two_column_figure(found, _draw_panel, width=5.0, height=3.8)
+        plots.legend(figure, grid, 5)
+        return figure
 
 
 def _fewer(grid: Grid) -> Grid:
-    """In the quick form, which has several budgets, fewer images."""
+    """Return a grid with fewer images in the quick form, which has several budgets."""
     return grid if grid.examples is None else replace(grid, examples=_QUICK_EXAMPLES)
 
 
@@ -82,8 +72,8 @@ def _published(line: Line) -> float | None:
     return None if theirs is None else theirs.accuracy(ATTACK)
 
 
-def _panel(axes: Any, found: LineRecords) -> None:
-    """Ours as lines with their intervals, the paper's as open markers; methods a little apart."""
+def _draw_panel(axes: Any, name: str, found: LineRecords) -> None:
+    """Draw our accuracies as lines with intervals and the paper's as open markers, shifted a little by method."""
     methods = list(dict.fromkeys(line.name for line, _ in found))
     smallest = min(line.trial.resolved_recipe.method.eps for line, _ in found)
     for number, method in enumerate(methods):
@@ -100,6 +90,10 @@ def _panel(axes: Any, found: LineRecords) -> None:
         if points:
             axes.plot(*zip(*points, strict=True), " ", marker=marker, color=colour, fillstyle="none")
             axes.plot([], [], " ", marker="o", color=plots.GREY, fillstyle="none", label="paper")
+    budgets = [line.trial.resolved_recipe.method.eps for line, _ in found]
+    plots.budget_axis(axes, budgets, *axis_unit(budgets[0]))
+    axes.set_ylabel("AutoAttack accuracy, test images, %")
+    axes.set_ylim(bottom=-1)
 
 
 STUDY = Budgets(

@@ -1,4 +1,4 @@
-"""The robust training loss of every method through its training."""
+"""The robust training loss of every method by epoch."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import itertools
 from typing import Any
 
 from atas.paper import figure_study, plots, published
-from atas.paper.figure_study import FigureStudy, Line, Table, by_panel, mean, seed_list
+from atas.paper.figure_study import FigureStudy, Line, LineRecords, Table, mean, seed_list
 from atas.paper.grid import METHODS, QUICK_EPS, cifar, digits
 from atas.paper.measurements import Curves
 from atas.paper.study import StudyOptions, select, select_budgets
@@ -19,13 +19,13 @@ _BOTTOM = 0.95  # where the axis begins, as a multiple of the smallest loss
 
 
 class Convergence(FigureStudy):
-    """The runs of the table of CIFAR-10; nothing else is trained."""
+    """The runs of the CIFAR-10 table; it trains nothing else."""
 
     accepted_options = ("methods", "networks", "eps", "seeds", "examples", "values", "reuse")
     required_measurements = (Curves.name,)
 
     def lines(self, options: StudyOptions) -> list[Line]:
-        """Every method in a panel for each network and budget."""
+        """Return every method, with a panel for each network and budget."""
         grid = digits() if options.quick else cifar("cifar10", tuple(published.budgets("cifar10")))
         cells = itertools.product(
             select("network", options.networks, grid.networks),
@@ -38,13 +38,13 @@ class Convergence(FigureStudy):
         ]
 
     def table(self, options: StudyOptions, store: Store) -> Table:
-        """The loss of the last epoch, under PGD-10 and as the method itself sees it."""
+        """Return the loss of the last epoch under PGD-10 and the method's own training loss."""
         lines, rows = [], []
         for line, records in self.line_records(options, store):
-            found = {
+            curves = {
                 name: [figure_study.metric_curve(record, name) for record in records] for name in ("pgd10_loss", "loss")
             }
-            cells = [f"{mean([values[-1] for values in some]):.3f}" if some else "-" for some in found.values()]
+            cells = [f"{mean([curve[-1] for curve in group]):.3f}" if group else "-" for group in curves.values()]
             lines.append(
                 [
                     line.panel,
@@ -54,27 +54,22 @@ class Convergence(FigureStudy):
                     seed_list(records),
                 ]
             )
-            rows.append({"panel": line.panel, "method": line.name, "by_epoch": found})
+            rows.append({"panel": line.panel, "method": line.name, "by_epoch": curves})
         return Table(["panel", "method", "loss under PGD-10", "own loss", "collapse", "seeds"], lines, rows)
 
     def picture(self, options: StudyOptions, store: Store) -> Any:
-        """A panel for each network and budget."""
-        parts = list(by_panel(self.line_records(options, store)))
-        columns = min(2, len(parts))
-        figure, grid = plots.panels(-(-len(parts) // columns), columns)
-        for axes in grid.flat[len(parts) :]:
-            axes.set_visible(False)
-        for axes, (name, found) in zip(grid.flat, parts, strict=False):
-            figure_study.draw_curves(
-                axes, found, "pgd10_loss", lambda line: plots.METHOD_STYLES[line.name][:2], share=True
-            )
-            losses = [figure_study.metric_curve(record, "pgd10_loss") for _, records in found for record in records]
-            if losses:  # a collapsed run's are beyond, and matplotlib's own margin is a share of those
-                axes.set_ylim(_BOTTOM * min(map(min, losses)), _TOP * max(loss[0] for loss in losses))
-            axes.set_title(name, fontsize=11)
-            axes.set_ylabel("training loss under PGD-10")
+        """Draw a panel for each network and budget."""
+        figure, grid = figure_study.two_column_figure(self.line_records(options, store), _draw_panel)
         plots.legend(figure, grid, 8)
         return figure
+
+
+def _draw_panel(axes: Any, name: str, found: LineRecords) -> None:
+    figure_study.draw_curves(axes, found, "pgd10_loss", lambda line: plots.METHOD_STYLES[line.name][:2], share=True)
+    losses = [figure_study.metric_curve(record, "pgd10_loss") for _, records in found for record in records]
+    if losses:  # the losses of a collapsed run are far larger, and matplotlib's margin is a share of the range
+        axes.set_ylim(_BOTTOM * min(map(min, losses)), _TOP * max(loss[0] for loss in losses))
+    axes.set_ylabel("training loss under PGD-10")
 
 
 STUDY = Convergence(

@@ -1,4 +1,4 @@
-"""How long-tailed gradient norms are: a histogram, and the ratio behind the bounds for every data set and budget."""
+"""The tail of gradient norms: a histogram, and the ratio of the bounds for every data set and budget."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from atas.paper.figure_study import FigureStudy, Line, Table, axis_unit, mean, s
 from atas.paper.grid import QUICK_EPS, all_cells
 from atas.paper.measurements import Norms
 from atas.paper.study import StudyOptions
+from atas.paper.theory.bounds import both_ratios
 from atas.sweeps.store import Store
 from atas.sweeps.trial import format_eps
 
@@ -24,26 +25,21 @@ _STYLES = {
 }
 
 
-def ratios(tail: float) -> tuple[float, float]:
-    """The ratio of the bounds as the paper prints it, and as it follows from them: (1 - beta) to the 1/4, not -1/4."""
-    return tail**0.5 / (1 - _BETA) ** 0.25, tail**0.5 * (1 - _BETA) ** 0.25
-
-
 class GradientNorms(FigureStudy):
-    """The runs of ATAS of the tables; nothing else is trained."""
+    """The runs of ATAS in the tables; it trains nothing else."""
 
     accepted_options = ("networks", "eps", "seeds", "examples", "values", "reuse")
     required_measurements = (Norms.name,)
 
     def lines(self, options: StudyOptions) -> list[Line]:
-        """ATAS on every data set and network at every budget; ImageNet where its networks are asked for."""
+        """Return ATAS on every data set, network and budget; ImageNet only if its networks are selected."""
         return [
             Line(grid.data, network, self.trial(options, grid, (network, "atas", eps), (Norms(),)))
             for grid, network, eps in all_cells(options)
         ]
 
     def table(self, options: StudyOptions, store: Store) -> Table:
-        """The tail by three readings of G, and the ratios of the bounds."""
+        """Return the tail by three readings of G, and the ratios of the bounds."""
         lines, rows = [], []
         for line, records in self.line_records(options, store):
             eps = line.trial.resolved_recipe.method.eps
@@ -52,7 +48,7 @@ class GradientNorms(FigureStudy):
                 published.convergence_gap(eps) if (line.panel, line.name) == ("cifar10", "preact-resnet18") else None
             )
             cells = [f"{mean(tails[kind]):.3f}" if records else "-" for kind in _KINDS]
-            bounds = [f"{value:.3f}" for value in ratios(mean(tails["mean"]))] if records else ["-", "-"]
+            bounds = [f"{value:.3f}" for value in both_ratios(mean(tails["mean"]), _BETA)] if records else ["-", "-"]
             printed = "-" if theirs is None else f"{theirs['ratio']:.1f}"
             lines.append([line.panel, line.name, format_eps(eps), *cells, printed, *bounds, seed_list(records)])
             rows.append({"data": line.panel, "network": line.name, "eps": format_eps(eps), "tail": tails})
@@ -65,7 +61,7 @@ class GradientNorms(FigureStudy):
         return Table([*header, "ratio printed", "ratio right", "seeds"], lines, rows, notes=(note,))
 
     def picture(self, options: StudyOptions, store: Store) -> Any:
-        """The histogram of the first run, and the tail against the budget."""
+        """Draw the histogram of the first run, and the tail by budget."""
         found = self.line_records(options, store)
         figure, grid = plots.panels(1, 2, width=5.2, height=3.9)
         factor, called = axis_unit(QUICK_EPS if options.quick else 8 / 255)
@@ -98,10 +94,10 @@ class GradientNorms(FigureStudy):
 
 
 def _histogram(axes: Any, line: Line, record: Any) -> None:
-    seen = record.observed["norms"]
-    edges, counts = seen["histogram"]["edges"], seen["histogram"]["counts"]
+    norms = record.observed["norms"]
+    edges, counts = norms["histogram"]["edges"], norms["histogram"]["counts"]
     axes.stairs(counts, edges, fill=True, color=plots.SKY)
-    average = seen["average"]["norm"]
+    average = norms["average"]["norm"]
     axes.axvline(average, color=plots.RED, linewidth=1.2)
     plots.end_label(axes, average, max(counts), f"mean {average:.2f}", plots.RED)
     axes.set(xlabel="gradient norm G of an example, mean over the epochs", ylabel="training images")

@@ -8,12 +8,11 @@ from typing import Any
 import torch
 
 from atas.paper import plots
-from atas.paper.figure_study import FigureStudy, Line, Table, collapse_epochs
+from atas.paper.figure_study import FigureStudy, Line, Table, collapse_epochs, entries
 from atas.paper.losses import peak_position
 from atas.paper.measurements import Curves, LossSurfaces
 from atas.paper.study import StudyOptions
 from atas.paper.subsets import EPS, ranking_trial, subset_grid
-from atas.sweeps.record import Record
 from atas.sweeps.seed_stats import format_collapse_epochs
 from atas.sweeps.store import Store
 from atas.sweeps.trial import Trial, format_eps
@@ -26,16 +25,16 @@ _DECILES = ("1", "10")
 
 
 class LossSurface(FigureStudy):
-    """The run that ranks, shared with figure-subsets, and one with a step that is too large."""
+    """The ranking run, shared with figure-subsets, and a run whose step is too large."""
 
     required_measurements = (LossSurfaces.name, Curves.name)
 
     def dependencies(self, options: StudyOptions) -> list[Trial]:
-        """The ranking."""
+        """Return the run that ranks the images."""
         return [ranking_trial(self, options, "fgsm-rs")]
 
     def lines(self, options: StudyOptions) -> list[Line]:
-        """The run that collapses."""
+        """Return the run that collapses."""
         grid, quick = subset_grid(options), options.quick
         step, eps = (2 * _QUICK_EPS, _QUICK_EPS) if quick else (_STEP, EPS)
         (ranks,) = self.dependencies(options)
@@ -46,11 +45,11 @@ class LossSurface(FigureStudy):
         return [Line(grid.networks[0], f"fgsm-rs, step {format_eps(step)}", trial)]
 
     def table(self, options: StudyOptions, store: Store) -> Table:
-        """For each moment and subset: the loss at the image, at FGSM's point, the largest, and where that is."""
+        """Return for each step and subset the loss at the image, at FGSM's point, the largest, and its position."""
         lines, rows = [], []
         ((line, records),) = self.line_records(options, store)
-        for record in records:
-            seen = record.observed[LossSurfaces.name]
+        surfaces = entries(line, records, LossSurfaces)
+        for record, seen in zip(records, surfaces, strict=True):
             for moment in seen["moments"]:
                 for tenth in _DECILES:
                     grid = torch.tensor(moment[tenth])
@@ -59,28 +58,27 @@ class LossSurface(FigureStudy):
                     lines[-1] += [f"{values[3]:.1f} eps", str(record.seed)]
                     rows.append({"step": moment["step"], "tenth": int(tenth), "surface": moment[tenth]})
         header = ["epoch", "subset", "loss at the image", "at eps v1", "largest along v1", "found at", "seed"]
-        fallen = [
+        collapses = [
             f"{format_collapse_epochs([epoch])}, seed {r.seed}"
             for r, epoch in zip(records, collapse_epochs(records), strict=True)
         ]
-        notes = [f"{line.name}, collapse found by the monitor: {'; '.join(fallen) or 'not run yet'}."]
-        counts = sorted({record.observed[LossSurfaces.name]["n"] for record in records})
+        notes = [f"{line.name}, collapse found by the monitor: {'; '.join(collapses) or 'not run yet'}."]
+        counts = sorted({entry["n"] for entry in surfaces})
         notes += [f"Means over {n:,} images of each subset." for n in counts]
         return Table(header, lines, rows, notes=notes)
 
     def picture(self, options: StudyOptions, store: Store) -> Any:
-        """A row for each subset, a column for each moment around the distortion; of the first seed."""
+        """Draw a row for each subset and a column for each step around the distortion, for the first seed."""
         ((line, records),) = self.line_records(options, store)
-        moments = _around(records[0]) if records else []
+        surfaces = entries(line, records[:1], LossSurfaces)
+        moments = _around(surfaces[0]["moments"]) if surfaces else []
         figure, grid = plots.panels(2, max(1, len(moments)), width=2.5, height=2.5, sharex=True, sharey=True)
         plots.placeholder(grid[0, 0], moments)
         images = []
         for column, moment in enumerate(moments):
             for row, tenth in enumerate(_DECILES):
                 images.append(_cell(grid[row, column], torch.tensor(moment[tenth])))
-            grid[0, column].set_title(
-                f"epoch {_epoch_text(moment, records[0].observed[LossSurfaces.name])}", fontsize=11
-            )
+            grid[0, column].set_title(f"epoch {_epoch_text(moment, surfaces[0])}", fontsize=11)
             grid[1, column].set_xlabel("v1 (adversarial), eps")
         for row, tenth in enumerate(_DECILES):
             what = "smallest" if tenth == "1" else "largest"
@@ -96,10 +94,11 @@ def _epoch_text(moment: dict[str, Any], seen: dict[str, Any]) -> str:
     return f"{moment['step'] / seen['steps_an_epoch']:.2f}"
 
 
-def _around(record: Record) -> list[dict[str, Any]]:
-    """The moments about the last at which the hard subset's loss came to be largest inside of the ball; where it does
-    not, some at equal distances."""
-    moments: list[dict[str, Any]] = record.observed[LossSurfaces.name]["moments"]
+def _around(moments: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return the moments around the last one at which the peak of the hard subset moves inside the ball.
+
+    If it never moves, return moments at equal distances.
+    """
     bent = [peak_position(torch.tensor(moment["10"])) < 1 for moment in moments]
     turns = [number for number, (before, now) in enumerate(itertools.pairwise(bent), 1) if now and not before]
     if not turns:
@@ -110,7 +109,7 @@ def _around(record: Record) -> list[dict[str, Any]]:
 
 
 def _cell(axes: Any, surface: torch.Tensor) -> Any:
-    """A surface with v1 to the right and v2 upwards."""
+    """Draw a surface with v1 to the right and v2 upwards."""
     axes.grid(False)
     losses, scale = surface.T.numpy(), torch.linspace(0, 1, len(surface)).numpy()
     image = axes.imshow(losses, origin="lower", extent=(0, 1, 0, 1), cmap="cividis", interpolation="bicubic")

@@ -1,11 +1,11 @@
-"""What a larger step does for FGSM-RS and ATTA: a stronger attack, a more robust model, and then a collapse."""
+"""FGSM-RS and ATTA by step size: strength of the attack, robust accuracy, and collapse."""
 
 from __future__ import annotations
 
 from typing import Any
 
 from atas.paper import plots
-from atas.paper.figure_study import FigureStudy, Line, LineRecords, Table, axis_unit, mean, seed_list
+from atas.paper.figure_study import FigureStudy, Line, LineRecords, Table, axis_unit, entries, mean, seed_list
 from atas.paper.grid import QUICK_EPS, cifar, digits
 from atas.paper.measurements import Curves, StepGap
 from atas.paper.study import StudyOptions, select
@@ -15,23 +15,23 @@ from atas.sweeps.trial import format_eps
 
 _EPS = 8 / 255
 _STEPS = {"fgsm-rs": (2, 4, 6, 8, 10, 12, 14, 16), "atta": (2, 4, 6, 8, 10, 12)}
-_OWN = {"fgsm-rs": 10 / 255, "atta": 4 / 255}  # of the models that are attacked with other steps
+_OWN = {"fgsm-rs": 10 / 255, "atta": 4 / 255}  # training steps of the models that single steps attack
 _QUICK_STEPS = (0.5 * QUICK_EPS, QUICK_EPS, 2 * QUICK_EPS)
 _QUICK_OWN = {"fgsm-rs": QUICK_EPS, "atta": 0.5 * QUICK_EPS}
-_IMAGES, _QUICK_IMAGES = 10_000, 300  # the gap of a fifth of CIFAR's is known to about 0.01
+_IMAGES, _QUICK_IMAGES = 10_000, 300  # on 10,000 images the error of the gap is about 0.01
 _ATTACK = "pgd10"
 _STARTS = {"noise": "-", "memory": "--"}
 
 
 class StepSize(FigureStudy):
-    """A training for each method and step; the one with the usual step also meets all others in single attacks."""
+    """A training for each method and step; the model of the usual step is attacked with all steps."""
 
     accepted_options = ("methods", "seeds", "examples", "values", "reuse")
 
     def lines(self, options: StudyOptions) -> list[Line]:
-        """Steps of both methods."""
+        """Return the steps of both methods."""
         grid, eps = (digits(), QUICK_EPS) if options.quick else (cifar("cifar10", (_EPS,)), _EPS)
-        found = []
+        lines = []
         for method in select("method", options.methods, (*_STEPS,)):
             steps = _QUICK_STEPS if options.quick else tuple(k / 255 for k in _STEPS[method])
             own = (_QUICK_OWN if options.quick else _OWN)[method]
@@ -41,13 +41,13 @@ class StepSize(FigureStudy):
                     method == "fgsm-rs" and not options.quick and format_eps(step) == format_eps(own)
                 )  # 1.25 eps: not stated
                 values = {} if usual else {"method.step_size": step}
-                observe = (Curves(), gap) if step == own else (Curves(),)
-                trial = self.trial(options, grid, (grid.networks[0], method, eps), observe, (_ATTACK,), values)
-                found.append(Line(method, format_eps(step), trial))
-        return found
+                measurements = (Curves(), gap) if step == own else (Curves(),)
+                trial = self.trial(options, grid, (grid.networks[0], method, eps), measurements, (_ATTACK,), values)
+                lines.append(Line(method, format_eps(step), trial))
+        return lines
 
     def table(self, options: StudyOptions, store: Store) -> Table:
-        """The gap, the accuracy and whether it collapsed, for each step."""
+        """Return gap, accuracy and collapse for each step."""
         lines, rows, found = [], [], self.line_records(options, store)
         gaps = {line.panel: _gaps(found, line.panel) for line, _ in found}
         for line, records in found:
@@ -66,13 +66,13 @@ class StepSize(FigureStudy):
                     "collapsed_in_epoch": [record.collapsed_in for record in records],
                 }
             )
-        counts = {record.observed[StepGap.name]["n"] for _, some in found for record in some if _has_gap(record)}
+        counts = {entry["n"] for pair in found for entry in entries(*pair, StepGap)}
         note = f"Gaps are means over {', '.join(f'{n:,}' for n in sorted(counts)) or 'no'} training images."
         header = ["method", "step", *(f"gap from {start}" for start in _STARTS), "PGD-10, test, %", "collapse", "seeds"]
         return Table(header, lines, rows, notes=(note,))
 
     def picture(self, options: StudyOptions, store: Store) -> Any:
-        """The gap above, the accuracy below; a column for each method."""
+        """Draw the gap above the accuracy, with a column for each method."""
         found = self.line_records(options, store)
         names = list(dict.fromkeys(line.panel for line, _ in found))
         figure_, grid = plots.panels(2, len(names), height=3.0, sharex="col", sharey="row")
@@ -100,17 +100,16 @@ class StepSize(FigureStudy):
         return figure_
 
 
-def _has_gap(record: Any) -> bool:
-    return StepGap.name in record.observed
-
-
 def _gaps(found: LineRecords, method: str) -> dict[str, dict[str, float]]:
-    """The mean gap over seeds, by start and step."""
-    seen = [r.observed[StepGap.name] for line, records in found if line.panel == method for r in records if _has_gap(r)]
-    steps = seen[0]["steps"] if seen else []
+    """Return the mean gap over seeds, by start and step."""
+    measured = [entry for pair in found if pair[0].panel == method for entry in entries(*pair, StepGap)]
+    steps = measured[0]["steps"] if measured else []
     return {
-        start: {format_eps(step): mean([one["gap"][start][place] for one in seen]) for place, step in enumerate(steps)}
-        for start in (seen[0]["gap"] if seen else ())
+        start: {
+            format_eps(step): mean([entry["gap"][start][number] for entry in measured])
+            for number, step in enumerate(steps)
+        }
+        for start in (measured[0]["gap"] if measured else ())
     }
 
 
@@ -120,9 +119,9 @@ def _accuracies(axes: Any, lines: LineRecords, steps: dict[str, float], colour: 
     known = [(x, found, records) for x, found, records in points if found is not None]
     axes.plot([x for x, _, _ in known], [found.value for _, found, _ in known], "-", marker=marker, color=colour)
     axes.vlines([x for x, _, _ in known], [f.low for _, f, _ in known], [f.high for _, f, _ in known], color=colour)
-    fallen = [(x, found.value) for x, found, records in known if any(r.collapsed_in for r in records)]
-    if fallen:
-        x, y = [place for place, _ in fallen], [value for _, value in fallen]
+    collapsed = [(x, stats.value) for x, stats, records in known if any(r.collapsed_in for r in records)]
+    if collapsed:
+        x, y = [step for step, _ in collapsed], [value for _, value in collapsed]
         axes.plot(x, y, " ", marker="x", markersize=10, color=plots.BLACK, label="collapsed in training")
 
 

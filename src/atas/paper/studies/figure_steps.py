@@ -1,4 +1,4 @@
-"""Gradient norm and step size of easy, middling and hard examples through the training of ATAS."""
+"""Gradient norm and step size of easy, medium and hard examples during the training of ATAS."""
 
 from __future__ import annotations
 
@@ -17,20 +17,20 @@ _KINDS = {"norm_by_tenth": "gradient norm", "step_by_tenth": "step size"}
 
 
 class Steps(FigureStudy):
-    """The runs of ATAS of the table at the smallest budget; nothing else is trained."""
+    """The runs of ATAS in the table at the smallest budget; it trains nothing else."""
 
     accepted_options = ("networks", "seeds", "examples", "values", "reuse")
     required_measurements = (Norms.name,)
 
     def lines(self, options: StudyOptions) -> list[Line]:
-        """A line for each network; its tenths are in its record."""
+        """Return a line for each network; the deciles are in its record."""
         grid = digits() if options.quick else cifar("cifar10", (8 / 255,))
         eps = QUICK_EPS if options.quick else 8 / 255
         networks = select("network", options.networks, grid.networks)
         return [Line(net, net, self.trial(options, grid, (net, "atas", eps), (Norms(),))) for net in networks]
 
     def table(self, options: StudyOptions, store: Store) -> Table:
-        """Mean over the epochs after the warm-up, and the range of epochs."""
+        """Return the mean over the epochs after the warm-up, and the range."""
         lines, rows, notes = [], [], []
         for line, records in self.line_records(options, store):
             eps = line.trial.resolved_recipe.method.eps
@@ -49,7 +49,7 @@ class Steps(FigureStudy):
         return Table(header, lines, rows, notes=notes)
 
     def picture(self, options: StudyOptions, store: Store) -> Any:
-        """Norms above, steps below; a column for each network."""
+        """Draw norms above steps, with a column for each network."""
         found = self.line_records(options, store)
         figure, grid = plots.panels(2, len(found), width=5.0, height=3.0, sharex="col")
         for column, (line, records) in enumerate(found):

@@ -1,4 +1,4 @@
-"""Training on the examples with small or with large gradient norms: which ones make single-step training collapse."""
+"""Collapse of single-step training on examples with small or with large gradient norms."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from atas.paper import figure_study, plots, published
-from atas.paper.figure_study import FigureStudy, Line, Table, by_panel, mean
+from atas.paper.figure_study import FigureStudy, Line, LineRecords, Table, entries, mean
 from atas.paper.grid import QUICK_EPS
 from atas.paper.measurements import DECILES, Curves, RobustLoss
 from atas.paper.study import StudyOptions, select, select_budgets
@@ -18,7 +18,7 @@ from atas.sweeps.record import Record
 from atas.sweeps.store import Store
 from atas.sweeps.trial import Trial, format_eps
 
-_EXAMPLES = {"cifar10": 50_000, "digits": 1_297}
+_EXAMPLES = {"cifar10": 50_000, "cifar100": 50_000, "digits": 1_297}
 _SUBSETS = ((1, 2), (1, 3), (1, 4), (7, 10), (8, 10), (9, 10))
 _QUICK_SUBSETS = ((1, 2), (1, 4), (7, 10), (9, 10))
 _STYLES = dict(zip(_SUBSETS, plots.SERIES_STYLES, strict=True))
@@ -26,7 +26,7 @@ _STYLES = dict(zip(_SUBSETS, plots.SERIES_STYLES, strict=True))
 
 @dataclass(frozen=True)
 class Setting:
-    """A panel: a method with a budget and a step."""
+    """A panel: a method, a budget and a step."""
 
     method: str
     eps: float
@@ -53,17 +53,17 @@ _QUICK = tuple(
 
 
 class Subsets(FigureStudy):
-    """Two runs that rank the training images, then one for each subset and setting."""
+    """Two runs that rank the training images, then a run for each subset and setting."""
 
     accepted_options = ("methods", "eps", "seeds", "examples", "values", "reuse")
     required_measurements = (Curves.name,)
 
     def dependencies(self, options: StudyOptions) -> list[Trial]:
-        """The runs that rank."""
+        """Return the runs that rank the images."""
         return [ranking_trial(self, options, method) for method in self._methods(options)]
 
     def lines(self, options: StudyOptions) -> list[Line]:
-        """A subset in every wanted panel."""
+        """Return all subsets in every selected panel."""
         known = _QUICK if options.quick else _SETTINGS
         budgets = select_budgets(options.eps, tuple(dict.fromkeys(setting.eps for setting in known)))
         settings = [s for s in known if s.method in self._methods(options) and s.eps in budgets]
@@ -72,23 +72,16 @@ class Subsets(FigureStudy):
         return [self._line(options, setting, NormSubset(ranks[setting.method], *ends)) for setting, ends in parts]
 
     def table(self, options: StudyOptions, store: Store) -> Table:
-        """Accuracies of each subset, then the share of each class in each tenth."""
+        """Return accuracies of each subset, and the share of each class in each decile."""
         found = self.line_records(options, store)
         table = figure_study.curve_table(found, _extra_cells, ["all images, last", "iterations"])
         pairs = zip(table.rows, found, strict=True)
-        rows = [row | {"pgd10_percent_of_all_images": _accuracy_on_all(records)} for row, (_, records) in pairs]
+        rows = [row | {"pgd10_percent_of_all_images": _accuracy_on_all(*pair)} for row, pair in pairs]
         return replace(table, rows=rows, notes=self._shares(options, store))
 
     def picture(self, options: StudyOptions, store: Store) -> Any:
-        """A panel for each setting: subsets of small norms are solid, of large ones dashed."""
-        parts = list(by_panel(self.line_records(options, store)))
-        columns = min(2, len(parts))
-        figure, grid = plots.panels(-(-len(parts) // columns), columns, sharey=True)
-        for axes in grid.flat[len(parts) :]:
-            axes.set_visible(False)
-        for axes, (name, found) in zip(grid.flat, parts, strict=False):
-            figure_study.draw_curves(axes, found, "pgd10", _style, scale=100, share=True)
-            axes.set_title(name, fontsize=11)
+        """Draw a panel for each setting; lines of small norms are solid, those of large norms dashed."""
+        figure, grid = figure_study.two_column_figure(self.line_records(options, store), _draw_panel, sharey=True)
         for row in grid:
             row[0].set_ylim(bottom=plots.PERCENT_BOTTOM)  # shared, so only now: all is drawn
             row[0].set_ylabel("PGD-10 accuracy, %")
@@ -99,7 +92,7 @@ class Subsets(FigureStudy):
         return select("method", options.methods, ("fgsm-rs", "atta"))
 
     def _line(self, options: StudyOptions, setting: Setting, subset: NormSubset) -> Line:
-        """With as many iterations as the whole training set would have, as nearly as whole epochs allow."""
+        """Return the line with the number of epochs whose iterations come nearest to those on all images."""
         grid = subset_grid(options)
         cell = (grid.networks[0], setting.method, setting.eps)
         values = {"method.step_size": setting.step, **quick_values(options)}
@@ -131,6 +124,10 @@ class Subsets(FigureStudy):
         return notes
 
 
+def _draw_panel(axes: Any, name: str, found: LineRecords) -> None:
+    figure_study.draw_curves(axes, found, "pgd10", _style, scale=100, share=True)
+
+
 def _style(line: Line) -> tuple[str, str]:
     subset = line.trial.subset
     assert isinstance(subset, NormSubset)
@@ -138,21 +135,22 @@ def _style(line: Line) -> tuple[str, str]:
 
 
 def _extra_cells(line: Line, records: Sequence[Record]) -> list[str]:
-    """The accuracy of the final weights on all training images, and the length of the training."""
-    whole = _accuracy_on_all(records)
-    return [f"{mean(whole):.1f}" if whole else "-", str(_updates(line))]
+    """Return the accuracy of the final weights on all training images, and the number of iterations."""
+    whole = _accuracy_on_all(line, records)
+    return [f"{mean(whole):.1f}" if whole else "-", _iterations(line)]
 
 
-def _accuracy_on_all(records: Sequence[Record]) -> list[float]:
-    seen = [record.observed[RobustLoss.name] for record in records if RobustLoss.name in record.observed]
-    return [100 * found["right"] / found["n"] for found in seen]
+def _accuracy_on_all(line: Line, records: Sequence[Record]) -> list[float]:
+    return [100 * entry["right"] / entry["n"] for entry in entries(line, records, RobustLoss)]
 
 
-def _updates(line: Line) -> int:
-    settings, subset = line.trial.resolved_recipe, line.trial.subset
+def _iterations(line: Line) -> str:
+    recipe, subset = line.trial.resolved_recipe, line.trial.subset
     assert subset is not None
-    images = round(subset.share * _EXAMPLES[settings.data.name])
-    return settings.training.epochs * -(-images // settings.training.batch_size)
+    if recipe.data.name not in _EXAMPLES:
+        return "-"  # data of the user, whose size is not known here
+    images = round(subset.share * _EXAMPLES[recipe.data.name])
+    return str(recipe.training.epochs * -(-images // recipe.training.batch_size))
 
 
 STUDY = Subsets(

@@ -1,7 +1,7 @@
-"""Piece-wise or cyclic learning rates: the paper tries both for each method and keeps the better one.
+"""Piece-wise and cyclic learning rates: the paper tries both for each method and keeps the better one.
 
-It does not say by what. Here it is PGD-10 on training images that were held out, so that the test images have no part
-in the choice.
+It does not state the criterion. Here it is PGD-10 on held-out training images, so that the test images do not
+influence the choice.
 """
 
 from __future__ import annotations
@@ -24,22 +24,22 @@ _DEFAULTS: dict[str, dict[str, Any]] = {
     "piecewise": {"schedule.peak": 0.1, "schedule.milestones": [24 / 30, 28 / 30], "schedule.factor": 0.1},
     "cyclic": {"schedule.peak": 0.2, "schedule.peak_at": 0.5, "schedule.peak_momentum": 0.8},
 }
-_SAME_PEAK = {"free", "yopo"}  # several passes go into a batch's updates; their peak is the same in either schedule
+_SAME_PEAK = {"free", "yopo"}  # their peak does not depend on the schedule, because a batch takes several passes
 _HELD_OUT, _QUICK_HELD_OUT = 5000, 300
 
 
 class Schedules(TrainingStudy):
-    """Every method with both schedules."""
+    """A training of every method with each schedule."""
 
     accepted_options = ("methods", "networks", "eps", "seeds", "examples", "values", "reuse")
 
     def trials(self, options: StudyOptions) -> list[Trial]:
-        """Every wanted method with both."""
+        """Return every selected method with both schedules."""
         cells = itertools.product(options.seeds or (0,), self._cells(options), KINDS)
         return [self._trial(options, *cell, kind, seed) for seed, cell, kind in cells]
 
     def page(self, options: StudyOptions, store: Store) -> Page:
-        """Both figures, the better one, and whether the recipe has it."""
+        """Return a page with both accuracies, the better schedule, and the recipe's."""
         known, errors = store.by_row(), store.errors_by_row()
         rows, content, shown, failed = [], [], [], []
         for cell in self._cells(options):
@@ -49,25 +49,29 @@ class Schedules(TrainingStudy):
             shown += [record for found in records for record in found]
             figures = [summarize_seeds(found, ATTACK) for found in records]
             network, method, eps = cell
-            has = recipes.load(self._base(options, *cell)[0]).schedule.name
-            verdict = _verdict(figures, has)
+            own = recipes.load(self._base(options, *cell)[0]).schedule.name
+            verdict = _verdict(figures)
             rows.append(
-                [method, f"{network}, {format_eps(eps)}", *(str(found or "-") for found in figures), verdict, has]
+                [method, f"{network}, {format_eps(eps)}", *(str(found or "-") for found in figures), verdict, own]
             )
             rows[-1].append(_time(records))
-            content.append(_json(cell, figures, records, verdict, has))
-        text = ["# Piece-wise or cyclic learning rates", "", *self._preface(options), ""]
+            content.append(_json(cell, figures, records, verdict, own))
         header = ["method", "network, eps", *KINDS, "better", "recipe has", "time"]
-        text += markdown.table(header, rows)
-        text += markdown.provenance_section(shown, failed)
-        about = {"study": self.name, "quick": options.quick, "changed": markdown.reported_overrides(options.values)}
-        return Page("\n".join(text) + "\n", {**about, "rows": content})
+        return self.build_page(
+            options,
+            title="Piece-wise or cyclic learning rates",
+            preface=self._preface(options),
+            body=["", *markdown.table(header, rows)],
+            rows=content,
+            records=shown,
+            errors=failed,
+        )
 
     def _grid(self, options: StudyOptions) -> Grid:
         return digits() if options.quick else cifar("cifar10", (8 / 255, 12 / 255, 16 / 255))
 
     def _cells(self, options: StudyOptions) -> list[tuple[str, str, float]]:
-        """Networks, methods and budgets; without a word, the smaller network at the smallest budget."""
+        """Return the selected cells, by default the smaller network at the smallest budget."""
         grid = self._grid(options)
         networks = select("network", options.networks or grid.networks[:1], grid.networks)
         budgets = select_budgets(options.eps or grid.budgets[:1], grid.budgets)
@@ -90,18 +94,17 @@ class Schedules(TrainingStudy):
 
     def _preface(self, options: StudyOptions) -> list[str]:
         count = _QUICK_HELD_OUT if options.quick else _HELD_OUT
-        said = [
+        return [
             f"PGD-10 accuracy in percent on {count:,} training images that were held out. [a, b] is the "
             "95% interval of one run over them, (a to b) the range over seeds; where these overlap, the better one is "
             "not known to be better.",
             "The paper tries both for each method and keeps the better; it prints no figures of this comparison.",
             markdown.overrides_sentence(options.values),
         ]
-        return ["\n\n".join(sentence for sentence in said if sentence)]
 
 
-def _verdict(figures: list[SeedStats | None], has: str) -> str:
-    """The better schedule, if it can be told."""
+def _verdict(figures: list[SeedStats | None]) -> str:
+    """Return the better schedule; "perhaps" if the intervals overlap."""
     piecewise, cyclic = figures
     if piecewise is None or cyclic is None:
         return "-"
@@ -115,7 +118,7 @@ def _time(records: list[list[Record]]) -> str:
 
 
 def _json(
-    cell: tuple[str, str, float], figures: list[SeedStats | None], records: list[list[Record]], verdict: str, has: str
+    cell: tuple[str, str, float], figures: list[SeedStats | None], records: list[list[Record]], verdict: str, own: str
 ) -> dict[str, Any]:
     network, method, eps = cell
     row: dict[str, Any] = {
@@ -123,7 +126,7 @@ def _json(
         "method": method,
         "eps": format_eps(eps),
         "better": verdict,
-        "recipe": has,
+        "recipe": own,
     }
     for kind, ours, found in zip(KINDS, figures, records, strict=True):
         row[kind] = None if ours is None else ours.to_json()

@@ -3,26 +3,26 @@
 from __future__ import annotations
 
 from atas.paper import figure_study, published
-from atas.paper.figure_study import Line, MeasuredStudy, Table, mean, seed_list
+from atas.paper.figure_study import Line, MeasuredStudy, Table, entries, mean, seed_list
 from atas.paper.grid import QUICK_EPS, cifar, digits
 from atas.paper.measurements import Curves, Norms, RobustLoss
-from atas.paper.studies.figure_gradient_norms import ratios
 from atas.paper.study import StudyOptions, select_budgets
-from atas.sweeps.record import Record
+from atas.paper.theory.bounds import both_ratios
 from atas.sweeps.store import Store
 from atas.sweeps.trial import format_eps
 
 _QUICK_IMAGES = 300
+_BETA = 0.5  # of ATAS
 
 
 class ConvergenceGap(MeasuredStudy):
-    """The table's runs of ATTA and ATAS; their weights meet PGD-10 on the whole training set."""
+    """The runs of ATTA and ATAS in the table, attacked by PGD-10 on the whole training set."""
 
     accepted_options = ("eps", "seeds", "examples", "values", "reuse")
     required_measurements = (RobustLoss.name, Curves.name)
 
     def lines(self, options: StudyOptions) -> list[Line]:
-        """Two for each budget."""
+        """Return ATTA and ATAS for each budget."""
         grid = digits() if options.quick else cifar("cifar10", tuple(published.budgets("cifar10")))
         loss = RobustLoss(_QUICK_IMAGES if options.quick else None)
         found = []
@@ -33,15 +33,18 @@ class ConvergenceGap(MeasuredStudy):
         return found
 
     def table(self, options: StudyOptions, store: Store) -> Table:
-        """The gap and the ratio of the losses; ours, the paper's, and with the methods' own training losses."""
+        """Return gap and ratio of the losses: under PGD-10, by the methods' own training losses, and the paper's."""
         found, lines, rows = self.line_records(options, store), [], []
-        for (line, atta), (_, atas) in zip(found[::2], found[1::2], strict=True):
+        robust = [[float(entry["loss"]) for entry in entries(*pair, RobustLoss)] for pair in found]
+        own = [[figure_study.metric_curve(record, "loss")[-1] for record in records] for _, records in found]
+        for number, (line, _) in enumerate(found[::2]):
+            atas = found[2 * number + 1][1]
             theirs = published.convergence_gap(line.trial.resolved_recipe.method.eps) if not options.quick else None
             tails = [record.observed[Norms.name]["tail"]["mean"] for record in atas if Norms.name in record.observed]
-            bounds = ratios(mean(tails)) if tails else None
+            bounds = both_ratios(mean(tails), _BETA) if tails else None
             tail = [f"{mean(tails):.2f}", *(f"{value:.2f}" for value in bounds)] if bounds else ["-"] * 3
-            for name, of in (("PGD-10, final weights", _robust), ("own, last epoch", _own)):
-                both = [mean(list(map(of, records))) if records else None for records in (atta, atas)]
+            for name, losses in (("PGD-10, final weights", robust), ("own, last epoch", own)):
+                both = [mean(values) if values else None for values in losses[2 * number : 2 * number + 2]]
                 cells = [f"{loss:.3f}" if loss is not None else "-" for loss in both]
                 gap = _gap(*both)
                 lines.append([line.panel, f"ours: {name}", *tail, *cells, *gap, seed_list(atas)])
@@ -51,7 +54,7 @@ class ConvergenceGap(MeasuredStudy):
                 gap = [f"{theirs['gap']:+.2f}", f"{theirs['loss_ratio']:.2f}"]
                 lines.append([line.panel, "paper", f"{theirs['ratio']:.1f}", *[""] * 4, *gap, ""])
         header = ["eps", "loss", "tail", "ratio printed", "ratio right", "ATTA", "ATAS", "gap", "ATTA/ATAS", "seeds"]
-        count = sorted({record.observed[RobustLoss.name]["n"] for _, records in found for record in records})
+        count = sorted({entry["n"] for pair in found for entry in entries(*pair, RobustLoss)})
         note = (
             f"PGD-10 on {', '.join(f'{n:,}' for n in count) or 'no'} training images, not augmented. The paper takes "
             "its ratio from its figure of gradient norms, whose caption has neither root nor beta: so it is most "
@@ -59,14 +62,6 @@ class ConvergenceGap(MeasuredStudy):
             "(1 - beta)^(1/4) tail^(1/2)."
         )
         return Table(header, lines, rows, notes=(note,))
-
-
-def _robust(record: Record) -> float:
-    return float(record.observed[RobustLoss.name]["loss"])
-
-
-def _own(record: Record) -> float:
-    return figure_study.metric_curve(record, "loss")[-1]
 
 
 def _gap(atta: float | None, atas: float | None) -> list[str]:

@@ -1,8 +1,8 @@
-"""Accuracy and training time on ImageNet, for people who have it.
+"""Accuracy and training time on ImageNet, which the user must have.
 
-Every cell is a recipe, whose comments say what is the paper's and what is ours: mostly the schedules of the baselines,
-of which the paper names the epochs alone. The recipes read a packed set that squashes images to 256 x 256, as the
-authors do; `--set data.name=imagefolder` with `--root` reads a folder of images as they are.
+Every cell is a recipe. Its comments tell the paper's settings from ours, mostly the schedules of the baselines, for
+which the paper names only the epochs. The recipes read a packed set that squashes images to 256 x 256, as the authors
+do; `--set data.name=imagefolder` with `--root` reads a folder of images.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The regret bounds, run: ASGDBCA and SGDBCA on a problem that meets the assumptions."""
+"""Measured regret of ASGDBCA and SGDBCA on problems that meet the assumptions of the bounds."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from atas.paper.theory import render
 
 
 class Theory(StandaloneStudy):
-    """It trains no network, so it has no plan."""
+    """A study without a plan: it trains no network."""
 
     def run(self, options: StudyOptions) -> StudyResult:
-        """Hand over to the analysis."""
+        """Run the experiment and write its files."""
         files = render.write_results(self.file(options, ""), options.quick)
         page = next(path for path in files if path.suffix == ".md")
         return StudyResult(files, page.read_text(encoding="utf-8"))

@@ -1,6 +1,6 @@
-"""The paper's regret bounds, as printed and as the proof gives them once it is mended; docs/theory.md has the algebra.
+"""The paper's regret bounds, as printed and by the corrected proof; docs/theory.md has the algebra.
 
-`beta` is the momentum of ASGDBCA's average of squared norms; None stands for SGDBCA, which has no such average.
+`beta` is the momentum of ASGDBCA's average of squared norms. None stands for SGDBCA, which has no average.
 """
 
 from __future__ import annotations
@@ -15,33 +15,33 @@ from atas.paper.theory.problems import Constants, StepSizes
 
 @dataclass(frozen=True)
 class Bound:
-    """A bound of the regret by its three terms."""
+    """The three terms of a regret bound."""
 
     theta: float
     x: float
     smooth: float
     hindsight: float = 0.0
-    """What it costs that the maximiser of the gap is chosen after the run, when chance has had its say."""
+    """The price of choosing the maximiser of the gap after the run."""
 
     @property
     def regret(self) -> float:
-        """Against comparators that are fixed before the run, in expectation."""
+        """Expected regret against comparators fixed before the run."""
         return self.theta + self.x + self.smooth
 
     @property
     def gap(self) -> float:
-        """T times the gap of the averaged weights, in expectation."""
+        """T times the expected gap of the averaged weights."""
         return self.regret + self.hindsight
 
 
 def step_sizes(of: Constants, steps: int, beta: float | None) -> StepSizes:
-    """The step sizes that make the mended bounds smallest: the printed ones, eta_x times sqrt(n)."""
+    """Return the step sizes that minimise the corrected bounds: the printed ones, with eta_x times sqrt(n)."""
     printed = printed_step_sizes(of, steps, beta)
     return StepSizes(printed.theta, math.sqrt(of.n) * printed.x)
 
 
 def printed_step_sizes(of: Constants, steps: int, beta: float | None) -> StepSizes:
-    """The step sizes of Theorem 4.1 and, without beta, of Theorem 4.2."""
+    """Return the step sizes of Theorem 4.1 or, without beta, of Theorem 4.2."""
     theta = of.diameter_theta / (of.gradient_theta * math.sqrt(steps)) if of.gradient_theta else 0.0
     if beta is None:
         return StepSizes(theta, math.sqrt(of.n * of.d / steps) * of.diameter_x / of.gradient_x)
@@ -49,17 +49,17 @@ def printed_step_sizes(of: Constants, steps: int, beta: float | None) -> StepSiz
 
 
 def sharp_step_sizes(of: Constants, steps: int) -> StepSizes:
-    """The step sizes that suit ASGDBCA's sharper bound, whatever beta is."""
+    """Return the step sizes for ASGDBCA's sharper bound, which do not depend on beta."""
     return StepSizes(printed_step_sizes(of, steps, None).theta, math.sqrt(of.n * of.d / steps) * of.diameter_x)
 
 
 def smooth_step_sizes(of: Constants, steps: int) -> StepSizes:
-    """SGDBCA with eta_x = 1/(2 L_x), whatever the number of steps."""
+    """Return the step sizes of SGDBCA with eta_x = 1/(2 L_x) for any number of steps."""
     return StepSizes(printed_step_sizes(of, steps, None).theta, 1 / (2 * of.smoothness))
 
 
 def bound(of: Constants, steps: int, at: StepSizes, beta: float | None) -> Bound:
-    """What the mended proof gives at any step sizes."""
+    """Return the bound of the corrected proof at any step sizes."""
     start = of.d * of.diameter_x**2 / (2 * at.x)
     total, square = float(np.sum(of.norms)), of.gradient_x**2
     if beta is None:
@@ -74,10 +74,10 @@ def bound(of: Constants, steps: int, at: StepSizes, beta: float | None) -> Bound
 
 
 def sharp_bound(of: Constants, steps: int, at: StepSizes, beta: float) -> Bound:
-    """ASGDBCA's bound with beta out of the leading term.
+    """Return ASGDBCA's bound without beta in the leading term.
 
-    Over the visits to an example, |g|^2/sqrt(v-hat) adds up to at most G times their number plus 2 beta/(1 - beta): a
-    gradient that is large for its average raises the average.
+    Over the visits to an example, |g|^2/sqrt(v-hat) sums to at most G times (their number plus 2 beta/(1 - beta)),
+    because a gradient larger than the average raises the average.
     """
     loose = bound(of, steps, at, beta)
     visits = steps / of.n + 2 * beta / (1 - beta)
@@ -86,13 +86,13 @@ def sharp_bound(of: Constants, steps: int, at: StepSizes, beta: float) -> Bound:
 
 
 def smooth_bound(of: Constants, steps: int, at: StepSizes) -> Bound:
-    """SGDBCA with eta_x of at most 1/(2 L_x): smoothness pays for the squared gradients, and only the start is left."""
+    """Return SGDBCA's bound for eta_x of at most 1/(2 L_x): smoothness cancels the squared gradients."""
     x = of.n * of.d * of.diameter_x**2 / (2 * at.x)
     return Bound(_theta(of, steps, at), x, 0.0, 2 * x)
 
 
 def printed_bound(of: Constants, steps: int, beta: float | None) -> Bound:
-    """Theorem 4.1 and, without beta, Theorem 4.2, to the letter."""
+    """Return the bound of Theorem 4.1 or, without beta, of Theorem 4.2 as printed."""
     theta = of.gradient_theta * of.diameter_theta * math.sqrt(steps)
     third = of.d * of.smoothness * of.diameter_x**2 / (2 * of.n)
     if beta is None:
@@ -102,7 +102,7 @@ def printed_bound(of: Constants, steps: int, beta: float | None) -> Bound:
 
 
 def ratio(tail: float, beta: float) -> float:
-    """SGDBCA's second term over ASGDBCA's, where the mean square of the norms is `tail` times their squared mean.
+    """Return SGDBCA's second term over ASGDBCA's, where the mean square of the norms is `tail` times the squared mean.
 
     >>> round(ratio(1.5, 0.5), 2)
     1.03
@@ -111,27 +111,32 @@ def ratio(tail: float, beta: float) -> float:
 
 
 def sharp_ratio(tail: float) -> float:
-    """The same with ASGDBCA's sharper bound, for many steps: never less than one."""
+    """Return the ratio for ASGDBCA's sharper bound and many steps; it is at least one."""
     return math.sqrt(tail)
 
 
 def printed_ratio(tail: float, beta: float) -> float:
-    """The ratio as the paper prints it: the factor of beta is upside down."""
+    """Return the ratio as the paper prints it, with the inverse factor of beta."""
     return float((1 - beta) ** -0.25 * math.sqrt(tail))
 
 
+def both_ratios(tail: float, beta: float) -> tuple[float, float]:
+    """Return the ratio as printed and as it follows from the bounds."""
+    return printed_ratio(tail, beta), ratio(tail, beta)
+
+
 def break_even_tail(beta: float) -> float:
-    """The tail at which the two second terms are equal; only beyond it is the adaptive bound the smaller one."""
+    """Return the tail at which the second terms are equal; for longer tails the adaptive bound is smaller."""
     return 1 / math.sqrt(1 - beta)
 
 
 def weighted_limit(n: int, beta: float) -> float:
-    """The most that the squared gradients, each over its v-hat, can add up to: 1/(1 - beta) for each of n examples."""
+    """Return the limit of the sum of squared gradients over v-hat: 1/(1 - beta) for each of n examples."""
     return n / (1 - beta)
 
 
 def printed_weighted_limit(beta: float) -> float:
-    """The same as the appendix prints it, for all examples together."""
+    """Return the limit that the appendix prints for all examples together."""
     return 1 / (1 - beta)
 
 

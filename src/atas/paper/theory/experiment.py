@@ -1,9 +1,8 @@
-"""The paper's analysis put to the test: ASGDBCA and SGDBCA on problems that meet its assumptions.
+"""Experiments on the paper's analysis: ASGDBCA and SGDBCA on problems that meet its assumptions.
 
-Four questions, a list of measurements each: how regret and gap fall with the number of steps (`horizons`); how the two
-algorithms compare as the tail of the gradient norms grows (`tails`); what becomes of the printed bounds as the number
-of examples grows (`examples`); and whether the regret as the paper defines it can be bounded at all (`cycle`).
-docs/theory.md says what to make of the answers.
+There are four lists of measurements: regret and gap by the number of steps (`horizons`), both algorithms by the tail of
+the gradient norms (`tails`), the printed bounds by the number of examples (`examples`), and the regret as the paper
+defines it (`cycle`). docs/theory.md discusses the results.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ CORRECTED, PRINTED, SHARP, SMOOTH, KNOWN_NORMS = "mended", "printed", "sharp", "
 
 @dataclass(frozen=True)
 class Sizes:
-    """How much is run."""
+    """The sizes of the experiments."""
 
     n: int
     repetitions: int
@@ -32,7 +31,7 @@ class Sizes:
     tail: float  # of the horizons
     tails: tuple[float, ...]
     tail_steps: int
-    few: int  # examples of the linear problem: with few of them and many steps, each is visited often
+    few: int  # examples of the linear problem; each is visited often
     few_steps: int
     examples: tuple[int, ...]
     example_steps: int
@@ -41,44 +40,43 @@ class Sizes:
 
 @dataclass(frozen=True)
 class RegretMeasurement:
-    """One algorithm on one problem with one pair of step sizes. Regrets are sums over the steps, the gap is not."""
+    """One algorithm on one problem with one pair of step sizes. Regrets are sums over the steps; the gap is not."""
 
     problem: str
     algorithm: str
     rates: str
-    """`mended`: those that suit the mended bounds; `printed`: the theorems'; `sharp`: mended, for the sharper bound of
-    ASGDBCA; `smooth`: eta_x = 1/(2 L_x); `told`: mended, with the gradient norms that ASGDBCA met on the way instead of
-    the largest that are possible."""
+    """The kind of step sizes: `mended` for the corrected bounds, `printed` by the theorems, `sharp` for ASGDBCA's
+    sharper bound, `smooth` for eta_x = 1/(2 L_x), `told` as `mended` with the gradient norms that ASGDBCA met."""
     n: int
     tail: float
     steps: int
     repetitions: int
     regret: float
-    """Against comparators that are fixed for all repetitions."""
+    """Against comparators that are the same for all repetitions."""
     regret_x: float
-    """The maximiser's part of it."""
+    """The maximiser's part of the regret."""
     regret_after: float
-    """Against those that suit each repetition best, on average."""
+    """Against the best comparators of each repetition, on average."""
     regret_after_error: float
     regret_defined: float
     """R(T) as the paper defines it, on average."""
     regret_defined_error: float
     gap: float
-    """Of the averaged weights, on average."""
+    """Gap of the averaged weights, on average."""
     gap_error: float
     weighted: float | None
-    """Squared gradients over v-hat, summed over the examples, on average over the steps."""
+    """Squared gradients over v-hat, summed over the examples, averaged over the steps."""
     norm_met: float | None
-    """What G_x,2 would be if no gradient were larger than those that ASGDBCA met."""
+    """G_x,2 of the largest gradients that ASGDBCA met."""
     bound: Bound
-    """By the mended proof, at the step sizes that were used."""
+    """The bound of the corrected proof at the step sizes that were used."""
     printed: Bound
-    """By the theorem as it stands, which names the `printed` step sizes."""
+    """The bound as printed, at the `printed` step sizes."""
 
 
 @dataclass(frozen=True)
 class TheoryResult:
-    """All that was measured."""
+    """All measurements."""
 
     seed: int
     beta: float
@@ -89,13 +87,13 @@ class TheoryResult:
     cycle: list[RegretMeasurement]
 
     def to_json(self) -> dict[str, Any]:
-        """Plain values."""
+        """Return plain values."""
         return asdict(self)
 
     def measured_ratios(
         self, problem: str, plain: str = CORRECTED, adaptive: str = CORRECTED
     ) -> list[tuple[float, float]]:
-        """SGDBCA's regret over ASGDBCA's on this problem, each with its kind of step sizes: (tail, ratio)."""
+        """Return pairs of a tail and SGDBCA's regret over ASGDBCA's, each with its kind of step sizes."""
         regret = {(row.algorithm, row.rates, row.tail): row.regret for row in self.tails if row.problem == problem}
         tails = [at for algorithm, kind, at in regret if (algorithm, kind) == (ASGDBCA, adaptive)]
         return [(at, regret[SGDBCA, plain, at] / regret[ASGDBCA, adaptive, at]) for at in tails]
@@ -132,7 +130,7 @@ QUICK = Sizes(
 def run_experiment(
     *, quick: bool = False, seed: int = 0, beta: float = 0.5, sizes: Sizes | None = None
 ) -> TheoryResult:
-    """Measure everything, in some seconds if `quick`, else in a minute or two; the same seed gives the same figures."""
+    """Run all experiments: in seconds if `quick`, else in a minute or two. Equal seeds give equal results."""
     if not 0 <= beta < 1:
         raise UsageError(f"beta must be at least 0 and less than 1; got {beta}")
     size = sizes or (QUICK if quick else FULL)
@@ -150,9 +148,9 @@ def run_experiment(
         problem = saddle(long_tail(size.n, ratio), seed=seed)
         adaptive = bench.measure("saddle", problem, ASGDBCA, CORRECTED, size.tail_steps)
         plain = bench.measure("saddle", problem, SGDBCA, CORRECTED, size.tail_steps)
-        # The largest gradients that are possible are never met here; what if SGDBCA knew?
-        told = bench.measure("saddle", problem, SGDBCA, KNOWN_NORMS, size.tail_steps, adaptive.norm_met)
-        tails += [adaptive, plain, told]
+        # The largest possible gradients never occur here, so SGDBCA also runs with the norms that do.
+        known = bench.measure("saddle", problem, SGDBCA, KNOWN_NORMS, size.tail_steps, adaptive.norm_met)
+        tails += [adaptive, plain, known]
 
     examples = [
         bench.measure("linear", linear(np.ones(n)), algorithm, PRINTED, size.example_steps)
@@ -165,7 +163,7 @@ def run_experiment(
 
 @dataclass(frozen=True)
 class _Experiment:
-    """What all measurements share."""
+    """The settings that all measurements share."""
 
     seed: int
     beta: float
@@ -174,16 +172,16 @@ class _Experiment:
     def measure(
         self, name: str, problem: Problem, algorithm: str, kind: str, steps: int, norm: float | None = None
     ) -> RegretMeasurement:
-        """Run an algorithm with step sizes of this kind; `norm` is the G_x,2 that it is told, if not the true one."""
+        """Run an algorithm with step sizes of this kind; `norm` replaces the true G_x,2."""
         of, beta = problem.constants, self.beta if algorithm == ASGDBCA else None
         rates = _step_sizes(of, steps, beta, kind)
         if norm is not None:
             rates = problems.StepSizes(rates.theta, rates.x * of.gradient_x / norm)
-        repetitions = self.repetitions if of.n > 1 else 1  # with one example to pick there is no chance
-        draw = np.random.default_rng([self.seed, steps])  # the same start and the same picks for every algorithm
+        repetitions = self.repetitions if of.n > 1 else 1  # with one example nothing is random
+        draw = np.random.default_rng([self.seed, steps])  # every algorithm gets the same start and order
         theta, x = _start(name, problem, repetitions, draw)
-        found = run_sgdbca(problem, draw.integers(of.n, size=(steps, repetitions)), rates, beta, theta, x)
-        after, defined, gap = (_mean(values) for values in (found.regret_after, found.regret_defined, found.gap))
+        outcome = run_sgdbca(problem, draw.integers(of.n, size=(steps, repetitions)), rates, beta, theta, x)
+        after, defined, gap = (_mean(values) for values in (outcome.regret_after, outcome.regret_defined, outcome.gap))
         return RegretMeasurement(
             problem=name,
             algorithm=algorithm,
@@ -192,16 +190,16 @@ class _Experiment:
             tail=tail(of.norms),
             steps=steps,
             repetitions=repetitions,
-            regret=found.regret,
-            regret_x=found.regret_x,
+            regret=outcome.regret,
+            regret_x=outcome.regret_x,
             regret_after=after[0],
             regret_after_error=after[1],
             regret_defined=defined[0],
             regret_defined_error=defined[1],
             gap=gap[0],
             gap_error=gap[1],
-            weighted=found.weighted,
-            norm_met=None if beta is None else float(np.sqrt(np.mean(np.sum(found.peak, axis=1)))),
+            weighted=outcome.weighted,
+            norm_met=None if beta is None else float(np.sqrt(np.mean(np.sum(outcome.peak, axis=1)))),
             bound=_bound(of, steps, rates, beta, kind),
             printed=bounds.printed_bound(of, steps, beta),
         )
@@ -224,7 +222,7 @@ def _bound(of: Constants, steps: int, rates: problems.StepSizes, beta: float | N
 
 
 def _start(name: str, problem: Problem, repetitions: int, draw: np.random.Generator) -> tuple[Array, Array]:
-    """Perturbations uniform in their box, as ATAS begins; where the worst case is wanted, in the wrong corner."""
+    """Return the start: perturbations uniform in their box, as in ATAS, or the worst corner of a linear problem."""
     theta = np.zeros((repetitions, len(problem.slope)))
     shape = (repetitions, *problem.direction.shape)
     if name == "saddle":
@@ -235,6 +233,6 @@ def _start(name: str, problem: Problem, repetitions: int, draw: np.random.Genera
 
 
 def _mean(values: Array) -> tuple[float, float]:
-    """Mean and standard error."""
+    """Return the mean and its standard error."""
     error = float(np.std(values, ddof=1) / np.sqrt(len(values))) if len(values) > 1 else 0.0
     return float(np.mean(values)), error

@@ -4,10 +4,10 @@ The main problem meets every assumption of the paper's analysis, and its constan
 
     l_i(x_i; theta) = b.theta + s_i [(h + a_i.theta) w_i.x_i - (lambda/2) |x_i|^2],    phi = the mean of l_i over i
 
-theta lies in a Euclidean ball, x_i, the perturbation of example i, in a box of d coordinates; w_i is a unit vector. The
-loss is affine in theta, where averaging has to do all the work, and concave and smooth in x_i. The scales s_i set the
-gradient norm of each example, so their tail is the tail of the norms. b is chosen so that a given theta* is the
-minimiser: the gradient in theta is zero at theta* and its best answer x*, hence (theta*, x*) is a saddle point.
+theta lies in a Euclidean ball. x_i, the perturbation of example i, lies in a box of d coordinates; w_i is a unit
+vector. The loss is affine in theta, so convergence rests on averaging, and concave and smooth in x_i. The scales s_i
+set the gradient norm of each example, so their tail is the tail of the norms. b is chosen so that a given theta* is the
+minimiser: the gradient in theta is zero at theta* and its best response x*, hence (theta*, x*) is a saddle point.
 
 SGDBCA is stochastic gradient descent in the weights and ascent in one example's perturbation at a time; ASGDBCA adapts
 the ascent step. Each step updates one sampled example. The proof also needs x+, the perturbations if every example had
@@ -26,12 +26,12 @@ Array = NDArray[np.float64]
 
 @dataclass(frozen=True)
 class Constants:
-    """What the bounds depend on, in the order of the paper's assumptions."""
+    """The constants of the bounds, in the order of the paper's assumptions."""
 
     diameter_theta: float
-    """D_theta,2: between any two weights, because a comparator may be any of them."""
+    """D_theta,2: the largest distance between weights, because a comparator may be any weights."""
     gradient_theta: float
-    """G_theta,2: the root of the mean square over the examples, the largest there is."""
+    """G_theta,2: the largest root mean square over the examples."""
     diameter_x: float
     """D_x,inf, which is two eps."""
     norms: Array
@@ -47,13 +47,13 @@ class Constants:
 
     @property
     def gradient_x(self) -> float:
-        """G_x,2, as the paper's ratio takes it: the root of the sum of the squared norms."""
+        """G_x,2, as in the paper's ratio: the root of the sum of the squared norms."""
         return float(np.sqrt(np.sum(self.norms**2)))
 
 
 @dataclass(frozen=True)
 class Problem:
-    """One instance. Arguments theta (..., p) and x (..., n, d) may have leading axes, one entry a repetition."""
+    """An instance. Arguments theta (..., p) and x (..., n, d) may have leading axes, for repetitions."""
 
     scale: Array  # s, (n,)
     coupling: Array  # a, (n, p)
@@ -66,52 +66,52 @@ class Problem:
     solution: Array  # theta*, (p,)
 
     def gradient_x(self, theta: Array, x: Array) -> Array:
-        """Of each example's loss by its own perturbation."""
+        """Return the gradient of each example's loss with respect to its perturbation."""
         margin = self.push + theta @ self.coupling.T
         return self.scale[:, None] * (margin[..., None] * self.direction - self.curvature * x)
 
     def gradient_theta(self, x_k: Array, k: NDArray[np.int64]) -> Array:
-        """Of the loss of example k, at its perturbation."""
+        """Return the gradient of the loss of example k at its perturbation."""
         reach = self.scale[k] * dot(self.direction[k], x_k)
         return self.slope + reach[..., None] * self.coupling[k]
 
     def line(self, x: Array) -> tuple[Array, Array]:
-        """phi(., x) as a function of theta: its slope and its height at zero."""
+        """Return phi(., x) as a function of theta: its slope, and its value at zero."""
         reach, weight = dot(self.direction, x), self.scale / len(self.scale)
         height = (self.push * reach - self.curvature / 2 * dot(x, x)) @ weight
         return self.slope + (reach * weight) @ self.coupling, height
 
     def phi(self, theta: Array, x: Array) -> Array:
-        """The objective."""
+        """Return the objective."""
         slope, height = self.line(x)
         return dot(slope, theta) + height
 
     def best_response(self, theta: Array) -> Array:
-        """The perturbations that maximise phi(theta, .)."""
+        """Return the perturbations that maximise phi(theta, .)."""
         pull = (self.push + theta @ self.coupling.T)[..., None] * self.direction
         return np.clip(pull / self.curvature, -self.eps, self.eps) if self.curvature else self.eps * np.sign(pull)
 
     def robust_loss(self, theta: Array) -> Array:
-        """The largest value of phi(theta, .): the robust loss."""
+        """Return the largest value of phi(theta, .)."""
         return self.phi(theta, self.best_response(theta))
 
     def min_over_ball(self, slope: Array, height: Array) -> Array:
-        """The smallest value over the ball of the line with this slope and height."""
+        """Return the smallest value over the ball of the affine function with this slope and height."""
         return height - self.radius * np.sqrt(dot(slope, slope))
 
     def project(self, theta: Array) -> Array:
-        """The nearest point of the ball."""
+        """Return the nearest point of the ball."""
         norm = np.sqrt(dot(theta, theta))
         return theta * (self.radius / np.maximum(norm, self.radius))[..., None]
 
     @property
     def value(self) -> float:
-        """The least robust loss there is: phi at the saddle point."""
+        """The smallest robust loss: phi at the saddle point."""
         return float(self.robust_loss(self.solution))
 
     @property
     def constants(self) -> Constants:
-        """The exact ones: each is attained somewhere in the domain."""
+        """The exact constants; each is attained in the domain."""
         margin = abs(self.push) + self.radius * np.linalg.norm(self.coupling, axis=1)
         norms = np.linalg.norm(np.abs(self.direction) * margin[:, None] + self.curvature * self.eps, axis=1)
         reach = (self.scale * self.eps * np.sum(np.abs(self.direction), axis=1))[:, None] * self.coupling
@@ -129,10 +129,10 @@ class Problem:
 def saddle(
     scale: Array, *, d: int = 8, p: int = 4, curvature: float = 0.5, push: float = 0.5, even: bool = True, seed: int = 0
 ) -> Problem:
-    """A random problem in which weights and perturbations depend on each other; theta* lies half-way to the border.
+    """Return a random problem in which weights and perturbations interact; theta* lies half-way to the border.
 
-    `even`: the loss depends on every coordinate of an example to the same degree, which is what the factor sqrt(d) of
-    the bounds allows for. The box is of the size that makes sqrt(d) D_x,inf equal to one.
+    With `even`, the loss depends equally on all coordinates of an example, the case of the factor sqrt(d) in the
+    bounds. The size of the box makes sqrt(d) D_x,inf equal to one.
     """
     draw = np.random.default_rng(seed)
     n, eps, radius = len(scale), 0.5 / np.sqrt(d), 1.0
@@ -145,20 +145,20 @@ def saddle(
 
 
 def linear(scale: Array, *, d: int = 8) -> Problem:
-    """Nothing but the maximiser's part, with gradients that never change: here the bounds are nearly attained."""
+    """Return a problem with only the maximiser's part and constant gradients, which nearly attains the bounds."""
     n = len(scale)
     zero, direction = np.zeros(1), np.full((n, d), 1 / np.sqrt(d))
     return Problem(scale, np.zeros((n, 1)), direction, zero, 1.0, 0.0, 0.5 / np.sqrt(d), 1.0, zero)
 
 
 def cycle() -> Problem:
-    """theta times x, one number each: gradient methods go round its saddle point and never arrive."""
+    """Return theta times x, both scalars: gradient methods circle the saddle point."""
     one, zero = np.ones((1, 1)), np.zeros(1)
     return Problem(np.ones(1), one, one, zero, 0.0, 0.0, 0.5, 1.0, zero)
 
 
 def long_tail(n: int, ratio: float) -> Array:
-    """n positive scales, quantiles of a Pareto distribution, with mean 1 and a mean square of `ratio`.
+    """Return n positive scales, quantiles of a Pareto distribution, with mean 1 and mean square `ratio`.
 
     >>> [round(float(value), 3) for value in long_tail(3, 1.5)]
     [0.375, 0.637, 1.989]
@@ -173,14 +173,14 @@ def long_tail(n: int, ratio: float) -> Array:
 
 
 def tail(norms: Array) -> float:
-    """How long the tail is: the mean of the squares over the square of the mean; 1 where all are equal."""
+    """Return the mean of the squares over the square of the mean, which is 1 if all norms are equal."""
     return float(np.mean(norms**2) / np.mean(norms) ** 2)
 
 
 def dot(one: Array, other: Array) -> Array:
-    """Inner products along the last axis."""
-    found: Array = np.einsum("...d,...d->...", one, other)
-    return found
+    """Return inner products along the last axis."""
+    products: Array = np.einsum("...d,...d->...", one, other)
+    return products
 
 
 def _unit(vectors: Array) -> Array:
@@ -189,7 +189,7 @@ def _unit(vectors: Array) -> Array:
 
 @dataclass(frozen=True)
 class StepSizes:
-    """The two step sizes, eta_theta and eta_x."""
+    """The step sizes eta_theta and eta_x."""
 
     theta: float
     x: float
@@ -197,22 +197,22 @@ class StepSizes:
 
 @dataclass(frozen=True)
 class Trajectory:
-    """Where several repetitions arrived, and what they regret on the way; arrays hold one entry a repetition."""
+    """Final points and regrets of several repetitions; arrays have one entry per repetition."""
 
     theta: Array
     x: Array
     peak: Array
-    """v-hat: the largest average of squared gradient norms so far, of each example; zero for SGDBCA."""
+    """v-hat of each example: the largest average of squared gradient norms; zero for SGDBCA."""
     regret: float
-    """The mean regret at x+ against the weights and perturbations that are best for all repetitions together."""
+    """The mean regret at x+ against the weights and perturbations that are best over all repetitions."""
     regret_x: float
-    """The maximiser's part of it."""
+    """The maximiser's part of the regret."""
     regret_after: Array
-    """The regret at x+ against the best weights and perturbations of each repetition, known only after it."""
+    """The regret at x+ against the best weights and perturbations of each repetition, in hindsight."""
     regret_defined: Array
-    """R(T) as the paper defines it: another comparator for every step."""
+    """R(T) as the paper defines it, with a comparator for every step."""
     gap: Array
-    """The robust loss of the averaged weights less the least there is."""
+    """The robust loss of the averaged weights minus the smallest robust loss."""
     weighted: float | None
     """The mean over the steps of the sum over the examples of squared gradient norm over v-hat."""
 
@@ -220,10 +220,10 @@ class Trajectory:
 def run_sgdbca(
     problem: Problem, order: NDArray[np.int64], rates: StepSizes, beta: float | None, theta: Array, x: Array
 ) -> Trajectory:
-    """Run SGDBCA, or ASGDBCA if there is a `beta`, from (theta, x); `order` (T, repetitions) is who is picked when.
+    """Run SGDBCA, or ASGDBCA with `beta`, from (theta, x); `order` (T, repetitions) has the sampled examples.
 
-    The weights are kept inside their ball, which the paper assumes but its updates do not see to. An example whose
-    gradient has been zero so far stays where it is.
+    The weights are projected onto their ball; the paper assumes the ball, but its updates do not project. An example
+    whose gradients were all zero does not move.
     """
     steps, rows = len(order), np.arange(order.shape[1])
     theta, x = theta.copy(), x.copy()
@@ -254,7 +254,7 @@ def run_sgdbca(
         x[rows, k] = moved[rows, k]
         theta = problem.project(theta - rates.theta * problem.gradient_theta(x[rows, k], k))
 
-    # The objective is affine in theta, so a sum over the steps is its value at the mean, as many times.
+    # The objective is affine in theta, so its sum over the steps is T times its value at the mean.
     best = steps * problem.robust_loss(thetas / steps)
     best_of_all = steps * float(problem.robust_loss(np.mean(thetas, axis=0) / steps))
     least_of_all = float(problem.min_over_ball(np.mean(slopes, axis=0), np.mean(heights, keepdims=True))[0])

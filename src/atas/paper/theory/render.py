@@ -1,4 +1,4 @@
-"""The regret study as a page of Markdown and as a figure of six panels; letters are those of docs/theory.md."""
+"""The regret study as a Markdown page and a figure of six panels; letters refer to docs/theory.md."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ import torch
 from atas._utils.environment import environment_info
 from atas._utils.files import write_text
 from atas._utils.plotting import BLUE, GREEN, GREY, ORANGE, RED, new_figure, save_figure, style_axes
+from atas.paper import published
 from atas.paper.theory import bounds
 from atas.paper.theory.experiment import (
     ASGDBCA,
@@ -21,15 +22,15 @@ from atas.paper.theory.experiment import (
     SGDBCA,
     SHARP,
     RegretMeasurement,
+    Sizes,
     TheoryResult,
     run_experiment,
 )
-
-PUBLISHED_RATIOS = {"8/255": 1.4, "12/255": 1.5, "16/255": 1.6}  # of its table of convergence gaps, by eps
+from atas.sweeps.trial import format_eps
 
 
 def table(result: TheoryResult) -> str:
-    """One table for each question, with a line that says what was run."""
+    """Return the page, with a table for each experiment."""
     sizes = result.sizes
     runs = f"{sizes.repetitions} repetitions, seed {result.seed}, beta {result.beta:g}"
     lines = [
@@ -128,12 +129,15 @@ def _ratios(result: TheoryResult) -> list[list[str]]:
 
 
 def _published(result: TheoryResult) -> list[list[str]]:
-    """Both readings: the value is the tail, or it is the printed ratio of some other tail."""
+    """Return both readings of the published value: as the tail, and as the printed ratio of another tail."""
     beta, found = result.beta, []
-    for eps, value in PUBLISHED_RATIOS.items():
+    for eps in published.budgets("cifar10"):
+        gap = published.convergence_gap(eps)
+        assert gap is not None
+        value = gap["ratio"]
         tails = (value, (value / bounds.printed_ratio(1, beta)) ** 2)
         ratios = [*(bounds.ratio(at, beta) for at in tails), *(bounds.sharp_ratio(at) for at in tails)]
-        found.append([eps, f"{value:g}", *(f"{ratio:.3f}" for ratio in ratios)])
+        found.append([format_eps(eps), f"{value:g}", *(f"{ratio:.3f}" for ratio in ratios)])
     return found
 
 
@@ -166,8 +170,8 @@ def _rows(head: Sequence[str], rows: list[list[str]]) -> list[str]:
 _LEGEND: dict[str, Any] = {"fontsize": 9, "frameon": False}
 
 
-def plot(result: TheoryResult, path: Path) -> None:
-    """Draw the study. PNG, SVG or PDF by the name."""
+def draw(result: TheoryResult) -> Any:
+    """Draw the study."""
     figure = new_figure(14.5, 9)
     figure.set_layout_engine("constrained", hspace=0.06, wspace=0.04)
     grid = figure.subplots(2, 3)
@@ -179,11 +183,11 @@ def plot(result: TheoryResult, path: Path) -> None:
     _plot_cycle(grid[1, 2], result)
     for axes in grid.flat:
         style_axes(axes)
-    # The two algorithms are compared by eye, and the legends have room above the curves.
+    # Both algorithms get the same scale, with space for the legends above the curves.
     low = min(axes.get_ylim()[0] for axes in grid[0, :2])
     for axes in grid[0, :2]:
         axes.set_ylim(low, 200)
-    save_figure(figure, path)
+    return figure
 
 
 def _plot_horizons(axes: Any, result: TheoryResult, algorithm: str) -> None:
@@ -275,14 +279,15 @@ def _examples(result: TheoryResult, algorithm: str) -> list[RegretMeasurement]:
     return [row for row in result.examples if row.algorithm == algorithm]
 
 
-def write_results(folder: Path, quick: bool) -> tuple[Path, ...]:
-    """Write theory.json, theory.md, theory.png and theory.svg."""
-    result = run_experiment(quick=quick)
+def write_results(folder: Path, quick: bool, sizes: Sizes | None = None) -> tuple[Path, ...]:
+    """Run the study and write theory.json, theory.md, theory.png and theory.svg."""
+    result = run_experiment(quick=quick, sizes=sizes)
     folder.mkdir(parents=True, exist_ok=True)
     found = {"environment": environment_info(torch.device("cpu")), **result.to_json()}
     files = tuple(folder / f"theory.{kind}" for kind in ("json", "md", "png", "svg"))
     write_text(files[0], json.dumps(found, indent=1) + "\n")
     write_text(files[1], table(result))
+    figure = draw(result)
     for picture in files[2:]:
-        plot(result, picture)
+        save_figure(figure, picture)
     return files
