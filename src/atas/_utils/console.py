@@ -19,6 +19,7 @@ from types import TracebackType
 from typing import IO, TYPE_CHECKING, Any, Self, cast
 
 from atas._utils.files import redirect_to_devnull
+from atas._utils.formatting import format_duration
 from atas.errors import AtasError
 
 if TYPE_CHECKING:
@@ -217,13 +218,3 @@ class DataProgress:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._progress.stop()
-
-
-def format_duration(seconds: float) -> str:
-    """A time as people write it.
-
-    >>> format_duration(75), format_duration(3675)
-    ('1:15', '1:01:15')
-    """
-    hours, minutes, seconds = int(seconds) // 3600, int(seconds) // 60 % 60, int(seconds) % 60
-    return f"{hours}:{minutes:02}:{seconds:02}" if hours else f"{minutes}:{seconds:02}"

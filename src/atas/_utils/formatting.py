@@ -15,6 +15,27 @@ def shell_quote(path: str | Path) -> str:
     return shlex.quote(str(path))
 
 
+def format_seconds(seconds: float) -> str:
+    """Format a duration with a unit.
+
+    >>> format_seconds(29.84), format_seconds(95), format_seconds(5000)
+    ('29.8 s', '1.6 min', '1.39 h')
+    """
+    if seconds < 60:
+        return f"{seconds:.1f} s"
+    return f"{seconds / 60:.1f} min" if seconds < 3600 else f"{seconds / 3600:.2f} h"
+
+
+def format_duration(seconds: float) -> str:
+    """Format a duration as a clock does.
+
+    >>> format_duration(75), format_duration(3675)
+    ('1:15', '1:01:15')
+    """
+    hours, minutes, seconds = int(seconds) // 3600, int(seconds) // 60 % 60, int(seconds) % 60
+    return f"{hours}:{minutes:02}:{seconds:02}" if hours else f"{minutes}:{seconds:02}"
+
+
 def format_bytes(size: float) -> str:
     """So many bytes as people write them.
 

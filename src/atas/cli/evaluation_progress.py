@@ -9,7 +9,8 @@ import time
 
 from rich.console import Console
 
-from atas._utils.console import ProgressDisplay, format_duration, progress_bar
+from atas._utils.console import ProgressDisplay, progress_bar
+from atas._utils.formatting import format_duration
 from atas.evaluation import Status
 
 _PLAIN_EVERY = 30.0  # seconds between lines, without a terminal

@@ -10,7 +10,8 @@ from typing import Any
 
 from rich.console import Console
 
-from atas._utils.console import ProgressDisplay, format_duration, progress_bar
+from atas._utils.console import ProgressDisplay, progress_bar
+from atas._utils.formatting import format_duration
 from atas.evaluation import Status
 from atas.training import TrainingProgress
 

@@ -9,7 +9,8 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
 from rich.table import Column
 
-from atas._utils.console import ProgressDisplay, format_duration
+from atas._utils.console import ProgressDisplay
+from atas._utils.formatting import format_duration
 
 _PLAIN_EVERY = 30.0  # seconds between lines inside of an epoch, without a terminal
 _MANY_IMAGES = 1000  # images that take long enough to decode to say so
