@@ -1,4 +1,4 @@
-"""No text, whatever it is, gets out of its place in the page."""
+"""Rendering: text from outside stays text wherever a template puts it."""
 
 import json
 from html.parser import HTMLParser
@@ -6,8 +6,12 @@ from html.parser import HTMLParser
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from jinja2 import UndefinedError
 
-from atas.report.html import Markup, escape, join, json_script, tag
+from atas.report.charts import Chart, Line, Mark
+from atas.report.elements import Cell, DataTable, Section, Whisker
+from atas.report.headline import HeadlineAnswer
+from atas.report.templating import render, render_page, to_json
 
 HOSTILE = [
     "</script><script>alert(1)</script>",
@@ -16,78 +20,114 @@ HOSTILE = [
     '"><img src=x onerror=alert(1)>',
     "a & b",
     "\u2028\u2029",
+    "{{ version }}",
 ]
 TEXTS = st.one_of(st.text(), st.sampled_from(HOSTILE))
 
 
 class Elements(HTMLParser):
-    """Every element that a browser would see, with its attributes and the text inside."""
+    """Every element that a browser would see, with its attributes, and the text outside of scripts and styles."""
 
     def __init__(self, text):
         super().__init__(convert_charrefs=True)
-        self.found, self.texts = [], []
+        self.names, self.attributes, self.text, self._skip = [], [], "", False
         self.feed(text)
         self.close()
 
     def handle_starttag(self, tag, attrs):
-        self.found.append((tag, dict(attrs)))
+        self.names.append(tag)
+        self.attributes.append(dict(attrs))
+        self._skip = tag in ("script", "style")
+
+    def handle_endtag(self, tag):
+        self._skip = False
 
     def handle_data(self, data):
-        self.texts.append(data)
+        self.text += "" if self._skip else data
 
     def handle_comment(self, data):
         raise AssertionError(f"a comment began: {data!r}")
 
 
 def as_shown(text):
-    """What escaping leaves of a text: control characters and halves of characters are replaced."""
+    """The text with control characters and lone surrogates replaced."""
     whole = text.encode("utf-8", "replace").decode()
     return "".join("\ufffd" if (ord(c) < 32 and c not in "\t\n\r") or ord(c) == 127 else c for c in whole)
 
 
-@given(TEXTS, TEXTS)
-def test_texts_and_attributes_arrive_as_they_were(text, title):
-    parsed = Elements(tag("p", text, title=title))
-    assert [name for name, _ in parsed.found] == ["p"]
-    assert "".join(parsed.texts) == as_shown(text)
-    assert parsed.found[0][1]["title"] == as_shown(title)
+def comparison(text):
+    """A section with `text` in elements and attributes."""
+    cell = Cell(text, note=text, sort=text, title=text, whisker=Whisker(0.5, (0.4, 0.6)))
+    answer = HeadlineAnswer(text, text, text, "good")
+    return {
+        "answers": [answer],
+        "runs": DataTable(["run", f"{text}."], [[text, cell]], text, sortable=True, class_="runs"),
+    }
+
+
+@given(TEXTS)
+def test_text_and_attributes_arrive_unchanged(text):
+    parsed = Elements(render("sections/comparison.html", comparison(text)))
+    assert parsed.names == Elements(render("sections/comparison.html", comparison("x"))).names
+    cell = next(attributes for attributes in parsed.attributes if "data-sort" in attributes)
+    assert cell["title"] == cell["data-sort"] == as_shown(text)
+    region = next(attributes for attributes in parsed.attributes if attributes.get("role") == "region")
+    assert region["aria-label"] == as_shown(text)
+    assert parsed.text.count(as_shown(text)) >= 6
 
 
 @given(st.dictionaries(TEXTS, TEXTS, max_size=3))
-def test_data_arrives_as_it_was_and_ends_no_script(value):
-    text = json_script(value)
+def test_json_arrives_unchanged_and_ends_no_script(value):
+    text = to_json(value)
     assert text.isascii()
-    parsed = Elements(text)
-    assert [name for name, _ in parsed.found] == ["script"]
-    inside = text.removeprefix('<script type="application/json">').removesuffix("</script>")
-    assert not set("<>&") & set(inside)
-    assert json.loads(inside) == value
+    assert not set("<>&") & set(text)
+    assert json.loads(text) == value
 
 
-def test_what_is_no_number_is_null():
-    inside = json_script({"a": [1.0, float("nan"), float("inf"), None, 0.123456789]})
-    assert json.loads(inside[inside.index("{") : inside.rindex("}") + 1]) == {"a": [1.0, None, None, None, 0.123457]}
-
-
-def test_markup_is_kept_and_nested():
-    assert tag("p", tag("b", "x"), ["<", None, [tag("br")]]) == "<p><b>x</b>&lt;<br></p>"
-    assert join(Markup("<i>")) == "<i>"
-    assert escape(3) == "3"
-
-
-def test_attributes():
-    assert tag("img", alt="", width=3, hidden=False) == '<img alt="" width="3">'
-    assert (
-        tag("div", data_sort=0.5, aria_label="a", class_="b") == '<div data-sort="0.5" aria-label="a" class="b"></div>'
-    )
-
-
-def test_halves_of_characters_can_be_written():
-    """File names that are no UTF-8 come with such halves."""
-    shown = escape(b"run-\xff".decode("utf-8", "surrogateescape"))
-    assert shown.encode("utf-8") == b"run-?"
+def test_json_has_six_digits_and_null_for_nan():
+    text = to_json({"a": [1.0, float("nan"), float("inf"), None, 0.123456789]})
+    assert json.loads(text) == {"a": [1.0, None, None, None, 0.123457]}
 
 
 @pytest.mark.parametrize("text", HOSTILE)
-def test_hostile_texts(text):
-    assert Elements(tag("p", text)).found == [("p", {})]
+def test_a_page_with_hostile_names(text):
+    chart = Chart(text, text, text, [1], [Line(text, [1.0], "c0")], marks=[Mark(1, text)], note=text)
+    sections = [
+        Section("summary", text, "comparison", comparison(text)),
+        Section("training", text, "comparison_curves", {"charts": [chart, chart]}),
+    ]
+    page = render_page(text, text, sections)
+    parsed = Elements(page)
+    assert not [key for attributes in parsed.attributes for key in attributes if key.startswith("on")]
+    assert page.count("</script>") == parsed.names.count("script") == 4
+    plots = [attributes for attributes in parsed.attributes if attributes.get("class") == "plot"]
+    assert len(plots) == 2
+    assert all(plot["role"] == "img" and text in plot["aria-label"] for plot in plots)
+
+
+def test_file_names_that_are_not_utf8_can_be_written():
+    name = b"run-\xff".decode("utf-8", "surrogateescape")
+    page = render_page(name, "", [])
+    assert b"<h1>run-?</h1>" in page.encode("utf-8")
+
+
+def test_a_missing_variable_is_an_error():
+    with pytest.raises(UndefinedError, match="answers"):
+        render("sections/comparison.html", {})
+
+
+def test_optional_attributes():
+    rows = [["a", Cell("1", class_="heat")]]
+    text = render("sections/comparison.html", {"answers": [], "runs": DataTable(["", "n"], rows, "c")})
+    assert '<th scope="col"></th>' in text
+    assert '<td class="number heat">1</td>' in text
+    assert "data-sort" not in text
+    assert "<table>" in text
+
+
+def test_a_long_table_scrolls_on_its_own():
+    def classes(rows):
+        return render("sections/comparison.html", {"answers": [], "runs": DataTable(["a"], [["1"]] * rows, "c")})
+
+    assert '<div class="scroll" ' in classes(30)
+    assert '<div class="scroll tall" ' in classes(31)

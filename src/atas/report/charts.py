@@ -6,9 +6,10 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from atas.report.html import Markup, html_table, json_script, tag
+from atas.report.elements import DataTable
 
 Values = Sequence[float | None]
+EPOCH_SYNC = "epochs"  # charts with this `sync` share their cursor
 
 
 @dataclass(frozen=True)
@@ -58,17 +59,6 @@ class Chart:
     kind: str = field(default="line", kw_only=True)
     """`line`, or `points` where the places on the axis are categories."""
 
-    def html(self) -> Markup:
-        """The figure; the script of the page draws into it."""
-        return tag(
-            "figure",
-            tag("figcaption", tag("strong", self.title), f". {self.note}" if self.note else None),
-            tag("div", role="img", aria_label=self.description(), class_="plot"),
-            json_script(self._data()),
-            tag("details", tag("summary", "Figures of this chart"), self._table()),
-            class_="chart",
-        )
-
     def description(self) -> str:
         """The chart in words, for those who do not see it."""
         said = [f"{self.title}: {self.y_label} by {self.x_label}."]
@@ -83,7 +73,8 @@ class Chart:
         said += [f"{mark.text} at {mark.x:g}." for mark in self.marks]
         return " ".join(said)
 
-    def _data(self) -> dict[str, object]:
+    def data(self) -> dict[str, object]:
+        """Return what the page's script draws."""
         series: list[dict[str, object]] = []
         legend: list[dict[str, object]] = []
         columns: list[Values] = []
@@ -109,16 +100,14 @@ class Chart:
             "kind": self.kind,
         }
 
-    def _table(self) -> Markup:
+    def table(self) -> DataTable:
+        """Return the numbers of the chart, one row for each position on the x axis."""
         columns: list[tuple[str, Values]] = []
         for band in self.ranges:
             columns += [(f"{band.label}, from", band.low), ("to", band.high)]
         columns += [(line.label, line.values) for line in self.lines]
-        rows = [
-            [f"{x:g}", *(self._text(values[row]) for _, values in columns)]  # a row an epoch
-            for row, x in enumerate(self.x)
-        ]
-        return html_table([self.x_label, *(label for label, _ in columns)], rows, caption=self.title, class_="figures")
+        rows = [[f"{x:g}", *(self._text(values[row]) for _, values in columns)] for row, x in enumerate(self.x)]
+        return DataTable([self.x_label, *(label for label, _ in columns)], rows, self.title, class_="figures")
 
     def _text(self, value: float | None) -> str:
         return f"{value:.{self.digits}f}" if value is not None and math.isfinite(value) else "-"

@@ -19,13 +19,14 @@ from rich.text import Text
 from torch import Tensor
 
 from atas._utils.plotting import BLUE, ORANGE, RED, new_figure, save_figure, style_axes
+from atas.attacks.registry import display_name
 from atas.evaluation import Evaluation, wilson
 from atas.report.formatting import attack_names
 from atas.report.summary import RunSummary
 
 _Z = NormalDist().inv_cdf(0.975)
 _WORST_CASE_MARGIN = 0.015  # share of the examples that all attacks together break beyond the best of them
-_CURVES = (("clean", "clean", "#999999", ":"), ("fgsm", "FGSM", ORANGE, "--"), ("pgd10", "PGD-10", BLUE, "-"))
+_CURVES = {"clean": ("#999999", ":"), "fgsm": (ORANGE, "--"), "pgd10": (BLUE, "-")}
 
 
 @dataclass(frozen=True)
@@ -152,8 +153,9 @@ def plot_curves(runs: Sequence[RunSummary], path: Path) -> None:
         axes.set_visible(False)
     for axes, run in zip(grid.flat, runs, strict=False):
         epochs = [row["epoch"] + 1 for row in run.epochs]
-        for key, label, colour, style in _CURVES:
-            axes.plot(epochs, [100 * row[key] for row in run.epochs], style, color=colour, label=label, linewidth=1.8)
+        for key, (colour, style) in _CURVES.items():
+            accuracy = [100 * row[key] for row in run.epochs]
+            axes.plot(epochs, accuracy, style, color=colour, label=display_name(key), linewidth=1.8)
         if run.collapse_epoch:
             axes.axvline(run.collapse_epoch, color=RED, linewidth=1)
             late = run.collapse_epoch > 0.6 * epochs[-1]

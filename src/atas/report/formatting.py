@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from atas.attacks.registry import display_name
 from atas.evaluation import Evaluation
-from atas.report.html import Markup, tag
 from atas.threat import Threat
 
 
@@ -24,17 +23,6 @@ def format_interval(ends: tuple[float, float]) -> str:
     '55.9 to 64.4'
     """
     return f"{percent(ends[0])} to {percent(ends[1])}"
-
-
-def format_seconds(seconds: float) -> str:
-    """A time.
-
-    >>> format_seconds(29.84), format_seconds(95), format_seconds(5000)
-    ('29.8 s', '1.6 min', '1.39 h')
-    """
-    if seconds < 60:
-        return f"{seconds:.1f} s"
-    return f"{seconds / 60:.1f} min" if seconds < 3600 else f"{seconds / 3600:.2f} h"
 
 
 def describe_threat(threat: Threat) -> str:
@@ -69,10 +57,3 @@ def describe_outcome(label: str | None) -> str:
     if label == "clean":
         return "wrong without an attack"
     return ": ".join(display_name(part) for part in label.split(": "))
-
-
-def whisker(value: float, ends: tuple[float, float]) -> Markup:
-    """An accuracy as a point on a line from 0 to 1, with its interval; the figures stand beside it."""
-    low, high = ends
-    style = f"--low:{100 * low:.2f}%;--value:{100 * value:.2f}%;--high:{100 * high:.2f}%"
-    return tag("span", class_="whisker", style=style, aria_hidden="true")

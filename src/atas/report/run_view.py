@@ -7,9 +7,10 @@ seconds.
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -28,12 +29,22 @@ from atas.training.data import eval_view, load_data
 from atas.training.engine import select_device
 from atas.training.run import RunFolder
 
+T = TypeVar("T")
+
 _SAMPLE = 16  # images that the pace is measured on
 _MIN_IMAGES, _MAX_OVERRUN = 20, 4  # images that say anything, and how much longer than asked for they may take
 
 
 class Unavailable(AtasError):  # noqa: N818  (the page goes on without it)
     """Something that a section needs is not there; the message is the sentence that stands in its place."""
+
+
+def or_unavailable(make: Callable[[], T]) -> T | Unavailable:
+    """Call `make`; return the error instead where it needs something that is not there."""
+    try:
+        return make()
+    except Unavailable as error:
+        return error
 
 
 class RunView:
