@@ -129,3 +129,14 @@ def test_an_unfinished_run_has_no_card(copy_of):
     (folder / "model.safetensors").unlink()
     with pytest.raises(atas.AtasError, match="has not finished"):
         atas.export.write(folder, "safetensors")
+
+
+def test_the_randomised_autoattack_counts_as_autoattack(copy_of, with_autoattack):
+    folder = copy_of()
+    result = with_autoattack(folder)
+    correct, seconds = (
+        {name.replace("autoattack", "autoattack-rand"): value for name, value in values.items()}
+        for values in (result.correct, result.seconds)
+    )
+    dataclasses.replace(result, correct=correct, seconds=seconds).save(folder / "evaluation.json")
+    assert "not evaluated with AutoAttack" not in sections_of(text_of(folder))["Limits"]

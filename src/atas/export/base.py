@@ -24,6 +24,7 @@ from atas.evaluation import Evaluation
 from atas.evaluation.result import load_results
 from atas.models.weights import read_weights
 from atas.recipes import recipe_fingerprint
+from atas.report.summary import first_collapse, strongest_result
 from atas.training import Run
 from atas.training.data import eval_view, load_data
 from atas.training.run import RunFolder
@@ -79,18 +80,22 @@ class ExportSource:
     def result(self) -> Evaluation | None:
         """The evaluation against the threat that the model was trained for: with AutoAttack if there is one, then on
         the most images."""
-        same = [found for found in self.evaluations if found.threat == self.run.recipe.threat]
-        return max(same, key=lambda found: ("autoattack" in found.accuracy, found.n), default=None)
+        return strongest_result(result for result in self.evaluations if result.threat == self.run.recipe.threat)
 
     @property
     def collapse_epoch(self) -> int | None:
         """The first epoch, counted from 1, that the monitor found collapsed and the run kept."""
-        return next((row["epoch"] + 1 for row in self.run.metrics if row.get("collapsed")), None)
+        return first_collapse(self.run.metrics)
 
     @property
     def seconds(self) -> float | None:
         """Time spent in training steps."""
         return float(self.run.metrics[-1]["seconds"]) if self.run.metrics else None
+
+    def format_usage(self, template: str, **values: Any) -> str:
+        """Fill in the shape of an image, and `values`."""
+        channels, height, width = self.shape
+        return template.format(channels=channels, height=height, width=width, **values)
 
 
 def _identity(run: Run, model: nn.Module, environment: dict[str, Any], weights: str) -> dict[str, Any]:
@@ -164,6 +169,11 @@ def _images(source: ExportSource) -> tuple[Tensor, str]:
     if images is None or tuple(images.shape[1:]) != source.shape:
         return dummy_input(source.shape, _NUM_IMAGES), "images of random pixels (test images were not at hand)"
     return images, f"test images of {source.run.recipe.data.name}"
+
+
+def first_line(error: Exception) -> str:
+    """Return the first line of an error's message, or its type if the message is empty."""
+    return next(iter(str(error).strip().splitlines()), type(error).__name__)
 
 
 @dataclass(frozen=True)

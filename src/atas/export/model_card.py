@@ -8,6 +8,7 @@ from dataclasses import replace
 
 from atas import __version__
 from atas.export.base import ExportSource, FormatOutput
+from atas.models.weights import GIVEN
 
 _PAPER = "[Fast Adversarial Training with Adaptive Step Size](https://arxiv.org/abs/2206.02417)"
 
@@ -58,7 +59,7 @@ def _data(source: ExportSource) -> str:
     flips = "random flips" if data.flip else "no flips"
     classes = ", ".join(f"`{_escape(str(name))}`" for name in source.metadata["classes"])
     return (
-        f"Trained on the training split of `{_escape(data.name.removeprefix('given:'))}`, with {crops} and {flips}, "
+        f"Trained on the training split of `{_escape(data.name.removeprefix(GIVEN))}`, with {crops} and {flips}, "
         f"and on no other data. Classes: {classes}."
     )
 
@@ -100,7 +101,7 @@ def _limits(source: ExportSource) -> str:
         )
     if result is None:
         said.append(f"It was not evaluated against {threat!r}.")
-    elif "autoattack" not in result.accuracy:
+    elif not result.has_autoattack:
         said.append("It was not evaluated with AutoAttack: figures under PGD are upper bounds, and often too high.")
     if result is not None and result.warnings:
         said.append("The evaluation has warnings; read them before you quote a figure.")

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from atas._utils.files import write_atomically
 from atas.errors import AtasError
-from atas.export.base import ExportSource, FormatOutput, OutputComparison, compare_outputs, dummy_input
+from atas.export.base import ExportSource, FormatOutput, OutputComparison, compare_outputs, dummy_input, first_line
 
 _USAGE = """\
 ```python
@@ -49,8 +49,7 @@ def write(source: ExportSource, folder: Path) -> FormatOutput:
         comparisons.append(compare_outputs(source, run, f"onnxruntime {onnxruntime.__version__}"))
 
     write_atomically(path, fill)
-    channels, height, width = source.shape
-    return FormatOutput((path,), _USAGE.format(channels=channels, height=height, width=width), comparisons[0])
+    return FormatOutput((path,), source.format_usage(_USAGE), comparisons[0])
 
 
 def _save(source: ExportSource, path: Path) -> None:
@@ -67,7 +66,7 @@ def _save(source: ExportSource, path: Path) -> None:
             )
         except Exception as error:  # of many kinds, among them the user's own
             raise AtasError(
-                f"PyTorch cannot export this model to ONNX with a free batch size ({_first_line(error)}); look for "
+                f"PyTorch cannot export this model to ONNX with a free batch size ({first_line(error)}); look for "
                 f"code in its forward that depends on values or on the number of images"
             ) from error
     assert program is not None
@@ -87,7 +86,3 @@ def _quiet() -> Iterator[None]:
             yield
     finally:
         log.setLevel(level)
-
-
-def _first_line(error: Exception) -> str:
-    return next(iter(str(error).strip().splitlines()), type(error).__name__)

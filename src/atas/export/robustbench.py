@@ -14,7 +14,7 @@ from atas.evaluation import Evaluation
 from atas.export.base import ExportSource, FormatOutput, compare_outputs
 from atas.export.standalone import inline_source
 from atas.models.registry import class_and_settings
-from atas.models.weights import save_weights
+from atas.models.weights import GIVEN, save_weights
 from atas.threat import format_pixels
 
 _ARCHITECTURES = {
@@ -51,7 +51,7 @@ def write(source: ExportSource, folder: Path) -> FormatOutput:
     name = source.run.recipe.model.name
     if not source.is_built_in:
         raise UsageError(
-            f"the network of this run is code of its own ({name.removeprefix('given:')}), and a definition that stands "
+            f"the network of this run is code of its own ({name.removeprefix(GIVEN)}), and a definition that stands "
             f"alone can only be made of a built-in one ({', '.join(models.names())}); use --to safetensors and add "
             f"your code"
         )
@@ -64,11 +64,8 @@ def write(source: ExportSource, folder: Path) -> FormatOutput:
     comparison = compare_outputs(source, space["load"](), "the definition that stands alone")
     write_text(code, text)
     write_text(entry, json.dumps(model_info(source), indent=2, ensure_ascii=False) + "\n")
-    channels, height, width = source.shape
-    usage = _USAGE.format(stem=stem, channels=channels, height=height, width=width)
-    return FormatOutput(
-        (entry, code, weights), usage, comparison, ("fill in link, authors and venue before you propose it",)
-    )
+    note = "fill in link, authors and venue before you propose it"
+    return FormatOutput((entry, code, weights), source.format_usage(_USAGE, stem=stem), comparison, (note,))
 
 
 def standalone_definition(source: ExportSource, stem: str) -> str:
@@ -98,7 +95,7 @@ def model_info(source: ExportSource) -> dict[str, Any]:
         "authors": None,
         "additional_data": False,
         "number_forward_passes": 1,
-        "dataset": recipe.data.name.removeprefix("given:"),
+        "dataset": recipe.data.name.removeprefix(GIVEN),
         "venue": "Unpublished",
         "architecture": _ARCHITECTURES.get(recipe.model.name, recipe.model.name),
         "eps": format_pixels(threat.eps) if threat.name == "linf" else f"{threat.eps:g}",
@@ -119,7 +116,7 @@ def _footnote(source: ExportSource) -> str:
         attacks = ", ".join(name for name in result.accuracy if name not in ("clean", "worst"))
         said.append(f"Figures of {result.n:,} test images, the reported one the worst case of: {attacks}.")
         said += [f"Warning: {caution}." for caution in result.warnings]
-        if "autoattack" not in result.accuracy:
+        if not result.has_autoattack:
             said.append("AutoAttack was not run.")
     return " ".join(said)
 

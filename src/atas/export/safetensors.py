@@ -9,7 +9,7 @@ from torch import nn
 
 from atas.errors import DataError, UsageError
 from atas.export.base import ExportSource, FormatOutput, compare_outputs
-from atas.models.weights import load_weights, read_weights, save_weights
+from atas.models.weights import GIVEN, load_weights, read_weights, save_weights
 from atas.training import Run
 
 _BUILT_IN = """\
@@ -38,16 +38,11 @@ def write(source: ExportSource, folder: Path) -> FormatOutput:
     """`model.safetensors`, read back and compared."""
     path = folder / "model.safetensors"
     save_weights(path, source.model, source.metadata)
-    comparison = compare_outputs(source, load(path) if source.is_built_in else source.model, "the file, read back,")
-    channels, height, width = source.shape
-    usage = (_BUILT_IN if source.is_built_in else _OWN).format(
-        network=source.run.recipe.model.name.removeprefix("given:"),
-        classes=source.metadata["num_classes"],
-        channels=channels,
-        height=height,
-        width=width,
-    )
-    return FormatOutput((path,), usage, comparison if source.is_built_in else None)
+    if not source.is_built_in:  # only the user's code can build the network that the file is for
+        network = source.run.recipe.model.name.removeprefix(GIVEN)
+        return FormatOutput((path,), source.format_usage(_OWN, network=network, classes=source.metadata["num_classes"]))
+    comparison = compare_outputs(source, load(path), "the file, read back,")
+    return FormatOutput((path,), source.format_usage(_BUILT_IN), comparison)
 
 
 def load(path: str | os.PathLike[str], model: nn.Module | None = None) -> nn.Module:
@@ -79,7 +74,7 @@ def _refuse_custom_network(path: Path) -> None:
             f"atas.load(path, model=...)"
         )
     if ":" in str(name):
-        network = str(name).removeprefix("given:")
+        network = str(name).removeprefix(GIVEN)
         raise UsageError(
             f"the network of {path} is code of its own ({network}, {metadata.get('num_classes')} classes, images of "
             f"shape {metadata.get('shape')}), which does not travel with the weights; build it and pass it: "

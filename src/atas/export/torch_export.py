@@ -10,7 +10,7 @@ import torch
 
 from atas._utils.files import write_atomically
 from atas.errors import AtasError
-from atas.export.base import ExportSource, FormatOutput, compare_outputs, dummy_input
+from atas.export.base import ExportSource, FormatOutput, compare_outputs, dummy_input, first_line
 
 _EXTRA = "atas.json"
 _USAGE = """\
@@ -32,10 +32,9 @@ def write(source: ExportSource, folder: Path) -> FormatOutput:
             source.model, (dummy_input(source.shape),), dynamic_shapes=({0: torch.export.Dim("batch")},)
         )
     except Exception as error:  # of many kinds, among them the user's own
-        why = next(iter(str(error).strip().splitlines()), type(error).__name__)
         raise AtasError(
-            f"PyTorch cannot export this model with a free batch size ({why}); look for code in its forward that "
-            f"depends on values or on the number of images"
+            f"PyTorch cannot export this model with a free batch size ({first_line(error)}); look for code in "
+            f"its forward that depends on values or on the number of images"
         ) from error
     content = io.BytesIO()
     torch.export.save(program, content, extra_files={_EXTRA: json.dumps(source.metadata)})
@@ -43,5 +42,4 @@ def write(source: ExportSource, folder: Path) -> FormatOutput:
     comparison = compare_outputs(source, torch.export.load(content).module(), f"torch.export of {torch.__version__}")
     path = folder / "model.pt2"
     write_atomically(path, lambda temporary: temporary.write_bytes(content.getvalue()))
-    channels, height, width = source.shape
-    return FormatOutput((path,), _USAGE.format(channels=channels, height=height, width=width), comparison)
+    return FormatOutput((path,), source.format_usage(_USAGE), comparison)

@@ -6,7 +6,7 @@ budget.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -37,9 +37,8 @@ class RunSummary:
 
     @property
     def autoattack_result(self) -> Evaluation | None:
-        """The result with AutoAttack, on the most images; None where it was not run."""
-        found = [one for one in self.results if one.has_autoattack]
-        return max(found, key=lambda one: one.n, default=None)
+        """The result with AutoAttack, on the most images; None if AutoAttack was not run."""
+        return strongest_result(result for result in self.results if result.has_autoattack)
 
     @property
     def warnings(self) -> list[EvaluationWarning]:
@@ -65,8 +64,8 @@ class RunSummary:
 
     @property
     def collapse_epoch(self) -> int | None:
-        """The first epoch, counted from 1, that the monitor found collapsed."""
-        return next((row["epoch"] + 1 for row in self.epochs if row["collapsed"]), None)
+        """The first epoch, counted from 1, in which the monitor saw a collapse."""
+        return first_collapse(self.epochs)
 
     @property
     def collapse_status(self) -> str:
@@ -119,6 +118,16 @@ def summarise(folders: Sequence[str | Path]) -> list[RunSummary]:
         name = path.resolve().name if unique else str(path)
         found.append(RunSummary(name, recipe, rows, events, evaluation, weights, other_results))
     return found
+
+
+def strongest_result(results: Iterable[Evaluation]) -> Evaluation | None:
+    """Return the result with AutoAttack if there is one, then the one on the most images; None if there are none."""
+    return max(results, key=lambda result: (result.has_autoattack, result.n), default=None)
+
+
+def first_collapse(epochs: Iterable[dict[str, Any]]) -> int | None:
+    """Return the first collapsed epoch, counted from 1, of rows of metrics."""
+    return next((row["epoch"] + 1 for row in epochs if row.get("collapsed")), None)
 
 
 def _select_results(results: list[Evaluation], weights: str | None, recipe: Recipe) -> list[Evaluation]:
