@@ -260,7 +260,7 @@ def test_how_far_the_decoding_of_files_is(rank, command, tmp_path, monkeypatch):
         for name in ("dark", "light"):
             (tmp_path / half / name).mkdir(parents=True)
             Image.new("L", (8, 8), 200 * (name == "light")).save(tmp_path / half / name / "0.png")
-    monkeypatch.setattr(console, "_PLAIN_EVERY", 0.0)
+    monkeypatch.setattr(console.DataProgress, "plain_interval", 0.0)
     monkeypatch.setenv("RANK", rank)
     save_file(models.create("small-cnn", 2, 3).state_dict(), tmp_path / "weights.safetensors")
     files = ["--data", "imagefolder", "--root", str(tmp_path), "--size", "8", "--eps", "0.1", *FEW]

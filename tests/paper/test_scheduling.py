@@ -305,12 +305,13 @@ def test_what_others_have_done_meanwhile_is_noticed_at_once(tiny, store, quiet, 
 
 
 def test_the_pace_is_that_of_the_own_clock(tiny):
-    progress = PlanProgress(Console(file=io.StringIO()))
+    now = [0.0]
+    progress = PlanProgress(Console(file=io.StringIO()), clock=lambda: now[0])
     progress.expect(100)
     progress.done_by_other("one", 60)  # before there is a clock: it says nothing of the pace
     progress.start_trial("two", 10)
     progress.start_phase(10)
-    progress._began -= 8
+    now[0] += 8
     progress.reach(0.5)
     assert progress.seconds_left == pytest.approx(8 / 5 * 35, rel=0.05)
     progress.end()

@@ -13,7 +13,7 @@ import contextlib
 import os
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import TracebackType
 from typing import IO, TYPE_CHECKING, Any, Self, cast
@@ -24,11 +24,10 @@ from atas.errors import AtasError
 
 if TYPE_CHECKING:
     from rich.console import Console
-    from rich.progress import Progress, TaskID
+    from rich.progress import Progress, ProgressColumn, TaskID
     from rich.table import Table
 
 _PIPE_WIDTH = 320  # nothing is cut where another program reads
-_PLAIN_EVERY = 30.0  # seconds between lines, without a terminal
 
 
 def is_rank0() -> bool:
@@ -98,22 +97,6 @@ def _fit(table: Table, width: int, wide: Console) -> None:
         column.width = low + (high - low) * max(0, min(spare, wish)) // max(1, wish)
 
 
-def progress_bar(console: Console) -> Progress | None:
-    """A bar that goes away at the end; each task has a field `text`. None where there is no terminal."""
-    if not console.is_terminal:
-        return None
-    from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn
-
-    return Progress(
-        TextColumn("{task.description}", markup=False),
-        BarColumn(bar_width=24),
-        TaskProgressColumn(),
-        TextColumn("{task.fields[text]}", markup=False),
-        console=console,
-        transient=True,
-    )
-
-
 class ResilientStream:
     """A stream that never raises: one that can take no more, as its reader went away or the disk is full, is left with
     one line on standard error, and a character that it cannot encode is replaced."""
@@ -152,69 +135,98 @@ class ResilientStream:
 
 
 class ProgressDisplay:
-    """A console, and a bar where it is a terminal, shown from entry to exit. The work goes on where it is lost."""
+    """Base of the displays: a bar in a terminal from entry to exit, plain lines elsewhere.
 
-    def __init__(self, console: Console, progress: Progress | None = None) -> None:
+    `due` limits how often a display changes. The work continues if the output is lost.
+    """
+
+    refresh_interval = 0.5
+    """Seconds between updates of a bar."""
+    plain_interval = 30.0
+    """Seconds between plain lines."""
+
+    def __init__(self, console: Console, *, clock: Callable[[], float] = time.monotonic) -> None:
         if not isinstance(console.file, ResilientStream):
             console.file = cast("IO[str]", ResilientStream(console.file))
-        self.console, self._progress = console, progress
+        self.console, self.clock = console, clock
+        self.bar: Progress | None = None
+        """None without a terminal."""
+        self._tasks: dict[str, TaskID] = {}
+        self._last = clock()
+
+    def add_bar(self, *columns: ProgressColumn, **options: Any) -> None:
+        """Show a bar where the console is a terminal; by default title, share and text, removed at the end."""
+        if not self.console.is_terminal:
+            return
+        from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn
+
+        if not columns:
+            title, text = "{task.description}", "{task.fields[text]}"
+            columns = (
+                TextColumn(title, markup=False),
+                BarColumn(24),
+                TaskProgressColumn(),
+                TextColumn(text, markup=False),
+            )
+        self.bar = Progress(*columns, console=self.console, **{"transient": True, **options})
+
+    def due(self) -> bool:
+        """Return whether it is time for an update."""
+        interval = self.plain_interval if self.bar is None else self.refresh_interval
+        return self.clock() - self._last >= interval
+
+    def show(self, task: str, plain: str, **fields: Any) -> None:
+        """Update a task of the bar, which the first update adds; without a bar, print the line `plain` if not empty."""
+        self._last = self.clock()
+        if self.bar is None:
+            if plain:
+                self.log(plain)
+            return
+        if task not in self._tasks:
+            self._tasks[task] = self.bar.add_task(task, total=fields.get("total"), text="")
+        self.bar.update(self._tasks[task], **fields)
 
     def log(self, text: str, style: str | None = None) -> None:
-        """Print one sentence that stays, above the bar."""
+        """Print a line that stays, above the bar."""
         self.console.print(text, style=style, highlight=False, soft_wrap=True, markup=False)
 
     def __enter__(self) -> Self:
-        if self._progress is not None:
-            self._progress.start()
+        if self.bar is not None:
+            self.bar.start()
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if self._progress is not None:
-            self._progress.stop()
+        if self.bar is not None:
+            self.bar.stop()
 
 
-class DataProgress:
-    """Shows progress that is told as (what, done, total): a bar in a terminal, now and then a line elsewhere."""
+class DataProgress(ProgressDisplay):
+    """Progress of downloads, decoding and packing: one bar for each task, or a line now and then."""
 
-    def __init__(self, console: Console | None = None) -> None:
+    def __init__(self, console: Console | None = None, *, clock: Callable[[], float] = time.monotonic) -> None:
         from rich.console import Console
-        from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
+        from rich.progress import BarColumn, TaskProgressColumn, TextColumn, TimeRemainingColumn
 
-        self._console = console or Console(stderr=True)
-        columns = (
-            TextColumn("{task.description}", markup=False),
-            BarColumn(),
-            TaskProgressColumn(),
-            TimeRemainingColumn(),
-        )
-        self._progress = Progress(*columns, console=self._console, disable=not self._console.is_terminal)
-        self._tasks: dict[str, TaskID] = {}
-        self._last = time.monotonic()
+        super().__init__(console or Console(stderr=True), clock=clock)
+        title = TextColumn("{task.description}", markup=False)
+        self.add_bar(title, BarColumn(), TaskProgressColumn(), TimeRemainingColumn(), transient=False)
+        self._started: dict[str, tuple[float, int]] = {}
 
     @property
     def has_work(self) -> bool:
-        """Whether there was anything to show."""
-        return bool(self._tasks)
+        """Whether any progress was reported."""
+        return bool(self._started)
 
-    def __call__(self, what: str, done: int, total: int | None) -> None:
-        """Show it."""
-        if what not in self._tasks:
-            self._tasks[what] = self._progress.add_task(what, total=None)
-        task = self._tasks[what]
-        self._progress.update(task, completed=done, total=total)
-        if not self._console.is_terminal and time.monotonic() - self._last >= _PLAIN_EVERY and total:
-            self._last = time.monotonic()
-            left = self._progress.tasks[task].time_remaining
-            rest = "" if left is None else f", about {format_duration(left)} left"
-            self._console.print(f"{what}: {done:,} of {total:,}{rest}", highlight=False, markup=False)
-
-    def __enter__(self) -> DataProgress:
-        self._progress.start()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._progress.stop()
+    def __call__(self, task: str, done: int, total: int | None) -> None:
+        """Show `done` of `total` units; the total may be unknown."""
+        began, at_first = self._started.setdefault(task, (self.clock(), done))
+        if self.bar is not None:
+            self.show(task, "", completed=done, total=total)
+        elif total and self.due():
+            made = done - at_first
+            left = (self.clock() - began) / made * (total - done) if made > 0 else None
+            self.show(
+                task, f"{task}: {done:,} of {total:,}" + (f", about {format_duration(left)} left" if left else "")
+            )

@@ -6,35 +6,29 @@ All of it goes to standard error, so that standard output holds the result alone
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from typing import Any
 
 from rich.console import Console
 
-from atas._utils.console import ProgressDisplay, progress_bar
+from atas._utils.console import ProgressDisplay
 from atas._utils.formatting import format_duration
 from atas.evaluation import Status
 from atas.training import TrainingProgress
-
-_PLAIN_EVERY = 30.0  # seconds between lines inside of a trial, without a terminal
-_REFRESH = 0.5
-_STEPS = 1000
 
 
 class PlanProgress(ProgressDisplay):
     """Work done and work left, over all trials of a plan."""
 
-    def __init__(self, console: Console | None = None) -> None:
-        console = console or Console(stderr=True)
-        super().__init__(console, progress_bar(console))
+    def __init__(self, console: Console | None = None, *, clock: Callable[[], float] = time.monotonic) -> None:
+        super().__init__(console or Console(stderr=True), clock=clock)
+        self.add_bar()
         self._total = self._ahead = self._made = 0.0
         self._work = self._over = self._phase = self._from = self._share = (
             0.0  # of the trial under way, and of its part
         )
         self._began: float | None = None
-        self._last = time.monotonic()
         self._title = ""
-        if self._progress is not None:
-            self._task = self._progress.add_task("", total=_STEPS, text="")
 
     def expect(self, work: float) -> None:
         """So much work lies ahead, in forward passes or whatever it is counted in."""
@@ -44,22 +38,20 @@ class PlanProgress(ProgressDisplay):
     def start_trial(self, title: str, work: float) -> None:
         """A trial begins, so much of the work."""
         self._title, self._work = title, work
-        if self._progress is None:
-            self.log(title)
-        else:
-            self._show("")
+        self._show_title()
 
     def start_phase(self, work: float) -> None:
         """A part of the trial begins."""
         self._end_phase()
-        self._began = self._began or time.monotonic()
+        if self._began is None:
+            self._began = self.clock()
         self._phase = work
 
     def resume_phase(self, done: float) -> None:
         """The part is prepared; a share of it was done before a stop. The first preparation, which compiles, is not
         taken for the pace."""
         if not self._made:
-            self._began = time.monotonic()
+            self._began = self.clock()
         self._from = self._share = done
 
     def reach(self, share: float, text: str = "") -> None:
@@ -67,10 +59,6 @@ class PlanProgress(ProgressDisplay):
         self._share = max(min(share, 1.0), self._share)
         if self.due():
             self._show(text)
-
-    def due(self) -> bool:
-        """Whether it is time to show something."""
-        return time.monotonic() - self._last >= (_PLAIN_EVERY if self._progress is None else _REFRESH)
 
     def end(self) -> None:
         """The trial is over, done or not."""
@@ -90,14 +78,11 @@ class PlanProgress(ProgressDisplay):
         if text == self._title:
             return
         self._title = text
-        if self._progress is None:
-            self.log(text)
-        else:
-            self._show("")
+        self._show_title()
 
     def close(self, text: str, took: str, style: str | None = None) -> None:
         """A line on a trial that is over: what it came to, how long it took, how long the rest will take."""
-        title = f"{self._title}: " if self._progress is not None else "  "
+        title = f"{self._title}: " if self.bar is not None else "  "
         times = ", ".join(part for part in (took, self.time_left()) if part)
         self.log(f"{title}{text}" + (f"  ({times})" if times else ""), style)
 
@@ -116,7 +101,7 @@ class PlanProgress(ProgressDisplay):
         made = self._made + self._phase * (self._share - self._from)
         if not made or self._began is None:
             return None
-        return self._left * (time.monotonic() - self._began) / made
+        return self._left * (self.clock() - self._began) / made
 
     def time_left(self) -> str:
         """The time left, for the end of a line."""
@@ -135,14 +120,17 @@ class PlanProgress(ProgressDisplay):
         what = status.attack if status.stage == status.attack else f"{status.attack}: {status.stage}"
         self.reach(status.done, f"{what}, {status.num_correct:,} of {status.examples:,} hold")
 
+    def _show_title(self) -> None:
+        if self.bar is None:
+            self.log(self._title)
+        else:
+            self._show("")
+
     def _show(self, text: str) -> None:
-        self._last = time.monotonic()
         shown = ", ".join(part for part in (self.time_left(), text) if part)
-        if self._progress is not None:
-            done = 1 - self._left / self._total if self._total else 0.0
-            self._progress.update(self._task, description=self._title, completed=_STEPS * done, text=shown)
-        elif shown:
-            self.log(f"  {shown}")
+        done = 1 - self._left / self._total if self._total else 0.0
+        plain = f"  {shown}" if shown else ""
+        self.show("plan", plain, description=self._title, completed=done, total=1.0, text=shown)
 
 
 class _TrainingProgress(TrainingProgress):
