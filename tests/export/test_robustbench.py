@@ -12,7 +12,7 @@ from safetensors.torch import load_file, save_file
 import atas
 from atas.errors import UsageError
 from atas.export.base import ExportSource
-from atas.export.robustbench import _module_name, model_info, standalone_definition
+from atas.export.robustbench import model_info, module_name, standalone_definition
 from atas.export.standalone import inline_source
 from atas.models.registry import class_and_settings
 
@@ -135,5 +135,5 @@ def test_a_network_of_ones_own_is_refused(train_tiny, own_net, tmp_path):
     [("cifar10-wrn", "cifar10_wrn"), ("3 nets", "model_3_nets"), ("été/..", "t"), ("'\"; x", "x"), ("--", "model")],
 )
 def test_names_of_modules(name, identifier):
-    assert _module_name(name) == identifier
+    assert module_name(name) == identifier
     assert identifier.isidentifier()

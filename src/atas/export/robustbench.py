@@ -55,7 +55,7 @@ def write(source: ExportSource, folder: Path) -> FormatOutput:
             f"alone can only be made of a built-in one ({', '.join(models.names())}); use --to safetensors and add "
             f"your code"
         )
-    stem = _module_name(source.run.recipe.name)
+    stem = module_name(source.run.recipe.name)
     weights, code, entry = (folder / f"{stem}.{kind}" for kind in ("safetensors", "py", "json"))
     text = standalone_definition(source, stem)
     save_weights(weights, source.model, source.metadata)
@@ -125,7 +125,11 @@ def _percent(result: Evaluation | None, name: str) -> str | None:
     return None if result is None or name not in result.accuracy else f"{100 * result.accuracy[name]:.2f}"
 
 
-def _module_name(name: str) -> str:
-    """A recipe's name as the name of a Python module."""
+def module_name(name: str) -> str:
+    """Turn a recipe's name into the name of a Python module.
+
+    >>> module_name("cifar10-wrn")
+    'cifar10_wrn'
+    """
     word = re.sub(r"\W+", "_", name, flags=re.ASCII).strip("_") or "model"
     return word if not word[0].isdigit() else f"model_{word}"

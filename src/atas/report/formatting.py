@@ -1,4 +1,4 @@
-"""Figures, attacks and threat models as the page writes them."""
+"""Numbers, attacks and threat models as text."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from atas.threat import Threat
 
 
 def percent(share: float, digits: int = 1) -> str:
-    """A share in percent, without the sign.
+    """Format a share in percent, without the sign.
 
     >>> percent(0.6025)
     '60.2'
@@ -17,7 +17,7 @@ def percent(share: float, digits: int = 1) -> str:
 
 
 def format_interval(ends: tuple[float, float]) -> str:
-    """An interval in percent.
+    """Format an interval in percent.
 
     >>> format_interval((0.559, 0.644))
     '55.9 to 64.4'
@@ -26,28 +26,28 @@ def format_interval(ends: tuple[float, float]) -> str:
 
 
 def describe_threat(threat: Threat) -> str:
-    """What attacks may do, for readers."""
+    """Describe what an attack may change, for readers."""
     norm = {"linf": "every pixel by at most", "l2": "the image by at most (L2)"}.get(threat.name, threat.name)
     return f"{norm} {str(threat).partition('(')[2].rstrip(')')}"
 
 
 def attack_names(evaluation: Evaluation) -> list[str]:
-    """The attacks that were run, in their order."""
+    """Return the attacks that were run, in their order."""
     return [name for name in evaluation.correct if name not in ("clean", "worst")]
 
 
 def join_names(names: list[str]) -> str:
-    """Attacks by the names that papers have for them, in a row.
+    """Join the names of attacks, as papers write them.
 
     >>> join_names(["fgsm", "pgd50", "autoattack"])
     'FGSM, PGD-50 and AutoAttack'
     """
-    shown = [display_name(name) for name in names]
-    return " and ".join([", ".join(shown[:-1]), shown[-1]] if len(shown) > 1 else shown)
+    titles = [display_name(name) for name in names]
+    return " and ".join([", ".join(titles[:-1]), titles[-1]] if len(titles) > 1 else titles)
 
 
 def describe_outcome(label: str | None) -> str:
-    """What broke an example.
+    """Describe the outcome of an example.
 
     >>> describe_outcome("autoattack: apgd-t"), describe_outcome("clean"), describe_outcome(None)
     ('AutoAttack: APGD-T', 'wrong without an attack', 'holds')

@@ -10,9 +10,9 @@ import numpy as np
 from PIL import Image
 from torch import Tensor
 
-SIDE = 64  # pixels, at most: a page of photographs stays small
+SIDE = 64  # pixels at most, so that a page of photographs stays small
 
-# Cividis: its lightness rises evenly, for colour-blind readers too.
+# Cividis: lightness rises evenly, also for colour-blind readers.
 _CIVIDIS = np.array(
     [
         (0, 32, 77),
@@ -43,7 +43,7 @@ class Picture:
 
 
 def image(pixels: Tensor, alt: str) -> Picture:
-    """An image (C, H, W) with pixels in [0, 1]; grey with one channel, colour with three."""
+    """Encode an image (C, H, W) with pixels in [0, 1]; other than one or three channels show the first only."""
     values = (pixels.detach().float().clamp(0, 1) * 255).round().byte().cpu().numpy()
     if len(values) not in (1, 3):
         values = values[:1]
@@ -53,16 +53,16 @@ def image(pixels: Tensor, alt: str) -> Picture:
 
 
 def perturbation(delta: Tensor, alt: str) -> Picture:
-    """A perturbation, magnified until its largest entry is black or white; grey is no change."""
+    """Encode a perturbation, scaled so that its largest entry is black or white; grey is no change."""
     largest = float(delta.abs().max()) or 1.0
     return image(delta / (2 * largest) + 0.5, alt)
 
 
-def heat_map(values: Tensor, most: float, alt: str) -> Picture:
-    """A matrix in colours from 0, dark, to `most`, light; the first row is at the bottom."""
-    place = values.detach().double().flip(0).cpu().numpy() / most * (len(_CIVIDIS) - 1)
+def heat_map(values: Tensor, limit: float, alt: str) -> Picture:
+    """Encode a matrix in colours from 0 (dark) to `limit` (light); the first row is at the bottom."""
+    position = values.detach().double().flip(0).cpu().numpy() / limit * (len(_CIVIDIS) - 1)
     ends = np.arange(len(_CIVIDIS))
-    colours = np.stack([np.interp(place, ends, _CIVIDIS[:, channel]) for channel in range(3)], -1)
+    colours = np.stack([np.interp(position, ends, _CIVIDIS[:, channel]) for channel in range(3)], -1)
     picture = Image.fromarray(colours.round().astype(np.uint8))
     return _encode(picture, alt, pixelated=False)
 

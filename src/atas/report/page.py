@@ -10,20 +10,27 @@ from atas.models.weights import GIVEN
 from atas.ops.precision import strict_float32
 from atas.recipes.expected import Paper
 from atas.report.elements import Section
-from atas.report.run_view import RunView
+from atas.report.run_view import RunView, SampleSizes
 from atas.report.sections import classes, comparison, examples, notes, summary, training
 from atas.report.summary import summarise
 from atas.training.engine import select_device
 
 
 def write_page(
-    folders: Sequence[str | Path], out: Path, *, root: str | None = None, paper: Paper | None = None
+    folders: Sequence[str | Path],
+    out: Path,
+    *,
+    root: str | None = None,
+    paper: Paper | None = None,
+    sample_sizes: SampleSizes | None = None,
 ) -> None:
     """Write the page of these runs.
 
-    `root` is the data directory, if different from training. `paper` looks up the paper's results.
+    `root` is the data directory, if different from training. `paper` looks up the paper's results. `sample_sizes`
+    limits how many images are attacked for the page.
     """
-    views = [RunView(run, Path(folder), root) for run, folder in zip(summarise(folders), folders, strict=True)]
+    runs = zip(summarise(folders), folders, strict=True)
+    views = [RunView(run, Path(folder), root, sample_sizes) for run, folder in runs]
     check_writable(out)
     with strict_float32(select_device("auto")):  # as in the evaluation, so that both give the same predictions
         text = render_run(views[0], paper) if len(views) == 1 else render_comparison(views)

@@ -56,14 +56,14 @@ def _by_class(view: RunView) -> DataTable:
         )
     head = ["class", "images", *map(display_name, columns), "95% interval", ""]
     caption = (
-        f"Accuracy of each class in percent, on {evaluation.n:,} test images; worst case is right under every attack, "
-        "and what the interval is of"
+        f"Accuracy of each class in percent, on {evaluation.n:,} test images. Worst case counts images that are "
+        "correct under every attack; the interval is of the last accuracy"
     )
     return DataTable(head, rows, caption, sortable=True)
 
 
 def _confusion(matrix: ConfusionMatrix) -> ConfusionView:
-    mistakes = ", ".join(f"{true} for {other} ({count} of {n})" for true, other, count, n in matrix.top_mistakes(3))
+    mistakes = ", ".join(f"{true} as {other} ({count} of {n})" for true, other, count, n in matrix.top_mistakes(3))
     table = _matrix(matrix) if len(matrix.classes) <= _MATRIX_UP_TO else _mistakes(matrix)
     return ConfusionView(matrix.num_images, mistakes, table)
 
@@ -71,7 +71,7 @@ def _confusion(matrix: ConfusionMatrix) -> ConfusionView:
 def _mistakes(matrix: ConfusionMatrix) -> DataTable:
     """List the most frequent mistakes, for data with many classes."""
     rows = [[true, other, str(count), str(n)] for true, other, count, n in matrix.top_mistakes(_MISTAKES)]
-    head = ["true class", "taken for", "times", "of"]
+    head = ["true class", "predicted", "times", "of"]
     return DataTable(head, rows, "The most frequent mistakes under PGD-10", text_columns=2)
 
 
@@ -84,11 +84,11 @@ def _matrix(matrix: ConfusionMatrix) -> DataTable:
             Cell(
                 str(count) if count else "",
                 style=f"--share:{100 * count / total:.0f}%",
-                title=f"{label} taken for {matrix.classes[other]}: {count} of {total}",
+                title=f"{label} predicted as {matrix.classes[other]}: {count} of {total}",
                 class_="right" if other == number else "heat",
             )
             for other, count in enumerate(counts)
         ]
         rows.append([label, *cells])
-    caption = "Rows are true classes, columns what the model says under PGD-10"
+    caption = "True classes (rows) and predicted classes (columns) under PGD-10"
     return DataTable(["", *matrix.classes], rows, caption, class_="matrix")

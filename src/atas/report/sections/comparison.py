@@ -106,7 +106,7 @@ def _runs_table(runs: list[RunSummary], ranking: Ranking | str) -> DataTable:
         caption += f", on {counts.pop():,} test images"
     if isinstance(ranking, Ranking):
         together = join_names(ranking.attacks)
-        caption += f"; the difference, in points, to the best is under {together} together, on the same images"
+        caption += f"; differences to the best run are in points, under {together} together, on the same images"
     return DataTable(head, rows, caption, text_columns=1 + len(texts), sortable=True, class_="runs")
 
 

@@ -160,7 +160,7 @@ def _variant(examples: AttackedExamples, row: int, result: AttackResult) -> Atta
     if bool(delta.any()):
         attack = display_name(result.name)
         changed = perturbation(delta, f"perturbation by {attack}")
-        after = image(result.adversarial[row], f"the image after {attack}: the model says {prediction}")
+        after = image(result.adversarial[row], f"the image after {attack}: the model predicts {prediction}")
     return AttackVariant(result.name, result.robust[row], confidence, prediction, changed, after)
 
 
@@ -243,7 +243,7 @@ def _surface_card(index: int, name: str, pixels: Tensor, landscape: LossLandscap
         ],
         limits=(0, 1.05 * limit),
         digits=2,
-        note="A line for each place along the random direction.",
+        note="One line for each position along the random direction.",
     )
     return SurfaceCard(
         index,

@@ -30,18 +30,18 @@ def caveats(view: RunView) -> list[str]:
     if evaluation is None:
         return [f"The run has not been evaluated; run: {view.evaluate_command}"]
     if view.weights_differ:
-        sentences.append("The evaluation was made with other weights than those in the run's folder; evaluate again.")
+        sentences.append("The evaluation used other weights than those in the run's folder; evaluate again.")
     if evaluation.threat != view.recipe.threat:
         sentences.append(
             f"The model was trained against {view.recipe.threat} and evaluated against {evaluation.threat}."
         )
     strongest = view.summary.autoattack_result
     if strongest is None:
-        sentences.append("AutoAttack was not run: the figures are upper bounds of the true robust accuracy.")
+        sentences.append("AutoAttack was not run: the results are upper bounds of the true robust accuracy.")
     elif strongest is not evaluation:
         sentences.append(other_autoattack_result(strongest))
     if evaluation.n < _FEW_IMAGES:
-        sentences.append(f"There were only {evaluation.n} test images, so intervals are wide.")
+        sentences.append(f"Only {evaluation.n} test images were used, so intervals are wide.")
     return sentences
 
 

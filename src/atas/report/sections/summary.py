@@ -42,7 +42,7 @@ def _accuracy_table(evaluation: Evaluation, expected: Expected | None, row: Pape
     for name in evaluation.correct:
         if name == "worst" and evaluation.accuracy[name] >= lowest:
             continue  # equal to the strongest attack
-        label = "all of them together" if name == "worst" else display_name(name)
+        label = "all attacks together" if name == "worst" else display_name(name)
         correct = int(evaluation.correct[name].sum())
         cells = _cells(Cell(label), evaluation.accuracy[name], evaluation.interval[name], correct, evaluation.n)
         cells.append(format_seconds(evaluation.seconds[name]))

@@ -37,8 +37,8 @@ def training_section(view: RunView) -> Section:
         marks=marks,
         limits=(0, 100),
         sync=EPOCH_SYNC,
-        note=f"Up to {view.recipe.training.probe:,} training images, attacked after every epoch. When training "
-        "collapses, FGSM accuracy rises and PGD-10 accuracy falls to nothing.",
+        note=f"Up to {view.recipe.training.probe:,} training images, attacked after every epoch. In a collapse, FGSM "
+        "accuracy rises and PGD-10 accuracy falls to zero.",
     )
     loss = Chart(
         "Training loss",
@@ -50,7 +50,7 @@ def training_section(view: RunView) -> Section:
         limits=(0, None),
         digits=3,
         sync=EPOCH_SYNC,
-        note="On the examples as the method perturbed them, the mean over the epoch.",
+        note="Mean over the epoch, on the perturbed training examples.",
     )
     rate = Chart(
         "Learning rate",
@@ -76,12 +76,12 @@ def training_section(view: RunView) -> Section:
 
 
 def column(rows: list[dict[str, Any]], key: str, scale: float = 1) -> list[float | None]:
-    """A figure of every epoch; None where an older version did not write it."""
+    """Return one metric of every epoch; None where an older version did not log it."""
     return [scale * row[key] if isinstance(row.get(key), int | float) else None for row in rows]
 
 
 def event_marks(view: RunView) -> list[Mark]:
-    """What happened during training, at its epoch."""
+    """Return marks of collapses, breakdowns, rollbacks and stops."""
     marks = []
     for event in view.summary.events:
         if event["event"] == "rollback":
@@ -120,7 +120,7 @@ def steps_section(view: RunView) -> Section:
 
 
 def _quantiles_chart(view: RunView, key: str, title: str, what: str, digits: int) -> Chart | None:
-    """The quantiles of something, by epoch."""
+    """Chart the quantiles of a metric by epoch; None if it was not logged."""
     rows = [row for row in view.summary.epochs if row.get(key)]
     if not rows:
         return None
@@ -136,12 +136,12 @@ def _quantiles_chart(view: RunView, key: str, title: str, what: str, digits: int
         limits=(0, None),
         digits=digits,
         sync=EPOCH_SYNC,
-        note="The bands hold half and nine tenths of the examples.",
+        note="The bands contain 50% and 90% of the examples.",
     )
 
 
 def _deciles_chart(view: RunView, key: str, title: str, what: str, digits: int) -> Chart | None:
-    """A line for each tenth of the examples, by epoch."""
+    """Chart a metric of each decile of the examples by epoch; None if it was not logged."""
     rows: list[dict[str, Any]] = [row for row in view.summary.epochs if row.get(key)]
     if not rows:
         return None
@@ -151,17 +151,17 @@ def _deciles_chart(view: RunView, key: str, title: str, what: str, digits: int) 
         "epoch",
         what,
         [row["epoch"] + 1 for row in rows],
-        [Line(_DECILE_NAMES[place], values, f"r{place}") for place, values in enumerate(columns)],
+        [Line(_DECILE_NAMES[row], values, f"r{row}") for row, values in enumerate(columns)],
         marks=event_marks(view),
         limits=(0, None),
         digits=digits,
         sync=EPOCH_SYNC,
-        note="The 1st tenth of the examples has the smallest norms, the 10th the largest.",
+        note="The 1st tenth of the examples has the smallest gradient norms, the 10th the largest.",
     )
 
 
 def _final_deciles_chart(deciles: NormDeciles) -> Chart:
-    """Accuracy by tenth, measured when the page was made."""
+    """Chart the accuracy by decile, measured for the page."""
     low, high = zip(*deciles.interval, strict=True)
     return Chart(
         "Accuracy of training examples by tenth of the gradient norm",
