@@ -75,7 +75,7 @@ def test_a_screen_that_is_lost_is_told_once_and_ends_nothing(error, method, caps
     with display:
         display.log("one")
         display.log("two")
-    told = f"atas: the output takes no more ({error.strerror}); going on without it\n"
+    told = f"atas: cannot write output: {error.strerror}; continuing without it\n"
     assert capsys.readouterr().err == told
 
 
@@ -91,7 +91,7 @@ def test_characters_that_a_screen_cannot_show_are_replaced():
 @pytest.mark.parametrize("print_it", [print_line, print_json])
 def test_standard_output_that_is_full_is_told_once(print_it):
     with open("/dev/full", "w") as full, redirect_stdout(full):
-        with pytest.raises(AtasError, match="takes nothing \\(No space left on device\\)"):
+        with pytest.raises(AtasError, match="cannot write to standard output: No space left on device"):
             print_it("text")
         full.flush()  # as at the end of the process
 

@@ -83,14 +83,14 @@ def test_a_collapse_is_told(copy_of):
     path = folder / "metrics.jsonl"
     rows = [json.loads(line) for line in path.read_text().splitlines()]
     path.write_text("".join(json.dumps(row | {"collapsed": row["epoch"] == 1}) + "\n" for row in rows))
-    assert "**Training collapsed** (catastrophic overfitting, found in epoch 2)" in text_of(folder)
+    assert "**Training collapsed** (catastrophic overfitting, detected in epoch 2)" in text_of(folder)
 
 
 def test_a_standard_model_is_said_not_to_be_robust(train_tiny, tmp_path):
     run = train_tiny(tmp_path / "run", {"method.name": "standard", "training.epochs": 1})
     found = sections_of(text_of(run.folder))
     assert "Expect no robustness at all" in found["Limits"]
-    assert found["Threat model"].strip().startswith("None: trained without any attack.")
+    assert found["Threat model"].strip().startswith("None: trained without attacks.")
     assert "2206.02417" not in found["Training"]
 
 

@@ -126,7 +126,7 @@ def test_a_budget_in_grey_levels_is_written_so(evaluated):
 
 def test_a_network_of_ones_own_is_refused(train_tiny, own_net, tmp_path):
     run = train_tiny(tmp_path / "run", {"training.epochs": 1}, model=own_net())
-    with pytest.raises(UsageError, match=r"code of its own \(OwnNet\).*built-in one .*use --to safetensors"):
+    with pytest.raises(UsageError, match=r"user code \(OwnNet\).*built-in networks only .*use --to safetensors"):
         atas.export.write(run, "robustbench")
 
 

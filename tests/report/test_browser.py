@@ -212,7 +212,7 @@ def test_the_gallery_shows_the_attack_that_is_chosen_and_sorts(show):
     assert order("class") == sorted(order("class"))
     choice.get_by_role("button", name="outcome").click()
     assert order("broken") == sorted(order("broken"))
-    assert page.locator("#gallery [role=status]").inner_text() == "Sort by: what broke it"
+    assert page.locator("#gallery [role=status]").inner_text() == "Sort by: outcome"
     choice.get_by_role("button", name="confidence under attack").click()
     found = page.locator(".cards [data-confidence]:visible").evaluate_all(
         "all => all.map((e) => +e.dataset.confidence)"

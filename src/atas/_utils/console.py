@@ -1,10 +1,10 @@
-"""Everything that is printed: lines, JSON and tables on standard output, and the displays of work in progress.
+"""Console output: lines, JSON and tables on standard output, and progress displays.
 
-`print_line`, `print_json` and `print_table` write results. `ProgressDisplay` is the base of all live displays, and
+`print_line`, `print_json` and `print_table` print results. `ProgressDisplay` is the base of all progress displays, and
 `DataProgress` shows downloads, decoding and packing. Displays write through `ResilientStream`, so a closed pipe or a
 full disk does not stop the work.
 
-Importing this module loads neither torch nor rich: the command answers `--help` without them.
+Importing this module imports neither torch nor rich, so that `--help` is fast.
 """
 
 from __future__ import annotations
@@ -27,16 +27,16 @@ if TYPE_CHECKING:
     from rich.progress import Progress, ProgressColumn, TaskID
     from rich.table import Table
 
-_PIPE_WIDTH = 320  # nothing is cut where another program reads
+_PIPE_WIDTH = 320  # columns; wide enough that nothing is cut in a pipe
 
 
 def is_rank0() -> bool:
-    """Whether this process prints, among those that torchrun started; known before torch is imported."""
+    """Return whether this process is rank 0 of torchrun, without importing torch."""
     return int(os.environ.get("RANK", "0")) == 0
 
 
 def import_torch() -> None:
-    """Import torch, which takes seconds, and show a status meanwhile where there is a terminal."""
+    """Import torch, which takes seconds, with a status line in a terminal."""
     from rich.console import Console
 
     console = Console(stderr=True)
@@ -46,7 +46,7 @@ def import_torch() -> None:
 
 
 def print_line(text: str) -> None:
-    """Print one line as it stands: paths are neither broken nor read as markup."""
+    """Print one line unchanged: no wrapping, no markup."""
     from rich.console import Console
 
     with _printing():
@@ -54,7 +54,7 @@ def print_line(text: str) -> None:
 
 
 def print_json(text: str) -> None:
-    """Print what another program reads."""
+    """Print JSON for other programs."""
     import typer
 
     with _printing():
@@ -62,8 +62,7 @@ def print_json(text: str) -> None:
 
 
 def print_table(table: Table) -> None:
-    """Print a table, as wide as the terminal; in a pipe, and where a terminal is too narrow for its words, as wide as
-    it needs. Names and figures are never cut, and shown as they stand."""
+    """Print a table as wide as the terminal, or wider if its words need more room. Cells are never cut."""
     from rich.console import Console
 
     console = Console()
@@ -76,30 +75,33 @@ def print_table(table: Table) -> None:
 
 @contextmanager
 def _printing() -> Iterator[None]:
-    """A sentence where standard output takes nothing. A pipe that nobody reads any more is no error to speak of."""
+    """Turn an error of standard output into a sentence; a closed pipe is left to the caller."""
     try:
         yield
     except BrokenPipeError:
         raise
     except OSError as error:
         redirect_to_devnull(sys.stdout)
-        raise AtasError(f"standard output takes nothing ({error.strerror}); send it elsewhere") from error
+        raise AtasError(f"cannot write to standard output: {error.strerror}; redirect it to another file") from error
 
 
 def _fit(table: Table, width: int, wide: Console) -> None:
-    """Give every column room for its longest word, and what is left to those that would like more."""
+    """Give every column the width of its longest word, and share the rest among wider columns."""
     spans = [[wide.measure(cell) for cell in (column.header, *column.cells)] for column in table.columns]
-    least = [max(span.minimum for span in of_column) for of_column in spans]
-    most = [max(span.maximum for span in of_column) for of_column in spans]
-    around = wide.measure(table).maximum - sum(most)
-    spare, wish = width - around - sum(least), sum(most) - sum(least)
-    for column, low, high in zip(table.columns, least, most, strict=True):
-        column.width = low + (high - low) * max(0, min(spare, wish)) // max(1, wish)
+    minimum = [max(span.minimum for span in column) for column in spans]
+    maximum = [max(span.maximum for span in column) for column in spans]
+    borders = wide.measure(table).maximum - sum(maximum)
+    spare, wanted = width - borders - sum(minimum), sum(maximum) - sum(minimum)
+    for column, low, high in zip(table.columns, minimum, maximum, strict=True):
+        column.width = low + (high - low) * max(0, min(spare, wanted)) // max(1, wanted)
 
 
 class ResilientStream:
-    """A stream that never raises: one that can take no more, as its reader went away or the disk is full, is left with
-    one line on standard error, and a character that it cannot encode is replaced."""
+    """A stream that never raises.
+
+    If writing fails, because the reader closed the pipe or the disk is full, it prints one line to standard error and
+    discards further output. Characters that the stream cannot encode are replaced.
+    """
 
     def __init__(self, stream: IO[str]) -> None:
         self._stream, self._lost = stream, False
@@ -108,7 +110,7 @@ class ResilientStream:
         return getattr(self._stream, name)
 
     def write(self, text: str) -> int:
-        """Write as much of it as can be."""
+        """Write text if the stream still works."""
         try:
             return 0 if self._lost else self._stream.write(text)
         except UnicodeEncodeError as error:
@@ -117,7 +119,7 @@ class ResilientStream:
             return self._lose(error)
 
     def flush(self) -> None:
-        """Flush what can be."""
+        """Flush if the stream still works."""
         try:
             if not self._lost:
                 self._stream.flush()
@@ -129,7 +131,7 @@ class ResilientStream:
         if self._stream in (sys.__stdout__, sys.__stderr__):
             redirect_to_devnull(self._stream)
         with contextlib.suppress(OSError):
-            sentence = f"atas: the output takes no more ({error.strerror or error}); going on without it"
+            sentence = f"atas: cannot write output: {error.strerror or error}; continuing without it"
             print(sentence, file=sys.stderr, flush=True)
         return 0
 

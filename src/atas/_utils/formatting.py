@@ -1,4 +1,4 @@
-"""Paths and amounts as people write them."""
+"""Paths, durations and sizes as text."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 
 
 def shell_quote(path: str | Path) -> str:
-    """A path as it stands in a command that is shown, to be copied.
+    """Quote a path for a shell command.
 
     >>> shell_quote("runs/first"), shell_quote("runs/my first")
     ('runs/first', "'runs/my first'")
@@ -37,7 +37,7 @@ def format_duration(seconds: float) -> str:
 
 
 def format_bytes(size: float) -> str:
-    """So many bytes as people write them.
+    """Format a number of bytes.
 
     >>> format_bytes(491_520), format_bytes(252e9)
     ('492 kB', '252 GB')

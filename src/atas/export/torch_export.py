@@ -21,20 +21,20 @@ model = torch.export.load("model.pt2").module()
 logits = model(images)  # float32, (N, {channels}, {height}, {width}), pixels in [0, 1]
 ```
 
-The number of images is free, their size is not. The graph is that of eval mode. Load only files that you trust.
+The batch size is dynamic, the image size is fixed. The graph is in eval mode. Load only files that you trust.
 """
 
 
 def write(source: ExportSource, folder: Path) -> FormatOutput:
-    """`model.pt2`, written after it was read back and compared."""
+    """Write `model.pt2` after reading it back and comparing it."""
     try:
         program = torch.export.export(
             source.model, (dummy_input(source.shape),), dynamic_shapes=({0: torch.export.Dim("batch")},)
         )
-    except Exception as error:  # of many kinds, among them the user's own
+    except Exception as error:  # the model's code may raise anything
         raise AtasError(
-            f"PyTorch cannot export this model with a free batch size ({first_line(error)}); look for code in "
-            f"its forward that depends on values or on the number of images"
+            f"PyTorch cannot export this model with a dynamic batch size ({first_line(error)}); look for code in "
+            f"its forward that depends on values or on the batch size"
         ) from error
     content = io.BytesIO()
     torch.export.save(program, content, extra_files={_EXTRA: json.dumps(source.metadata)})
