@@ -209,3 +209,16 @@ def test_what_is_no_run_and_what_is_damaged(copy_of, tmp_path, page_of):
     with pytest.raises(DataError, match="is damaged"):
         page_of(folder)
     assert not (tmp_path / "page.html").exists()
+
+
+def test_a_comparison_names_runs_with_results_of_other_weights(trained, copy_of, page_of):
+    folder = copy_of("stale")
+    result = atas.Evaluation.load(folder / "evaluation.json")
+    dataclasses.replace(result, weights="0" * 16).save(folder / "evaluation.json")
+    assert "Evaluated with other weights than those in the folder: stale." in page_of(trained, folder).text
+
+
+def test_a_clean_only_result_is_not_repeated_with_an_empty_list_of_attacks(make_run, page_of):
+    text = page_of(make_run("run", right={"clean": 90}), root="nowhere").text
+    assert "atas train" in text
+    assert "--attacks" not in text

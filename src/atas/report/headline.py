@@ -180,11 +180,14 @@ def _under_own_attacks(ranked: RankedRun) -> str:
 
 def _trust_all(question: str, views: list[RunView]) -> HeadlineAnswer:
     missing = [view.summary.name for view in views if view.evaluation is None]
+    stale = [view.summary.name for view in views if view.weights_differ]
     warned = [view.summary.name for view in views if view.summary.warnings]
     weak = [view.summary.name for view in views if view.evaluation and not view.evaluation.has_autoattack]
     sentences = []
     if missing:
         sentences.append(f"Not evaluated: {', '.join(missing)}.")
+    if stale:
+        sentences.append(f"Evaluated with other weights than those in the folder: {', '.join(stale)}.")
     if warned:
         sentences.append(f"With warnings: {', '.join(warned)}.")
     if weak:

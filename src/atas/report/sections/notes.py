@@ -81,6 +81,8 @@ def _commands(view: RunView) -> str:
     evaluate: list[str | Path] = ["atas", "evaluate"]
     if evaluation is None:
         evaluate += [folder, "--attacks", "pgd50,autoattack"]
+    elif not attack_names(evaluation):
+        return shlex.join(map(str, train))  # the command cannot evaluate without an attack
     else:
         evaluate += [copy, "--attacks", ",".join(attack_names(evaluation))]
         if evaluation.threat != view.recipe.threat:
