@@ -48,12 +48,12 @@ def reproduce(
     dry_run: bool = typer.Option(False, "--dry-run", help="Only list the runs."),
     as_json: bool = typer.Option(False, "--json", help="Print JSON instead of a table."),
 ) -> None:
-    """Reproduce tables and figures of the paper, beside the published numbers.
+    """Reproduce tables and figures of the paper.
 
-    A study is a plan of runs. If interrupted, the same command resumes it; finished runs are reused, also by other
-    studies. Several studies form one plan that trains each shared model once; an option applies to the studies that
-    have it. To use several GPUs, start the same command once for each (CUDA_VISIBLE_DEVICES=0, 1, ...). The exit
-    status is 1 if a run failed.
+    Prints our results beside the published ones. A study is a plan of runs. If interrupted, the same command resumes;
+    finished runs are reused, also by other studies. Several studies form one plan that trains each shared model once;
+    an option applies to the studies that have it. To use several GPUs, start the same command once for each
+    (CUDA_VISIBLE_DEVICES=0, 1, ...). The exit status is 1 if a run failed.
 
     \b
     Example: atas reproduce table-cifar10 --quick

@@ -1,4 +1,4 @@
-"""The progress of a training: a live line in a terminal, plain lines elsewhere."""
+"""Progress of a training run: a bar in a terminal, plain lines elsewhere."""
 
 from __future__ import annotations
 
@@ -33,17 +33,17 @@ class TrainingProgress(ProgressDisplay):
         return self
 
     def start_run(self, headline: str) -> None:
-        """The first line: what is about to be done."""
+        """Print the first line, which describes the run."""
         self.log(headline)
 
     def data_loading(self, what: str, done: int, total: int | None) -> None:
-        """Say how far the work before the training is: at its beginning, where it is much, and now and then."""
+        """Print the progress of loading: at the start if there are many images, then now and then."""
         if total is not None and ((not done and total >= _MANY_IMAGES) or self.due()):
             self._last = self.clock()
             self.log(f"{what}: {done:,} of {total:,}")
 
     def start(self, title: str, total: int, done: int) -> None:
-        """Start the line; `done` of `total` steps were made before a resume."""
+        """Start the bar; `done` of `total` steps were made before a resume."""
         self._total, self._done_before, self._done = total, done, done
         self._started = self.clock()
         self._probes, self._probing, self._probe_began = 0, 0.0, self._started
@@ -60,7 +60,7 @@ class TrainingProgress(ProgressDisplay):
             self.bar.start()
 
     def update(self, done: int, epoch: int, epochs: int, **status: Any) -> None:
-        """Show where the run stands, in the middle of an epoch (counted from 0)."""
+        """Show the position within an epoch (counted from 0)."""
         self._done = done
         number = f"epoch {epoch + 1}/{epochs}"
         left = self._time_left(epochs - epoch)
@@ -71,11 +71,11 @@ class TrainingProgress(ProgressDisplay):
         self.show("steps", plain, completed=done, text=f"{number}  {_status(moving)}")
 
     def start_probe(self) -> None:
-        """The steps of an epoch are made, and the monitor's look follows, whose time is not theirs."""
+        """Start the monitor's probe after the steps of an epoch; it is timed separately."""
         self._probe_began = self.clock()
 
     def end_epoch(self, done: int, row: dict[str, Any], epochs: int) -> None:
-        """One line for an epoch that has ended with a look at the model."""
+        """Print one line for an epoch after its probe."""
         self._done = done
         self._probes, self._probing = self._probes + 1, self._probing + self.clock() - self._probe_began
         number = f"{row['epoch'] + 1:>{len(str(epochs))}}/{epochs}"
@@ -84,13 +84,13 @@ class TrainingProgress(ProgressDisplay):
         self.log(f"epoch {number}  {_status(row)}{left}")
 
     def _time_left(self, probes: int) -> str:
-        """Of the steps and looks that are left, at the pace of those since the beginning or the resume."""
+        """Estimate the time of the remaining steps and probes from those since the start or the resume."""
         made = self._done - self._done_before
         if made <= 0:
             return "?"
-        a_step = (self.clock() - self._started - self._probing) / made
-        a_probe = self._probing / max(1, self._probes)
-        return format_duration(a_step * (self._total - self._done) + a_probe * probes)
+        step_seconds = (self.clock() - self._started - self._probing) / made
+        probe_seconds = self._probing / max(1, self._probes)
+        return format_duration(step_seconds * (self._total - self._done) + probe_seconds * probes)
 
 
 def _status(values: dict[str, Any]) -> str:
@@ -108,5 +108,5 @@ def _status(values: dict[str, Any]) -> str:
 
 
 def _format_step_size(value: float) -> str:
-    """A mean step size: in grey levels as people write them, unless it is a large part of the range."""
+    """Format a mean step size: as k/255 unless it is large."""
     return f"{255 * value:.1f}/255" if value < 0.15 else f"{value:.3f}"
