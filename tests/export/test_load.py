@@ -237,9 +237,7 @@ def test_a_file_is_no_reason_to_import_anything(exported, tmp_path, monkeypatch)
     (tmp_path / "innocent.py").write_text("import pathlib; pathlib.Path('exploded').touch()")
     monkeypatch.chdir(tmp_path)
     path = rewritten(exported, tmp_path / "model.safetensors", {"name": "innocent:build"})
-    with pytest.raises(
-        UsageError, match=r"user code \(innocent:build, 10 classes, images of shape \[1, 8, 8\]\)"
-    ):
+    with pytest.raises(UsageError, match=r"user code \(innocent:build, 10 classes, images of shape \[1, 8, 8\]\)"):
         atas.load(path)
     assert not (tmp_path / "exploded").exists()
 
