@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from atas.report.charts import Chart, Line, Mark, Range
+from atas.report.charts import Chart, ChartLine, Mark, Range
 from atas.report.templating import to_json
 
 
@@ -15,7 +15,10 @@ def chart():
         "epoch",
         "accuracy, %",
         [1, 2, 3],
-        [Line("clean", [50.0, 70.0, 60.0], "c0"), Line("PGD-10", [10.0, None, float("nan")], "c2", shown=False)],
+        [
+            ChartLine("clean", [50.0, 70.0, 60.0], "c0"),
+            ChartLine("PGD-10", [10.0, None, float("nan")], "c2", shown=False),
+        ],
         ranges=[Range("half", [1.0, 2.0, 3.0], [4.0, 5.0, 6.0], "c2")],
         marks=[Mark(2, "collapse")],
         limits=(0, 100),

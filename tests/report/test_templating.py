@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from jinja2 import UndefinedError
 
-from atas.report.charts import Chart, Line, Mark
+from atas.report.charts import Chart, ChartLine, Mark
 from atas.report.elements import Cell, DataTable, Section, Whisker
 from atas.report.headline import HeadlineAnswer
 from atas.report.templating import render, render_page, to_json
@@ -91,7 +91,7 @@ def test_json_has_six_digits_and_null_for_nan():
 
 @pytest.mark.parametrize("text", HOSTILE)
 def test_a_page_with_hostile_names(text):
-    chart = Chart(text, text, text, [1], [Line(text, [1.0], "c0")], marks=[Mark(1, text)], note=text)
+    chart = Chart(text, text, text, [1], [ChartLine(text, [1.0], "c0")], marks=[Mark(1, text)], note=text)
     sections = [
         Section("summary", text, "comparison", comparison(text)),
         Section("training", text, "comparison_curves", {"charts": [chart, chart]}),

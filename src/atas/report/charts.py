@@ -13,7 +13,7 @@ EPOCH_SYNC = "epochs"  # charts with this `sync` share their cursor
 
 
 @dataclass(frozen=True)
-class Line:
+class ChartLine:
     """A curve. `colour` is one of the page's colours: c0 to c7, or r0 to r9 from small to large."""
 
     label: str
@@ -49,7 +49,7 @@ class Chart:
     x_label: str
     y_label: str
     x: Sequence[float]
-    lines: Sequence[Line]
+    lines: Sequence[ChartLine]
     ranges: Sequence[Range] = ()
     marks: Sequence[Mark] = ()
     limits: tuple[float | None, float | None] = (None, None)

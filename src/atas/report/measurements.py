@@ -109,7 +109,7 @@ def loss_landscape(model: nn.Module, x: Tensor, y: Tensor, threat: Threat, *, in
 
 
 @dataclass(frozen=True)
-class GradientNorms:
+class ExampleNorms:
     """Gradient norms of training examples (indices into the training set), and step sizes of adaptive methods."""
 
     index: Tensor
@@ -131,7 +131,7 @@ class NormDeciles:
 
 
 @functools.lru_cache(maxsize=1)
-def gradient_norms(view: RunView) -> GradientNorms:
+def gradient_norms(view: RunView) -> ExampleNorms:
     """Return the norms that the method stored, or measure them with the trained model."""
     return _from_checkpoint(view) or _from_model(view)
 
@@ -156,7 +156,7 @@ def accuracy_by_norm_decile(view: RunView) -> NormDeciles:
     )
 
 
-def _from_checkpoint(view: RunView) -> GradientNorms | None:
+def _from_checkpoint(view: RunView) -> ExampleNorms | None:
     """Read the norms that an adaptive method stores in the checkpoint; None for other methods."""
     if not view.folder.last_checkpoint.exists():
         return None
@@ -172,12 +172,12 @@ def _from_checkpoint(view: RunView) -> GradientNorms | None:
     average = tensors["method.norms.average"]
     if len(average) != len(index):
         raise Unavailable("The training images are not those of the run: give their folder with --data")
-    return GradientNorms(
+    return ExampleNorms(
         index, average.sqrt(), tensors["method.norms.step_size"], "norms as the method averaged them during training"
     )
 
 
-def _from_model(view: RunView) -> GradientNorms:
+def _from_model(view: RunView) -> ExampleNorms:
     """Measure the gradient at training images, as many as fit into 10 seconds."""
     train = view.data.train
     count = min(view.throughput.max_images(1, _DECILE_SECONDS, 5 * view.sample_sizes.norm_deciles), len(train))
@@ -187,7 +187,7 @@ def _from_model(view: RunView) -> GradientNorms:
         for part in index.split(_BATCH):
             x, y = _batch(view, part)
             norms.append(l2_norm(input_gradient(view.model, x, y)[0]).cpu())
-    return GradientNorms(index, torch.cat(norms), None, "norms of the gradient at the images, by the trained model")
+    return ExampleNorms(index, torch.cat(norms), None, "norms of the gradient at the images, by the trained model")
 
 
 def _clean_and_robust(view: RunView, index: Tensor) -> tuple[Tensor, Tensor]:

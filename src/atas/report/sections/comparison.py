@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from atas._utils.formatting import format_seconds
 from atas.attacks.registry import display_name
-from atas.report.charts import EPOCH_SYNC, Chart, Line, Mark
+from atas.report.charts import EPOCH_SYNC, Chart, ChartLine, Mark
 from atas.report.compare import RankedRun, Ranking, rank
 from atas.report.elements import Cell, DataTable, Section, Whisker
 from atas.report.formatting import attack_names, format_interval, join_names, percent
@@ -50,7 +50,9 @@ def curves_section(views: list[RunView]) -> Section:
         for number, view in enumerate(views):
             values = column(view.summary.epochs, key, scale)
             values += [None] * (num_epochs - len(values))
-            lines.append(Line(view.summary.name, values, _COLOURS[number % len(_COLOURS)], dashed=number >= _SOLID))
+            lines.append(
+                ChartLine(view.summary.name, values, _COLOURS[number % len(_COLOURS)], dashed=number >= _SOLID)
+            )
         charts.append(
             Chart(
                 title,

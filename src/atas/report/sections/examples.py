@@ -9,11 +9,11 @@ from torch import Tensor
 
 from atas.attacks.registry import display_name
 from atas.report.attack_examples import AttackedExamples, AttackResult, attack_examples, sample_by_outcome
-from atas.report.charts import Chart, Line
+from atas.report.charts import Chart, ChartLine
 from atas.report.elements import Section
 from atas.report.formatting import describe_outcome, join_names
 from atas.report.images import Picture, heat_map, image, perturbation
-from atas.report.measurements import POINTS, GradientNorms, LossLandscape, gradient_norms, loss_landscape
+from atas.report.measurements import POINTS, ExampleNorms, LossLandscape, gradient_norms, loss_landscape
 from atas.report.run_view import RunView, evenly_spaced, or_unavailable
 from atas.threat import Threat
 
@@ -182,7 +182,7 @@ def _norm_extremes(view: RunView) -> NormExtremes:
     return NormExtremes(len(order), norms.source, largest, smallest)
 
 
-def _norm_example(view: RunView, norms: GradientNorms, row: int) -> NormExample:
+def _norm_example(view: RunView, norms: ExampleNorms, row: int) -> NormExample:
     train, index, norm = view.data.train, int(norms.index[row]), float(norms.norm[row])
     name = train.classes[int(train.labels[index])]
     step = "" if norms.step_size is None else f", step {float(norms.step_size[row]):.3g}"
@@ -238,7 +238,7 @@ def _surface_card(index: int, name: str, pixels: Tensor, landscape: LossLandscap
         "loss",
         steps,
         [
-            Line(f"{steps[row]:+.1f}" if row != POINTS // 2 else "0", loss[row].tolist(), colour)
+            ChartLine(f"{steps[row]:+.1f}" if row != POINTS // 2 else "0", loss[row].tolist(), colour)
             for row, colour in _OFFSETS
         ],
         limits=(0, 1.05 * limit),

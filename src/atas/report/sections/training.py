@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 from atas.attacks.registry import display_name
-from atas.report.charts import EPOCH_SYNC, Chart, Line, Mark, Range
+from atas.report.charts import EPOCH_SYNC, Chart, ChartLine, Mark, Range
 from atas.report.elements import Section
 from atas.report.measurements import NormDeciles, accuracy_by_norm_decile
 from atas.report.run_view import RunView, or_unavailable
@@ -24,10 +24,10 @@ def training_section(view: RunView) -> Section:
     epochs = [row["epoch"] + 1 for row in rows]
     marks = event_marks(view)
     lines = [
-        Line(display_name(key), column(rows, key, 100), colour, dashed=key == "clean")
+        ChartLine(display_name(key), column(rows, key, 100), colour, dashed=key == "clean")
         for key, colour in _CURVES.items()
     ]
-    lines.append(Line("training examples", column(rows, "train_accuracy", 100), "c3", dashed=True, shown=False))
+    lines.append(ChartLine("training examples", column(rows, "train_accuracy", 100), "c3", dashed=True, shown=False))
     accuracy = Chart(
         "Accuracy of the monitor's images",
         "epoch",
@@ -45,7 +45,7 @@ def training_section(view: RunView) -> Section:
         "epoch",
         "loss",
         epochs,
-        [Line("loss", column(rows, "loss"), "c4")],
+        [ChartLine("loss", column(rows, "loss"), "c4")],
         marks=marks,
         limits=(0, None),
         digits=3,
@@ -57,7 +57,7 @@ def training_section(view: RunView) -> Section:
         "epoch",
         "rate",
         epochs,
-        [Line("rate", column(rows, "rate"), "c5")],
+        [ChartLine("rate", column(rows, "rate"), "c5")],
         limits=(0, None),
         digits=4,
         sync=EPOCH_SYNC,
@@ -130,7 +130,7 @@ def _quantiles_chart(view: RunView, key: str, title: str, what: str, digits: int
         "epoch",
         what,
         [row["epoch"] + 1 for row in rows],
-        [Line("median", middle, "c2")],
+        [ChartLine("median", middle, "c2")],
         ranges=[Range("nine tenths", low, high, "c2"), Range("half", lower, upper, "c2")],
         marks=event_marks(view),
         limits=(0, None),
@@ -151,7 +151,7 @@ def _deciles_chart(view: RunView, key: str, title: str, what: str, digits: int) 
         "epoch",
         what,
         [row["epoch"] + 1 for row in rows],
-        [Line(_DECILE_NAMES[row], values, f"r{row}") for row, values in enumerate(columns)],
+        [ChartLine(_DECILE_NAMES[row], values, f"r{row}") for row, values in enumerate(columns)],
         marks=event_marks(view),
         limits=(0, None),
         digits=digits,
@@ -169,8 +169,8 @@ def _final_deciles_chart(deciles: NormDeciles) -> Chart:
         "accuracy, %",
         list(range(1, len(deciles.robust) + 1)),
         [
-            Line("clean", [100 * value for value in deciles.clean], "c0", dashed=True),
-            Line("PGD-10", [100 * value for value in deciles.robust], "c2"),
+            ChartLine("clean", [100 * value for value in deciles.clean], "c0", dashed=True),
+            ChartLine("PGD-10", [100 * value for value in deciles.robust], "c2"),
         ],
         ranges=[Range("95% interval", [100 * value for value in low], [100 * value for value in high], "c2")],
         limits=(0, 100),
