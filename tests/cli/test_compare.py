@@ -20,7 +20,7 @@ def runs(copy_of, command):
 def test_a_table(runs, command):
     result = command("compare", *runs)
     assert result.status == 0, result.err
-    for word in ("first", "second", "atas", "clean", "fgsm", "Linf(0.1)", "not evaluated yet"):
+    for word in ("first", "second", "atas", "clean", "fgsm", "Linf(0.1)", "not evaluated"):
         assert word in result.out
 
 
@@ -94,7 +94,7 @@ def test_not_the_folder_of_a_run(runs, command, tmp_path):
 
 def test_a_run_without_an_epoch(unfinished, command):
     (unfinished / "metrics.jsonl").write_text("")
-    command("compare", unfinished).sentence("has no epoch to show yet", status=1)
+    command("compare", unfinished).sentence("has no finished epoch", status=1)
 
 
 def test_an_unfinished_run_can_be_compared(unfinished, command):

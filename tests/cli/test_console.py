@@ -1,6 +1,5 @@
 """What is printed: lines and tables, progress displays, and what terminals and shells expect."""
 
-import doctest
 import io
 import json
 import re
@@ -10,9 +9,8 @@ import pytest
 from rich.console import Console
 
 from atas import recipes
-from atas._utils import console as console_module
-from atas._utils.console import ProgressDisplay, print_json, print_line, progress_bar
-from atas.cli import app, evaluation_progress
+from atas._utils.console import DataProgress, ProgressDisplay, print_json, print_line
+from atas.cli import app
 from atas.cli.evaluation_progress import EvaluationProgress
 from atas.errors import AtasError
 from atas.evaluation import Status
@@ -20,14 +18,35 @@ from atas.evaluation import Status
 # Displays
 
 
-def test_examples_in_docstrings_run():
-    result = doctest.testmod(console_module)
-    assert (result.failed, result.attempted) == (0, 1)
+@pytest.mark.parametrize("is_terminal", [True, False])
+def test_only_a_terminal_has_a_bar(is_terminal):
+    display = ProgressDisplay(Console(file=io.StringIO(), force_terminal=is_terminal))
+    display.add_bar()
+    assert (display.bar is not None) == is_terminal
 
 
-def test_there_is_a_bar_in_a_terminal_alone():
-    assert progress_bar(Console(file=io.StringIO())) is None
-    assert progress_bar(Console(file=io.StringIO(), force_terminal=True)) is not None
+@pytest.mark.parametrize(("is_terminal", "interval"), [(True, 0.5), (False, 30.0)])
+def test_updates_are_limited(is_terminal, interval):
+    now = [100.0]
+    display = ProgressDisplay(Console(file=io.StringIO(), force_terminal=is_terminal), clock=lambda: now[0])
+    display.add_bar()
+    now[0] += 0.9 * interval
+    assert not display.due()
+    now[0] += 0.1 * interval
+    assert display.due()
+    display.show("work", "half", completed=0.5, total=1.0)
+    assert not display.due()
+
+
+def test_a_download_prints_a_line_now_and_then():
+    now, out = [100.0], io.StringIO()
+    with DataProgress(Console(file=out), clock=lambda: now[0]) as progress:
+        assert not progress.has_work
+        for done in (0, 10, 40, 100):
+            progress("files", done, 100)
+            now[0] += 20
+    assert progress.has_work
+    assert out.getvalue() == "files: 40 of 100, about 1:00 left\n"
 
 
 class FullStream(io.StringIO):
@@ -51,10 +70,12 @@ class FullStream(io.StringIO):
 @pytest.mark.parametrize("error", [BrokenPipeError(32, "Broken pipe"), OSError(28, "No space left on device")])
 def test_a_screen_that_is_lost_is_told_once_and_ends_nothing(error, method, capsys):
     console = Console(file=FullStream(error, method), force_terminal=True)
-    with ProgressDisplay(console, progress_bar(console)) as display:
+    display = ProgressDisplay(console)
+    display.add_bar()
+    with display:
         display.log("one")
         display.log("two")
-    told = f"atas: the output takes no more ({error.strerror}); going on without it\n"
+    told = f"atas: cannot write output: {error.strerror}; continuing without it\n"
     assert capsys.readouterr().err == told
 
 
@@ -70,7 +91,7 @@ def test_characters_that_a_screen_cannot_show_are_replaced():
 @pytest.mark.parametrize("print_it", [print_line, print_json])
 def test_standard_output_that_is_full_is_told_once(print_it):
     with open("/dev/full", "w") as full, redirect_stdout(full):
-        with pytest.raises(AtasError, match="takes nothing \\(No space left on device\\)"):
+        with pytest.raises(AtasError, match="cannot write to standard output: No space left on device"):
             print_it("text")
         full.flush()  # as at the end of the process
 
@@ -111,7 +132,7 @@ def test_a_pipe_gets_a_line_now_and_then(screen, monkeypatch):
     with EvaluationProgress(console=Console(file=screen, width=40)) as display:
         display(STATUS)
         assert screen.getvalue() == ""
-        monkeypatch.setattr(evaluation_progress, "_PLAIN_EVERY", 0.0)
+        monkeypatch.setattr(EvaluationProgress, "plain_interval", 0.0)
         display(STATUS)
         display(Status("clean", "clean", 10, 10, 0.0, None))
     assert screen.getvalue().splitlines() == [

@@ -260,7 +260,7 @@ def test_how_far_the_decoding_of_files_is(rank, command, tmp_path, monkeypatch):
         for name in ("dark", "light"):
             (tmp_path / half / name).mkdir(parents=True)
             Image.new("L", (8, 8), 200 * (name == "light")).save(tmp_path / half / name / "0.png")
-    monkeypatch.setattr(console, "_PLAIN_EVERY", 0.0)
+    monkeypatch.setattr(console.DataProgress, "plain_interval", 0.0)
     monkeypatch.setenv("RANK", rank)
     save_file(models.create("small-cnn", 2, 3).state_dict(), tmp_path / "weights.safetensors")
     files = ["--data", "imagefolder", "--root", str(tmp_path), "--size", "8", "--eps", "0.1", *FEW]
@@ -292,8 +292,8 @@ def test_another_budget_goes_beside_the_run_s_own(evaluate_json, copy_of):
 @pytest.mark.parametrize(
     ("arguments", "parts"),
     [
-        ([], ["give the folder of a run, or --weights FILE or --model package.module:function"]),
-        (["--model", "small-cnn", "--data", "digits", "--eps", "0.1"], ["a fresh 'small-cnn' knows nothing"]),
+        ([], ["give a run folder, or --weights FILE or --model package.module:function"]),
+        (["--model", "small-cnn", "--data", "digits", "--eps", "0.1"], ["'small-cnn' is untrained"]),
         (["--model", "a:b", "--eps", "0.1"], ["--data (cifar10, ...) is missing"]),
         (["--model", "a:b", "--data", "digits"], ["--eps (8/255, ...) is missing"]),
         (["--model", "a:b", "--data", "digits", "--eps", "8"], ["write 8/255 rather than 8"]),
@@ -301,8 +301,8 @@ def test_another_budget_goes_beside_the_run_s_own(evaluate_json, copy_of):
         (["--model", "a:b", "--data", "digits", "--eps", "0.1", "--norm", "l7"], ["unknown norm 'l7'"]),
         (["--model", "no_such:b", "--data", "digits", "--eps", "0.1"], ["cannot import 'no_such'"]),
         (["--model", "a:b", "--data", "digitz", "--eps", "0.1"], ["did you mean 'digits'?"]),
-        (["RUN", "--model", "small-cnn"], ["--model does not go with the folder of a run"]),
-        (["RUN", "--norm", "l2"], ["--norm l2 needs a budget of its own"]),
+        (["RUN", "--model", "small-cnn"], ["--model cannot be combined with a run folder"]),
+        (["RUN", "--norm", "l2"], ["--norm l2 needs a budget"]),
         (["RUN", "--norm", "l3"], ["unknown norm 'l3'", "linf, l2"]),
         (
             ["RUN", "--attacks", "pgd2", "--step-size", "2"],
@@ -342,7 +342,7 @@ def test_stopped_by_a_person_and_gone_on(command, evaluate_json, copy_of, monkey
         patch.setattr(evaluation_progress.EvaluationProgress, "__call__", stop)
         result = command("evaluate", *arguments)
     file = folder / "evaluation.progress.json"
-    result.sentence(f"interrupted; the same command goes on from {file}", status=1)
+    result.sentence(f"interrupted; the same command resumes from {file}", status=1)
     assert file.exists()
     result = command("evaluate", *arguments)
     assert result.status == 0

@@ -85,7 +85,7 @@ def test_other_classes_are_refused(classes, parts, command, run, contents, tmp_p
 def test_a_report_shows_nothing_of_other_classes(command, run, tmp_path):
     assert command("report", run, "--data", draw(tmp_path / "other", ["1dog", "2cat"])).status == 0
     page = (run / "report.html").read_text()
-    assert "The data is not at hand: the data has other classes than the model was trained on" in page
+    assert "Cannot load the data: the data has other classes than the model was trained on" in page
     assert "taken for" not in page
 
 

@@ -34,7 +34,7 @@ def test_what_goes_wrong(command, copy_of, tmp_path):
     command("report", folder).sentence("evaluation.json", "damaged", "evaluate again", status=1)
     (folder / "evaluation.json").unlink()
     (folder / "metrics.jsonl").write_text("")
-    command("report", folder).sentence("no epoch", status=1)
+    command("report", folder).sentence("no finished epoch", status=1)
     assert not (folder / "report.html").exists()
 
 

@@ -280,7 +280,7 @@ def test_the_training_goes_on_where_its_output_is_lost(lost, tiny, tmp_path):
     )
     os.close(output)
     assert done.returncode == 0, done.stderr
-    assert done.stderr.startswith("atas: the output takes no more (")
+    assert done.stderr.startswith("atas: cannot write output: ")
     assert done.stderr.count("\n") == 1
     Run.load(tmp_path / "run")
 

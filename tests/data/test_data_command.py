@@ -30,8 +30,8 @@ def test_get_then_check(tiny, tmp_path, monkeypatch):
     check = run("check", name, "--root", tmp_path)
     assert check.exit_code == 0
     assert f"{name}: 3 x 32 x 32 pixels, {len(spec.classes)} classes" in check.stdout
-    assert f"train: {spec.train_count} images, SHA-256 {spec.train_sha256} (the official content)" in check.stdout
-    assert f"test: {spec.test_count} images, SHA-256 {spec.test_sha256} (the official content)" in check.stdout
+    assert f"train: {spec.train_count} images, SHA-256 {spec.train_sha256} (official content)" in check.stdout
+    assert f"test: {spec.test_count} images, SHA-256 {spec.test_sha256} (official content)" in check.stdout
 
 
 def test_check_of_digits():
@@ -39,7 +39,7 @@ def test_check_of_digits():
     assert check.exit_code == 0
     assert "classes: 0, 1, 2" in check.stdout
     assert "train: 1297 images" in check.stdout
-    assert "no official hash" in check.stdout
+    assert "no official checksum" in check.stdout
 
 
 def test_errors_pass_through(tmp_path):
@@ -54,7 +54,7 @@ def test_pack_then_verify_then_check(photos, tmp_path):
     assert packed.exit_code == 0, packed.exception
     assert f"packed into {out}: 21 training and 6 test images of 2 classes, 16 pixels (crop)" in packed.stdout
     assert f"already packed in {out}" in run("pack", photos, out, "--size", 16).stdout
-    assert f"{out}: 2 shards, all as they were written" in run("verify", out).stdout
+    assert f"{out}: 2 shards, all intact" in run("verify", out).stdout
     assert json.loads(run("verify", out, "--json").stdout) == {"folder": str(out), "shards": 2, "intact": True}
     about = json.loads(run("pack", photos, out, "--size", 16, "--json").stdout)
     assert about["images"] == {"train": 21, "test": 6}
@@ -72,7 +72,7 @@ def test_pack_without_damaged_images(photos, tmp_path):
     packed = run("pack", photos, tmp_path / "packed", "--size", 16, "--skip-damaged", "--format", "jpeg")
     assert isinstance(packed.exception, UsageError)
     packed = run("pack", photos, tmp_path / "packed", "--size", 16, "--skip-damaged")
-    assert f"left out 1 damaged image; {tmp_path / 'packed'}/manifest.json names it" in packed.stdout
+    assert f"skipped 1 damaged image; {tmp_path / 'packed'}/manifest.json lists it" in packed.stdout
 
 
 @pytest.mark.parametrize(

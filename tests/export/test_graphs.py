@@ -18,7 +18,7 @@ needs_onnx = pytest.mark.skipif(
 
 
 class DependsOnTheBatch(nn.Module):
-    """A model that cannot be exported with a free batch size."""
+    """A model that cannot be exported with a dynamic batch size."""
 
     def __init__(self):
         super().__init__()
@@ -76,7 +76,7 @@ def test_an_onnx_file_that_says_something_else_is_not_kept(error, evaluated, tmp
             return [logits + error * max(abs(logits).max(), 1.0) for logits in super().run(*arguments)]
 
     monkeypatch.setattr(onnxruntime, "InferenceSession", Wrong)
-    with pytest.raises(AtasError, match=r"does not agree with PyTorch: in onnxruntime .*logits differ by"):
+    with pytest.raises(AtasError, match=r"differs from PyTorch: in onnxruntime .*logits differ by"):
         atas.export.write(evaluated, "onnx", tmp_path / "out")
     assert list((tmp_path / "out").iterdir()) == []
 
@@ -84,7 +84,7 @@ def test_an_onnx_file_that_says_something_else_is_not_kept(error, evaluated, tmp
 @pytest.mark.parametrize("missing", ["onnx", "onnxruntime", "onnxscript"])
 def test_without_the_packages_of_onnx(missing, evaluated, tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, missing, None)
-    with pytest.raises(AtasError, match=r"ONNX needs more packages .*pip install 'atas\[onnx\]'"):
+    with pytest.raises(AtasError, match=r"ONNX export needs more packages .*pip install 'atas\[onnx\]'"):
         atas.export.write(evaluated, "onnx", tmp_path)
 
 
@@ -103,7 +103,7 @@ def test_torch_export_says_the_same_for_any_number_of_images(evaluated, tmp_path
 @pytest.mark.parametrize("to", [pytest.param("onnx", marks=needs_onnx), "torch-export"])
 def test_a_model_that_cannot_be_exported(to, train_tiny, tmp_path):
     run = train_tiny(tmp_path / "run", {"training.epochs": 1}, model=DependsOnTheBatch())
-    with pytest.raises(AtasError, match=r"PyTorch cannot export this model .*with a free batch size") as caught:
+    with pytest.raises(AtasError, match=r"PyTorch cannot export this model .*with a dynamic batch size") as caught:
         atas.export.write(run, to)
     assert "\n" not in str(caught.value)
     assert not list((tmp_path / "run" / "export" / to).iterdir())
@@ -114,7 +114,7 @@ def test_random_pixels_where_there_are_no_test_images(train_tiny, tmp_path):
     data = atas.data.Dataset("mine", digits.train, digits.test)
     run = train_tiny(tmp_path / "run", {"training.epochs": 1}, data=data)
     written = atas.export.write(run, "torch-export")
-    assert "32 images of random pixels (test images were not at hand)" in written.check
+    assert "32 images of random pixels (no test images found)" in written.check
 
 
 def test_an_unknown_format(evaluated):

@@ -83,14 +83,14 @@ def test_a_collapse_is_told(copy_of):
     path = folder / "metrics.jsonl"
     rows = [json.loads(line) for line in path.read_text().splitlines()]
     path.write_text("".join(json.dumps(row | {"collapsed": row["epoch"] == 1}) + "\n" for row in rows))
-    assert "**Training collapsed** (catastrophic overfitting, found in epoch 2)" in text_of(folder)
+    assert "**Training collapsed** (catastrophic overfitting, detected in epoch 2)" in text_of(folder)
 
 
 def test_a_standard_model_is_said_not_to_be_robust(train_tiny, tmp_path):
     run = train_tiny(tmp_path / "run", {"method.name": "standard", "training.epochs": 1})
     found = sections_of(text_of(run.folder))
     assert "Expect no robustness at all" in found["Limits"]
-    assert found["Threat model"].strip().startswith("None: trained without any attack.")
+    assert found["Threat model"].strip().startswith("None: trained without attacks.")
     assert "2206.02417" not in found["Training"]
 
 
@@ -129,3 +129,14 @@ def test_an_unfinished_run_has_no_card(copy_of):
     (folder / "model.safetensors").unlink()
     with pytest.raises(atas.AtasError, match="has not finished"):
         atas.export.write(folder, "safetensors")
+
+
+def test_the_randomised_autoattack_counts_as_autoattack(copy_of, with_autoattack):
+    folder = copy_of()
+    result = with_autoattack(folder)
+    correct, seconds = (
+        {name.replace("autoattack", "autoattack-rand"): value for name, value in values.items()}
+        for values in (result.correct, result.seconds)
+    )
+    dataclasses.replace(result, correct=correct, seconds=seconds).save(folder / "evaluation.json")
+    assert "not evaluated with AutoAttack" not in sections_of(text_of(folder))["Limits"]

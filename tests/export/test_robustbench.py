@@ -12,7 +12,7 @@ from safetensors.torch import load_file, save_file
 import atas
 from atas.errors import UsageError
 from atas.export.base import ExportSource
-from atas.export.robustbench import _module_name, model_info, standalone_definition
+from atas.export.robustbench import model_info, module_name, standalone_definition
 from atas.export.standalone import inline_source
 from atas.models.registry import class_and_settings
 
@@ -126,7 +126,7 @@ def test_a_budget_in_grey_levels_is_written_so(evaluated):
 
 def test_a_network_of_ones_own_is_refused(train_tiny, own_net, tmp_path):
     run = train_tiny(tmp_path / "run", {"training.epochs": 1}, model=own_net())
-    with pytest.raises(UsageError, match=r"code of its own \(OwnNet\).*built-in one .*use --to safetensors"):
+    with pytest.raises(UsageError, match=r"user code \(OwnNet\).*built-in networks only .*use --to safetensors"):
         atas.export.write(run, "robustbench")
 
 
@@ -135,5 +135,5 @@ def test_a_network_of_ones_own_is_refused(train_tiny, own_net, tmp_path):
     [("cifar10-wrn", "cifar10_wrn"), ("3 nets", "model_3_nets"), ("été/..", "t"), ("'\"; x", "x"), ("--", "model")],
 )
 def test_names_of_modules(name, identifier):
-    assert _module_name(name) == identifier
+    assert module_name(name) == identifier
     assert identifier.isidentifier()

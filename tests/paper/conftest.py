@@ -3,7 +3,6 @@
 import io
 import re
 import shutil
-import time
 
 import pytest
 from rich.console import Console
@@ -103,21 +102,3 @@ def trained():
         return sorted(int(re.search(r"-seed(\d+)-", name)[1]) for name in names)
 
     return seeds
-
-
-class Clock:
-    """A clock that moves when it is told to."""
-
-    now = 1000.0
-
-    def advance(self, seconds):
-        """Let time pass."""
-        self.now += seconds
-
-
-@pytest.fixture
-def clock(monkeypatch):
-    """Time by hand: `clock.advance(8)`."""
-    clock = Clock()
-    monkeypatch.setattr(time, "monotonic", lambda: clock.now)
-    return clock

@@ -1,5 +1,6 @@
 """Processes that work in one folder: every run is done once, by whichever process is free."""
 
+import io
 import signal
 import socket
 import subprocess
@@ -9,11 +10,12 @@ from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 
 import pytest
+from rich.console import Console
 
 from atas.errors import AtasError, UsageError
 from atas.paper.measurements import Curves, Deciles, LossSurfaces, default_measurements
 from atas.paper.subsets import NormSubset
-from atas.sweeps import Plan, Store
+from atas.sweeps import Plan, PlanProgress, Store
 from atas.sweeps import locks as locks_module
 from atas.sweeps.locks import Locks
 from atas.sweeps.markdown import provenance
@@ -292,13 +294,14 @@ def test_what_others_have_done_meanwhile_is_noticed_at_once(tiny, store, quiet, 
     ]
 
 
-def test_the_pace_is_that_of_the_own_clock(quiet, clock):
-    progress = quiet
+def test_the_pace_is_that_of_the_own_clock(tiny):
+    now = [0.0]
+    progress = PlanProgress(Console(file=io.StringIO()), clock=lambda: now[0])
     progress.expect(100)
     progress.done_by_other("one", 60)  # before there is a clock: it says nothing of the pace
     progress.start_trial("two", 10)
     progress.start_phase(10)
-    clock.advance(8)
+    now[0] += 8
     progress.reach(0.5)
     assert progress.seconds_left == pytest.approx(8 / 5 * 35)
     progress.end()

@@ -45,7 +45,7 @@ def contents(wheel):
 
 @pytest.mark.slow
 def test_the_wheel_holds_every_file_of_the_package(contents):
-    kinds = (".py", ".typed", ".toml", ".json")
+    kinds = (".py", ".typed", ".toml", ".json", ".html")
     files = [path for path in (ROOT / "src" / "atas").rglob("*") if path.suffix in kinds]
     missing = {path.relative_to(ROOT / "src").as_posix() for path in files} - contents
     assert not missing

@@ -4,7 +4,6 @@ was, for a second or two."""
 import io
 import json
 import shutil
-from contextlib import contextmanager
 
 import pytest
 import torch
@@ -13,8 +12,7 @@ from rich.console import Console
 import atas
 from atas import recipes, report
 from atas.evaluation import Evaluation
-from atas.report import attack_examples, measurements
-from atas.report.run_view import RunView
+from atas.report.run_view import RunView, SampleSizes
 from atas.training import TrainingProgress
 
 
@@ -81,30 +79,15 @@ def show():
 ATTACKS = ("fgsm", "pgd10", "apgd-ce")
 
 
-@contextmanager
-def few_images():
-    """Pages made inside measure on a few images only."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(measurements, "_DECILE_EXAMPLES", 40)
-        patch.setattr(measurements, "_CONFUSION_EXAMPLES", 40)
-        patch.setattr(attack_examples, "EXAMPLES", 12)
-        yield
-
-
-@pytest.fixture
-def quick():
-    """Pages of this test measure on a few images only."""
-    with few_images():
-        yield
+FEW_IMAGES = SampleSizes(gallery=12, confusion=40, norm_deciles=40)
 
 
 @pytest.fixture(scope="session")
 def write_quickly():
-    """Write the page of some runs, measured on a few images only."""
+    """Write the page of these runs, measured on a few images only."""
 
-    def write(folders, path):
-        with few_images():
-            report.write_page(folders, path)
+    def write(folders, path, **options):
+        report.write_page(folders, path, sample_sizes=FEW_IMAGES, **options)
         return path
 
     return write
@@ -145,11 +128,11 @@ def copy_of(tmp_path, trained):
 
 @pytest.fixture
 def view_of():
-    """A run as the sections see it."""
+    """A run as the sections see it, measured on a few images if `quick`."""
 
-    def make(folder, root=None):
-        (found,) = report.summarise([folder])
-        return RunView(found, folder, root)
+    def make(folder, root=None, *, quick=False):
+        (run,) = report.summarise([folder])
+        return RunView(run, folder, root, FEW_IMAGES if quick else None)
 
     return make
 

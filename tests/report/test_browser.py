@@ -210,10 +210,10 @@ def test_the_gallery_shows_the_attack_that_is_chosen_and_sorts(show):
     assert order("index") == sorted(order("index"))
     choice.get_by_role("button", name="class").click()
     assert order("class") == sorted(order("class"))
-    choice.get_by_role("button", name="what broke it").click()
+    choice.get_by_role("button", name="outcome").click()
     assert order("broken") == sorted(order("broken"))
-    assert page.locator("#gallery [role=status]").inner_text() == "Sort by: what broke it"
-    choice.get_by_role("button", name="confidence after").click()
+    assert page.locator("#gallery [role=status]").inner_text() == "Sort by: outcome"
+    choice.get_by_role("button", name="confidence under attack").click()
     found = page.locator(".cards [data-confidence]:visible").evaluate_all(
         "all => all.map((e) => +e.dataset.confidence)"
     )

@@ -93,7 +93,7 @@ def test_the_table(make_run, show):
     assert lines["one"].split()[-1] == "no"
     assert lines["two"].split()[-2:] == ["epoch", "3"]
     assert lines["three"].split()[1:6] == ["atta", "Linf(8/255)", "-", "-", "-"]
-    assert "not evaluated yet; run atas evaluate" in text
+    assert "not evaluated; run atas evaluate" in text
 
 
 def test_figures_of_other_weights_are_marked(copy_of, view_of, show, small_net):
@@ -106,7 +106,7 @@ def test_figures_of_other_weights_are_marked(copy_of, view_of, show, small_net):
     lines = show(report.table(runs)).splitlines()
     marked, unmarked = (next(line for line in lines if name in line) for name in ("[retrained]", "same"))
     assert (marked.count("]*"), unmarked.count("*")) == (4, 0)
-    assert any("a star: of other weights than those in the folder; evaluate again" in line for line in lines)
+    assert any("*: result of other weights than those in the folder; evaluate again" in line for line in lines)
     assert view_of(folder).weights_differ
     path.write_bytes(b"damaged")
     assert report.summarise([folder])[0].weights_differ is None
@@ -120,7 +120,7 @@ def test_the_table_without_a_gap_has_no_footnote(make_run, show):
 def test_what_cannot_be_compared(make_run, tmp_path):
     with pytest.raises(DataError, match="is not the folder of a run"):
         report.summarise([tmp_path])
-    with pytest.raises(DataError, match="has no epoch to show yet"):
+    with pytest.raises(DataError, match="has no finished epoch"):
         report.summarise([make_run("new", curve=())])
     folder = make_run("damaged", right={"clean": 90})
     (folder / "evaluation.json").write_text("{}")

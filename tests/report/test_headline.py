@@ -31,7 +31,7 @@ def told(make_run, view_of):
 def test_a_robust_model(told):
     robust, sure, trust = told(clean=90, pgd50=60, autoattack=55)
     assert (robust.word, robust.tone) == ("In part: 55.0%", "plain")
-    assert "right on about 90, and on about 55 whatever PGD-50 and AutoAttack do to them" in robust.why
+    assert "about 90 correctly, and about 55 under attack by PGD-50 and AutoAttack" in robust.why
     assert "every pixel by at most 8/255" in robust.why
     assert sure.word == "To 9.8 points"
     assert "points: 45.2 to 64.4% with 95% confidence" in sure.why
@@ -83,7 +83,7 @@ def test_warnings_come_before_praise(told):
     warnings = [EvaluationWarning("square", "Square breaks more"), EvaluationWarning("random", "answers change")]
     _, _, trust = told(clean=90, autoattack=60, warnings=warnings)
     assert (trust.word, trust.tone) == ("With care", "care")
-    assert "2 reasons to doubt the figures: Square breaks more." in trust.why
+    assert "2 warnings: Square breaks more." in trust.why
 
 
 def test_autoattack_in_another_result_is_not_overlooked(make_run, add_result, view_of):
@@ -92,7 +92,7 @@ def test_autoattack_in_another_result_is_not_overlooked(make_run, add_result, vi
     robust, _, trust = run_answers(view_of(folder), None)
     assert robust.word == "In part: 60.0%"
     assert trust.word == "In part"
-    assert "on 50 images, of which 58.0% hold (44.2 to 70.6%)" in trust.why
+    assert "on 50 images: robust accuracy 58.0% (44.2 to 70.6%)" in trust.why
 
 
 def test_autoattack_that_shows_the_figure_to_be_wrong_takes_its_place(make_run, add_result, view_of):
@@ -101,7 +101,7 @@ def test_autoattack_that_shows_the_figure_to_be_wrong_takes_its_place(make_run, 
     add_result(folder, "evaluation-50.json", n=50, warnings=(warning,), clean=50, autoattack=3)
     robust, _, trust = run_answers(view_of(folder), None)
     assert robust.word == "In part: 6.0%"
-    assert (trust.word, trust.why) == ("With care", "1 reason to doubt the figures: Square breaks more.")
+    assert (trust.word, trust.why) == ("With care", "1 warning: Square breaks more.")
 
 
 @pytest.mark.parametrize("other", [{"weights": "others"}, {"eps": 4 / 255}, {"clean": 49}])

@@ -43,12 +43,11 @@ class Page(HTMLParser):
 
 
 @pytest.fixture
-def page_of(tmp_path, quick):
+def page_of(tmp_path, write_quickly):
     """The page of these runs."""
 
     def make(*folders, **options):
-        report.write_page(folders, tmp_path / "page.html", **options)
-        text = (tmp_path / "page.html").read_text(encoding="utf-8")
+        text = write_quickly(folders, tmp_path / "page.html", **options).read_text(encoding="utf-8")
         assert len(text.encode()) < 5_000_000
         return Page(text)
 
@@ -126,12 +125,12 @@ def test_without_data_or_model_the_rest_stands(copy_of, page_of):
     folder = copy_of(without=["model.safetensors"])
     found = page_of(folder)
     assert [attributes["id"] for attributes in found.all("section")] == SECTIONS
-    assert found.text.count("Not shown. The model is not at hand: the run") >= 3
+    assert found.text.count("Not shown. Cannot load the model: the run") >= 3
     text = (folder / "recipe.toml").read_text().replace('name = "digits"', 'name = "cifar10"')
     (folder / "recipe.toml").write_text(text)
     found = page_of(folder, root="nowhere")
     assert [attributes["id"] for attributes in found.all("section")] == SECTIONS
-    assert "Not shown. The data is not at hand: " in found.text
+    assert "Not shown. Cannot load the data: " in found.text
 
 
 def test_data_that_was_given_in_python(tmp_path, page_of, small_net):
@@ -144,20 +143,20 @@ def test_data_that_was_given_in_python(tmp_path, page_of, small_net):
     atas.train(settings, out=tmp_path / "run", model=small_net(), data=given, live=TrainingProgress(quiet=True))
     found = page_of(tmp_path / "run")
     assert "atas on mine, SmallNet" in found.text
-    assert "Not shown. The data is not at hand: the data of this recipe was given in Python" in found.text
+    assert "Not shown. Cannot load the data: the data of this recipe was given in Python" in found.text
     assert f'atas.evaluate(model, x_test, y_test, threat).save("{tmp_path}/run/evaluation.json")' in found.text
-    assert "that program repeats it" in found.text
+    assert "run that program again" in found.text
     assert "atas evaluate" not in found.text
 
 
-def test_hostile_names(copy_of, view_of, quick):
+def test_hostile_names(copy_of, view_of):
     folder = copy_of(f"run {HOSTILE}".replace("/", "\u2215"))
     text = (folder / "recipe.toml").read_text()
     renamed = re.sub("^name = .*", lambda _: f"name = {json.dumps(HOSTILE)}", text, count=1, flags=re.MULTILINE)
     (folder / "recipe.toml").write_text(renamed)
     environment = json.loads((folder / "environment.json").read_text())
     (folder / "environment.json").write_text(json.dumps(dict.fromkeys(environment, HOSTILE)))
-    view = view_of(folder)
+    view = view_of(folder, quick=True)
     classes = tuple(f"{HOSTILE}{number}" for number in range(10))
     splits = {name: dataclasses.replace(getattr(view.data, name), classes=classes) for name in ("train", "test")}
     view.__dict__["data"] = dataclasses.replace(view.data, **splits)
@@ -178,14 +177,14 @@ def test_several_runs(make_run, page_of):
     )
     assert [attributes["id"] for attributes in found.all("section")] == ["summary", "training", "warnings", "repeat"]
     assert "one" in found.text
-    assert "59.0 points before two" in found.text
+    assert "59.0 points above two" in found.text
     assert "two collapses at 2." in json.dumps(found.elements)
     assert "Not evaluated: three" in found.text
 
 
 def test_a_tie_and_a_ranking_that_is_not_possible(make_run, page_of):
     even = page_of(make_run("a", right={"clean": 90, "pgd10": 60}), make_run("b", right={"clean": 90, "pgd10": 60}))
-    assert "0.0 points before" in even.text
+    assert "0.0 points above" in even.text
     assert "Not shown" in even.text
     none = page_of(make_run("c"), make_run("d"))
     assert "Fewer than two of the runs have been evaluated" in none.text
@@ -210,3 +209,16 @@ def test_what_is_no_run_and_what_is_damaged(copy_of, tmp_path, page_of):
     with pytest.raises(DataError, match="is damaged"):
         page_of(folder)
     assert not (tmp_path / "page.html").exists()
+
+
+def test_a_comparison_names_runs_with_results_of_other_weights(trained, copy_of, page_of):
+    folder = copy_of("stale")
+    result = atas.Evaluation.load(folder / "evaluation.json")
+    dataclasses.replace(result, weights="0" * 16).save(folder / "evaluation.json")
+    assert "Evaluated with other weights than those in the folder: stale." in page_of(trained, folder).text
+
+
+def test_a_clean_only_result_is_not_repeated_with_an_empty_list_of_attacks(make_run, page_of):
+    text = page_of(make_run("run", right={"clean": 90}), root="nowhere").text
+    assert "atas train" in text
+    assert "--attacks" not in text

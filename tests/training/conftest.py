@@ -3,6 +3,7 @@
 import io
 import json
 import signal
+import time
 
 import pytest
 import torch
@@ -49,9 +50,9 @@ class Tied(nn.Module):
 class RecordingProgress(TrainingProgress):
     """A live view that writes into memory and calls the test after every batch, epoch and sentence."""
 
-    def __init__(self, on_batch=None, on_epoch=None, on_say=None, **console):
+    def __init__(self, on_batch=None, on_epoch=None, on_say=None, clock=time.monotonic, **console):
         self.out = io.StringIO()
-        super().__init__(Console(file=self.out, **{"width": 160, **console}))
+        super().__init__(Console(file=self.out, **{"width": 160, **console}), clock=clock)
         self.batches = 0
         self.said = []
         self._on_batch, self._on_epoch, self._on_say = on_batch, on_epoch, on_say

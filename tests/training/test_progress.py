@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from atas._utils import environment
-from atas.training import progress as live_module
+from atas.training import TrainingProgress
 
 DEVICE = environment.environment_info(torch.device("cpu"))["device"]
 
@@ -26,7 +26,7 @@ def test_plain_lines_without_a_terminal(tmp_path, train_toy, observer):
 
 
 def test_plain_lines_inside_of_long_epochs(tmp_path, train_toy, observer, monkeypatch):
-    monkeypatch.setattr(live_module, "_PLAIN_EVERY", 0.0)
+    monkeypatch.setattr(TrainingProgress, "plain_interval", 0.0)
     live = observer(force_terminal=False)
     train_toy(tmp_path / "run", live=live)
     lines = live.out.getvalue().splitlines()
@@ -43,7 +43,7 @@ def test_how_far_the_decoding_is(observer, monkeypatch):
     live.data_loading("decoding images", 0, 999)  # over in a moment
     live.data_loading("decoding images", 0, 13_394)
     live.data_loading("decoding images", 64, 13_394)
-    monkeypatch.setattr(live_module, "_PLAIN_EVERY", 0.0)
+    monkeypatch.setattr(TrainingProgress, "plain_interval", 0.0)
     live.data_loading("decoding images", 128, 13_394)
     lines = ["decoding images: 0 of 13,394", "decoding images: 128 of 13,394"]
     assert live.out.getvalue().splitlines() == lines
@@ -56,7 +56,7 @@ def test_long_lines_are_not_broken(tmp_path, train_toy, observer):
 
 
 def test_a_progress_bar_in_a_terminal(tmp_path, train_toy, observer, monkeypatch):
-    monkeypatch.setattr(live_module, "_REFRESH", 0.0)
+    monkeypatch.setattr(TrainingProgress, "refresh_interval", 0.0)
     live = observer(force_terminal=True, color_system="truecolor")
     train_toy(tmp_path / "run", live=live)
     shown = live.out.getvalue()
@@ -101,10 +101,9 @@ def test_step_sizes_are_written_as_people_write_them(size, text, observer):
     assert text in live.out.getvalue()
 
 
-def test_time_left_counts_from_where_the_run_was_taken_up(observer, monkeypatch):
+def test_time_left_counts_from_where_the_run_was_taken_up(observer):
     now = [100.0]
-    monkeypatch.setattr(live_module.time, "monotonic", lambda: now[0])
-    live = observer(force_terminal=False)
+    live = observer(clock=lambda: now[0], force_terminal=False)
     live.start("toy", 1000, 900)
     now[0] += 10  # ten steps in ten seconds, ninety to go
     live.update(910, 9, 10, loss=1.0)
@@ -115,11 +114,10 @@ def test_time_left_counts_from_where_the_run_was_taken_up(observer, monkeypatch)
     assert live.out.getvalue().strip().endswith("2:46:39 left")
 
 
-def test_the_look_at_the_end_of_an_epoch_is_not_the_pace_of_its_steps(observer, monkeypatch):
+def test_the_look_at_the_end_of_an_epoch_is_not_the_pace_of_its_steps(observer):
     """A run that was taken up one step before the end of an epoch has made one step, and a long look, by then."""
     now = [100.0]
-    monkeypatch.setattr(live_module.time, "monotonic", lambda: now[0])
-    live = observer(force_terminal=False)
+    live = observer(clock=lambda: now[0], force_terminal=False)
     live.start("toy", 1000, 899)
     now[0] += 1
     live.start_probe()
@@ -137,9 +135,9 @@ def test_the_bar_follows_epochs_that_are_too_short_to_look_into(observer):
         live.start("toy", 12, 0)
         for epoch in range(3):
             live.end_epoch(4 * (epoch + 1), {"epoch": epoch, "loss": 1.0}, 3)
-        task = live._progress.tasks[0]
+        task = live.bar.tasks[0]
         assert task.completed == 12
-        assert task.fields["status"] == "epoch 3/3 done"
+        assert task.fields["text"] == "epoch 3/3 done"
 
 
 @pytest.mark.parametrize("width", [60, 80])
@@ -148,7 +146,7 @@ def test_a_narrow_terminal_shows_how_far_it_is_and_how_long_it_takes(width, obse
     with live:
         live.start("a-recipe-with-a-name-of-usual-length", 11730, 0)
         live.update(2000, 5, 30, loss=1.234, clean=0.7, pgd10=0.4, step_size=8 / 255, examples_per_second=1234)
-        live._progress.refresh()
+        live.bar.refresh()
     line = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", live.out.getvalue()).rpartition("\r")[0].split("\r")[-1].strip()
     assert re.match(r"━.* 17% [-:\d]+ epoch 6/30  loss 1.234  step 8.0/25", line), line
     assert len(line) <= width

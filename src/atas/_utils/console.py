@@ -1,10 +1,10 @@
-"""Everything that is printed: lines, JSON and tables on standard output, and the displays of work in progress.
+"""Console output: lines, JSON and tables on standard output, and progress displays.
 
-`print_line`, `print_json` and `print_table` write results. `ProgressDisplay` is the base of all live displays, and
+`print_line`, `print_json` and `print_table` print results. `ProgressDisplay` is the base of all progress displays, and
 `DataProgress` shows downloads, decoding and packing. Displays write through `ResilientStream`, so a closed pipe or a
 full disk does not stop the work.
 
-Importing this module loads neither torch nor rich: the command answers `--help` without them.
+Importing this module imports neither torch nor rich, so that `--help` is fast.
 """
 
 from __future__ import annotations
@@ -13,30 +13,30 @@ import contextlib
 import os
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import TracebackType
 from typing import IO, TYPE_CHECKING, Any, Self, cast
 
 from atas._utils.files import redirect_to_devnull
+from atas._utils.formatting import format_duration
 from atas.errors import AtasError
 
 if TYPE_CHECKING:
     from rich.console import Console
-    from rich.progress import Progress, TaskID
+    from rich.progress import Progress, ProgressColumn, TaskID
     from rich.table import Table
 
-_PIPE_WIDTH = 320  # nothing is cut where another program reads
-_PLAIN_EVERY = 30.0  # seconds between lines, without a terminal
+_PIPE_WIDTH = 320  # columns; wide enough that nothing is cut in a pipe
 
 
 def is_rank0() -> bool:
-    """Whether this process prints, among those that torchrun started; known before torch is imported."""
+    """Return whether this process is rank 0 of torchrun, without importing torch."""
     return int(os.environ.get("RANK", "0")) == 0
 
 
 def import_torch() -> None:
-    """Import torch, which takes seconds, and show a status meanwhile where there is a terminal."""
+    """Import torch, which takes seconds, with a status line in a terminal."""
     from rich.console import Console
 
     console = Console(stderr=True)
@@ -46,7 +46,7 @@ def import_torch() -> None:
 
 
 def print_line(text: str) -> None:
-    """Print one line as it stands: paths are neither broken nor read as markup."""
+    """Print one line unchanged: no wrapping, no markup."""
     from rich.console import Console
 
     with _printing():
@@ -54,7 +54,7 @@ def print_line(text: str) -> None:
 
 
 def print_json(text: str) -> None:
-    """Print what another program reads."""
+    """Print JSON for other programs."""
     import typer
 
     with _printing():
@@ -62,8 +62,7 @@ def print_json(text: str) -> None:
 
 
 def print_table(table: Table) -> None:
-    """Print a table, as wide as the terminal; in a pipe, and where a terminal is too narrow for its words, as wide as
-    it needs. Names and figures are never cut, and shown as they stand."""
+    """Print a table as wide as the terminal, or wider if its words need more room. Cells are never cut."""
     from rich.console import Console
 
     console = Console()
@@ -76,46 +75,33 @@ def print_table(table: Table) -> None:
 
 @contextmanager
 def _printing() -> Iterator[None]:
-    """A sentence where standard output takes nothing. A pipe that nobody reads any more is no error to speak of."""
+    """Turn an error of standard output into a sentence; a closed pipe is left to the caller."""
     try:
         yield
     except BrokenPipeError:
         raise
     except OSError as error:
         redirect_to_devnull(sys.stdout)
-        raise AtasError(f"standard output takes nothing ({error.strerror}); send it elsewhere") from error
+        raise AtasError(f"cannot write to standard output: {error.strerror}; redirect it to another file") from error
 
 
 def _fit(table: Table, width: int, wide: Console) -> None:
-    """Give every column room for its longest word, and what is left to those that would like more."""
+    """Give every column the width of its longest word, and share the rest among wider columns."""
     spans = [[wide.measure(cell) for cell in (column.header, *column.cells)] for column in table.columns]
-    least = [max(span.minimum for span in of_column) for of_column in spans]
-    most = [max(span.maximum for span in of_column) for of_column in spans]
-    around = wide.measure(table).maximum - sum(most)
-    spare, wish = width - around - sum(least), sum(most) - sum(least)
-    for column, low, high in zip(table.columns, least, most, strict=True):
-        column.width = low + (high - low) * max(0, min(spare, wish)) // max(1, wish)
-
-
-def progress_bar(console: Console) -> Progress | None:
-    """A bar that goes away at the end; each task has a field `text`. None where there is no terminal."""
-    if not console.is_terminal:
-        return None
-    from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn
-
-    return Progress(
-        TextColumn("{task.description}", markup=False),
-        BarColumn(bar_width=24),
-        TaskProgressColumn(),
-        TextColumn("{task.fields[text]}", markup=False),
-        console=console,
-        transient=True,
-    )
+    minimum = [max(span.minimum for span in column) for column in spans]
+    maximum = [max(span.maximum for span in column) for column in spans]
+    borders = wide.measure(table).maximum - sum(maximum)
+    spare, wanted = width - borders - sum(minimum), sum(maximum) - sum(minimum)
+    for column, low, high in zip(table.columns, minimum, maximum, strict=True):
+        column.width = low + (high - low) * max(0, min(spare, wanted)) // max(1, wanted)
 
 
 class ResilientStream:
-    """A stream that never raises: one that can take no more, as its reader went away or the disk is full, is left with
-    one line on standard error, and a character that it cannot encode is replaced."""
+    """A stream that never raises.
+
+    If writing fails, because the reader closed the pipe or the disk is full, it prints one line to standard error and
+    discards further output. Characters that the stream cannot encode are replaced.
+    """
 
     def __init__(self, stream: IO[str]) -> None:
         self._stream, self._lost = stream, False
@@ -124,7 +110,7 @@ class ResilientStream:
         return getattr(self._stream, name)
 
     def write(self, text: str) -> int:
-        """Write as much of it as can be."""
+        """Write text if the stream still works."""
         try:
             return 0 if self._lost else self._stream.write(text)
         except UnicodeEncodeError as error:
@@ -133,7 +119,7 @@ class ResilientStream:
             return self._lose(error)
 
     def flush(self) -> None:
-        """Flush what can be."""
+        """Flush if the stream still works."""
         try:
             if not self._lost:
                 self._stream.flush()
@@ -145,85 +131,104 @@ class ResilientStream:
         if self._stream in (sys.__stdout__, sys.__stderr__):
             redirect_to_devnull(self._stream)
         with contextlib.suppress(OSError):
-            sentence = f"atas: the output takes no more ({error.strerror or error}); going on without it"
+            sentence = f"atas: cannot write output: {error.strerror or error}; continuing without it"
             print(sentence, file=sys.stderr, flush=True)
         return 0
 
 
 class ProgressDisplay:
-    """A console, and a bar where it is a terminal, shown from entry to exit. The work goes on where it is lost."""
+    """Base of the displays: a bar in a terminal from entry to exit, plain lines elsewhere.
 
-    def __init__(self, console: Console, progress: Progress | None = None) -> None:
+    `due` limits how often a display changes. The work continues if the output is lost.
+    """
+
+    refresh_interval = 0.5
+    """Seconds between updates of a bar."""
+    plain_interval = 30.0
+    """Seconds between plain lines."""
+
+    def __init__(self, console: Console, *, clock: Callable[[], float] = time.monotonic) -> None:
         if not isinstance(console.file, ResilientStream):
             console.file = cast("IO[str]", ResilientStream(console.file))
-        self.console, self._progress = console, progress
+        self.console, self.clock = console, clock
+        self.bar: Progress | None = None
+        """None without a terminal."""
+        self._tasks: dict[str, TaskID] = {}
+        self._last = clock()
+
+    def add_bar(self, *columns: ProgressColumn, **options: Any) -> None:
+        """Show a bar where the console is a terminal; by default title, share and text, removed at the end."""
+        if not self.console.is_terminal:
+            return
+        from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn
+
+        if not columns:
+            title, text = "{task.description}", "{task.fields[text]}"
+            columns = (
+                TextColumn(title, markup=False),
+                BarColumn(24),
+                TaskProgressColumn(),
+                TextColumn(text, markup=False),
+            )
+        self.bar = Progress(*columns, console=self.console, **{"transient": True, **options})
+
+    def due(self) -> bool:
+        """Return whether it is time for an update."""
+        interval = self.plain_interval if self.bar is None else self.refresh_interval
+        return self.clock() - self._last >= interval
+
+    def show(self, task: str, plain: str, **fields: Any) -> None:
+        """Update a task of the bar, which the first update adds; without a bar, print the line `plain` if not empty."""
+        self._last = self.clock()
+        if self.bar is None:
+            if plain:
+                self.log(plain)
+            return
+        if task not in self._tasks:
+            self._tasks[task] = self.bar.add_task(task, total=fields.get("total"), text="")
+        self.bar.update(self._tasks[task], **fields)
 
     def log(self, text: str, style: str | None = None) -> None:
-        """Print one sentence that stays, above the bar."""
+        """Print a line that stays, above the bar."""
         self.console.print(text, style=style, highlight=False, soft_wrap=True, markup=False)
 
     def __enter__(self) -> Self:
-        if self._progress is not None:
-            self._progress.start()
+        if self.bar is not None:
+            self.bar.start()
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if self._progress is not None:
-            self._progress.stop()
+        if self.bar is not None:
+            self.bar.stop()
 
 
-class DataProgress:
-    """Shows progress that is told as (what, done, total): a bar in a terminal, now and then a line elsewhere."""
+class DataProgress(ProgressDisplay):
+    """Progress of downloads, decoding and packing: one bar for each task, or a line now and then."""
 
-    def __init__(self, console: Console | None = None) -> None:
+    def __init__(self, console: Console | None = None, *, clock: Callable[[], float] = time.monotonic) -> None:
         from rich.console import Console
-        from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
+        from rich.progress import BarColumn, TaskProgressColumn, TextColumn, TimeRemainingColumn
 
-        self._console = console or Console(stderr=True)
-        columns = (
-            TextColumn("{task.description}", markup=False),
-            BarColumn(),
-            TaskProgressColumn(),
-            TimeRemainingColumn(),
-        )
-        self._progress = Progress(*columns, console=self._console, disable=not self._console.is_terminal)
-        self._tasks: dict[str, TaskID] = {}
-        self._last = time.monotonic()
+        super().__init__(console or Console(stderr=True), clock=clock)
+        title = TextColumn("{task.description}", markup=False)
+        self.add_bar(title, BarColumn(), TaskProgressColumn(), TimeRemainingColumn(), transient=False)
+        self._started: dict[str, tuple[float, int]] = {}
 
     @property
     def has_work(self) -> bool:
-        """Whether there was anything to show."""
-        return bool(self._tasks)
+        """Whether any progress was reported."""
+        return bool(self._started)
 
-    def __call__(self, what: str, done: int, total: int | None) -> None:
-        """Show it."""
-        if what not in self._tasks:
-            self._tasks[what] = self._progress.add_task(what, total=None)
-        task = self._tasks[what]
-        self._progress.update(task, completed=done, total=total)
-        if not self._console.is_terminal and time.monotonic() - self._last >= _PLAIN_EVERY and total:
-            self._last = time.monotonic()
-            left = self._progress.tasks[task].time_remaining
-            rest = "" if left is None else f", about {format_duration(left)} left"
-            self._console.print(f"{what}: {done:,} of {total:,}{rest}", highlight=False, markup=False)
-
-    def __enter__(self) -> DataProgress:
-        self._progress.start()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._progress.stop()
-
-
-def format_duration(seconds: float) -> str:
-    """A time as people write it.
-
-    >>> format_duration(75), format_duration(3675)
-    ('1:15', '1:01:15')
-    """
-    hours, minutes, seconds = int(seconds) // 3600, int(seconds) // 60 % 60, int(seconds) % 60
-    return f"{hours}:{minutes:02}:{seconds:02}" if hours else f"{minutes}:{seconds:02}"
+    def __call__(self, task: str, done: int, total: int | None) -> None:
+        """Show `done` of `total` units; the total may be unknown."""
+        began, at_first = self._started.setdefault(task, (self.clock(), done))
+        if self.bar is not None:
+            self.show(task, "", completed=done, total=total)
+        elif total and self.due():
+            made = done - at_first
+            left = (self.clock() - began) / made * (total - done) if made > 0 else None
+            self.show(
+                task, f"{task}: {done:,} of {total:,}" + (f", about {format_duration(left)} left" if left else "")
+            )

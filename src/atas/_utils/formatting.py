@@ -1,4 +1,4 @@
-"""Paths and amounts as people write them."""
+"""Paths, durations and sizes as text."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 
 
 def shell_quote(path: str | Path) -> str:
-    """A path as it stands in a command that is shown, to be copied.
+    """Quote a path for a shell command.
 
     >>> shell_quote("runs/first"), shell_quote("runs/my first")
     ('runs/first', "'runs/my first'")
@@ -15,8 +15,29 @@ def shell_quote(path: str | Path) -> str:
     return shlex.quote(str(path))
 
 
+def format_seconds(seconds: float) -> str:
+    """Format a duration with a unit.
+
+    >>> format_seconds(29.84), format_seconds(95), format_seconds(5000)
+    ('29.8 s', '1.6 min', '1.39 h')
+    """
+    if seconds < 60:
+        return f"{seconds:.1f} s"
+    return f"{seconds / 60:.1f} min" if seconds < 3600 else f"{seconds / 3600:.2f} h"
+
+
+def format_duration(seconds: float) -> str:
+    """Format a duration as a clock does.
+
+    >>> format_duration(75), format_duration(3675)
+    ('1:15', '1:01:15')
+    """
+    hours, minutes, seconds = int(seconds) // 3600, int(seconds) // 60 % 60, int(seconds) % 60
+    return f"{hours}:{minutes:02}:{seconds:02}" if hours else f"{minutes}:{seconds:02}"
+
+
 def format_bytes(size: float) -> str:
-    """So many bytes as people write them.
+    """Format a number of bytes.
 
     >>> format_bytes(491_520), format_bytes(252e9)
     ('492 kB', '252 GB')

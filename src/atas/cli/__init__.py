@@ -1,4 +1,4 @@
-"""The command `atas`: one sub-command a file."""
+"""The command `atas`, one file for each sub-command."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from atas.errors import AtasError
 
 app = typer.Typer(
     name="atas",
-    help="Robust image classifiers by fast adversarial training. Try: atas train digits-small-cnn-atas",
+    help="Fast adversarial training of robust image classifiers. Try: atas train digits-small-cnn-atas",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
@@ -31,32 +31,34 @@ app.command("export")(export.export)
 app.command("reproduce")(reproduce.reproduce)
 app.command("bench")(bench.bench)
 
-_Misuse: Any = typer.BadParameter.__base__  # UsageError of click, which some versions of typer carry within
+_Misuse: Any = typer.BadParameter.__base__  # click's UsageError; newer versions of typer vendor click
 
 
-def _version(asked: bool) -> None:
-    if asked:
+def _version(requested: bool) -> None:
+    if requested:
         typer.echo(__version__)
         raise typer.Exit
 
 
 @app.callback()
 def _options(
-    version: bool = typer.Option(False, "--version", help="Show the version.", callback=_version, is_eager=True),
+    version: bool = typer.Option(
+        False, "--version", help="Print the version and exit.", callback=_version, is_eager=True
+    ),
 ) -> None:
     pass
 
 
 def main() -> None:
-    """Run the command; errors that a user can mend are one sentence on standard error."""
+    """Run the command. Expected errors are printed as one sentence on standard error."""
     if isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout.errors == "strict":
-        sys.stdout.reconfigure(errors="replace")  # a letter that a terminal does not have is no reason to fail
+        sys.stdout.reconfigure(errors="replace")  # a character that the terminal lacks must not raise
     try:
         sys.exit(app(prog_name="atas", standalone_mode=False))
     except AtasError as error:
         _fail(str(error), error.exit_status, on_all_ranks=error.on_all_ranks)
     except _Misuse as error:
-        if type(error).show is not _Misuse.show:  # the help, where a command was called with nothing
+        if type(error).show is not _Misuse.show:  # a command without arguments shows its help
             error.show()
             sys.exit(error.exit_code)
         _fail(_misused(error), error.exit_code, on_all_ranks=True)
@@ -64,22 +66,22 @@ def main() -> None:
         _fail("interrupted", 1, on_all_ranks=True)
     except OSError as error:
         where = f" ({error.filename})" if error.filename else ""
-        remedy = "make room on the disk" if error.errno in (errno.ENOSPC, errno.EDQUOT) else "check the path"
+        remedy = "free disk space" if error.errno in (errno.ENOSPC, errno.EDQUOT) else "check the path"
         on_all_ranks = getattr(error, "on_all_ranks", False)
         _fail(f"{error.strerror or error}{where}; {remedy} and try again", 1, on_all_ranks=on_all_ranks)
 
 
 def _misused(error: Any) -> str:
-    """One sentence about a wrong option or argument, from what typer has to say of it."""
-    said = " ".join(error.format_message().split()).removesuffix(".")  # choices stand in lines of their own
-    said = said.replace(": Value error, ", ": ").replace(". Choose from:", ", one of").replace(". Did", "; did")
+    """Turn typer's message about a wrong option or argument into one sentence."""
+    message = " ".join(error.format_message().split()).removesuffix(".")  # choices are on separate lines
+    message = message.replace(": Value error, ", ": ").replace(". Choose from:", ", one of").replace(". Did", "; did")
     command = error.ctx.command_path if error.ctx else "atas"
-    see = " See" if said.endswith("?") else "; see"
-    return f"{said[:1].lower()}{said[1:]}{see} {command} --help"
+    see = " See" if message.endswith("?") else "; see"
+    return f"{message[:1].lower()}{message[1:]}{see} {command} --help"
 
 
 def _fail(sentence: str, status: int, *, on_all_ranks: bool) -> None:
-    """End with a sentence; what every process of torchrun would say, the first one says."""
+    """Print a sentence and exit. Rank 0 alone prints an error that all ranks have."""
     if on_all_ranks and not is_rank0():
         sys.exit(status)
     from rich.console import Console

@@ -15,16 +15,17 @@ from atas.recipes import loading
 
 
 def bench(
-    recipe: str = typer.Argument(help="A recipe's name or path.", autocompletion=complete_recipes),
-    assignments: list[str] = typer.Option([], "--set", metavar="KEY=VALUE", help="Override a key of the recipe."),
-    steps: int = typer.Option(20, "--steps", min=1, help="Steps in each of the five rounds that are timed."),
+    recipe: str = typer.Argument(help="Name or path of a recipe.", autocompletion=complete_recipes),
+    assignments: list[str] = typer.Option([], "--set", metavar="KEY=VALUE", help="Override a recipe key; repeatable."),
+    steps: int = typer.Option(20, "--steps", min=1, help="Steps in each of the five timed rounds."),
     as_json: bool = typer.Option(False, "--json", help="Print JSON instead of a table."),
     out: Path | None = typer.Option(None, "--out", help="Also write the JSON to this file."),
 ) -> None:
-    """Time a recipe's training step on this machine. The plain eager loop and the device's ceiling stand beside it.
+    """Time a recipe's training step on this machine.
 
-    It tells whether data or compute sets the pace. Packed sets are read as in training, and so are
-    folders with --set data.loading=streaming; other images are random.
+    Compares it with a plain eager loop and with the speed of a large matrix product, and shows whether data loading or
+    compute is the bottleneck. Packed data is read as in training, image folders only
+    with --set data.loading=streaming; otherwise images are random.
 
     \b
     Example: atas bench cifar10-preact-resnet18-atas --steps 100
@@ -32,7 +33,7 @@ def bench(
     values = options.parse_assignments(assignments)
     if out is not None:
         check_output_path(out, "--out", ".json")
-    loading.find(recipe)  # a wrong name shows before torch is loaded
+    loading.find(recipe)  # report a wrong name before importing torch
 
     import_torch()
     from rich.console import Console
@@ -62,14 +63,14 @@ def _show(result) -> None:  # type: ignore[no-untyped-def]
     stages = ", ".join(f"{name} {100 * share:.0f}%" for name, share in result.stages.items())
     rows = {
         "recipe": f"{result.recipe}, batch {result.batch_size}, on {result.environment['device']}",
-        "a step": f"{step.median:.2f} ms ({step.low:.2f} to {step.high:.2f}), {result.engine} engine, n = {step.steps}",
-        "data alone": f"{result.data.median:.2f} ms a batch; {result.limit} sets the pace",
-        "an epoch": f"{result.epoch_seconds:.2f} s; the whole training {result.training_seconds:.0f} s",
+        "step": f"{step.median:.2f} ms ({step.low:.2f} to {step.high:.2f}), {result.engine} engine, n = {step.steps}",
+        "data alone": f"{result.data.median:.2f} ms per batch; the bottleneck is {result.limit}",
+        "epoch": f"{result.epoch_seconds:.2f} s; whole training {result.training_seconds:.0f} s",
         "start-up": f"{result.start_up_seconds:.1f} s",
-        "plain eager loop": f"{eager.median:.2f} ms a step ({eager.median / step.median:.2f} times as long)",
-        "where an eager step goes": stages,
-        "arithmetic": f"{result.flop / 1e9:.1f} GFLOP a step, {result.achieved / 1e12:.2f} TFLOP/s: "
-        f"{100 * result.achieved / result.ceiling:.0f}% of the {result.ceiling / 1e12:.2f} of a large matrix product",
+        "plain eager loop": f"{eager.median:.2f} ms per step ({eager.median / step.median:.2f}x)",
+        "stages of an eager step": stages,
+        "arithmetic": f"{result.flop / 1e9:.1f} GFLOP per step, {result.achieved / 1e12:.2f} TFLOP/s; a large matrix "
+        f"product has {result.ceiling / 1e12:.2f} ({100 * result.achieved / result.ceiling:.0f}%)",
         "peak memory": f"{result.peak_memory / 2**20:,.0f} MiB",
     }
     table = Table(box=box.SIMPLE, show_header=False)

@@ -12,11 +12,11 @@ from atas._utils.files import check_output_path
 
 
 def compare(
-    runs: list[Path] = typer.Argument(help="Folders of runs."),
-    plot: Path | None = typer.Option(None, "--plot", help="Draw the training curves into this PNG, SVG or PDF file."),
+    runs: list[Path] = typer.Argument(help="Run folders."),
+    plot: Path | None = typer.Option(None, "--plot", help="Plot the training curves to this PNG, SVG or PDF file."),
     as_json: bool = typer.Option(False, "--json", help="Print JSON instead of a table."),
 ) -> None:
-    """Compare runs: accuracy, time, collapse. With --plot their training curves are drawn too.
+    """Compare runs: accuracy, training time, collapse. --plot also draws their training curves.
 
     \b
     Example: atas compare runs/atas runs/atta --plot curves.png
@@ -25,12 +25,12 @@ def compare(
         check_output_path(plot, "--plot")
     from atas import report
 
-    found = report.summarise(runs)
+    summaries = report.summarise(runs)
     if plot is not None:
-        report.plot_curves(found, plot)
+        report.plot_curves(summaries, plot)
     if as_json:
-        typer.echo(json.dumps([run.to_json() for run in found], indent=2))
+        typer.echo(json.dumps([run.to_json() for run in summaries], indent=2))
         return
-    print_table(report.table(found))
+    print_table(report.table(summaries))
     if plot is not None:
         print_line(f"curves: {plot}")

@@ -1,4 +1,4 @@
-"""`atas data`: get data sets, check them, and pack images of your own."""
+"""`atas data`: download and check data sets, and pack your own images."""
 
 from __future__ import annotations
 
@@ -10,26 +10,28 @@ import typer
 
 from atas._utils.formatting import format_bytes
 
-app = typer.Typer(help="Get data sets, check them, and pack images of your own.", no_args_is_help=True)
+app = typer.Typer(help="Download and check data sets, and pack your own images.", no_args_is_help=True)
 
 Name = Annotated[str, typer.Argument(help="digits, cifar10, cifar100, imagefolder or packed.", show_default=False)]
 Download = Annotated[str, typer.Argument(help="cifar10 or cifar100.", show_default=False)]
 Root = Annotated[
     Path | None,
-    typer.Option(help="Folder that holds the data.", show_default="$ATAS_DATA, else ./data"),
+    typer.Option(help="Data directory.", show_default="$ATAS_DATA, else ./data"),
 ]
-Size = Annotated[int | None, typer.Option(help="Side of the images in pixels (imagefolder alone).", show_default="224")]
-AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of sentences.")]
-Packed = Annotated[Path, typer.Argument(help="Folder of a packed set.", show_default=False)]
+Size = Annotated[
+    int | None, typer.Option(help="Side of the images in pixels, for imagefolder only.", show_default="224")
+]
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")]
+Packed = Annotated[Path, typer.Argument(help="Folder of packed data.", show_default=False)]
 Photos = Annotated[
     Path, typer.Argument(help="Folder with train/<class>/ and test/<class>/ (or val/<class>/).", show_default=False)
 ]
-Workers = Annotated[int | None, typer.Option(help="Processes.", show_default="one a processor")]
+Workers = Annotated[int | None, typer.Option(help="Worker processes.", show_default="one per CPU")]
 
 
 @app.command()
 def get(name: Download, root: Root = None, as_json: AsJson = False) -> None:
-    """Download cifar10 or cifar100, check it, and put it in place.
+    """Download cifar10 or cifar100, verify it, and unpack it.
 
     \b
     Example: atas data get cifar10 --root data
@@ -42,14 +44,12 @@ def get(name: Download, root: Root = None, as_json: AsJson = False) -> None:
     if as_json:
         typer.echo(json.dumps({"data": name, "folder": str(folder), "fetched": progress.has_work}, indent=2))
         return
-    typer.echo(
-        f"{name} is in {folder}" if progress.has_work else f"{name} is already in {folder} and intact; nothing to do"
-    )
+    typer.echo(f"{name} is in {folder}" if progress.has_work else f"{name} is already in {folder} and intact")
 
 
 @app.command()
 def check(name: Name, root: Root = None, size: Size = None, as_json: AsJson = False) -> None:
-    """Read a data set and tell what it holds. CIFAR must have the official content.
+    """Read a data set and print a summary. CIFAR must match the official checksums.
 
     \b
     Example: atas data check cifar10 --root data
@@ -62,18 +62,18 @@ def check(name: Name, root: Root = None, size: Size = None, as_json: AsJson = Fa
     official, splits = data.official_hashes(name), {"train": dataset.train, "test": dataset.test}
     hashes = {half: split.fingerprint() for half, split in splits.items()}
     if as_json:
-        found = {
+        contents = {
             half: {"images": len(split), "sha256": hashes[half], "official": hashes[half] in official}
             for half, split in splits.items()
         }
-        about = {"data": name, "shape": list(dataset.shape), "classes": list(dataset.train.classes)}
-        typer.echo(json.dumps(about | found, indent=2))
+        summary = {"data": name, "shape": list(dataset.shape), "classes": list(dataset.train.classes)}
+        typer.echo(json.dumps(summary | contents, indent=2))
         return
     channels, height, width = dataset.shape
     typer.echo(f"{name}: {channels} x {height} x {width} pixels, {dataset.num_classes} classes")
     typer.echo(f"classes: {', '.join(dataset.train.classes)}")
     for half, split in splits.items():
-        state = "the official content" if hashes[half] in official else "no official hash to compare with"
+        state = "official content" if hashes[half] in official else "no official checksum"
         typer.echo(f"{half}: {len(split)} images, SHA-256 {hashes[half]} ({state})")
 
 
@@ -85,24 +85,21 @@ def pack(
     fit: Annotated[
         str,
         typer.Option(
-            help="What becomes of the long side: crop (keep the centre), squash (press the whole image into a square), "
-            "or keep (for jpeg alone: store all of it)."
+            help="How to treat the long side: crop (to the centre), squash (resize to a square), or keep (store the "
+            "whole image; jpeg only)."
         ),
     ] = "crop",
-    format: Annotated[
-        str, typer.Option(help="raw (pixels, fastest to read) or jpeg (about an eighth of the size).")
-    ] = "raw",
-    quality: Annotated[int, typer.Option(help="Of JPEG, 1 to 100.")] = 90,
+    format: Annotated[str, typer.Option(help="raw (pixels, fastest to read) or jpeg (about 1/8 of the size).")] = "raw",
+    quality: Annotated[int, typer.Option(help="JPEG quality, 1 to 100.")] = 90,
     skip_damaged: Annotated[
-        bool, typer.Option("--skip-damaged", help="Leave damaged images out, and note them in the manifest.")
+        bool, typer.Option("--skip-damaged", help="Skip damaged images and list them in the manifest.")
     ] = False,
     workers: Workers = None,
     as_json: AsJson = False,
 ) -> None:
-    """Decode and resize a folder of images once.
+    """Decode and resize a folder of images into a few large files.
 
-    The few large files that come of it are read at full speed in training. Run again after it was stopped, by whatever,
-    it goes on where it was.
+    Training reads these files at full speed. If packing was interrupted, the same command resumes it.
 
     \b
     Example: atas data pack imagenette packed/imagenette --size 256
@@ -113,7 +110,7 @@ def pack(
 
     with DataProgress() as progress:
         try:
-            made = data.pack(
+            packed = data.pack(
                 folder,
                 out,
                 size=size,
@@ -125,27 +122,27 @@ def pack(
                 progress=progress,
             )
         except KeyboardInterrupt as error:
-            raise AtasError("stopped; the finished shards are kept: run the same command again to go on") from error
-    counts = {half: sum(shard.count for shard in shards) for half, shards in made.splits.items()}
-    size_in_bytes = sum(shard.bytes for shard in made.shards)
+            raise AtasError("interrupted; finished shards are kept: run the same command again to resume") from error
+    counts = {half: sum(shard.count for shard in shards) for half, shards in packed.splits.items()}
+    size_in_bytes = sum(shard.bytes for shard in packed.shards)
     if as_json:
-        about = {"folder": str(out), "images": counts, "classes": list(made.classes), **made.settings}
-        about |= {"shards": len(made.shards), "bytes": size_in_bytes, "skipped": len(made.skipped)}
-        typer.echo(json.dumps(about | {"packed": progress.has_work}, indent=2))
+        summary = {"folder": str(out), "images": counts, "classes": list(packed.classes), **packed.settings}
+        summary |= {"shards": len(packed.shards), "bytes": size_in_bytes, "skipped": len(packed.skipped)}
+        typer.echo(json.dumps(summary | {"packed": progress.has_work}, indent=2))
         return
     done = "packed into" if progress.has_work else "already packed in"
     typer.echo(
-        f"{done} {out}: {counts['train']:,} training and {counts['test']:,} test images of {len(made.classes)} "
-        f"classes, {size} pixels ({fit}), {format_bytes(size_in_bytes)} in {len(made.shards)} shards of {format}"
+        f"{done} {out}: {counts['train']:,} training and {counts['test']:,} test images of {len(packed.classes)} "
+        f"classes, {size} pixels ({fit}), {format_bytes(size_in_bytes)} in {len(packed.shards)} {format} shards"
     )
-    if made.skipped:
-        images, them = ("image", "it") if len(made.skipped) == 1 else ("images", "them")
-        typer.echo(f"left out {len(made.skipped)} damaged {images}; {out}/manifest.json names {them}")
+    if packed.skipped:
+        images, them = ("image", "it") if len(packed.skipped) == 1 else ("images", "them")
+        typer.echo(f"skipped {len(packed.skipped)} damaged {images}; {out}/manifest.json lists {them}")
 
 
 @app.command()
 def verify(folder: Packed, workers: Workers = None, as_json: AsJson = False) -> None:
-    """Compare every byte of a packed set with its checksums. What is damaged is named.
+    """Verify packed data against its checksums, and list damaged files.
 
     \b
     Example: atas data verify packed/imagenette
@@ -154,8 +151,8 @@ def verify(folder: Packed, workers: Workers = None, as_json: AsJson = False) -> 
     from atas._utils.console import DataProgress
 
     with DataProgress() as progress:
-        found = data.verify(folder, workers=workers, progress=progress)
+        verified = data.verify(folder, workers=workers, progress=progress)
     if as_json:
-        typer.echo(json.dumps({"folder": str(folder), "shards": len(found.shards), "intact": True}, indent=2))
+        typer.echo(json.dumps({"folder": str(folder), "shards": len(verified.shards), "intact": True}, indent=2))
         return
-    typer.echo(f"{folder}: {len(found.shards)} shards, all as they were written")
+    typer.echo(f"{folder}: {len(verified.shards)} shards, all intact")

@@ -29,7 +29,7 @@ OutputFormat = Literal["table", "json", "nothing"]
 
 @dataclass(frozen=True)
 class EvaluateOptions:
-    """What the command was given, as it was given."""
+    """The options of the command as given."""
 
     weights: Path | None = None
     model: str | None = None
@@ -45,59 +45,61 @@ class EvaluateOptions:
     attacks: str | None = None
 
     def attacks_or_default(self, default: tuple[str, ...]) -> tuple[str, ...]:
-        """The attacks that were asked for, or the usual ones."""
+        """Return the requested attacks, or `default`."""
         return default if self.attacks is None else tuple(name.strip() for name in self.attacks.split(","))
 
     def validate(self, run: Path | None) -> None:
-        """An error where something is missing or does not go together; nothing is loaded for that."""
+        """Raise an error if options are missing or conflict; loads nothing."""
         if self.out is not None:
             check_output_path(self.out, "--out", ".json")
         if run is not None:
             for name in ("weights", "model", "data", "mean", "std", "size"):
                 if getattr(self, name) is not None:
                     raise UsageError(
-                        f"--{name} does not go with the folder of a run, which has its own; leave one of them out"
+                        f"--{name} cannot be combined with a run folder, which defines it; leave one of them out"
                     )
             return
         if self.weights is None and self.model is None:
-            raise UsageError(
-                "give the folder of a run, or --weights FILE or --model package.module:function, with --data"
-            )
+            raise UsageError("give a run folder, or --weights FILE or --model package.module:function with --data")
         if self.data is None or self.eps is None:
             missing = "--data (cifar10, ...)" if self.data is None else "--eps (8/255, ...)"
-            raise UsageError(
-                f"{missing} is missing; without a run's folder the command needs a model, data and a budget"
-            )
+            raise UsageError(f"{missing} is missing; without a run folder the command needs a model, data and a budget")
         if self.weights is None and self.model is not None and ":" not in self.model:
-            raise UsageError(f"a fresh '{self.model}' knows nothing: give its weights with --weights FILE.safetensors")
+            raise UsageError(f"'{self.model}' is untrained; pass --weights FILE.safetensors")
 
 
 def evaluate(
-    run: Path | None = typer.Argument(None, help="The folder of a finished run; or --weights and --model."),
-    attacks: str | None = typer.Option(None, "--attacks", help="Such as pgd10,autoattack; the run's, or pgd10,pgd50."),
-    weights: Path | None = typer.Option(None, "--weights", help="A safetensors file, instead of a run."),
-    model: str | None = typer.Option(None, "--model", help="Its model, or package.module:function."),
-    data: str | None = typer.Option(None, "--data", help="The data set, without a run."),
-    root: str | None = typer.Option(None, "--root", help="The data's folder, where it is not that of the training."),
-    size: int | None = typer.Option(None, "--size", min=1, help="Side of the images of an image folder."),
-    norm: str | None = typer.Option(None, "--norm", help="linf or l2; the run's, or linf."),
-    eps: str | None = typer.Option(None, "--eps", help="The budget, such as 8/255; the run's by default."),
-    mean: str | None = typer.Option(None, "--mean", help="Of the model's normalisation; comma-separated."),
-    std: str | None = typer.Option(None, "--std", help="Of the model's normalisation; comma-separated."),
-    examples: int | None = typer.Option(None, "--examples", min=1, help="Only the first so many test images."),
-    batch_size: int | None = typer.Option(None, "--batch-size", min=1, help="Images at a time; changes no verdict."),
-    step_size: str | None = typer.Option(None, "--step-size", help="Of PGD, such as 2/255; eps/5 by default."),
-    precision: str = typer.Option("auto", "--precision", help="Of the search: auto or float32; verdicts are float32."),
+    run: Path | None = typer.Argument(None, help="Folder of a finished run, instead of --weights or --model."),
+    attacks: str | None = typer.Option(
+        None, "--attacks", help="Comma-separated, such as pgd10,autoattack; default: the recipe's, else pgd10,pgd50."
+    ),
+    weights: Path | None = typer.Option(None, "--weights", help="Safetensors file, instead of a run."),
+    model: str | None = typer.Option(None, "--model", help="Network of the weights, or package.module:function."),
+    data: str | None = typer.Option(None, "--data", help="Data set, if not evaluating a run."),
+    root: str | None = typer.Option(None, "--root", help="Data directory, if different from training."),
+    size: int | None = typer.Option(None, "--size", min=1, help="Side of the images in pixels, for imagefolder."),
+    norm: str | None = typer.Option(None, "--norm", help="linf or l2; default: the run's, else linf."),
+    eps: str | None = typer.Option(None, "--eps", help="Budget, such as 8/255; default: the run's."),
+    mean: str | None = typer.Option(None, "--mean", help="Mean for normalisation, comma-separated."),
+    std: str | None = typer.Option(None, "--std", help="Standard deviation for normalisation, comma-separated."),
+    examples: int | None = typer.Option(None, "--examples", min=1, help="Evaluate only the first N test images."),
+    batch_size: int | None = typer.Option(
+        None, "--batch-size", min=1, help="Images per batch; does not change results."
+    ),
+    step_size: str | None = typer.Option(None, "--step-size", help="Step size of PGD, such as 2/255; default: eps/5."),
+    precision: str = typer.Option(
+        "auto", "--precision", help="Precision of the search, auto or float32; predictions use float32."
+    ),
     device: str = typer.Option("auto", "--device", help="auto, cpu or cuda."),
-    seed: int = typer.Option(0, "--seed", help="Of the random starts."),
-    out: Path | None = typer.Option(None, "--out", help="The result's file; Markdown goes beside it."),
+    seed: int = typer.Option(0, "--seed", help="Seed of the random starts."),
+    out: Path | None = typer.Option(None, "--out", help="Output file (.json); Markdown is written next to it."),
     as_json: bool = typer.Option(False, "--json", help="Print JSON instead of a table."),
 ) -> None:
-    """Evaluate a model on a test set; verdicts are in float32.
+    """Evaluate a model under attack on a test set.
 
-    Writes evaluation.json and evaluation.md into the run's folder, or beside the weights; an earlier result on more
-    images, by AutoAttack, or on the run's own images stays, and the new one goes beside it. After a stop, the same
-    command goes on where it was. Under torchrun, processes share the images.
+    Writes evaluation.json and evaluation.md to the run folder, or next to the weights. Never replaces an earlier result
+    on more images, with AutoAttack, or on the run's own data; the new result is written next to it. If interrupted, the
+    same command resumes. Under torchrun, processes share the images.
 
     \b
     Example: atas evaluate runs/cifar10-preact-resnet18-atas --attacks pgd10,pgd50x5,autoattack
@@ -124,7 +126,7 @@ def evaluate(
 
 
 def evaluate_run(run: Run, *, quiet: bool = False) -> Evaluation:
-    """Evaluate a run as its recipe says; with `quiet`, without a word on standard output."""
+    """Evaluate a run with the settings of its recipe; `quiet` prints nothing to standard output."""
     from atas.cli.target import from_run
 
     return evaluate_target(from_run(run, EvaluateOptions()), show="nothing" if quiet else "table")
@@ -140,7 +142,7 @@ def evaluate_target(
     seed: int = 0,
     show: OutputFormat = "table",
 ) -> Evaluation:
-    """Evaluate with progress on the screen, and write the result."""
+    """Evaluate with a progress display, and write the result."""
     from atas._utils.files import check_writable
     from atas.cli.evaluation_progress import EvaluationProgress
     from atas.distributed.world import init
@@ -173,7 +175,7 @@ def evaluate_target(
 
 @contextmanager
 def _explain_resume(progress: Path) -> Iterator[None]:
-    """Say so where a person stops an evaluation that has something to go on from."""
+    """Explain how to resume if the user interrupts an evaluation with saved progress."""
     from atas.errors import AtasError
 
     try:
@@ -181,11 +183,11 @@ def _explain_resume(progress: Path) -> Iterator[None]:
     except KeyboardInterrupt:
         if not progress.exists():
             raise
-        raise AtasError(f"interrupted; the same command goes on from {progress}") from None
+        raise AtasError(f"interrupted; the same command resumes from {progress}") from None
 
 
 def _write(result: Evaluation, path: Path, notes: list[str], *, show: OutputFormat, logged: set[str]) -> None:
-    """Show the result and write it: figures that took long are neither lost to a full disk nor to a reader who left."""
+    """Print and write the result; a closed pipe does not prevent the writing."""
     from atas._utils.files import write_text
 
     page = path.with_suffix(".md")
@@ -193,7 +195,7 @@ def _write(result: Evaluation, path: Path, notes: list[str], *, show: OutputForm
         _show(result, show, logged)
     finally:
         write_text(page, result.markdown())
-        result.save(path)  # last: it ends the progress
+        result.save(path)  # last, since it deletes the saved progress
     if show == "table":
         for note in notes:
             print_line(note)

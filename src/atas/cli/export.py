@@ -12,7 +12,7 @@ from atas._utils.console import import_torch, print_line
 
 
 class Format(enum.StrEnum):
-    """What a model can be exported to."""
+    """Export formats."""
 
     SAFETENSORS = "safetensors"
     ONNX = "onnx"
@@ -21,15 +21,15 @@ class Format(enum.StrEnum):
 
 
 def export(
-    run: Path = typer.Argument(help="The folder of a finished run."),
-    to: Format = typer.Option(..., "--to", help="The format."),
-    out: Path | None = typer.Option(None, "--out", help="The folder to write to; RUN/export/FORMAT by default."),
-    as_json: bool = typer.Option(False, "--json", help="Print JSON instead of sentences."),
+    run: Path = typer.Argument(help="Folder of a finished run."),
+    to: Format = typer.Option(..., "--to", help="Output format."),
+    out: Path | None = typer.Option(None, "--out", help="Output folder; default: RUN/export/FORMAT."),
+    as_json: bool = typer.Option(False, "--json", help="Print JSON instead of text."),
 ) -> None:
-    """Write the model of a run for use elsewhere, with a card.
+    """Export the model of a run, with a model card.
 
-    The card says what the model is and how it was measured. The exported model is compared with the original on test
-    images. `atas.load` reads safetensors back.
+    The card describes the model and its evaluation. The exported model is compared with the original on test images.
+    `atas.load` reads safetensors exports.
 
     \b
     Example: atas export runs/cifar10-preact-resnet18-atas --to onnx --out model
@@ -37,13 +37,13 @@ def export(
     import_torch()
     from atas.export import write
 
-    found = write(run, to.value, out)
+    exported = write(run, to.value, out)
     if as_json:
-        typer.echo(json.dumps(found.to_json(), indent=2))
+        typer.echo(json.dumps(exported.to_json(), indent=2))
         return
-    if found.check is not None:
-        print_line(found.check)
-    for note in found.notes:
+    if exported.check is not None:
+        print_line(exported.check)
+    for note in exported.notes:
         print_line(note)
-    for path in found.files:
+    for path in exported.files:
         print_line(f"written: {path}")

@@ -12,7 +12,7 @@ from atas._utils.console import print_table
 
 
 class What(enum.StrEnum):
-    """What can be listed."""
+    """Things that can be listed."""
 
     METHODS = "methods"
     MODELS = "models"
@@ -22,7 +22,7 @@ class What(enum.StrEnum):
 
 
 _MEASURED = "AutoAttack"
-# The rest is in a recipe's name, and would make the table wider than most terminals; JSON has it.
+# The name of a recipe says the rest, which would make the table too wide; JSON has all columns.
 _SHOWN = {What.RECIPES: ["recipe", "threat", "epochs", _MEASURED]}
 
 
@@ -30,10 +30,10 @@ def ls(
     what: What = typer.Argument(help="What to list."),
     as_json: bool = typer.Option(False, "--json", help="Print JSON instead of a table."),
 ) -> None:
-    """List methods, models, data sets, attacks or recipes. Methods are shown with their settings and defaults.
+    """List methods, models, data sets, attacks or recipes.
 
-    Recipes are shown with what they gave under AutoAttack, where they have been run; --json has all that they say to
-    expect.
+    Methods are listed with their settings and defaults, recipes with their measured accuracy under AutoAttack;
+    --json includes all expected results.
 
     \b
     Example: atas ls methods
@@ -75,8 +75,8 @@ def _rows(what: What) -> list[dict[str, Any]]:
     rows = []
     for name in recipes.names():
         loaded = recipes.load(name)
-        known = find_expected(loaded)
-        figure = known and known.figure("autoattack")
+        expected = find_expected(loaded)
+        figure = expected and expected.figure("autoattack")
         rows.append(
             {
                 "recipe": name,
@@ -86,7 +86,7 @@ def _rows(what: What) -> list[dict[str, Any]]:
                 "threat": repr(loaded.threat),
                 "epochs": str(loaded.training.epochs),
                 _MEASURED: f"{figure.split()[0]}%" if figure else "-",
-                "expect": known.sentence if known else None,
+                "expect": expected.sentence if expected else None,
             }
         )
     return rows

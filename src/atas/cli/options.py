@@ -1,6 +1,6 @@
 """What several sub-commands share: `--set section.key=value`, shell completion, and comma-separated lists.
 
-This module must not import torch: completion and mistakes are answered without it.
+This module must not import torch, so that completion and wrong options are answered at once.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ T = TypeVar("T")
 
 
 def parse_assignments(assignments: Iterable[str]) -> dict[str, Any]:
-    """Values by dotted key; each is read as TOML, or as it stands where it is not TOML.
+    """Return values by dotted key. A value is parsed as TOML, or kept as a string if it is not TOML.
 
     >>> parse_assignments(["training.epochs=10", "method.eps=8/255"])
     {'training.epochs': 10, 'method.eps': '8/255'}
@@ -36,17 +36,17 @@ def _parse_assignment(text: str) -> tuple[str, Any]:
 
 
 def complete_recipes(incomplete: str) -> list[str]:
-    """Recipes that come with the package."""
+    """Complete names of recipes."""
     return [name for name in loading.names() if name.startswith(incomplete)]
 
 
 def complete_studies(incomplete: str) -> list[str]:
-    """Studies of `atas reproduce`."""
+    """Complete names of studies."""
     return [name for name in catalogue.study_names() if name.startswith(incomplete)]
 
 
 def parse_list(option: str, text: str | None, kind: Callable[[str], T]) -> tuple[T, ...] | None:
-    """The parts of a comma-separated option."""
+    """Parse a comma-separated option; None if it was not given."""
     if text is None:
         return None
     parts = [part.strip() for part in text.split(",") if part.strip()]
@@ -56,12 +56,12 @@ def parse_list(option: str, text: str | None, kind: Callable[[str], T]) -> tuple
 
 
 def integer_parser(option: str) -> Callable[[str], int]:
-    """A parser of whole numbers for one option, which its errors name."""
+    """Return a parser of integers whose errors name the option."""
 
     def number(text: str) -> int:
         try:
             return int(text)
         except ValueError:
-            raise UsageError(f"{option} takes whole numbers separated by commas; got '{text}'") from None
+            raise UsageError(f"{option} takes integers separated by commas; got '{text}'") from None
 
     return number

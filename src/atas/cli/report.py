@@ -11,16 +11,16 @@ from atas._utils.files import check_output_path
 
 
 def report(
-    runs: list[Path] = typer.Argument(help="Folders of runs: one, or several to compare."),
+    runs: list[Path] = typer.Argument(help="Run folders; several are compared."),
     out: Path | None = typer.Option(
-        None, "--out", help="The page's file; RUN/report.html for one run, report.html for several."
+        None, "--out", help="Output file; default: RUN/report.html for one run, report.html for several."
     ),
-    data: str | None = typer.Option(None, "--data", help="The data's folder, where it is not that of the training."),
+    data: str | None = typer.Option(None, "--data", help="Data directory, if different from training."),
 ) -> None:
-    """Write one HTML page: how runs went, how robust they are.
+    """Write an HTML report of one run, or a comparison of several.
 
-    The page holds everything it shows: it opens from disk, without a network. Attacks on a few images, the loss around
-    them and the confusion matrix are computed when it is written, where the model and the data are at hand.
+    The page is one self-contained file. Adversarial examples, loss surfaces and the confusion matrix are computed when
+    it is written, if the model and the data are available.
 
     \b
     Example: atas report runs/cifar10-preact-resnet18-atas

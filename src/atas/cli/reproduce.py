@@ -20,32 +20,40 @@ if TYPE_CHECKING:
 
 def reproduce(
     names: list[str] = typer.Argument(
-        None, metavar="STUDY...", help="Names of studies; see --list.", autocompletion=complete_studies
+        None, metavar="STUDY...", help="Studies; see --list.", autocompletion=complete_studies
     ),
     list_all: bool = typer.Option(False, "--list", help="List the studies."),
-    quick: bool = typer.Option(False, "--quick", help="On the embedded digits, cut short: minutes on a CPU."),
-    out: Path = typer.Option(Path("runs/reproduce"), "--out", help="The results' folder; studies may share one."),
-    methods: str | None = typer.Option(None, "--methods", help="Only these; comma-separated, such as atas,atta."),
-    networks: str | None = typer.Option(None, "--networks", help="Only these, such as preact-resnet18."),
+    quick: bool = typer.Option(False, "--quick", help="Short runs on the built-in digits: minutes on a CPU."),
+    out: Path = typer.Option(Path("runs/reproduce"), "--out", help="Output folder; studies may share one."),
+    methods: str | None = typer.Option(
+        None, "--methods", help="Only these methods, comma-separated, such as atas,atta."
+    ),
+    networks: str | None = typer.Option(None, "--networks", help="Only these networks, such as preact-resnet18."),
     eps: str | None = typer.Option(None, "--eps", help="Only these budgets, such as 8/255,12/255."),
-    seeds: str | None = typer.Option(None, "--seeds", help="Of the trainings, such as 0,1,2; 0 by default."),
-    attacks: str | None = typer.Option(None, "--attacks", help="Instead of the study's own, such as pgd10,pgd50."),
-    padding: str | None = typer.Option(None, "--padding", help="Of test images, such as 0,4; 4 is as released."),
-    examples: int | None = typer.Option(None, "--examples", min=1, help="Only the first so many test images."),
-    root: str | None = typer.Option(None, "--root", help="The data's folder."),
-    assignments: list[str] = typer.Option([], "--set", metavar="KEY=VALUE", help="Override a key of all recipes."),
-    reuse: list[Path] = typer.Option([], "--reuse", help="Take finished runs from this folder too; may be repeated."),
-    no_run: bool = typer.Option(False, "--no-run", help="Train and evaluate nothing; show what there is."),
-    no_pictures: bool = typer.Option(False, "--no-pictures", help="Draw none; the same command without it does later."),
-    dry_run: bool = typer.Option(False, "--dry-run", help="Only say what would be run."),
+    seeds: str | None = typer.Option(None, "--seeds", help="Training seeds, such as 0,1,2; default: 0."),
+    attacks: str | None = typer.Option(None, "--attacks", help="Attacks instead of the study's, such as pgd10,pgd50."),
+    padding: str | None = typer.Option(
+        None, "--padding", help="Padding of test images, such as 0,4; 4 is as released."
+    ),
+    examples: int | None = typer.Option(None, "--examples", min=1, help="Evaluate only the first N test images."),
+    root: str | None = typer.Option(None, "--root", help="Data directory."),
+    assignments: list[str] = typer.Option(
+        [], "--set", metavar="KEY=VALUE", help="Override a key of all recipes; repeatable."
+    ),
+    reuse: list[Path] = typer.Option([], "--reuse", help="Also use finished runs from this folder; repeatable."),
+    no_run: bool = typer.Option(False, "--no-run", help="Train and evaluate nothing; report existing results."),
+    no_pictures: bool = typer.Option(
+        False, "--no-pictures", help="Skip pictures; run again without this option to draw them."
+    ),
+    dry_run: bool = typer.Option(False, "--dry-run", help="Only list the runs."),
     as_json: bool = typer.Option(False, "--json", help="Print JSON instead of a table."),
 ) -> None:
-    """Reproduce tables and figures of the paper, ours beside theirs.
+    """Reproduce tables and figures of the paper.
 
-    A study is a plan of runs. It can be stopped at any moment; the same command goes on, and finished runs are used
-    again, by other studies too. Several studies make one plan, in which a training that more than one of them needs is
-    done once; each heeds the options that it takes. The same command started once for each GPU
-    (CUDA_VISIBLE_DEVICES=0, 1, ...) shares the work. The exit status is 1 if a run failed.
+    Prints our results beside the published ones. A study is a plan of runs. If interrupted, the same command resumes;
+    finished runs are reused, also by other studies. Several studies form one plan that trains each shared model once;
+    an option applies to the studies that have it. To use several GPUs, start the same command once for each
+    (CUDA_VISIBLE_DEVICES=0, 1, ...). The exit status is 1 if a run failed.
 
     \b
     Example: atas reproduce table-cifar10 --quick
@@ -61,7 +69,7 @@ def reproduce(
     names = list(dict.fromkeys(names))
     values = options.parse_assignments(assignments) | ({} if root is None else {"data.root": root})
     for name in names:
-        catalogue.study_module(name)  # a wrong name shows before torch is loaded
+        catalogue.study_module(name)  # report a wrong name before importing torch
 
     import_torch()
     from atas.paper.studies import get
@@ -69,7 +77,7 @@ def reproduce(
     from atas.recipes.values import parse_value
     from atas.sweeps import PlanProgress
 
-    chosen = list(map(get, names))
+    selected = list(map(get, names))
     request = StudyOptions(
         out=out,
         quick=quick,
@@ -85,15 +93,15 @@ def reproduce(
         runs=not no_run,
         pictures=not no_pictures,
     )
-    for study in chosen if dry_run or no_run else ():
+    for study in selected if dry_run or no_run else ():
         if not isinstance(study, TrainingStudy):
             raise UsageError(
-                f"the study {study.name} is no plan of runs; leave out {'--dry-run' if dry_run else '--no-run'}"
+                f"the study {study.name} trains no models; leave out {'--dry-run' if dry_run else '--no-run'}"
             )
     if dry_run:
-        _tell(chosen, request, as_json=as_json)
+        _show_plan(selected, request, as_json=as_json)
         return
-    reports = run_studies(chosen, request, PlanProgress())
+    reports = run_studies(selected, request, PlanProgress())
     if as_json:
         typer.echo(_json(names, reports))
     else:
@@ -108,7 +116,7 @@ def reproduce(
 
 
 def _json(names: list[str], reports: list[StudyResult]) -> str:
-    """The result of a study as it was written; of several, by name."""
+    """Return the JSON of one study as written, or of several studies by name."""
     texts = [next(p for p in report.files if p.suffix == ".json").read_text(encoding="utf-8") for report in reports]
     if len(texts) == 1:
         return texts[0]
@@ -116,8 +124,8 @@ def _json(names: list[str], reports: list[StudyResult]) -> str:
 
 
 def _failed(failures: list[str]) -> str:
-    some = f"{len(failures)} runs" if len(failures) > 1 else "1 run"
-    return f"{some} failed, the first was {failures[0]}; the same command tries again"
+    count = f"{len(failures)} runs" if len(failures) > 1 else "1 run"
+    return f"{count} failed, the first was {failures[0]}; run the same command to try again"
 
 
 def _list(*, as_json: bool) -> None:
@@ -136,8 +144,8 @@ def _list(*, as_json: bool) -> None:
     print_table(table)
 
 
-def _tell(studies: list[Study], request: StudyOptions, *, as_json: bool) -> None:
-    """What a plan would do."""
+def _show_plan(studies: list[Study], request: StudyOptions, *, as_json: bool) -> None:
+    """Print the runs of a plan."""
     from atas.paper.study import make_plan
 
     plan = make_plan(studies, request)

@@ -1,7 +1,7 @@
-"""What `atas evaluate` evaluates, and the file that the result goes to.
+"""The target of `atas evaluate`, and the file for its result.
 
-A target is the model of a run, a file of weights, or a model of the user's own. A run's result replaces an earlier one
-only if it says more.
+A target is the model of a run, a file of weights, or a model from user code. A result replaces an earlier one of the
+run only if it has at least as many images and attacks as strong.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ from atas.training.data import eval_view, load_data
 from atas.training.run import RunFolder
 
 _DEFAULT_ATTACKS = ("pgd10", "pgd50")
-_AUTOATTACK = "autoattack"  # takes far longer than the others
-_FOLDER_DATA = ("imagefolder", "packed")  # other sets are the same in every folder
+_AUTOATTACK = "autoattack"
+_FOLDER_DATA = ("imagefolder", "packed")  # other data sets have the same content everywhere
 
 
 @dataclass(frozen=True)
 class Target:
-    """A model, the test images, what attacks may do, and where the result goes."""
+    """A model, test images, threat model, attacks, and the path of the result."""
 
     model: nn.Module
     test: data.Split
@@ -47,7 +47,7 @@ class Target:
 
 
 def from_run(run: Run, options: EvaluateOptions) -> Target:
-    """The model of a run on the run's test set, against the threat that it was trained for or another."""
+    """Evaluate the model of a run on its test set, under its own threat model or another."""
     config, trained_for = run.recipe.evaluation, run.recipe.threat
     attack_threat = threat.create(options.norm or trained_for.name, _eps(options, trained_for))
     with _data_progress() as progress:
@@ -65,7 +65,7 @@ def from_run(run: Run, options: EvaluateOptions) -> Target:
 
 
 def from_model(options: EvaluateOptions) -> Target:
-    """A file of weights, or what a function of the user's returns."""
+    """Evaluate a file of weights, or the model that a user's function returns."""
     assert options.data is not None
     attack_threat = threat.create(options.norm or "linf", _eps(options, None))
     with _data_progress() as progress:
@@ -90,13 +90,13 @@ def from_model(options: EvaluateOptions) -> Target:
 
 
 def _check_classes(weights: Path, dataset: data.Dataset) -> None:
-    """Labels of other data may be of other classes than the weights' outputs."""
+    """Raise an error if the data has other classes than the weights."""
     metadata, _ = read_weights(weights)
     check_classes(metadata.get("classes") or (), dataset.test.classes)
 
 
 def _data_progress() -> DataProgress:
-    """How far the decoding of images is, shown by the first of several processes."""
+    """Return a display of the decoding of images, quiet on other ranks than 0."""
     return DataProgress(Console(stderr=True, quiet=not is_rank0()))
 
 
@@ -104,13 +104,13 @@ def _eps(options: EvaluateOptions, trained_for: threat.Threat | None) -> float:
     if options.eps is not None:
         return float(parse_value(options.eps, float, "--eps"))
     if trained_for is None or options.norm not in (None, trained_for.name):
-        threat.create(options.norm or "linf", 0)  # a wrong name is told first
-        raise UsageError(f"--norm {options.norm} needs a budget of its own; give it with --eps")
+        threat.create(options.norm or "linf", 0)  # reports a wrong norm first
+        raise UsageError(f"--norm {options.norm} needs a budget; pass --eps")
     return trained_for.eps
 
 
 def _numbers(text: str | None, option: str) -> tuple[float, ...] | float | None:
-    """One number, or one a channel."""
+    """Parse one number, or one for each channel."""
     if text is None:
         return None
     numbers = tuple(float(parse_value(part.strip(), float, option)) for part in text.split(","))
@@ -120,10 +120,10 @@ def _numbers(text: str | None, option: str) -> tuple[float, ...] | float | None:
 def output_path(
     run: Run, root: str | None, test: data.Split, examples: int | None, threat: Threat, attacks: tuple[str, ...]
 ) -> Path:
-    """The run's evaluation, or a file beside it that is named by what is not as there: data, budget, images, attacks.
+    """Return the path of the run's evaluation, or one next to it that names other data, budget, images or attacks.
 
-    `test` is all that is in the folder `root`, of which so many examples are taken. A name that does not begin with
-    that of the evaluation is one that `atas export` does not take for the run's own.
+    `test` is the whole test set in `root`, of which the first `examples` are used. `atas export` ignores files whose
+    name does not begin with the evaluation's.
     """
     path = RunFolder(run.folder).evaluation
     if root is not None and _is_other_data(run, root, test):
@@ -134,8 +134,10 @@ def output_path(
 
 
 def _is_other_data(run: Run, root: str, test: data.Split) -> bool:
-    """Whether the images are not the run's own: by its earlier result, or else by its own folder. Where neither is
-    there, they count as moved."""
+    """Return whether the images differ from the run's, by its earlier result or by its data directory.
+
+    If neither exists, the data is assumed to have moved.
+    """
     config = run.recipe.data
     if config.name not in _FOLDER_DATA:
         return False
@@ -150,15 +152,14 @@ def _is_other_data(run: Run, root: str, test: data.Split) -> bool:
 
 
 def _fingerprint(name: str, root: str | None, size: int | None) -> str:
-    """Of a folder's test images, none of which is decoded."""
+    """Return the fingerprint of a folder's test images without decoding them."""
     if name == "packed":
         return data.load(name, root).test.fingerprint()
     return data.load(name, root, size=size, lazy=True).test.fingerprint()
 
 
 def _keep_better(path: Path, n: int, attacks: tuple[str, ...]) -> Path:
-    """This path, unless an evaluation on more images, or by AutoAttack, is there: that one stays, and this goes beside
-    it."""
+    """Return `path`, or one next to it if `path` holds a result on more images or with AutoAttack."""
     earlier = read_json(path)
     if n < earlier.get("n", 0):
         return path.with_name(f"{path.stem}-{n}.json")

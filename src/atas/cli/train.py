@@ -17,23 +17,21 @@ from atas.recipes import loading
 
 def train(
     recipe: str | None = typer.Argument(
-        None, help="A recipe's name or path; may be left out with --resume.", autocompletion=complete_recipes
+        None, help="Name or path of a recipe; optional with --resume.", autocompletion=complete_recipes
     ),
-    out: Path | None = typer.Option(None, "--out", help="The run's folder; runs/<recipe> by default."),
-    assignments: list[str] = typer.Option(
-        [], "--set", metavar="KEY=VALUE", help="Override a key of the recipe; may be repeated."
-    ),
-    seed: int | None = typer.Option(None, "--seed", help="Short for --set training.seed=..."),
-    resume: bool = typer.Option(False, "--resume", help="Go on with the run in the folder."),
+    out: Path | None = typer.Option(None, "--out", help="Run folder; default: runs/<recipe>."),
+    assignments: list[str] = typer.Option([], "--set", metavar="KEY=VALUE", help="Override a recipe key; repeatable."),
+    seed: int | None = typer.Option(None, "--seed", help="Shorthand for --set training.seed=..."),
+    resume: bool = typer.Option(False, "--resume", help="Resume the run in the folder."),
     overwrite: bool = typer.Option(
-        False, "--overwrite", help="Begin anew; deletes the earlier run's weights, evaluations, report and exports."
+        False, "--overwrite", help="Start over; deletes the earlier run's weights, evaluations, report and exports."
     ),
-    evaluate_after: bool = typer.Option(False, "--evaluate", help="Evaluate on the test set when training has ended."),
+    evaluate_after: bool = typer.Option(False, "--evaluate", help="Evaluate on the test set after training."),
     as_json: bool = typer.Option(False, "--json", help="Print JSON at the end; progress goes to standard error."),
 ) -> None:
-    """Train a robust model by a recipe. Under torchrun, processes train one model together.
+    """Train a robust model from a recipe. Under torchrun, all processes train one model.
 
-    Any key of the recipe can be set; recipe.toml in the folder of a run shows them with their values.
+    --set overrides any recipe key; recipe.toml in a run folder lists all keys with their values.
 
     \b
     Example: atas train cifar10-preact-resnet18-atas --set training.epochs=10 --out runs/first
@@ -41,9 +39,9 @@ def train(
     """
     values = options.parse_assignments(assignments)
     if recipe is not None:
-        loading.find(recipe)  # a wrong name shows before torch is loaded
+        loading.find(recipe)  # report a wrong name before importing torch
     elif not (resume and out is not None):
-        raise UsageError("give a recipe, or --resume and the folder of a run (--out); `atas ls recipes` shows recipes")
+        raise UsageError("give a recipe, or --resume and a run folder (--out); `atas ls recipes` lists recipes")
 
     import_torch()
     from rich.console import Console
@@ -60,8 +58,8 @@ def train(
     if not processes.is_main:
         return
     if as_json:
-        measured = None if evaluation is None else evaluation.to_json()
-        about = {"folder": str(run.folder), "recipe": run.recipe.name, "epochs": len(run.metrics)}
-        typer.echo(json.dumps(about | {"last_epoch": run.metrics[-1], "evaluation": measured}, indent=2))
+        result = None if evaluation is None else evaluation.to_json()
+        summary = {"folder": str(run.folder), "recipe": run.recipe.name, "epochs": len(run.metrics)}
+        typer.echo(json.dumps(summary | {"last_epoch": run.metrics[-1], "evaluation": result}, indent=2))
     elif not evaluate_after:
         live.log(f"done: {run.folder}; next: atas evaluate {shell_quote(run.folder)}")

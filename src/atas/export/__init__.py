@@ -1,4 +1,4 @@
-"""Models outside of this library: files that other programs read, each with a card that says what the model is.
+"""Export of trained models to files that other programs read, each with a model card.
 
 >>> write("runs/mine", "onnx").check  # doctest: +SKIP
 """

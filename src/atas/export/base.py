@@ -1,7 +1,7 @@
-"""What every export format shares: what it gets, what it returns, and the check of the exported model.
+"""What all export formats share: input, output, and the check of the exported model.
 
-A format gets an `ExportSource` and returns a `FormatOutput`. `compare_outputs` raises an error where the logits of the
-exported model are not those of the original.
+A format takes an `ExportSource` and returns a `FormatOutput`. `compare_outputs` raises an error if the exported model
+has other logits than the original.
 """
 
 from __future__ import annotations
@@ -24,18 +24,19 @@ from atas.evaluation import Evaluation
 from atas.evaluation.result import load_results
 from atas.models.weights import read_weights
 from atas.recipes import recipe_fingerprint
+from atas.report.summary import first_collapse, strongest_result
 from atas.training import Run
 from atas.training.data import eval_view, load_data
 from atas.training.run import RunFolder
 
-METADATA_FORMAT = 1  # of what the files say about their model
+METADATA_FORMAT = 1  # version of the metadata in exported files
 _NUM_IMAGES = 32
-_TOLERANCE = 1e-4  # of the largest logit: float32 sums in another order
+_TOLERANCE = 1e-4  # of the largest logit; runtimes sum float32 in different orders
 
 
 @dataclass(frozen=True)
 class ExportSource:
-    """A finished run with the model on the CPU, and what was measured of exactly these weights."""
+    """A finished run with its model on the CPU, and the evaluations of exactly these weights."""
 
     run: Run
     model: nn.Module
@@ -45,7 +46,7 @@ class ExportSource:
 
     @classmethod
     def load(cls, run: Run | str | Path) -> ExportSource:
-        """Read what lies in the run's folder."""
+        """Read a run's folder."""
         if not isinstance(run, Run):
             run = Run.load(run)
         folder = RunFolder(run.folder)
@@ -53,15 +54,13 @@ class ExportSource:
         environment, weights = read_json(folder.environment), weights_hash(model)
         saved, _ = read_weights(folder.model)
         if "shape" not in saved or "classes" not in saved:
-            raise DataError(
-                f"{folder.model} does not say which images it is for; train again with this version of atas"
-            )
+            raise DataError(f"{folder.model} has no image shape or class names; train again with this version of atas")
         return cls(
             run,
             model,
             saved | _identity(run, model, environment, weights),
             environment,
-            tuple(found for found in load_results(folder.path) if found.weights == weights),
+            tuple(result for result in load_results(folder.path) if result.weights == weights),
         )
 
     @property
@@ -77,24 +76,27 @@ class ExportSource:
 
     @cached_property
     def result(self) -> Evaluation | None:
-        """The evaluation against the threat that the model was trained for: with AutoAttack if there is one, then on
-        the most images."""
-        same = [found for found in self.evaluations if found.threat == self.run.recipe.threat]
-        return max(same, key=lambda found: ("autoattack" in found.accuracy, found.n), default=None)
+        """The strongest evaluation against the threat model of the training."""
+        return strongest_result(result for result in self.evaluations if result.threat == self.run.recipe.threat)
 
     @property
     def collapse_epoch(self) -> int | None:
-        """The first epoch, counted from 1, that the monitor found collapsed and the run kept."""
-        return next((row["epoch"] + 1 for row in self.run.metrics if row.get("collapsed")), None)
+        """The first epoch, counted from 1, in which the monitor saw a collapse that the run kept."""
+        return first_collapse(self.run.metrics)
 
     @property
     def seconds(self) -> float | None:
-        """Time spent in training steps."""
+        """Seconds spent in training steps."""
         return float(self.run.metrics[-1]["seconds"]) if self.run.metrics else None
+
+    def format_usage(self, template: str, **values: Any) -> str:
+        """Fill the shape of an image and `values` into a usage text."""
+        channels, height, width = self.shape
+        return template.format(channels=channels, height=height, width=width, **values)
 
 
 def _identity(run: Run, model: nn.Module, environment: dict[str, Any], weights: str) -> dict[str, Any]:
-    """What a file says besides what the training wrote: which recipe, which code, and the constants as they are."""
+    """Return metadata beyond those of the weights file: recipe, code version and normalisation."""
     threat = run.recipe.threat
     metadata: dict[str, Any] = {
         "format": METADATA_FORMAT,
@@ -115,13 +117,13 @@ def _identity(run: Run, model: nn.Module, environment: dict[str, Any], weights: 
 
 
 def dummy_input(shape: tuple[int, int, int], count: int = 2) -> torch.Tensor:
-    """Pixels to trace a model with; two images, as one would fix the batch at one."""
+    """Return random images to trace a model with. Two, since tracers specialise on a batch of one."""
     return torch.rand(count, *shape, generator=torch.Generator().manual_seed(0))
 
 
 @dataclass(frozen=True)
 class OutputComparison:
-    """The largest difference between the logits of both, and on what it was measured."""
+    """Agreement of the exported model with the original: logits and predicted classes."""
 
     runtime: str
     images: str
@@ -132,43 +134,47 @@ class OutputComparison:
 
     def __str__(self) -> str:
         return (
-            f"checked in {self.runtime} on {self.num_images} {self.images}: logits differ by at most "
-            f"{self.difference:.1e} from PyTorch's (the largest is {self.largest:.3g}), the predicted class "
-            f"is the same on {self.same_class}"
+            f"checked in {self.runtime} on {self.num_images} {self.images}: logits differ from PyTorch's by at most "
+            f"{self.difference:.1e} (largest logit {self.largest:.3g}), {self.same_class} predictions are the same"
         )
 
 
 def compare_outputs(source: ExportSource, exported: Callable[[Tensor], Tensor], runtime: str) -> OutputComparison:
-    """Ask both about the same images, one alone and the others together; an error where they do not agree."""
+    """Compare both models on the same images, the first alone and the others as a batch; raise if they differ."""
     images, what = _images(source)
     with torch.no_grad():
-        ours, theirs = (torch.cat([ask(images[:1]), ask(images[1:])]) for ask in (source.model, exported))
+        ours, theirs = (torch.cat([model(images[:1]), model(images[1:])]) for model in (source.model, exported))
     largest = float(ours.abs().max())
     difference = float((ours - theirs).abs().max()) if ours.shape == theirs.shape else float("nan")
     if not difference <= _TOLERANCE * max(largest, 1.0):
         raise AtasError(
-            f"the exported model does not agree with PyTorch: in {runtime}, logits differ by {difference:.1e} where "
-            f"the largest is {largest:.3g}; do not use it, and try other versions of the packages"
+            f"the exported model differs from PyTorch: in {runtime}, logits differ by {difference:.1e} (largest logit "
+            f"{largest:.3g}); do not use it, and try other versions of the packages"
         )
     same = int((ours.argmax(1) == theirs.argmax(1)).sum())
     return OutputComparison(runtime, what, len(images), same, difference, largest)
 
 
 def _images(source: ExportSource) -> tuple[Tensor, str]:
-    """Test images of the run's data where they are at hand, else random pixels; and which of them."""
+    """Return test images of the run's data, or random pixels if it cannot be loaded, and a description."""
     try:
         recipe = source.run.recipe
         images = eval_view(load_data(recipe, to_train=False), recipe.data).test.images[:_NUM_IMAGES].float() / 255
     except (AtasError, OSError):
         images = None
     if images is None or tuple(images.shape[1:]) != source.shape:
-        return dummy_input(source.shape, _NUM_IMAGES), "images of random pixels (test images were not at hand)"
+        return dummy_input(source.shape, _NUM_IMAGES), "images of random pixels (no test images found)"
     return images, f"test images of {source.run.recipe.data.name}"
+
+
+def first_line(error: Exception) -> str:
+    """Return the first line of an error's message, or its type if the message is empty."""
+    return next(iter(str(error).strip().splitlines()), type(error).__name__)
 
 
 @dataclass(frozen=True)
 class FormatOutput:
-    """The files, how to load them (for the card), and how they were checked."""
+    """Written files, a usage text for the model card, and the comparison with the original."""
 
     files: tuple[Path, ...]
     usage: str

@@ -1,4 +1,4 @@
-"""The model card: what the model is, how it was trained and evaluated, its limits, and how to load it."""
+"""The model card: intended use, data, threat model, results, limits, training, and how to load the model."""
 
 from __future__ import annotations
 
@@ -8,12 +8,13 @@ from dataclasses import replace
 
 from atas import __version__
 from atas.export.base import ExportSource, FormatOutput
+from atas.models.weights import GIVEN
 
 _PAPER = "[Fast Adversarial Training with Adaptive Step Size](https://arxiv.org/abs/2206.02417)"
 
 
 def render_card(source: ExportSource, output: FormatOutput) -> str:
-    """A page of Markdown with the front matter that model hubs read."""
+    """Return the card as Markdown with front matter for model hubs."""
     name = source.run.recipe.name
     sections = {
         "Intended use": _use(source),
@@ -29,7 +30,7 @@ def render_card(source: ExportSource, output: FormatOutput) -> str:
 
 
 def _front_matter(source: ExportSource) -> str:
-    """Values are written as JSON, which YAML reads too: no name can break out of its line."""
+    """Return YAML front matter. Values are JSON, which YAML reads, so that no name can break out of its line."""
     data = source.run.recipe.data.name
     lines = {
         "library_name": "atas",
@@ -45,10 +46,10 @@ def _front_matter(source: ExportSource) -> str:
 def _use(source: ExportSource) -> str:
     size = " x ".join(map(str, source.shape))
     return (
-        f"Classifies images of {size} pixels in [0, 1] into {source.metadata['num_classes']} classes; normalisation is "
-        "inside the model. It is meant for research on adversarial robustness, and as a starting point where inputs "
-        "may be tampered with within the threat model below. It is no safeguard on its own: an adversary is not bound "
-        "to that threat model."
+        f"Classifies images of {size} pixels in [0, 1] into {source.metadata['num_classes']} classes; the model "
+        "normalises them itself. It is meant for research on adversarial robustness, and as a starting point for "
+        "applications whose inputs may be manipulated within the threat model below. It is not a safeguard on its own: "
+        "real adversaries need not respect that threat model."
     )
 
 
@@ -58,8 +59,8 @@ def _data(source: ExportSource) -> str:
     flips = "random flips" if data.flip else "no flips"
     classes = ", ".join(f"`{_escape(str(name))}`" for name in source.metadata["classes"])
     return (
-        f"Trained on the training split of `{_escape(data.name.removeprefix('given:'))}`, with {crops} and {flips}, "
-        f"and on no other data. Classes: {classes}."
+        f"Trained only on the training split of `{_escape(data.name.removeprefix(GIVEN))}`, with {crops} and {flips}. "
+        f"Classes: {classes}."
     )
 
 
@@ -67,17 +68,17 @@ def _threat(source: ExportSource) -> str:
     threat = source.run.recipe.threat
     what = {
         "linf": f"every pixel may change by at most eps = {threat.eps:.4g} of the range [0, 1]",
-        "l2": f"the change of all pixels together has a Euclidean norm of at most eps = {threat.eps:.4g}",
+        "l2": f"the perturbation may have a Euclidean norm of at most eps = {threat.eps:.4g}",
     }[threat.name]
     if source.run.recipe.method.name == "standard":
-        return f"None: trained without any attack. The monitor attacked it with {threat!r}: {what}."
+        return f"None: trained without attacks. The monitor attacked it with {threat!r}: {what}."
     return f"{threat!r}: {what}, and the result is an image in [0, 1]. The adversary knows the model."
 
 
 def _results(source: ExportSource) -> str:
     if not source.evaluations:
         return (
-            "**Not evaluated.** Nothing is known of this model's accuracy on test images, with or without an attack. "
+            "**Not evaluated.** The accuracy of this model on test images is unknown, with and without attacks. "
             "Evaluate it with `atas evaluate RUN --attacks pgd50,autoattack` and export it again."
         )
     return "\n".join(f"##{result.markdown()}" for result in source.evaluations)
@@ -85,27 +86,27 @@ def _results(source: ExportSource) -> str:
 
 def _limits(source: ExportSource) -> str:
     threat, result = source.run.recipe.threat, source.result
-    said = []
+    limits = []
     if source.run.recipe.method.name == "standard":
-        said.append("This model was trained without attacks. Expect no robustness at all.")
+        limits.append("This model was trained without attacks. Expect no robustness at all.")
     else:
-        said.append(
-            f"Robust, as far as it is, to {threat!r} alone. Other norms, larger budgets, rotations, blur, patches or "
-            "unusual images were not trained for, and are not measured here unless a result above says so."
+        limits.append(
+            f"Trained to be robust to {threat!r} alone. Other norms, larger budgets, rotations, blur, patches and "
+            "unusual images were not part of the training, and are measured only where a result above says so."
         )
     if source.collapse_epoch is not None:
-        said.append(
-            f"**Training collapsed** (catastrophic overfitting, found in epoch {source.collapse_epoch}): the model "
-            "withstands the attack that it was trained with and hardly any other."
+        limits.append(
+            f"**Training collapsed** (catastrophic overfitting, detected in epoch {source.collapse_epoch}): the model "
+            "resists the attack that it was trained with and hardly any other."
         )
     if result is None:
-        said.append(f"It was not evaluated against {threat!r}.")
-    elif "autoattack" not in result.accuracy:
-        said.append("It was not evaluated with AutoAttack: figures under PGD are upper bounds, and often too high.")
+        limits.append(f"It was not evaluated against {threat!r}.")
+    elif not result.has_autoattack:
+        limits.append("It was not evaluated with AutoAttack: accuracy under PGD is an upper bound, often too high.")
     if result is not None and result.warnings:
-        said.append("The evaluation has warnings; read them before you quote a figure.")
-    said.append("Figures are of test images from the distribution that it was trained on, of one training.")
-    return "\n".join(f"- {sentence}" for sentence in said)
+        limits.append("The evaluation has warnings; read them before you quote a result.")
+    limits.append("Results are of one training run, on test images from the training distribution.")
+    return "\n".join(f"- {sentence}" for sentence in limits)
 
 
 def _training(source: ExportSource) -> str:
@@ -113,7 +114,7 @@ def _training(source: ExportSource) -> str:
     recipe = run.recipe
     of_paper = f" of {_PAPER}" if recipe.method.name.startswith("atas") else ""
     took = "an unknown time" if source.seconds is None else f"{source.seconds:,.0f} s"
-    published = replace(recipe, data=replace(recipe.data, root=None))  # where things lay is nobody's business
+    published = replace(recipe, data=replace(recipe.data, root=None))  # local paths are private
     versions = ", ".join(f"{key} {environment[key]}" for key in ("atas", "torch", "python") if environment.get(key))
     return (
         f"{len(run.metrics)} of {recipe.training.epochs} epochs, method `{recipe.method.name}`{of_paper}, seed "
@@ -129,5 +130,5 @@ def _checked(output: FormatOutput) -> str:
 
 
 def _escape(text: str) -> str:
-    """Text from files and folders, such that it is read as text: on one line, without Markdown, code or HTML."""
+    """Make text from files and folders safe: one line, without Markdown, code or HTML."""
     return re.sub(r"[`<>\[\]|]", "", " ".join(text.split()))

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from atas._utils.files import write_atomically
 from atas.errors import AtasError
-from atas.export.base import ExportSource, FormatOutput, OutputComparison, compare_outputs, dummy_input
+from atas.export.base import ExportSource, FormatOutput, OutputComparison, compare_outputs, dummy_input, first_line
 
 _USAGE = """\
 ```python
@@ -24,18 +24,18 @@ session = onnxruntime.InferenceSession("model.onnx")
 (logits,) = session.run(None, {{"pixels": images}})  # float32, (N, {channels}, {height}, {width}), pixels in [0, 1]
 ```
 
-The number of images is free, their size is not. What the file says of the model is in its metadata, under `atas`.
+The batch size is dynamic, the image size is fixed. Metadata of the model is in the file under the key `atas`.
 """
 
 
 def write(source: ExportSource, folder: Path) -> FormatOutput:
-    """`model.onnx`, in one file; put in place only if onnxruntime says the same as PyTorch."""
+    """Write `model.onnx` as one file; it is kept only if onnxruntime agrees with PyTorch."""
     try:
         import onnx
         import onnxruntime
         import onnxscript
     except ImportError as error:
-        raise AtasError(f"ONNX needs more packages ({error}); pip install 'atas[onnx]'") from error
+        raise AtasError(f"ONNX export needs more packages ({error}); pip install 'atas[onnx]'") from error
     del onnx, onnxscript  # PyTorch's exporter uses them
     path, comparisons = folder / "model.onnx", list[OutputComparison]()
 
@@ -49,8 +49,7 @@ def write(source: ExportSource, folder: Path) -> FormatOutput:
         comparisons.append(compare_outputs(source, run, f"onnxruntime {onnxruntime.__version__}"))
 
     write_atomically(path, fill)
-    channels, height, width = source.shape
-    return FormatOutput((path,), _USAGE.format(channels=channels, height=height, width=width), comparisons[0])
+    return FormatOutput((path,), source.format_usage(_USAGE), comparisons[0])
 
 
 def _save(source: ExportSource, path: Path) -> None:
@@ -65,10 +64,10 @@ def _save(source: ExportSource, path: Path) -> None:
                 output_names=["logits"],
                 verbose=False,
             )
-        except Exception as error:  # of many kinds, among them the user's own
+        except Exception as error:  # the model's code may raise anything
             raise AtasError(
-                f"PyTorch cannot export this model to ONNX with a free batch size ({_first_line(error)}); look for "
-                f"code in its forward that depends on values or on the number of images"
+                f"PyTorch cannot export this model to ONNX with a dynamic batch size ({first_line(error)}); look for "
+                f"code in its forward that depends on values or on the batch size"
             ) from error
     assert program is not None
     program.model.metadata_props["atas"] = json.dumps(source.metadata)
@@ -77,7 +76,7 @@ def _save(source: ExportSource, path: Path) -> None:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Without the exporter's remarks on its own parts and on packages that are not needed."""
+    """Silence the exporter's warnings about itself and about optional packages."""
     log = logging.getLogger("torch.onnx")
     level = log.level
     log.setLevel(logging.ERROR)
@@ -87,7 +86,3 @@ def _quiet() -> Iterator[None]:
             yield
     finally:
         log.setLevel(level)
-
-
-def _first_line(error: Exception) -> str:
-    return next(iter(str(error).strip().splitlines()), type(error).__name__)

@@ -1,4 +1,4 @@
-"""The export formats by name, and `write`, which exports a run's model with its card."""
+"""Export formats by name, and `write`, which exports a run's model with its card."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ FORMATS = tuple(_WRITERS)
 
 @dataclass(frozen=True)
 class Exported:
-    """What an export wrote: its folder, the files in it, how they were checked, and what is left to do."""
+    """The result of an export: folder, files, how they were checked, and notes for the user."""
 
     folder: Path
     files: tuple[Path, ...]
@@ -36,7 +36,7 @@ class Exported:
     notes: tuple[str, ...] = ()
 
     def to_json(self) -> dict[str, Any]:
-        """Plain values."""
+        """Return plain values for JSON."""
         return {
             "folder": str(self.folder),
             "files": [str(path) for path in self.files],
@@ -47,11 +47,11 @@ class Exported:
 
 
 def write(run: Run | str | os.PathLike[str], to: str, out: str | os.PathLike[str] | None = None) -> Exported:
-    """Write the model of a run for use elsewhere.
+    """Export the model of a run.
 
-    `to` is one of `FORMATS`. The files and a card, `README.md`, go into the folder `out`, by default
-    `<run>/export/<to>`; files of an earlier export there are replaced. The exported model is compared with the model
-    itself, and an error is raised where the two do not agree.
+    `to` is one of `FORMATS`. Files and a model card, `README.md`, are written to the folder `out`, by default
+    `<run>/export/<to>`, and replace those of an earlier export. Raises an error if the exported model has other logits
+    than the original.
 
     >>> write("runs/mine", "onnx").check  # doctest: +SKIP
     """

@@ -1,4 +1,4 @@
-"""RobustBench: an entry for its list of models, and the network in plain PyTorch."""
+"""RobustBench: an entry for its leaderboard, and the network in plain PyTorch."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from atas.evaluation import Evaluation
 from atas.export.base import ExportSource, FormatOutput, compare_outputs
 from atas.export.standalone import inline_source
 from atas.models.registry import class_and_settings
-from atas.models.weights import save_weights
+from atas.models.weights import GIVEN, save_weights
 from atas.threat import format_pixels
 
 _ARCHITECTURES = {
@@ -24,16 +24,16 @@ _ARCHITECTURES = {
     "resnet50": "ResNet-50",
 }
 _USAGE = """\
-`{stem}.py` is the network in plain PyTorch; it needs `torch` and `safetensors` and nothing of this library.
+`{stem}.py` is the network in plain PyTorch; it needs only `torch` and `safetensors`.
 
 ```python
 from {stem} import load
 
-model = load()  # with the weights beside the file, in eval mode
+model = load()  # loads the weights next to the file; in eval mode
 logits = model(images)  # float, (N, {channels}, {height}, {width}), pixels in [0, 1]
 ```
 
-`{stem}.json` is the entry for RobustBench's list. Fill in its `link`, `authors` and `venue` before you propose it.
+`{stem}.json` is the entry for RobustBench. Fill in `link`, `authors` and `venue` before you submit it.
 """
 _IMPORTS = ("from pathlib import Path", "from safetensors.torch import load_file", "from torch import nn")
 _LOAD = '''
@@ -47,32 +47,28 @@ def load(weights: str | Path = Path(__file__).with_name("{stem}.safetensors")) -
 
 
 def write(source: ExportSource, folder: Path) -> FormatOutput:
-    """The entry, the definition and the weights; the definition is run and compared."""
+    """Write entry, definition and weights; the definition is executed and compared."""
     name = source.run.recipe.model.name
     if not source.is_built_in:
         raise UsageError(
-            f"the network of this run is code of its own ({name.removeprefix('given:')}), and a definition that stands "
-            f"alone can only be made of a built-in one ({', '.join(models.names())}); use --to safetensors and add "
-            f"your code"
+            f"the network of this run is user code ({name.removeprefix(GIVEN)}); a standalone definition can be made "
+            f"of built-in networks only ({', '.join(models.names())}); use --to safetensors and add your code"
         )
-    stem = _module_name(source.run.recipe.name)
+    stem = module_name(source.run.recipe.name)
     weights, code, entry = (folder / f"{stem}.{kind}" for kind in ("safetensors", "py", "json"))
     text = standalone_definition(source, stem)
     save_weights(weights, source.model, source.metadata)
     space: dict[str, Any] = {"__name__": stem, "__file__": str(code)}
-    exec(compile(text, str(code), "exec"), space)  # the text that was made here
-    comparison = compare_outputs(source, space["load"](), "the definition that stands alone")
+    exec(compile(text, str(code), "exec"), space)  # text made above, from this package
+    comparison = compare_outputs(source, space["load"](), "the standalone definition")
     write_text(code, text)
     write_text(entry, json.dumps(model_info(source), indent=2, ensure_ascii=False) + "\n")
-    channels, height, width = source.shape
-    usage = _USAGE.format(stem=stem, channels=channels, height=height, width=width)
-    return FormatOutput(
-        (entry, code, weights), usage, comparison, ("fill in link, authors and venue before you propose it",)
-    )
+    note = "fill in link, authors and venue before you submit the entry"
+    return FormatOutput((entry, code, weights), source.format_usage(_USAGE, stem=stem), comparison, (note,))
 
 
 def standalone_definition(source: ExportSource, stem: str) -> str:
-    """The text of a Python file that builds the network and loads the weights beside it."""
+    """Return the source of a Python file that builds the network and loads the weights next to it."""
     metadata = source.metadata
     network, settings = class_and_settings(source.run.recipe.model.name)
     classes = [value for value in settings.values() if isinstance(value, type)]
@@ -89,7 +85,7 @@ def standalone_definition(source: ExportSource, stem: str) -> str:
 
 
 def model_info(source: ExportSource) -> dict[str, Any]:
-    """The entry, with the fields and the spelling of RobustBench's own; null is what is not known."""
+    """Return the entry with RobustBench's fields; unknown values are null."""
     recipe, result = source.run.recipe, source.result
     threat = recipe.threat
     return {
@@ -98,7 +94,7 @@ def model_info(source: ExportSource) -> dict[str, Any]:
         "authors": None,
         "additional_data": False,
         "number_forward_passes": 1,
-        "dataset": recipe.data.name.removeprefix("given:"),
+        "dataset": recipe.data.name.removeprefix(GIVEN),
         "venue": "Unpublished",
         "architecture": _ARCHITECTURES.get(recipe.model.name, recipe.model.name),
         "eps": format_pixels(threat.eps) if threat.name == "linf" else f"{threat.eps:g}",
@@ -110,25 +106,29 @@ def model_info(source: ExportSource) -> dict[str, Any]:
 
 
 def _footnote(source: ExportSource) -> str:
-    """How the figures came about, and what speaks against them."""
+    """Describe how the numbers were measured, with warnings."""
     recipe, result = source.run.recipe, source.result
-    said = [f"Trained with atas {source.metadata['atas']}, method {recipe.method.name}, threat {recipe.threat!r}."]
+    sentences = [f"Trained with atas {source.metadata['atas']}, method {recipe.method.name}, threat {recipe.threat!r}."]
     if result is None:
-        said.append("Not evaluated.")
+        sentences.append("Not evaluated.")
     else:
         attacks = ", ".join(name for name in result.accuracy if name not in ("clean", "worst"))
-        said.append(f"Figures of {result.n:,} test images, the reported one the worst case of: {attacks}.")
-        said += [f"Warning: {caution}." for caution in result.warnings]
-        if "autoattack" not in result.accuracy:
-            said.append("AutoAttack was not run.")
-    return " ".join(said)
+        sentences.append(f"Measured on {result.n:,} test images; reported is the worst case of: {attacks}.")
+        sentences += [f"Warning: {warning}." for warning in result.warnings]
+        if not result.has_autoattack:
+            sentences.append("AutoAttack was not run.")
+    return " ".join(sentences)
 
 
 def _percent(result: Evaluation | None, name: str) -> str | None:
     return None if result is None or name not in result.accuracy else f"{100 * result.accuracy[name]:.2f}"
 
 
-def _module_name(name: str) -> str:
-    """A recipe's name as the name of a Python module."""
+def module_name(name: str) -> str:
+    """Turn a recipe's name into the name of a Python module.
+
+    >>> module_name("cifar10-wrn")
+    'cifar10_wrn'
+    """
     word = re.sub(r"\W+", "_", name, flags=re.ASCII).strip("_") or "model"
     return word if not word[0].isdigit() else f"model_{word}"

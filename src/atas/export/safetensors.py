@@ -1,4 +1,4 @@
-"""Safetensors: weights with the metadata to build the model again, and `load`, which reads them back."""
+"""Safetensors: weights with the metadata to rebuild the model, and `load`, which reads them."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from torch import nn
 
 from atas.errors import DataError, UsageError
 from atas.export.base import ExportSource, FormatOutput, compare_outputs
-from atas.models.weights import load_weights, read_weights, save_weights
+from atas.models.weights import GIVEN, load_weights, read_weights, save_weights
 from atas.training import Run
 
 _BUILT_IN = """\
@@ -22,8 +22,8 @@ logits = model(images)  # float, (N, {channels}, {height}, {width}), pixels in [
 """
 
 _OWN = """\
-The network is code of its own, `{network}`, which does not travel with the weights. Build it for {classes} classes and
-{channels} channels, and pass it:
+The network `{network}` is user code, which is not part of this file. Build it for {classes} classes and {channels}
+channels, and pass it:
 
 ```python
 import atas
@@ -35,31 +35,26 @@ logits = model(images)  # float, (N, {channels}, {height}, {width}), pixels in [
 
 
 def write(source: ExportSource, folder: Path) -> FormatOutput:
-    """`model.safetensors`, read back and compared."""
+    """Write `model.safetensors`, read it back and compare it."""
     path = folder / "model.safetensors"
     save_weights(path, source.model, source.metadata)
-    comparison = compare_outputs(source, load(path) if source.is_built_in else source.model, "the file, read back,")
-    channels, height, width = source.shape
-    usage = (_BUILT_IN if source.is_built_in else _OWN).format(
-        network=source.run.recipe.model.name.removeprefix("given:"),
-        classes=source.metadata["num_classes"],
-        channels=channels,
-        height=height,
-        width=width,
-    )
-    return FormatOutput((path,), usage, comparison if source.is_built_in else None)
+    if not source.is_built_in:  # only the user's code can build the network that the file is for
+        network = source.run.recipe.model.name.removeprefix(GIVEN)
+        return FormatOutput((path,), source.format_usage(_OWN, network=network, classes=source.metadata["num_classes"]))
+    comparison = compare_outputs(source, load(path), "the file, read back,")
+    return FormatOutput((path,), source.format_usage(_BUILT_IN), comparison)
 
 
 def load(path: str | os.PathLike[str], model: nn.Module | None = None) -> nn.Module:
-    """A trained model on the CPU, in eval mode; it takes pixels in [0, 1] and normalises them inside.
+    """Load a trained model on the CPU, in eval mode; it takes pixels in [0, 1] and normalises them itself.
 
-    `path` is a file that `atas export --to safetensors` or a training wrote, or the folder of a run. Where the network
-    is code of your own, build it and pass it as `model`: a file is never a reason to import or run anything.
+    `path` is a file written by `atas export --to safetensors` or by training, or the folder of a run. If the network is
+    your own code, build it and pass it as `model`: loading never imports or runs code that a file names.
 
     >>> model = load("runs/mine/export/safetensors/model.safetensors")  # doctest: +SKIP
     """
     if not isinstance(path, (str, os.PathLike)):
-        raise UsageError(f"the path of a model is text or a Path; got {type(path).__name__}")
+        raise UsageError(f"path must be a string or a Path; got {type(path).__name__}")
     path = Path(path)
     if path.is_dir():
         return Run.load(path, model=model).model
@@ -75,13 +70,12 @@ def _refuse_custom_network(path: Path) -> None:
     name = metadata.get("name")
     if name is None:
         raise UsageError(
-            f"{path} does not say which model its weights are of, so another program wrote it; pass the model too: "
+            f"{path} does not name its network, so another program wrote it; pass the network: "
             f"atas.load(path, model=...)"
         )
     if ":" in str(name):
-        network = str(name).removeprefix("given:")
+        network = str(name).removeprefix(GIVEN)
         raise UsageError(
-            f"the network of {path} is code of its own ({network}, {metadata.get('num_classes')} classes, images of "
-            f"shape {metadata.get('shape')}), which does not travel with the weights; build it and pass it: "
-            f"atas.load(path, model=...)"
+            f"the network of {path} is user code ({network}, {metadata.get('num_classes')} classes, images of shape "
+            f"{metadata.get('shape')}), which is not part of the file; build it and pass it: atas.load(path, model=...)"
         )

@@ -1,6 +1,6 @@
-"""Source code without the library: classes and what they need, copied from the library's files.
+"""Standalone source code: classes and their dependencies, copied from the library's files.
 
-The text is taken from the library's own files, so there is no second copy of a network that could fall behind.
+The library's files are the only copy of a network, so an exported definition cannot become outdated.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ _PACKAGE = "atas"
 
 
 def inline_source(*classes: type, imports: Sequence[str] = ()) -> str:
-    """Imports and definitions of these classes, what they need first; `imports` are statements to add."""
+    """Return imports and definitions of these classes, dependencies first; `imports` are statements to add."""
     collector = _SourceCollector(imports)
     for cls in classes:
         collector.add(cls.__name__, importlib.import_module(cls.__module__))
@@ -31,7 +31,7 @@ class _SourceCollector:
         self._defined_in: dict[str, str] = {}
 
     def add(self, name: str, module: ModuleType) -> None:
-        """Take in a module's global name, and what it needs in turn; what is no global of it is left alone."""
+        """Add a global name of a module and its dependencies; other names are ignored."""
         node = _globals(module).get(name)
         if isinstance(node, ast.Import | ast.ImportFrom):
             self._add_import(name, node)
@@ -42,7 +42,7 @@ class _SourceCollector:
             self._pieces[name] = _text(node, module)
 
     def text(self) -> str:
-        """A module's text, without a docstring."""
+        """Return the source of the module, without a docstring."""
         from_python = {text for text in self._imports if text.split()[1].partition(".")[0] in sys.stdlib_module_names}
         groups = [sorted(from_python, key=_order), sorted(self._imports - from_python, key=_order)]
         head = ["from __future__ import annotations", *("\n".join(group) for group in groups)]
@@ -52,7 +52,7 @@ class _SourceCollector:
         alias = next(alias for alias in node.names if (alias.asname or alias.name.partition(".")[0]) == name)
         if isinstance(node, ast.ImportFrom) and (node.module or "").partition(".")[0] == _PACKAGE:
             assert node.module is not None
-            assert alias.asname is None, f"{alias.name} has another name where it is imported"
+            assert alias.asname is None, f"{alias.name} is imported under another name"
             self.add(alias.name, importlib.import_module(node.module))
         elif isinstance(node, ast.ImportFrom):
             self._imports.add(ast.unparse(ast.ImportFrom(node.module, [alias], node.level)))
@@ -60,21 +60,21 @@ class _SourceCollector:
             self._imports.add(ast.unparse(ast.Import([alias])))
 
     def _is_first_use(self, name: str, module: ModuleType) -> bool:
-        """Whether it was not seen before; definitions may refer to each other."""
+        """Return whether the name is new; definitions may refer to each other."""
         seen = name in self._defined_in
-        home = self._defined_in.setdefault(name, module.__name__)
-        assert home == module.__name__, f"{name} is defined in {home} and in {module.__name__}"
+        defined_in = self._defined_in.setdefault(name, module.__name__)
+        assert defined_in == module.__name__, f"{name} is defined in {defined_in} and in {module.__name__}"
         return not seen
 
 
 def _order(statement: str) -> tuple[bool, str]:
-    """Whole modules first."""
+    """Sort `import x` before `from x import y`."""
     return statement.startswith("from"), statement
 
 
 @cache
 def _globals(module: ModuleType) -> dict[str, ast.stmt]:
-    """The statement that binds each global name."""
+    """Return the statement that binds each global name."""
     statements: dict[str, ast.stmt] = {}
     for node in ast.parse(inspect.getsource(module)).body:
         if isinstance(node, ast.Import | ast.ImportFrom):
@@ -92,7 +92,7 @@ def _globals(module: ModuleType) -> dict[str, ast.stmt]:
 
 
 def _text(node: ast.stmt, module: ModuleType) -> str:
-    """As it stands in the file, decorators included."""
+    """Return the source of a statement, with decorators."""
     decorators = getattr(node, "decorator_list", [])
     first = min([node.lineno, *(decorator.lineno for decorator in decorators)])
     lines = inspect.getsource(module).splitlines()[first - 1 : node.end_lineno]

@@ -10,7 +10,7 @@ import torch
 
 from atas._utils.files import write_atomically
 from atas.errors import AtasError
-from atas.export.base import ExportSource, FormatOutput, compare_outputs, dummy_input
+from atas.export.base import ExportSource, FormatOutput, compare_outputs, dummy_input, first_line
 
 _EXTRA = "atas.json"
 _USAGE = """\
@@ -21,21 +21,20 @@ model = torch.export.load("model.pt2").module()
 logits = model(images)  # float32, (N, {channels}, {height}, {width}), pixels in [0, 1]
 ```
 
-The number of images is free, their size is not. The graph is that of eval mode. Load only files that you trust.
+The batch size is dynamic, the image size is fixed. The graph is in eval mode. Load only files that you trust.
 """
 
 
 def write(source: ExportSource, folder: Path) -> FormatOutput:
-    """`model.pt2`, written after it was read back and compared."""
+    """Write `model.pt2` after reading it back and comparing it."""
     try:
         program = torch.export.export(
             source.model, (dummy_input(source.shape),), dynamic_shapes=({0: torch.export.Dim("batch")},)
         )
-    except Exception as error:  # of many kinds, among them the user's own
-        why = next(iter(str(error).strip().splitlines()), type(error).__name__)
+    except Exception as error:  # the model's code may raise anything
         raise AtasError(
-            f"PyTorch cannot export this model with a free batch size ({why}); look for code in its forward that "
-            f"depends on values or on the number of images"
+            f"PyTorch cannot export this model with a dynamic batch size ({first_line(error)}); look for code in "
+            f"its forward that depends on values or on the batch size"
         ) from error
     content = io.BytesIO()
     torch.export.save(program, content, extra_files={_EXTRA: json.dumps(source.metadata)})
@@ -43,5 +42,4 @@ def write(source: ExportSource, folder: Path) -> FormatOutput:
     comparison = compare_outputs(source, torch.export.load(content).module(), f"torch.export of {torch.__version__}")
     path = folder / "model.pt2"
     write_atomically(path, lambda temporary: temporary.write_bytes(content.getvalue()))
-    channels, height, width = source.shape
-    return FormatOutput((path,), _USAGE.format(channels=channels, height=height, width=width), comparison)
+    return FormatOutput((path,), source.format_usage(_USAGE), comparison)

@@ -1,4 +1,4 @@
-"""Runs for people to look at: a terminal table, training curves, and an HTML page."""
+"""Reports of runs: a table for the terminal, a plot of training curves, and an HTML page."""
 
 from __future__ import annotations
 

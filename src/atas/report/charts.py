@@ -1,4 +1,4 @@
-"""Charts over epochs: data for uPlot, which draws them in the page, and the same figures as text and as a table."""
+"""Charts: data for uPlot, which draws them in the page, and the same numbers as text and as a table."""
 
 from __future__ import annotations
 
@@ -6,14 +6,15 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from atas.report.html import Markup, html_table, json_script, tag
+from atas.report.elements import DataTable
 
 Values = Sequence[float | None]
+EPOCH_SYNC = "epochs"  # charts with this `sync` share their cursor
 
 
 @dataclass(frozen=True)
-class Line:
-    """A curve. `colour` names one of the page's colours: c0 to c7, or r0 to r9 from small to large."""
+class ChartLine:
+    """A curve. `colour` is one of the page's colours: c0 to c7, or r0 to r9 from small to large."""
 
     label: str
     values: Values
@@ -24,7 +25,7 @@ class Line:
 
 @dataclass(frozen=True)
 class Range:
-    """What lies between two curves."""
+    """The area between two curves."""
 
     label: str
     low: Values
@@ -34,7 +35,7 @@ class Range:
 
 @dataclass(frozen=True)
 class Mark:
-    """A moment to point out."""
+    """A labelled position on the x axis."""
 
     x: float
     text: str
@@ -42,13 +43,13 @@ class Mark:
 
 @dataclass(frozen=True)
 class Chart:
-    """A chart with its title, its axes, and what is drawn on them; None is a gap."""
+    """A chart: title, axes, lines, ranges and marks. None among the values is a gap."""
 
     title: str
     x_label: str
     y_label: str
     x: Sequence[float]
-    lines: Sequence[Line]
+    lines: Sequence[ChartLine]
     ranges: Sequence[Range] = ()
     marks: Sequence[Mark] = ()
     limits: tuple[float | None, float | None] = (None, None)
@@ -56,34 +57,24 @@ class Chart:
     note: str | None = None
     sync: str | None = None
     kind: str = field(default="line", kw_only=True)
-    """`line`, or `points` where the places on the axis are categories."""
-
-    def html(self) -> Markup:
-        """The figure; the script of the page draws into it."""
-        return tag(
-            "figure",
-            tag("figcaption", tag("strong", self.title), f". {self.note}" if self.note else None),
-            tag("div", role="img", aria_label=self.description(), class_="plot"),
-            json_script(self._data()),
-            tag("details", tag("summary", "Figures of this chart"), self._table()),
-            class_="chart",
-        )
+    """`line`, or `points` if the x axis holds categories."""
 
     def description(self) -> str:
-        """The chart in words, for those who do not see it."""
-        said = [f"{self.title}: {self.y_label} by {self.x_label}."]
+        """Describe the chart in words, for screen readers."""
+        sentences = [f"{self.title}: {self.y_label} by {self.x_label}."]
         for line in self.lines:
-            found = [(x, y) for x, y in zip(self.x, line.values, strict=True) if _is_number(y)]
-            if found:
-                low, high = min(found, key=lambda pair: pair[1] or 0), max(found, key=lambda pair: pair[1] or 0)
-                said.append(
-                    f"{line.label}: {self._text(found[0][1])} at first, {self._text(found[-1][1])} at last; least "
+            points = [(x, y) for x, y in zip(self.x, line.values, strict=True) if _is_number(y)]
+            if points:
+                low, high = min(points, key=lambda pair: pair[1] or 0), max(points, key=lambda pair: pair[1] or 0)
+                sentences.append(
+                    f"{line.label}: {self._text(points[0][1])} at first, {self._text(points[-1][1])} at last; least "
                     f"{self._text(low[1])} at {low[0]:g}, most {self._text(high[1])} at {high[0]:g}."
                 )
-        said += [f"{mark.text} at {mark.x:g}." for mark in self.marks]
-        return " ".join(said)
+        sentences += [f"{mark.text} at {mark.x:g}." for mark in self.marks]
+        return " ".join(sentences)
 
-    def _data(self) -> dict[str, object]:
+    def data(self) -> dict[str, object]:
+        """Return what the page's script draws."""
         series: list[dict[str, object]] = []
         legend: list[dict[str, object]] = []
         columns: list[Values] = []
@@ -109,16 +100,14 @@ class Chart:
             "kind": self.kind,
         }
 
-    def _table(self) -> Markup:
+    def table(self) -> DataTable:
+        """Return the numbers of the chart, one row for each position on the x axis."""
         columns: list[tuple[str, Values]] = []
         for band in self.ranges:
             columns += [(f"{band.label}, from", band.low), ("to", band.high)]
         columns += [(line.label, line.values) for line in self.lines]
-        rows = [
-            [f"{x:g}", *(self._text(values[row]) for _, values in columns)]  # a row an epoch
-            for row, x in enumerate(self.x)
-        ]
-        return html_table([self.x_label, *(label for label, _ in columns)], rows, caption=self.title, class_="figures")
+        rows = [[f"{x:g}", *(self._text(values[row]) for _, values in columns)] for row, x in enumerate(self.x)]
+        return DataTable([self.x_label, *(label for label, _ in columns)], rows, self.title, class_="figures")
 
     def _text(self, value: float | None) -> str:
         return f"{value:.{self.digits}f}" if value is not None and math.isfinite(value) else "-"

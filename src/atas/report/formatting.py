@@ -1,15 +1,14 @@
-"""Figures, attacks and threat models as the page writes them."""
+"""Numbers, attacks and threat models as text."""
 
 from __future__ import annotations
 
 from atas.attacks.registry import display_name
 from atas.evaluation import Evaluation
-from atas.report.html import Markup, tag
 from atas.threat import Threat
 
 
 def percent(share: float, digits: int = 1) -> str:
-    """A share in percent, without the sign.
+    """Format a share in percent, without the sign.
 
     >>> percent(0.6025)
     '60.2'
@@ -18,7 +17,7 @@ def percent(share: float, digits: int = 1) -> str:
 
 
 def format_interval(ends: tuple[float, float]) -> str:
-    """An interval in percent.
+    """Format an interval in percent.
 
     >>> format_interval((0.559, 0.644))
     '55.9 to 64.4'
@@ -26,40 +25,29 @@ def format_interval(ends: tuple[float, float]) -> str:
     return f"{percent(ends[0])} to {percent(ends[1])}"
 
 
-def format_seconds(seconds: float) -> str:
-    """A time.
-
-    >>> format_seconds(29.84), format_seconds(95), format_seconds(5000)
-    ('29.8 s', '1.6 min', '1.39 h')
-    """
-    if seconds < 60:
-        return f"{seconds:.1f} s"
-    return f"{seconds / 60:.1f} min" if seconds < 3600 else f"{seconds / 3600:.2f} h"
-
-
 def describe_threat(threat: Threat) -> str:
-    """What attacks may do, for readers."""
+    """Describe what an attack may change, for readers."""
     norm = {"linf": "every pixel by at most", "l2": "the image by at most (L2)"}.get(threat.name, threat.name)
     return f"{norm} {str(threat).partition('(')[2].rstrip(')')}"
 
 
 def attack_names(evaluation: Evaluation) -> list[str]:
-    """The attacks that were run, in their order."""
+    """Return the attacks that were run, in their order."""
     return [name for name in evaluation.correct if name not in ("clean", "worst")]
 
 
 def join_names(names: list[str]) -> str:
-    """Attacks by the names that papers have for them, in a row.
+    """Join the names of attacks, as papers write them.
 
     >>> join_names(["fgsm", "pgd50", "autoattack"])
     'FGSM, PGD-50 and AutoAttack'
     """
-    shown = [display_name(name) for name in names]
-    return " and ".join([", ".join(shown[:-1]), shown[-1]] if len(shown) > 1 else shown)
+    titles = [display_name(name) for name in names]
+    return " and ".join([", ".join(titles[:-1]), titles[-1]] if len(titles) > 1 else titles)
 
 
 def describe_outcome(label: str | None) -> str:
-    """What broke an example.
+    """Describe the outcome of an example.
 
     >>> describe_outcome("autoattack: apgd-t"), describe_outcome("clean"), describe_outcome(None)
     ('AutoAttack: APGD-T', 'wrong without an attack', 'holds')
@@ -69,10 +57,3 @@ def describe_outcome(label: str | None) -> str:
     if label == "clean":
         return "wrong without an attack"
     return ": ".join(display_name(part) for part in label.split(": "))
-
-
-def whisker(value: float, ends: tuple[float, float]) -> Markup:
-    """An accuracy as a point on a line from 0 to 1, with its interval; the figures stand beside it."""
-    low, high = ends
-    style = f"--low:{100 * low:.2f}%;--value:{100 * value:.2f}%;--high:{100 * high:.2f}%"
-    return tag("span", class_="whisker", style=style, aria_hidden="true")

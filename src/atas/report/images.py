@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import base64
 import io
+from dataclasses import dataclass
 
 import numpy as np
 from PIL import Image
 from torch import Tensor
 
-from atas.report.html import Markup, tag
+SIDE = 64  # pixels at most, so that a page of photographs stays small
 
-SIDE = 64  # pixels, at most: a page of photographs stays small
-
-# Cividis: its lightness rises evenly, for colour-blind readers too.
+# Cividis: lightness rises evenly, also for colour-blind readers.
 _CIVIDIS = np.array(
     [
         (0, 32, 77),
@@ -32,39 +31,44 @@ _CIVIDIS = np.array(
 )
 
 
-def image(pixels: Tensor, alt: str) -> Markup:
-    """An image (C, H, W) with pixels in [0, 1]; grey with one channel, colour with three."""
+@dataclass(frozen=True)
+class Picture:
+    """A PNG as a data URI, with its text alternative."""
+
+    src: str
+    alt: str
+    width: int
+    height: int
+    pixelated: bool
+
+
+def image(pixels: Tensor, alt: str) -> Picture:
+    """Encode an image (C, H, W) with pixels in [0, 1]; other than one or three channels show the first only."""
     values = (pixels.detach().float().clamp(0, 1) * 255).round().byte().cpu().numpy()
     if len(values) not in (1, 3):
         values = values[:1]
     picture = Image.fromarray(values[0] if len(values) == 1 else np.ascontiguousarray(values.transpose(1, 2, 0)))
     picture.thumbnail((SIDE, SIDE), Image.Resampling.LANCZOS)
-    return _element(picture, alt, pixelated=max(picture.size) < SIDE)
+    return _encode(picture, alt, pixelated=max(picture.size) < SIDE)
 
 
-def perturbation(delta: Tensor, alt: str) -> Markup:
-    """A perturbation, magnified until its largest entry is black or white; grey is no change."""
+def perturbation(delta: Tensor, alt: str) -> Picture:
+    """Encode a perturbation, scaled so that its largest entry is black or white; grey is no change."""
     largest = float(delta.abs().max()) or 1.0
     return image(delta / (2 * largest) + 0.5, alt)
 
 
-def heat_map(values: Tensor, most: float, alt: str) -> Markup:
-    """A matrix in colours from 0, dark, to `most`, light; the first row is at the bottom."""
-    place = values.detach().double().flip(0).cpu().numpy() / most * (len(_CIVIDIS) - 1)
+def heat_map(values: Tensor, limit: float, alt: str) -> Picture:
+    """Encode a matrix in colours from 0 (dark) to `limit` (light); the first row is at the bottom."""
+    position = values.detach().double().flip(0).cpu().numpy() / limit * (len(_CIVIDIS) - 1)
     ends = np.arange(len(_CIVIDIS))
-    colours = np.stack([np.interp(place, ends, _CIVIDIS[:, channel]) for channel in range(3)], -1)
+    colours = np.stack([np.interp(position, ends, _CIVIDIS[:, channel]) for channel in range(3)], -1)
     picture = Image.fromarray(colours.round().astype(np.uint8))
-    return _element(picture, alt, pixelated=False)
+    return _encode(picture, alt, pixelated=False)
 
 
-def _element(picture: Image.Image, alt: str, *, pixelated: bool) -> Markup:
+def _encode(picture: Image.Image, alt: str, *, pixelated: bool) -> Picture:
     out = io.BytesIO()
     picture.save(out, "PNG", optimize=True)
-    return tag(
-        "img",
-        src=f"data:image/png;base64,{base64.b64encode(out.getvalue()).decode('ascii')}",
-        alt=alt,
-        width=picture.width,
-        height=picture.height,
-        class_="pixels" if pixelated else None,
-    )
+    src = f"data:image/png;base64,{base64.b64encode(out.getvalue()).decode('ascii')}"
+    return Picture(src, alt, picture.width, picture.height, pixelated)

@@ -1,4 +1,4 @@
-"""What the page measures itself: confusion under PGD-10, the loss around an image, and accuracy by gradient norm."""
+"""Measurements made for the page: confusion under PGD-10, the loss around an image, and accuracy by gradient norm."""
 
 from __future__ import annotations
 
@@ -21,77 +21,80 @@ from atas.training.monitor import split_probe
 
 _CONFUSION_SECONDS = 15.0
 _CONFUSION_PASSES = 11
-_CONFUSION_EXAMPLES = 10_000
 _BATCH = 250
-POINTS = 21  # along each direction
+POINTS = 21  # of the grid, along each direction
 _LANDSCAPE_BATCH = 256
-_DECILE_EXAMPLES = 2000
 _DECILE_SECONDS = 10.0
-_DECILE_PASSES = 12  # of PGD-10, with the verdict and the clean image
+_DECILE_PASSES = 12  # ten steps of PGD, the adversarial and the clean prediction
 _DECILES = 10
 
 
 @dataclass(frozen=True)
 class ConfusionMatrix:
-    """How often each class (row) is taken for each (column) under PGD-10, and on how many images that was seen."""
+    """Counts of true class (row) and predicted class (column) under PGD-10."""
 
     counts: Tensor
     classes: tuple[str, ...]
     num_images: int
 
     def top_mistakes(self, count: int) -> list[tuple[str, str, int, int]]:
-        """The most frequent mistakes: true class, predicted class, how often, of how many."""
+        """Return the most frequent mistakes: true class, predicted class, count, images of the true class."""
         wrong = self.counts.clone().fill_diagonal_(0)
-        values, places = wrong.flatten().topk(min(count, wrong.numel()))
+        values, positions = wrong.flatten().topk(min(count, wrong.numel()))
         mistakes = []
-        for value, place in zip(values.tolist(), places.tolist(), strict=True):
-            row, column = divmod(place, len(self.classes))
+        for value, position in zip(values.tolist(), positions.tolist(), strict=True):
+            row, column = divmod(position, len(self.classes))
             if value:
                 mistakes.append((self.classes[row], self.classes[column], value, int(self.counts[row].sum())))
         return mistakes
 
 
 def confusion_matrix(view: RunView) -> ConfusionMatrix:
-    """Attack test images, as many as a few seconds allow, with PGD-10."""
+    """Attack test images with PGD-10, as many as fit into 15 seconds."""
     test, model, device = view.data.test, view.model, view.device
-    count = min(view.throughput.max_images(_CONFUSION_PASSES, _CONFUSION_SECONDS, _CONFUSION_EXAMPLES), len(test))
+    count = min(
+        view.throughput.max_images(_CONFUSION_PASSES, _CONFUSION_SECONDS, view.sample_sizes.confusion), len(test)
+    )
     threat = view.evaluation.threat if view.evaluation is not None else view.recipe.threat
     classes = len(test.classes)
     counts = torch.zeros(classes, classes, dtype=torch.int64)
     for index in evenly_spaced(len(test), count).split(_BATCH):
         x, y = test.images[index].to(device).float() / 255, test.labels[index].to(device).long()
-        point = attacks.pgd(model, x, y, threat, steps=10, index=index.to(device))
+        adversarial = attacks.pgd(model, x, y, threat, steps=10, index=index.to(device))
         with torch.no_grad():
-            said = model(point)[:, :classes].argmax(1)
-        counts += (y * classes + said).bincount(minlength=classes * classes).view(classes, classes).cpu()
+            predicted = model(adversarial)[:, :classes].argmax(1)
+        counts += (y * classes + predicted).bincount(minlength=classes * classes).view(classes, classes).cpu()
     return ConfusionMatrix(counts, test.classes, count)
 
 
 @dataclass(frozen=True)
 class LossLandscape:
-    """Losses (random, adversarial) at steps from -1 to 1 of the whole budget along each direction."""
+    """Loss on a grid: rows along a random direction, columns along the adversarial one, from -1 to 1 budgets."""
 
     steps: list[float]
     loss: Tensor
 
     @property
     def peaks_inside(self) -> bool:
-        """Whether along the adversarial direction the loss is highest well inside of the ball, not at its edge."""
+        """Whether the loss along the adversarial direction is highest well inside the ball, not at its edge."""
         along = self.loss[len(self.steps) // 2, len(self.steps) // 2 :]
         return bool(along[:-2].max() > along[-1] + 0.1 * (along.max() - along[0]))
 
 
 def loss_landscape(model: nn.Module, x: Tensor, y: Tensor, threat: Threat, *, index: int) -> LossLandscape:
-    """The loss around one image (1, C, H, W), in eval mode. The directions are those of a whole step of FGSM and of a
-    step as long along random signs, hashed from the image's index; pixels stay in [0, 1]."""
+    """Return the loss around one image (1, C, H, W), in eval mode.
+
+    One direction is a full FGSM step, the other a random step of the same length, drawn by the image's index. Pixels
+    stay in [0, 1].
+    """
     steps = torch.linspace(-1, 1, POINTS, device=x.device)
     with set_mode(model, training=False), freeze(model):
         gradient, _ = input_gradient(model, x, y)
         number = torch.zeros((), dtype=torch.int64, device=x.device)
         draw = CounterRNG(0, number, torch.tensor([index], device=x.device))
         noise = threat.sample(draw, x.shape[1:], reset=False)
-        nowhere = torch.zeros_like(x)
-        along, aside = (threat.step(nowhere, way.to(x.dtype), threat.eps) for way in (gradient.nan_to_num(), noise))
+        zero = torch.zeros_like(x)
+        along, aside = (threat.step(zero, way.to(x.dtype), threat.eps) for way in (gradient.nan_to_num(), noise))
         grid = x + steps.view(-1, 1, 1, 1, 1) * aside + steps.view(1, -1, 1, 1, 1) * along
         points = grid.reshape(-1, *x.shape[1:]).clamp(0, 1)
         with torch.no_grad():
@@ -106,19 +109,19 @@ def loss_landscape(model: nn.Module, x: Tensor, y: Tensor, threat: Threat, *, in
 
 
 @dataclass(frozen=True)
-class GradientNorms:
-    """The gradient norm of training examples, numbered as in the data, and the step size where a method has one."""
+class ExampleNorms:
+    """Gradient norms of training examples (indices into the training set), and step sizes of adaptive methods."""
 
     index: Tensor
     norm: Tensor
     step_size: Tensor | None
     source: str
-    """Where the norms come from, in words."""
+    """Where the norms come from, for readers."""
 
 
 @dataclass(frozen=True)
 class NormDeciles:
-    """Accuracy of a sample of each tenth, those with the smallest norms first."""
+    """Accuracy of a sample of each decile of the gradient norm, smallest norms first."""
 
     clean: list[float]
     robust: list[float]
@@ -128,15 +131,17 @@ class NormDeciles:
 
 
 @functools.lru_cache(maxsize=1)
-def gradient_norms(view: RunView) -> GradientNorms:
-    """As the method remembered them, or at the images by the trained model."""
+def gradient_norms(view: RunView) -> ExampleNorms:
+    """Return the norms that the method stored, or measure them with the trained model."""
     return _from_checkpoint(view) or _from_model(view)
 
 
 def accuracy_by_norm_decile(view: RunView) -> NormDeciles:
-    """Attack an even sample of each tenth with PGD-10."""
+    """Attack an even sample of each decile with PGD-10."""
     norms = gradient_norms(view)
-    count = min(view.throughput.max_images(_DECILE_PASSES, _DECILE_SECONDS, _DECILE_EXAMPLES), len(norms.index))
+    count = min(
+        view.throughput.max_images(_DECILE_PASSES, _DECILE_SECONDS, view.sample_sizes.norm_deciles), len(norms.index)
+    )
     order = norms.index[norms.norm.argsort(stable=True)]
     sample = order[evenly_spaced(len(order), count)]
     clean, robust = _clean_and_robust(view, sample)
@@ -151,14 +156,14 @@ def accuracy_by_norm_decile(view: RunView) -> NormDeciles:
     )
 
 
-def _from_checkpoint(view: RunView) -> GradientNorms | None:
-    """What an adaptive method kept of every example it trained on."""
+def _from_checkpoint(view: RunView) -> ExampleNorms | None:
+    """Read the norms that an adaptive method stores in the checkpoint; None for other methods."""
     if not view.folder.last_checkpoint.exists():
         return None
     try:
         tensors, _ = checkpoint.load(view.folder.last_checkpoint)
     except AtasError as error:
-        raise Unavailable(f"The checkpoint cannot be used: {error}") from error
+        raise Unavailable(f"Cannot read the checkpoint: {error}") from error
     if "method.norms.average" not in tensors:
         return None
     training, examples = view.recipe.training, len(view.data.train)
@@ -166,35 +171,35 @@ def _from_checkpoint(view: RunView) -> GradientNorms | None:
     index = torch.arange(examples) if rest is None else rest
     average = tensors["method.norms.average"]
     if len(average) != len(index):
-        raise Unavailable("The training images at hand are not those of the run: give their folder with --data")
-    return GradientNorms(
+        raise Unavailable("The training images are not those of the run: give their folder with --data")
+    return ExampleNorms(
         index, average.sqrt(), tensors["method.norms.step_size"], "norms as the method averaged them during training"
     )
 
 
-def _from_model(view: RunView) -> GradientNorms:
-    """The gradient at the image itself, for as many images as a few seconds allow."""
+def _from_model(view: RunView) -> ExampleNorms:
+    """Measure the gradient at training images, as many as fit into 10 seconds."""
     train = view.data.train
-    count = min(view.throughput.max_images(1, _DECILE_SECONDS, 5 * _DECILE_EXAMPLES), len(train))
+    count = min(view.throughput.max_images(1, _DECILE_SECONDS, 5 * view.sample_sizes.norm_deciles), len(train))
     index = evenly_spaced(len(train), count)
-    found = []
+    norms = []
     with set_mode(view.model, training=False), freeze(view.model):
         for part in index.split(_BATCH):
             x, y = _batch(view, part)
-            found.append(l2_norm(input_gradient(view.model, x, y)[0]).cpu())
-    return GradientNorms(index, torch.cat(found), None, "norms of the gradient at the images, by the trained model")
+            norms.append(l2_norm(input_gradient(view.model, x, y)[0]).cpu())
+    return ExampleNorms(index, torch.cat(norms), None, "norms of the gradient at the images, by the trained model")
 
 
 def _clean_and_robust(view: RunView, index: Tensor) -> tuple[Tensor, Tensor]:
-    """Whether the model is right on these training images, and under PGD-10."""
+    """Return whether the model is correct on these training images, without an attack and under PGD-10."""
     clean, robust = [], []
     model = view.model
     for part in index.split(_BATCH):
         x, y = _batch(view, part)
-        point = attacks.pgd(model, x, y, view.recipe.threat, steps=10)
+        adversarial = attacks.pgd(model, x, y, view.recipe.threat, steps=10)
         with torch.no_grad():
             clean.append(attacks.correct(model(x), y).cpu())
-            robust.append(attacks.correct(model(point), y).cpu())
+            robust.append(attacks.correct(model(adversarial), y).cpu())
     return torch.cat(clean), torch.cat(robust)
 
 

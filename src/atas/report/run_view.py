@@ -1,15 +1,16 @@
 """A run as the page shows it: its summary, and its model and data, which are loaded on first use.
 
-`Unavailable` is raised where model or data cannot be loaded. `Throughput` keeps what the page computes to
-seconds.
+`Unavailable` is raised if model or data cannot be loaded. `Throughput` limits the measurements to seconds.
 """
 
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -28,71 +29,93 @@ from atas.training.data import eval_view, load_data
 from atas.training.engine import select_device
 from atas.training.run import RunFolder
 
-_SAMPLE = 16  # images that the pace is measured on
-_MIN_IMAGES, _MAX_OVERRUN = 20, 4  # images that say anything, and how much longer than asked for they may take
+T = TypeVar("T")
+
+_THROUGHPUT_IMAGES = 16
+_MIN_IMAGES, _MAX_OVERRUN = 20, 4  # fewer images mean nothing; they may take this many times as long as allowed
 
 
-class Unavailable(AtasError):  # noqa: N818  (the page goes on without it)
-    """Something that a section needs is not there; the message is the sentence that stands in its place."""
+class Unavailable(AtasError):  # noqa: N818  (the page is written without it)
+    """Model or data that a section needs are missing; the page shows the message instead of the section."""
+
+
+def or_unavailable(make: Callable[[], T]) -> T | Unavailable:
+    """Return the result of `make`, or the error if model or data are unavailable."""
+    try:
+        return make()
+    except Unavailable as error:
+        return error
+
+
+@dataclass(frozen=True)
+class SampleSizes:
+    """How many images the page attacks, at most; a slow model gets fewer."""
+
+    gallery: int = 24
+    confusion: int = 10_000
+    norm_deciles: int = 2000
 
 
 class RunView:
-    """One run. What is loaded is loaded when it is first asked for."""
+    """One run. Model and data are loaded on first use."""
 
-    def __init__(self, summary: RunSummary, folder: Path, root: str | None = None) -> None:
+    def __init__(
+        self, summary: RunSummary, folder: Path, root: str | None = None, sample_sizes: SampleSizes | None = None
+    ) -> None:
         self.summary, self.recipe = summary, summary.recipe
+        self.sample_sizes = sample_sizes or SampleSizes()
         self.folder, self._root = RunFolder(folder), root
         self.environment: dict[str, Any] = read_json(self.folder.environment)
 
     @property
     def evaluation(self) -> Evaluation | None:
-        """The result that the page is about."""
+        """The result to show."""
         return self.summary.evaluation
 
     @property
     def uses_python_objects(self) -> bool:
-        """Whether model or data were objects of a Python program, which no command has."""
+        """Whether model or data were Python objects, which the command cannot load."""
         return any(name.startswith(GIVEN) for name in (self.recipe.model.name, self.recipe.data.name))
 
     @property
     def evaluate_command(self) -> str:
-        """What to type, or to write where model or data were objects."""
+        """The command that evaluates the run, or the Python call if model or data were Python objects."""
         if self.uses_python_objects:
             return f'atas.evaluate(model, x_test, y_test, threat).save("{self.folder.evaluation}"), in Python'
         return f"atas evaluate {shell_quote(self.folder.path)} --attacks pgd50,autoattack"
 
     @cached_property
     def data(self) -> Dataset:
-        """The data that the run was trained on."""
+        """The data set that the run was trained on."""
         try:
             dataset = eval_view(load_data(self.recipe, self._root), self.recipe.data)
             if self.folder.model.exists():
                 check_classes(read_weights(self.folder.model)[0].get("classes") or (), dataset.test.classes)
         except AtasError as error:
-            raise Unavailable(f"The data is not at hand: {error}") from error
+            raise Unavailable(f"Cannot load the data: {error}") from error
         return dataset
 
     @cached_property
     def model(self) -> nn.Module:
-        """The trained model, in eval mode, on the GPU where there is one."""
+        """The trained model, in eval mode, on the GPU if there is one."""
         try:
             return Run.load(self.folder.path).model.to(select_device("auto"))
         except AtasError as error:
-            raise Unavailable(f"The model is not at hand: {error}") from error
+            raise Unavailable(f"Cannot load the model: {error}") from error
 
     @property
     def device(self) -> torch.device:
-        """Where the model is."""
+        """The device of the model."""
         return next(self.model.parameters()).device
 
     @property
     def weights_differ(self) -> bool | None:
-        """Whether the evaluation is of other weights than the run's; None where that cannot be told."""
+        """Whether the evaluation used other weights than the run's; None if unknown."""
         return self.summary.weights_differ
 
     @cached_property
     def test_split(self) -> tuple[Evaluation, Split]:
-        """The evaluation, and the test images that its verdicts are of."""
+        """The evaluation and its test images."""
         if self.evaluation is None:
             raise Unavailable(f"The run has not been evaluated: run {self.evaluate_command}")
         n, test = self.evaluation.n, self.data.test
@@ -100,16 +123,16 @@ class RunView:
             first = test.part(slice(n))
             if ChunkReader(open_source(first.images, first.labels), torch.float32).digest() == self.evaluation.data:
                 return self.evaluation, first
-        raise Unavailable("The test images at hand are not those of the evaluation: give their folder with --data")
+        raise Unavailable("The test images are not those of the evaluation: give their folder with --data")
 
     @cached_property
     def throughput(self) -> Throughput:
-        """How fast this model is on this machine."""
-        return Throughput(self.model, self.data.test.images[:_SAMPLE].to(self.device).float() / 255)
+        """The speed of the model on this machine."""
+        return Throughput(self.model, self.data.test.images[:_THROUGHPUT_IMAGES].to(self.device).float() / 255)
 
 
 def evenly_spaced(length: int, count: int) -> Tensor:
-    """At most so many places, evenly over the length: data may be sorted by class.
+    """Return at most `count` indices, evenly spaced, since data may be sorted by class.
 
     >>> evenly_spaced(10, 4).tolist()
     [0, 3, 6, 9]
@@ -118,7 +141,7 @@ def evenly_spaced(length: int, count: int) -> Tensor:
 
 
 class Throughput:
-    """Seconds that an image takes to go through the model and back."""
+    """Seconds per image of a forward and backward pass."""
 
     def __init__(self, model: nn.Module, images: Tensor) -> None:
         labels = torch.zeros(len(images), dtype=torch.int64, device=images.device)
@@ -129,10 +152,8 @@ class Throughput:
         self.seconds_per_image = (time.perf_counter() - began) / len(images)
 
     def max_images(self, passes: int, seconds: float, limit: int) -> int:
-        """How many images can go so many times within about so many seconds, or a little longer where they are few."""
+        """Return how many images fit `passes` forward and backward passes into `seconds`, at most `limit`."""
         count = int(seconds / (passes * self.seconds_per_image))
         if count < _MIN_IMAGES // _MAX_OVERRUN:
-            raise Unavailable(
-                "This takes minutes with this model on this machine: write the report where there is a GPU"
-            )
+            raise Unavailable("Too slow on this device: run atas report on a GPU")
         return min(limit, max(_MIN_IMAGES, count))

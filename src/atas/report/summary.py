@@ -1,12 +1,12 @@
 """A run's folder read into a `RunSummary`: recipe, metrics, events, and the evaluation to show.
 
-A folder may hold several results. `summarise` picks the one to show and keeps the others of the same weights and
-budget.
+A folder may hold several results. `summarise` selects the one to show and keeps the others with the same weights and
+threat model.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -24,8 +24,8 @@ from atas.training.run import RunFolder, load_recipe
 
 @dataclass(frozen=True)
 class RunSummary:
-    """What a run's folder tells about it. `weights` is the hash of the weights in it, if they can be read;
-    `other_results` are further results of the same weights and budget."""
+    """The content of a run's folder. `weights` is the hash of its weights, if they can be read; `other_results` have
+    the same weights and threat model as `evaluation`."""
 
     name: str
     recipe: Recipe
@@ -37,50 +37,49 @@ class RunSummary:
 
     @property
     def autoattack_result(self) -> Evaluation | None:
-        """The result with AutoAttack, on the most images; None where it was not run."""
-        found = [one for one in self.results if one.has_autoattack]
-        return max(found, key=lambda one: one.n, default=None)
+        """The result with AutoAttack, on the most images; None if AutoAttack was not run."""
+        return strongest_result(result for result in self.results if result.has_autoattack)
 
     @property
     def warnings(self) -> list[EvaluationWarning]:
-        """Of all results."""
-        return list({str(caution): caution for one in self.results for caution in one.warnings}.values())
+        """The warnings of all results, without duplicates."""
+        return list({str(warning): warning for result in self.results for warning in result.warnings}.values())
 
     @property
     def results(self) -> list[Evaluation]:
-        """All, the one to show first."""
-        return [one for one in (self.evaluation, *self.other_results) if one is not None]
+        """All results, the one to show first."""
+        return [result for result in (self.evaluation, *self.other_results) if result is not None]
 
     @property
     def weights_differ(self) -> bool | None:
-        """Whether the evaluation is of other weights than the run's; None where that cannot be told."""
+        """Whether the evaluation used other weights than the run's; None if unknown."""
         if self.evaluation is None or self.weights is None:
             return None
         return self.weights != self.evaluation.weights
 
     @property
     def seconds(self) -> float:
-        """Time spent in training steps."""
+        """Seconds spent in training steps."""
         return float(self.epochs[-1]["seconds"]) if self.epochs else 0.0
 
     @property
     def collapse_epoch(self) -> int | None:
-        """The first epoch, counted from 1, that the monitor found collapsed."""
-        return next((row["epoch"] + 1 for row in self.epochs if row["collapsed"]), None)
+        """The first epoch, counted from 1, in which the monitor saw a collapse."""
+        return first_collapse(self.epochs)
 
     @property
     def collapse_status(self) -> str:
-        """What became of a collapse, in a word or two."""
-        taken_back = [row for row in self.events if "to_epoch" in row]
-        if taken_back and taken_back[-1]["event"] == "stop":
-            return f"stopped after epoch {taken_back[-1]['to_epoch']}"
-        if taken_back:
-            return f"{len(taken_back)} rolled back"
+        """The first collapse and the reaction to it, in two or three words."""
+        reactions = [row for row in self.events if "to_epoch" in row]
+        if reactions and reactions[-1]["event"] == "stop":
+            return f"stopped after epoch {reactions[-1]['to_epoch']}"
+        if reactions:
+            return f"{len(reactions)} rolled back"
         return f"epoch {self.collapse_epoch}" if self.collapse_epoch else "no"
 
     def to_json(self) -> dict[str, Any]:
-        """The row as plain values."""
-        found = self.evaluation
+        """Return plain values for JSON."""
+        shown = self.evaluation
         return {
             "run": self.name,
             "recipe": self.recipe.name,
@@ -90,53 +89,70 @@ class RunSummary:
             "seconds": self.seconds,
             "collapsed_in_epoch": self.collapse_epoch,
             "rollbacks": sum(row["event"] == "rollback" for row in self.events),
-            "n": found.n if found else None,
+            "n": shown.n if shown else None,
             "other_weights": self.weights_differ,
-            "accuracy": dict(found.accuracy) if found else None,
-            "interval": {key: list(value) for key, value in found.interval.items()} if found else None,
+            "accuracy": dict(shown.accuracy) if shown else None,
+            "interval": {key: list(value) for key, value in shown.interval.items()} if shown else None,
             "more": [
-                {"n": one.n, "accuracy": dict(one.accuracy), "interval": {k: list(v) for k, v in one.interval.items()}}
-                for one in self.other_results
+                {
+                    "n": other.n,
+                    "accuracy": dict(other.accuracy),
+                    "interval": {k: list(v) for k, v in other.interval.items()},
+                }
+                for other in self.other_results
             ],
         }
 
 
 def summarise(folders: Sequence[str | Path]) -> list[RunSummary]:
-    """Read the runs in these folders; they are named by their own folder where that tells them apart."""
+    """Read the runs in these folders. A run is named after its folder, or by its path if two folders share a name."""
     paths = [Path(folder) for folder in folders]
     unique = len({path.resolve().name for path in paths}) == len(paths)
-    found = []
+    runs = []
     for path in paths:
         folder = RunFolder(path)
         recipe, lines = load_recipe(folder), read_metrics(folder.metrics)
         rows, events = completed_epochs(lines), [line for line in lines if "event" in line]
         if not rows:
-            raise DataError(f"the run in {path} has no epoch to show yet; let it train for one at least")
+            raise DataError(f"the run in {path} has no finished epoch; train it for at least one")
         results = load_results(path)
         weights = _weights_hash(folder) if results else None
-        chosen = _select_results(results, weights, recipe)
-        evaluation, other_results = next(iter(chosen), None), tuple(chosen[1:])
+        selected = _select_results(results, weights, recipe)
+        evaluation, other_results = next(iter(selected), None), tuple(selected[1:])
         name = path.resolve().name if unique else str(path)
-        found.append(RunSummary(name, recipe, rows, events, evaluation, weights, other_results))
-    return found
+        runs.append(RunSummary(name, recipe, rows, events, evaluation, weights, other_results))
+    return runs
+
+
+def strongest_result(results: Iterable[Evaluation]) -> Evaluation | None:
+    """Return the result with AutoAttack if there is one, then the one on the most images; None if there are none."""
+    return max(results, key=lambda result: (result.has_autoattack, result.n), default=None)
+
+
+def first_collapse(epochs: Iterable[dict[str, Any]]) -> int | None:
+    """Return the first collapsed epoch, counted from 1, of rows of metrics."""
+    return next((row["epoch"] + 1 for row in epochs if row.get("collapsed")), None)
 
 
 def _select_results(results: list[Evaluation], weights: str | None, recipe: Recipe) -> list[Evaluation]:
-    """The result to show, and after it others of the same weights and budget. It is the run's own, the first, unless
-    that is of other weights; or unless AutoAttack, in another one, leaves less of it than chance explains."""
+    """Return the result to show, then others with the same weights and threat model.
+
+    The result to show is the first with the run's weights. Another one replaces it if it has AutoAttack, the first has
+    not, and AutoAttack's robust accuracy is significantly lower.
+    """
     if not results:
         return []
-    of_run = [one for one in results if one.weights == (weights or results[0].weights)] or results[:1]
+    of_run = [result for result in results if result.weights == (weights or results[0].weights)] or results[:1]
     threat = of_run[0].threat if of_run[0] is results[0] else recipe.threat
-    first, *others = [one for one in of_run if one.threat == threat] or of_run[:1]
-    worse = [one for one in others if one.has_autoattack and one.interval["worst"][1] < first.accuracy["worst"]]
-    if worse and not first.has_autoattack:
-        first, others = worse[0], [first, *(one for one in others if one is not worse[0])]
+    first, *others = [result for result in of_run if result.threat == threat] or of_run[:1]
+    lower = [other for other in others if other.has_autoattack and other.interval["worst"][1] < first.accuracy["worst"]]
+    if lower and not first.has_autoattack:
+        first, others = lower[0], [first, *(other for other in others if other is not lower[0])]
     return [first, *others]
 
 
 def _weights_hash(folder: RunFolder) -> str | None:
-    """The hash of a run's weights; None where there are none, or none that can be read."""
+    """Return the hash of a run's weights; None if they cannot be read."""
     try:
         metadata, tensors = read_weights(folder.model)
     except AtasError:

@@ -15,7 +15,7 @@ from itertools import groupby
 
 import torch
 
-from atas._utils.console import format_duration
+from atas._utils.formatting import format_duration
 from atas.data import Dataset
 from atas.distributed.world import launched_world_size
 from atas.errors import AtasError, UsageError

@@ -1,102 +1,88 @@
-"""What a person sees of a plan under way: one line for the whole of it in a terminal, plain lines elsewhere.
+"""Progress of a plan of runs: one bar for the whole plan in a terminal, plain lines elsewhere.
 
-All of it goes to standard error, so that standard output holds the result alone.
+Everything goes to standard error, so that standard output holds only the result.
 """
 
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from typing import Any
 
 from rich.console import Console
 
-from atas._utils.console import ProgressDisplay, format_duration, progress_bar
+from atas._utils.console import ProgressDisplay
+from atas._utils.formatting import format_duration
 from atas.evaluation import Status
 from atas.training import TrainingProgress
 
-_PLAIN_EVERY = 30.0  # seconds between lines inside of a trial, without a terminal
-_REFRESH = 0.5
-_STEPS = 1000
-
 
 class PlanProgress(ProgressDisplay):
-    """Work done and work left, over all trials of a plan."""
+    """Progress over all trials of a plan, in units of work such as forward passes."""
 
-    def __init__(self, console: Console | None = None) -> None:
-        console = console or Console(stderr=True)
-        super().__init__(console, progress_bar(console))
+    def __init__(self, console: Console | None = None, *, clock: Callable[[], float] = time.monotonic) -> None:
+        super().__init__(console or Console(stderr=True), clock=clock)
+        self.add_bar()
         self._total = self._ahead = self._made = 0.0
-        self._work = self._over = self._phase = self._from = self._share = (
-            0.0  # of the trial under way, and of its part
-        )
+        self._work = self._over = self._phase = self._from = self._share = 0.0  # of the current trial and phase
         self._began: float | None = None
-        self._last = time.monotonic()
         self._title = ""
-        if self._progress is not None:
-            self._task = self._progress.add_task("", total=_STEPS, text="")
 
     def expect(self, work: float) -> None:
-        """So much work lies ahead, in forward passes or whatever it is counted in."""
+        """Add `work` to the plan."""
         self._total += work
         self._ahead += work
 
     def start_trial(self, title: str, work: float) -> None:
-        """A trial begins, so much of the work."""
+        """Start a trial that is `work` of the plan."""
         self._title, self._work = title, work
-        if self._progress is None:
-            self.log(title)
-        else:
-            self._show("")
+        self._show_title()
 
     def start_phase(self, work: float) -> None:
-        """A part of the trial begins."""
+        """Start a phase of the trial."""
         self._end_phase()
-        self._began = self._began or time.monotonic()
+        if self._began is None:
+            self._began = self.clock()
         self._phase = work
 
     def resume_phase(self, done: float) -> None:
-        """The part is prepared; a share of it was done before a stop. The first preparation, which compiles, is not
-        taken for the pace."""
+        """Continue a phase of which the share `done` was finished earlier.
+
+        The time before the first phase, which includes compilation, does not count for the estimate of the time left.
+        """
         if not self._made:
-            self._began = time.monotonic()
+            self._began = self.clock()
         self._from = self._share = done
 
     def reach(self, share: float, text: str = "") -> None:
-        """The part has come so far, from 0 to 1."""
+        """Report that the phase has reached `share`, from 0 to 1."""
         self._share = max(min(share, 1.0), self._share)
         if self.due():
             self._show(text)
 
-    def due(self) -> bool:
-        """Whether it is time to show something."""
-        return time.monotonic() - self._last >= (_PLAIN_EVERY if self._progress is None else _REFRESH)
-
     def end(self) -> None:
-        """The trial is over, done or not."""
+        """End the trial, finished or failed."""
         self._end_phase()
         self._ahead -= self._work
         self._work = self._over = 0.0
 
     def done_by_other(self, title: str, work: float) -> None:
-        """A trial was done by another process; once there is a pace, its work counts for it."""
+        """Report a trial that another process finished; its work counts for the pace once there is one."""
         if self._began is not None:
             self._made += work
         self._ahead -= work
         self.log(f"{title}: done by another process")
 
     def wait(self, text: str) -> None:
-        """Nothing can be done for now; said once, as long as it is the same."""
+        """Show why no trial can start now; a repeated text is shown once."""
         if text == self._title:
             return
         self._title = text
-        if self._progress is None:
-            self.log(text)
-        else:
-            self._show("")
+        self._show_title()
 
     def close(self, text: str, took: str, style: str | None = None) -> None:
-        """A line on a trial that is over: what it came to, how long it took, how long the rest will take."""
-        title = f"{self._title}: " if self._progress is not None else "  "
+        """Print the result of a trial, its duration, and the time left."""
+        title = f"{self._title}: " if self.bar is not None else "  "
         times = ", ".join(part for part in (took, self.time_left()) if part)
         self.log(f"{title}{text}" + (f"  ({times})" if times else ""), style)
 
@@ -111,67 +97,70 @@ class PlanProgress(ProgressDisplay):
 
     @property
     def seconds_left(self) -> float | None:
-        """At the pace so far; None while there is no telling."""
+        """Estimated seconds until the plan is finished; None if unknown."""
         made = self._made + self._phase * (self._share - self._from)
         if not made or self._began is None:
             return None
-        return self._left * (time.monotonic() - self._began) / made
+        return self._left * (self.clock() - self._began) / made
 
     def time_left(self) -> str:
-        """The time left, for the end of a line."""
+        """Return the time left as text; empty if unknown."""
         seconds = self.seconds_left
         return "" if not seconds else f"about {format_duration(seconds)} left"
 
     def live(self) -> TrainingProgress:
-        """What a training shows itself through."""
+        """Return a progress display for a training run of the plan."""
         return _TrainingProgress(self)
 
     def watch(self, status: Status) -> None:
-        """What an evaluation shows itself through."""
+        """Show the status of an evaluation of the plan; a callback for `evaluate`."""
         if status.note is not None:
             self.log(f"  {status.note}")
             return
         what = status.attack if status.stage == status.attack else f"{status.attack}: {status.stage}"
         self.reach(status.done, f"{what}, {status.num_correct:,} of {status.examples:,} hold")
 
+    def _show_title(self) -> None:
+        if self.bar is None:
+            self.log(self._title)
+        else:
+            self._show("")
+
     def _show(self, text: str) -> None:
-        self._last = time.monotonic()
         shown = ", ".join(part for part in (self.time_left(), text) if part)
-        if self._progress is not None:
-            done = 1 - self._left / self._total if self._total else 0.0
-            self._progress.update(self._task, description=self._title, completed=_STEPS * done, text=shown)
-        elif shown:
-            self.log(f"  {shown}")
+        done = 1 - self._left / self._total if self._total else 0.0
+        plain = f"  {shown}" if shown else ""
+        self.show("plan", plain, description=self._title, completed=done, total=1.0, text=shown)
 
 
 class _TrainingProgress(TrainingProgress):
-    """A training's view of the plan's line: epochs move it on; only sentences stay."""
+    """Progress of a training run within a plan: epochs advance the plan's bar, messages are printed."""
 
     def __init__(self, plan: PlanProgress) -> None:
         super().__init__(plan.console)
         self._plan = plan
 
-    def start_run(self, undertaking: str) -> None:
-        """The trial's title has said it."""
+    def start_run(self, headline: str) -> None:
+        """Print nothing: the title of the trial is shown already."""
 
     def start(self, title: str, total: int, done: int) -> None:
-        """Start where a stop left it."""
+        """Start the phase, at `done` of `total` steps after a resume."""
         self._total = total
         self._plan.resume_phase(done / total)
 
     def due(self) -> bool:
-        """Whether it is time to show something."""
+        """Return whether it is time for an update."""
         return self._plan.due()
 
     def update(self, done: int, epoch: int, epochs: int, **status: Any) -> None:
-        """In the middle of an epoch."""
+        """Show the position within an epoch."""
         self._plan.reach(done / self._total, f"epoch {epoch + 1}/{epochs}")
 
     def end_epoch(self, done: int, row: dict[str, Any], epochs: int) -> None:
-        """At the end of one."""
+        """Show the end of an epoch."""
         probe = f"clean {100 * row['clean']:.0f}%, PGD-10 {100 * row['pgd10']:.0f}%"
         self._plan.reach(done / self._total, f"epoch {row['epoch'] + 1}/{epochs} done, {probe}")
 
     def log(self, text: str, style: str | None = None) -> None:
-        """A sentence, set in under the trial's title."""
+        """Print a line, indented under the title of the trial."""
         self._plan.log(f"  {text}", style)

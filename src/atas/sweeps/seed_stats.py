@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from atas.report.formatting import format_seconds
+from atas._utils.formatting import format_seconds
 from atas.sweeps.record import Record
 
 

@@ -1,1 +1,1 @@
-"""The sections of the page. Each function turns one run, or several, into a `Section`."""
+"""The sections of the page. Each function returns a `Section` of one run or of several; templates hold the HTML."""

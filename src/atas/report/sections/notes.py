@@ -1,110 +1,91 @@
-"""The end of the page: reasons to doubt the figures, and the commands and the recipe that repeat the run."""
+"""The end of the page: warnings about the results, and the commands and the recipe that repeat the run."""
 
 from __future__ import annotations
 
 import shlex
+from dataclasses import dataclass
 from pathlib import Path
 
+from atas.report.elements import Section
+from atas.report.formatting import attack_names
 from atas.report.headline import other_autoattack_result
-from atas.report.html import Content, Section, tag
 from atas.report.run_view import RunView
 
 _FEW_IMAGES = 1000
 
 
 def warnings_section(view: RunView) -> Section:
-    """Warnings first, then what to keep in mind."""
-    return Section("warnings", "Warnings", [_warnings(view), _caveat_list(view)])
+    """Return the warnings of the evaluation, then its limits."""
+    context = {
+        "evaluated": view.evaluation is not None,
+        "warnings": view.summary.warnings,
+        "caveats": caveats(view),
+    }
+    return Section("warnings", "Warnings", "warnings", context)
 
 
 def caveats(view: RunView) -> list[str]:
-    """What the evaluation did not look for, in sentences."""
-    evaluation, said = view.evaluation, []
+    """Return sentences about what the evaluation does not cover."""
+    evaluation, sentences = view.evaluation, []
     if evaluation is None:
         return [f"The run has not been evaluated; run: {view.evaluate_command}"]
     if view.weights_differ:
-        said.append("The evaluation was made with other weights than those in the run's folder; evaluate again.")
+        sentences.append("The evaluation used other weights than those in the run's folder; evaluate again.")
     if evaluation.threat != view.recipe.threat:
-        said.append(f"The model was trained against {view.recipe.threat} and evaluated against {evaluation.threat}.")
-    strong = view.summary.autoattack_result
-    if strong is None:
-        said.append("AutoAttack was not run: the figures are upper bounds of the true robust accuracy.")
-    elif strong is not evaluation:
-        said.append(other_autoattack_result(strong))
-    if evaluation.n < _FEW_IMAGES:
-        said.append(f"There were only {evaluation.n} test images, so intervals are wide.")
-    return said
-
-
-def _warnings(view: RunView) -> Content:
-    if view.evaluation is None:
-        return None
-    if not view.summary.warnings:
-        return tag(
-            "p",
-            "The evaluation gave no warnings: it looked for outputs that are NaN or infinite, for random answers, "
-            "outputs that are no logits, gradients that vanish or explode, and signs of masked gradients.",
+        sentences.append(
+            f"The model was trained against {view.recipe.threat} and evaluated against {evaluation.threat}."
         )
-    rows = [tag("li", tag("b", caution.kind), f": {caution}.") for caution in view.summary.warnings]
-    return tag("ul", rows, class_="warnings")
+    strongest = view.summary.autoattack_result
+    if strongest is None:
+        sentences.append("AutoAttack was not run: the results are upper bounds of the true robust accuracy.")
+    elif strongest is not evaluation:
+        sentences.append(other_autoattack_result(strongest))
+    if evaluation.n < _FEW_IMAGES:
+        sentences.append(f"Only {evaluation.n} test images were used, so intervals are wide.")
+    return sentences
 
 
-def _caveat_list(view: RunView) -> Content:
-    said = caveats(view)
-    return [tag("p", "To keep in mind:"), tag("ul", [tag("li", sentence) for sentence in said])] if said else None
+@dataclass(frozen=True)
+class Repetition:
+    """How to repeat a run. `commands` is None where a Python program is needed."""
+
+    name: str
+    typed: str
+    commands: str | None
+    protocol: str | None
+    recipe: str
 
 
 def repeat_section(views: list[RunView]) -> Section:
-    """What was typed, and what to type."""
-    parts: list[Content] = []
-    for view in views:
-        if len(views) > 1:
-            parts.append(tag("h3", view.summary.name))
-        parts += _commands(view)
-    return Section("repeat", "To repeat it", parts)
+    """Return the commands that were typed, and those that repeat the runs."""
+    return Section("repeat", "To repeat it", "repeat", {"runs": [_repetition(view) for view in views]})
 
 
-def _commands(view: RunView) -> list[Content]:
-    folder, evaluation = view.folder.path, view.evaluation
-    again = folder.with_name(f"{folder.resolve().name}-again")
-    surroundings = [view.environment, {} if evaluation is None else evaluation.environment]
-    typed = list(dict.fromkeys(str(around["command"]) for around in surroundings if around.get("command")))
-    commands = [_line("atas", "train", view.folder.recipe, "--out", again)]
-    evaluated = (
-        "pgd50,autoattack"
-        if evaluation is None
-        else ",".join(key for key in evaluation.correct if key not in ("clean", "worst"))
+def _repetition(view: RunView) -> Repetition:
+    evaluation = view.evaluation
+    environments = [view.environment, {} if evaluation is None else evaluation.environment]
+    typed = dict.fromkeys(str(environment["command"]) for environment in environments if environment.get("command"))
+    return Repetition(
+        view.summary.name,
+        "\n".join(typed),
+        None if view.uses_python_objects else _commands(view),
+        None if evaluation is None else evaluation.sentence(),
+        view.recipe.to_toml(),
     )
-    evaluate: list[str | Path] = [
-        "atas",
-        "evaluate",
-        again if evaluation is not None else folder,
-        "--attacks",
-        evaluated,
-    ]
-    if evaluation is not None and evaluation.threat != view.recipe.threat:
-        evaluate += ["--norm", evaluation.threat.name, "--eps", repr(evaluation.threat.eps)]
-    if evaluation is not None:
+
+
+def _commands(view: RunView) -> str:
+    folder, evaluation = view.folder.path, view.evaluation
+    copy = folder.with_name(f"{folder.resolve().name}-again")
+    train: list[str | Path] = ["atas", "train", view.folder.recipe, "--out", copy]
+    evaluate: list[str | Path] = ["atas", "evaluate"]
+    if evaluation is None:
+        evaluate += [folder, "--attacks", "pgd50,autoattack"]
+    elif not attack_names(evaluation):
+        return shlex.join(map(str, train))  # the command cannot evaluate without an attack
+    else:
+        evaluate += [copy, "--attacks", ",".join(attack_names(evaluation))]
+        if evaluation.threat != view.recipe.threat:
+            evaluate += ["--norm", evaluation.threat.name, "--eps", repr(evaluation.threat.eps)]
         evaluate += ["--examples", str(evaluation.n), "--seed", str(evaluation.protocol.get("seed", 0))]
-    commands.append(_line(*evaluate))
-    repeated: list[Content] = [
-        tag("p", "What trains and evaluates it again, to the same bits on the same CPU:"),
-        tag("pre", "\n".join(commands)),
-    ]
-    if view.uses_python_objects:
-        repeated = [tag("p", "The model or the data were objects of a Python program: that program repeats it.")]
-    return [
-        tag("p", "What was typed:") if typed else None,
-        tag("pre", "\n".join(typed)) if typed else None,
-        *repeated,
-        tag("p", evaluation.sentence(), class_="small") if evaluation is not None else None,
-        tag(
-            "details",
-            tag("summary", "The whole recipe"),
-            tag("pre", view.recipe.to_toml()),
-        ),
-    ]
-
-
-def _line(*words: str | Path) -> str:
-    return shlex.join(map(str, words))
+    return "\n".join(shlex.join(map(str, words)) for words in (train, evaluate))

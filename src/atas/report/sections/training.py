@@ -8,71 +8,80 @@ from __future__ import annotations
 
 from typing import Any
 
-from atas.report.charts import Chart, Line, Mark, Range
-from atas.report.html import Content, Section, or_unavailable, tag
+from atas.attacks.registry import display_name
+from atas.report.charts import EPOCH_SYNC, Chart, ChartLine, Mark, Range
+from atas.report.elements import Section
 from atas.report.measurements import NormDeciles, accuracy_by_norm_decile
-from atas.report.run_view import RunView
+from atas.report.run_view import RunView, or_unavailable
 
-_CURVES = (("clean", "clean", "c0"), ("fgsm", "FGSM", "c1"), ("pgd10", "PGD-10", "c2"))
-_SYNC = "epochs"
+_CURVES = {"clean": "c0", "fgsm": "c1", "pgd10": "c2"}
 _DECILE_NAMES = ("1st", "2nd", "3rd", *(f"{number}th" for number in range(4, 11)))
 
 
 def training_section(view: RunView) -> Section:
-    """Three charts over the same epochs."""
+    """Return charts of accuracy, loss and learning rate over the epochs."""
     rows = view.summary.epochs
     epochs = [row["epoch"] + 1 for row in rows]
     marks = event_marks(view)
-    accuracy = [Line(label, column(rows, key, 100), colour, dashed=key == "clean") for key, label, colour in _CURVES]
-    accuracy.append(Line("training examples", column(rows, "train_accuracy", 100), "c3", dashed=True, shown=False))
-    charts = [
-        Chart(
-            "Accuracy of the monitor's images",
-            "epoch",
-            "accuracy, %",
-            epochs,
-            accuracy,
-            marks=marks,
-            limits=(0, 100),
-            sync=_SYNC,
-            note=f"Up to {view.recipe.training.probe:,} training images, attacked after every epoch. When training "
-            "collapses, FGSM accuracy rises and PGD-10 accuracy falls to nothing.",
-        ),
-        Chart(
-            "Training loss",
-            "epoch",
-            "loss",
-            epochs,
-            [Line("loss", column(rows, "loss"), "c4")],
-            marks=marks,
-            limits=(0, None),
-            digits=3,
-            sync=_SYNC,
-            note="On the examples as the method perturbed them, the mean over the epoch.",
-        ),
-        Chart(
-            "Learning rate",
-            "epoch",
-            "rate",
-            epochs,
-            [Line("rate", column(rows, "rate"), "c5")],
-            limits=(0, None),
-            digits=4,
-            sync=_SYNC,
-            note="After the last update of the epoch.",
-        ),
+    lines = [
+        ChartLine(display_name(key), column(rows, key, 100), colour, dashed=key == "clean")
+        for key, colour in _CURVES.items()
     ]
-    first, *others = [chart.html() for chart in charts]
-    return Section("training", "The training", [_collapse(view), first, tag("div", others, class_="pair")])
+    lines.append(ChartLine("training examples", column(rows, "train_accuracy", 100), "c3", dashed=True, shown=False))
+    accuracy = Chart(
+        "Accuracy of the monitor's images",
+        "epoch",
+        "accuracy, %",
+        epochs,
+        lines,
+        marks=marks,
+        limits=(0, 100),
+        sync=EPOCH_SYNC,
+        note=f"Up to {view.recipe.training.probe:,} training images, attacked after every epoch. In a collapse, FGSM "
+        "accuracy rises and PGD-10 accuracy falls to zero.",
+    )
+    loss = Chart(
+        "Training loss",
+        "epoch",
+        "loss",
+        epochs,
+        [ChartLine("loss", column(rows, "loss"), "c4")],
+        marks=marks,
+        limits=(0, None),
+        digits=3,
+        sync=EPOCH_SYNC,
+        note="Mean over the epoch, on the perturbed training examples.",
+    )
+    rate = Chart(
+        "Learning rate",
+        "epoch",
+        "rate",
+        epochs,
+        [ChartLine("rate", column(rows, "rate"), "c5")],
+        limits=(0, None),
+        digits=4,
+        sync=EPOCH_SYNC,
+        note="After the last update of the epoch.",
+    )
+    events = {event["event"]: event for event in reversed(view.summary.events)}
+    context = {
+        "collapse": events.get("collapse"),
+        "outcome": view.summary.collapse_status if view.summary.collapse_epoch is None else None,
+        "breakdown": events.get("breakdown"),
+        "accuracy": accuracy,
+        "loss": loss,
+        "rate": rate,
+    }
+    return Section("training", "The training", "training", context)
 
 
 def column(rows: list[dict[str, Any]], key: str, scale: float = 1) -> list[float | None]:
-    """A figure of every epoch; None where an older version did not write it."""
+    """Return one metric of every epoch; None where an older version did not log it."""
     return [scale * row[key] if isinstance(row.get(key), int | float) else None for row in rows]
 
 
 def event_marks(view: RunView) -> list[Mark]:
-    """What happened during training, at its epoch."""
+    """Return marks of collapses, breakdowns, rollbacks and stops."""
     marks = []
     for event in view.summary.events:
         if event["event"] == "rollback":
@@ -86,62 +95,32 @@ def event_marks(view: RunView) -> list[Mark]:
     return marks
 
 
-def _collapse(view: RunView) -> Content:
-    events = {event["event"]: event for event in reversed(view.summary.events)}
-    collapse, breakdown = events.get("collapse"), events.get("breakdown")
-    if collapse is None and breakdown is not None:
-        return tag(
-            "p",
-            tag("strong", f"The training broke down in epoch {breakdown['epoch'] + 1}: "),
-            f"clean accuracy fell to {100 * breakdown['clean']:.1f}%, hardly more than naming one class for all images "
-            "gives.",
-            class_="alarm",
-        )
-    if collapse is None:
-        return tag("p", "The monitor saw no collapse.")
-    return tag(
-        "p",
-        tag("strong", f"Catastrophic overfitting in epoch {collapse['epoch'] + 1}: "),
-        f"PGD-10 accuracy was {100 * collapse['pgd10']:.1f}% while FGSM accuracy was {100 * collapse['fgsm']:.1f}%. "
-        "The model withstood the attack that it was trained with and no other.",
-        f" What came of it: {view.summary.collapse_status}." if view.summary.collapse_epoch is None else None,
-        class_="alarm",
-    )
-
-
 def steps_section(view: RunView) -> Section:
-    """What is in the metrics, and the state at the end as the model shows it."""
-    parts: list[Content] = [
-        tag(
-            "p",
-            "Examples with large gradient norms are the ones that a single step overshoots: fitting them, the authors "
-            "of ATAS find, is what makes training collapse. ATAS therefore gives them smaller steps.",
-        )
-    ]
-    spread = [
+    """Return step sizes and gradient norms: as logged by epoch, and the accuracy by norm at the end."""
+    quantiles = [
         _quantiles_chart(view, "step_sizes", "Step sizes", "step size", 4),
         _quantiles_chart(view, "gradient_norms", "Gradient norms of the training examples", "gradient norm", 3),
     ]
-    by_tenth = [
+    deciles = [
         _deciles_chart(view, "step_size_by_tenth", "Step size by tenth of the gradient norm", "mean step size", 4),
         _deciles_chart(view, "gradient_norm_by_tenth", "Gradient norm by tenth", "mean gradient norm", 3),
     ]
-    if not any(spread):
-        method = view.recipe.method.name
-        parts.append(tag("p", f"{method} keeps no step size for each example, so there are none to show."))
-        spread = [
-            _quantiles_chart(view, "probe_gradient_norms", "Gradient norms of the monitor's images", "gradient norm", 3)
-        ]
-        if not any(spread):
-            parts.append(tag("p", "This run was made by a version that did not log gradient norms.", class_="absent"))
-    parts.append(tag("div", [chart.html() for chart in spread if chart], class_="pair"))
-    parts.append(tag("div", [chart.html() for chart in by_tenth if chart], class_="pair"))
-    parts.append(or_unavailable(lambda: _final_deciles_chart(accuracy_by_norm_decile(view))))
-    return Section("steps", "Step sizes and gradient norms", parts)
+    has_step_sizes = any(quantiles)
+    if not has_step_sizes:
+        title = "Gradient norms of the monitor's images"
+        quantiles = [_quantiles_chart(view, "probe_gradient_norms", title, "gradient norm", 3)]
+    context = {
+        "method": view.recipe.method.name,
+        "has_step_sizes": has_step_sizes,
+        "quantiles": [chart for chart in quantiles if chart],
+        "deciles": [chart for chart in deciles if chart],
+        "accuracy": or_unavailable(lambda: _final_deciles_chart(accuracy_by_norm_decile(view))),
+    }
+    return Section("steps", "Step sizes and gradient norms", "steps", context)
 
 
 def _quantiles_chart(view: RunView, key: str, title: str, what: str, digits: int) -> Chart | None:
-    """The quantiles of something, by epoch."""
+    """Chart the quantiles of a metric by epoch; None if it was not logged."""
     rows = [row for row in view.summary.epochs if row.get(key)]
     if not rows:
         return None
@@ -151,18 +130,18 @@ def _quantiles_chart(view: RunView, key: str, title: str, what: str, digits: int
         "epoch",
         what,
         [row["epoch"] + 1 for row in rows],
-        [Line("median", middle, "c2")],
+        [ChartLine("median", middle, "c2")],
         ranges=[Range("nine tenths", low, high, "c2"), Range("half", lower, upper, "c2")],
         marks=event_marks(view),
         limits=(0, None),
         digits=digits,
-        sync=_SYNC,
-        note="The bands hold half and nine tenths of the examples.",
+        sync=EPOCH_SYNC,
+        note="The bands contain 50% and 90% of the examples.",
     )
 
 
 def _deciles_chart(view: RunView, key: str, title: str, what: str, digits: int) -> Chart | None:
-    """A line for each tenth of the examples, by epoch."""
+    """Chart a metric of each decile of the examples by epoch; None if it was not logged."""
     rows: list[dict[str, Any]] = [row for row in view.summary.epochs if row.get(key)]
     if not rows:
         return None
@@ -172,17 +151,17 @@ def _deciles_chart(view: RunView, key: str, title: str, what: str, digits: int) 
         "epoch",
         what,
         [row["epoch"] + 1 for row in rows],
-        [Line(_DECILE_NAMES[place], values, f"r{place}") for place, values in enumerate(columns)],
+        [ChartLine(_DECILE_NAMES[row], values, f"r{row}") for row, values in enumerate(columns)],
         marks=event_marks(view),
         limits=(0, None),
         digits=digits,
-        sync=_SYNC,
-        note="The 1st tenth of the examples has the smallest norms, the 10th the largest.",
+        sync=EPOCH_SYNC,
+        note="The 1st tenth of the examples has the smallest gradient norms, the 10th the largest.",
     )
 
 
-def _final_deciles_chart(deciles: NormDeciles) -> Content:
-    """Accuracy by tenth, measured when the page was made."""
+def _final_deciles_chart(deciles: NormDeciles) -> Chart:
+    """Chart the accuracy by decile, measured for the page."""
     low, high = zip(*deciles.interval, strict=True)
     return Chart(
         "Accuracy of training examples by tenth of the gradient norm",
@@ -190,11 +169,11 @@ def _final_deciles_chart(deciles: NormDeciles) -> Content:
         "accuracy, %",
         list(range(1, len(deciles.robust) + 1)),
         [
-            Line("clean", [100 * value for value in deciles.clean], "c0", dashed=True),
-            Line("PGD-10", [100 * value for value in deciles.robust], "c2"),
+            ChartLine("clean", [100 * value for value in deciles.clean], "c0", dashed=True),
+            ChartLine("PGD-10", [100 * value for value in deciles.robust], "c2"),
         ],
         ranges=[Range("95% interval", [100 * value for value in low], [100 * value for value in high], "c2")],
         limits=(0, 100),
         note=f"The trained model on {deciles.count:,} training images; {deciles.source}.",
         kind="points",
-    ).html()
+    )
