@@ -6,7 +6,7 @@ from torch import nn
 
 from atas import attacks
 from atas.attacks import APGD, FAB, Square, auto_attack
-from atas.attacks.scheduler import Examples, SearchProgress, run
+from atas.attacks.scheduler import Scheduler
 from atas.errors import DataError, UsageError
 from atas.threat import L2, Linf
 
@@ -21,12 +21,11 @@ def trained(robust_digits):
 
 def ours(model, x, y, ball, searches, seed=0):
     """Which examples hold after each attack."""
-    examples = Examples.from_model(model, x, y, torch.arange(len(x)), batch=len(x), device=x.device)
+    scheduler = Scheduler(model, model, x.device, slots=256, poll_interval=2)
+    examples = scheduler.examples(x, y, torch.arange(len(x)))
     broken, holds = examples.misclassified(), []
     for search in searches:
-        progress = SearchProgress.start(search, examples, broken)
-        run(search, model, model, examples, ball, progress, seed=seed, poll_interval=2)
-        broken = progress.broken
+        broken, _ = scheduler.run_stages([search], examples, ball, broken, seed=seed)
         holds.append(~broken)
     return holds
 

@@ -11,15 +11,13 @@ from torch import Tensor, nn
 from atas.attacks.apgd import APGD
 from atas.attacks.base import attack_context
 from atas.attacks.fab import FAB
-from atas.attacks.scheduler import Examples, SearchProgress, run
+from atas.attacks.scheduler import Scheduler, default_batch_size
 from atas.attacks.search import Search
 from atas.attacks.square import Square
 from atas.core.validation import check_images, check_logits
 from atas.errors import unknown
 from atas.threat import Threat
 
-_SLOTS = {"cuda": 1024}
-_DEFAULT_SLOTS = 256
 _EOT_ITERATIONS = 20  # over which `rand` averages
 
 VERSIONS: dict[str, tuple[Search, ...]] = {
@@ -116,12 +114,7 @@ def _run_stages(
         def verifier(point: Tensor) -> Tensor:
             return check_logits(model(point.contiguous(memory_format=layout)), len(point))
 
-        slots = _SLOTS.get(x.device.type, _DEFAULT_SLOTS)
-        examples = Examples.from_model(verifier, target.x, target.y, index.long(), batch=slots, device=x.device)
-        broken, found = examples.misclassified().cpu(), target.x.clone()
-        for search in stages:
-            progress = SearchProgress.start(search, examples, broken)
-            run(search, verifier, verifier, examples, threat, progress, seed=seed, slots=slots)
-            won = (progress.broken & ~broken).to(x.device)
-            found[won], broken = progress.point[won], progress.broken
-        return found
+        scheduler = Scheduler(verifier, verifier, x.device, default_batch_size(x.device))
+        examples = scheduler.examples(target.x, target.y, index.long())
+        _, points = scheduler.run_stages(stages, examples, threat, examples.misclassified(), seed=seed)
+        return points

@@ -22,16 +22,9 @@ from atas.errors import UsageError, unknown
 from atas.ops.precision import strict_float32
 
 PRECISIONS = ("auto", "float32")
-_BATCH_SIZES = {"cuda": 1024}
-_DEFAULT_BATCH_SIZE = 256
 _PROBE_IMAGES = 16  # images to probe a model with
 _CUDA_POLL_INTERVAL = 10
 _COMPILE_ABOVE_QUERIES = 2_000_000  # passes from which on it pays to make things ready at length
-
-
-def default_batch_size(device: torch.device) -> int:
-    """As many as fill the device with a small network."""
-    return _BATCH_SIZES.get(device.type, _DEFAULT_BATCH_SIZE)
 
 
 @contextmanager
@@ -66,7 +59,7 @@ def prepare(
         with_input_gradient(model, sample),
     ):
         full = str(model_dtype(model)).removeprefix("torch.")
-        scheduler = Scheduler(verifier=verifier, search_model=verifier, precision=full, device=device, slots=slots)
+        scheduler = Scheduler(verifier, verifier, device, slots, precision=full)
         if device.type == "cuda" and full == "float32":
             scheduler = _prepare_cuda(
                 scheduler,

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from atas.attacks import PGD, Attack, AttackEnsemble, StagedAttack, correct, create
 from atas.attacks.apgd import APGD
-from atas.attacks.scheduler import Examples, Scheduler, SearchProgress
+from atas.attacks.scheduler import Examples, Scheduler
 from atas.core.autograd import input_gradient
 from atas.evaluation.runner import FIRST_STAGE, ROBUST
 from atas.evaluation.warnings import (
@@ -142,11 +142,7 @@ class Diagnostics:
 
     def _broken(self, attack: StagedAttack, examples: Examples, threat: Threat) -> Tensor:
         broken = examples.misclassified().cpu() & attack.skips_misclassified
-        for search in attack.stages:
-            progress = SearchProgress.start(search, examples, broken)
-            self._scheduler.run(search, examples, threat, progress, seed=self._seed)
-            broken = progress.broken
-        return broken
+        return self._scheduler.run_stages(attack.stages, examples, threat, broken, seed=self._seed)[0]
 
 
 def _broken_by_square(attacks: dict[str, Attack], codes: dict[str, Tensor]) -> int:

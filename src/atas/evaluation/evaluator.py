@@ -19,11 +19,11 @@ from atas import __version__
 from atas import attacks as library
 from atas._utils.environment import environment_info
 from atas.attacks import Attack, Clean, StagedAttack
-from atas.attacks.scheduler import Scheduler
+from atas.attacks.scheduler import Scheduler, default_batch_size
 from atas.core.fingerprint import LOGITS_KEY, logits_fingerprint, weights_hash
 from atas.core.validation import check_module
 from atas.errors import UsageError
-from atas.evaluation.backend import default_batch_size, device_context, model_dtype, prepare, resolve_device
+from atas.evaluation.backend import device_context, model_dtype, prepare, resolve_device
 from atas.evaluation.diagnostics import SAMPLE_SIZE, Diagnostics
 from atas.evaluation.inputs import ChunkReader, MapDataset, open_source
 from atas.evaluation.progress import ProgressCallback, ProgressFile, ProgressMeter
