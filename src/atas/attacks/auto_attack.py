@@ -21,7 +21,7 @@ from atas.threat import Threat
 _EOT_ITERATIONS = 20  # over which `rand` averages
 
 VERSIONS: dict[str, tuple[Search, ...]] = {
-    "standard": (APGD("ce"), APGD("t"), FAB(), Square(rescale_schedule=False)),
+    "standard": (APGD("ce"), APGD("t"), FAB(), Square()),
     "rand": (APGD("ce", eot_iterations=_EOT_ITERATIONS), APGD("dlr", eot_iterations=_EOT_ITERATIONS)),
 }
 

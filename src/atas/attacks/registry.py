@@ -17,8 +17,7 @@ from atas.errors import unknown
 _PATTERN = "pgd<steps>[x<restarts>]"
 _PGD = re.compile(r"pgd([1-9]\d*)(?:x([1-9]\d*))?", re.ASCII)
 _VERSIONS = {"autoattack": "standard", "autoattack-rand": "rand"}
-_SINGLE: tuple[Search, ...] = (APGD("ce"), APGD("t"), APGD("dlr"), FAB(), Square(rescale_schedule=False))
-_ANY_PGD = re.compile(r"pgd(\d+)(?:x(\d+))?")
+_SINGLE: tuple[Search, ...] = (APGD("ce"), APGD("t"), APGD("dlr"), FAB(), Square())
 _DISPLAY_NAMES = {
     "fgsm": "FGSM",
     "autoattack": "AutoAttack",
@@ -65,7 +64,7 @@ def create(name: str, step_size: float | None = None) -> Attack:
 
 def is_pgd(name: str) -> bool:
     """Whether this is the name of a PGD."""
-    return _ANY_PGD.fullmatch(name) is not None
+    return _PGD.fullmatch(name) is not None
 
 
 def display_name(name: str) -> str:
@@ -74,6 +73,6 @@ def display_name(name: str) -> str:
     >>> display_name("pgd50x10"), display_name("apgd-t"), display_name("mine")
     ('PGD-50 (10 restarts)', 'APGD-T', 'mine')
     """
-    if match := _ANY_PGD.fullmatch(name):
+    if match := _PGD.fullmatch(name):
         return f"PGD-{match[1]}" + (f" ({match[2]} restarts)" if match[2] else "")
     return _DISPLAY_NAMES.get(name, name)

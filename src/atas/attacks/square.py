@@ -47,7 +47,7 @@ class Square:
 
     queries: int = 5000
     p_init: float = 0.8
-    rescale_schedule: bool = True
+    rescale_schedule: bool = False
     name: ClassVar[str] = "square"
     queries_per_step: ClassVar[int] = 1
     backward_passes: ClassVar[int] = 0
