@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from atas._utils.files import write_text
+from atas.attacks.scheduler import SearchProgress
 from atas.core.fingerprint import LOGITS_KEY, same_logits
 from atas.evaluation.result import decode_flags, encode_flags
 
@@ -92,43 +93,47 @@ class ProgressMeter:
 
 @dataclass
 class StageProgress:
-    """What a stage has found so far: enough to go on from."""
+    """The results of one stage on one chunk so far, sufficient to resume it."""
 
     broken: Tensor = field(default_factory=lambda: torch.zeros(0, dtype=torch.bool))
-    """Whether each example is wrong, by this stage or before; of those that were looked at."""
+    """Whether this stage or an earlier one broke each example that was attacked (N,)."""
     seconds: float = 0.0
     queries: int = 0
     complete: bool = False
-    finished: Tensor | None = None
-    """Of a search under way: which jobs came to their end (N, jobs)."""
-    queries_per_example: Tensor | None = None
-    """Of a search under way: how often the model was evaluated (N,)."""
+    search: SearchProgress | None = None
+    """The progress of a running search; its flags `broken` are the ones above."""
+
+    def start_search(self, progress: SearchProgress) -> SearchProgress:
+        """Hold this progress, which the search updates at each poll, and return it."""
+        self.search, self.broken = progress, progress.broken
+        return progress
 
     def to_json(self) -> dict[str, Any]:
-        """Plain values."""
-        found: dict[str, Any] = {
+        """Return plain values."""
+        values: dict[str, Any] = {
             "broken": encode_flags(self.broken),
             "seconds": self.seconds,
             "queries": self.queries,
             "complete": self.complete,
         }
-        if not self.complete and self.finished is not None and self.queries_per_example is not None:
-            found["finished"] = [encode_flags(column) for column in self.finished.T]
-            found["evaluations"] = self.queries_per_example.tolist()
-        return found
+        if self.search is not None:
+            values["finished"] = [encode_flags(column) for column in self.search.finished.T]
+            values["evaluations"] = self.search.queries_per_example.tolist()
+        return values
 
     @staticmethod
-    def from_json(found: dict[str, Any]) -> StageProgress:
-        """What `to_json` wrote."""
-        record = StageProgress(
-            decode_flags(found["broken"]), float(found["seconds"]), int(found["queries"]), found["complete"]
+    def from_json(values: dict[str, Any]) -> StageProgress:
+        """Read the values that `to_json` returned."""
+        stage = StageProgress(
+            decode_flags(values["broken"]), float(values["seconds"]), int(values["queries"]), values["complete"]
         )
-        if "finished" in found:
-            record.finished = torch.stack([decode_flags(column) for column in found["finished"]], 1)
-            record.queries_per_example = torch.tensor(found["evaluations"], dtype=torch.int64)
-            if not len(record.finished) == len(record.queries_per_example) == len(record.broken):
-                raise ValueError("a search's columns are not of one length")
-        return record
+        if "finished" in values:
+            finished = torch.stack([decode_flags(column) for column in values["finished"]], 1)
+            queries = torch.tensor(values["evaluations"], dtype=torch.int64)
+            if not len(finished) == len(queries) == len(stage.broken):
+                raise ValueError("the columns of a search differ in length")
+            stage.search = SearchProgress(stage.broken, finished, queries)
+        return stage
 
 
 class ProgressFile:

@@ -106,18 +106,9 @@ class AttackRunner:
     def _run_search(
         self, search: Search, examples: Examples, broken: Tensor, record: StageProgress, position: _StagePosition
     ) -> None:
-        requested = any(other.extends(search) for other in self._firsts)
-        whole = record.finished is None and not broken.any()
-        progress = SearchProgress.start(search, examples, broken, record_warm_start=requested and whole)
-        if record.finished is not None and record.queries_per_example is not None:
-            progress.broken.copy_(record.broken)
-            progress.finished.copy_(record.finished)
-            progress.queries_per_example.copy_(record.queries_per_example)
-        # The search writes into these tensors, so the record is up to date at each poll.
-        record.broken, record.finished, record.queries_per_example = (
-            progress.broken,
-            progress.finished,
-            progress.queries_per_example,
+        is_extended = any(other.extends(search) for other in self._firsts) and not bool(broken.any())
+        progress = record.search or record.start_search(
+            SearchProgress.start(search, examples, broken, record_warm_start=is_extended)
         )
         jobs = len(progress.pending_jobs())
         began = time.perf_counter() - record.seconds
@@ -130,7 +121,7 @@ class AttackRunner:
             self._meter.update(position.name, position.description, holds, len(progress.broken))
 
         def on_poll(left: int) -> None:
-            record.seconds, record.queries = time.perf_counter() - began, int(progress.queries_per_example.sum())
+            record.seconds, record.queries = time.perf_counter() - began, progress.queries
             self._meter.completed(self._scheduler.queries_per_poll(search, jobs) * query_cost(search))
             report(left)
             self._progress_file.save(self.records)
@@ -141,9 +132,8 @@ class AttackRunner:
             search, examples, self._threat, progress, seed=self._seed, on_poll=on_poll, warm_start=warm_start
         )
         self._warm_starts += [] if progress.warm_start is None else [progress.warm_start]
-        record.seconds, record.queries = time.perf_counter() - began, int(progress.queries_per_example.sum())
-        record.finished = record.queries_per_example = None
-        record.complete = True
+        record.seconds, record.queries = time.perf_counter() - began, progress.queries
+        record.search, record.complete = None, True
 
     def _warm_start(self, search: Search) -> WarmStart | None:
         """What an earlier attack did of this search on this chunk: PGD-50 begins with the steps of PGD-10."""
