@@ -8,11 +8,13 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Iterable
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 
 from atas import __version__
@@ -22,6 +24,7 @@ from atas.attacks import Attack, Clean, StagedAttack
 from atas.attacks.scheduler import Scheduler, default_batch_size
 from atas.core.fingerprint import LOGITS_KEY, logits_fingerprint, weights_hash
 from atas.core.validation import check_module
+from atas.distributed.world import SINGLE, World, init
 from atas.errors import UsageError
 from atas.evaluation.backend import device_context, model_dtype, prepare, resolve_device
 from atas.evaluation.diagnostics import SAMPLE_SIZE, Diagnostics
@@ -29,7 +32,6 @@ from atas.evaluation.inputs import ChunkReader, MapDataset, open_source
 from atas.evaluation.progress import ProgressCallback, ProgressFile, ProgressMeter
 from atas.evaluation.result import WORST, Evaluation, Stage
 from atas.evaluation.runner import FIRST_STAGE, ROBUST, AttackOutcome, AttackRunner, total_max_queries
-from atas.evaluation.sharing import Shard, shard_context
 from atas.evaluation.warnings import EvaluationWarning
 from atas.threat import Threat
 
@@ -106,12 +108,12 @@ def evaluate(
         raise UsageError(f"batch_size must be at least 1; got {batch_size}")
 
     meter = ProgressMeter(progress)
-    with torch.inference_mode(False), device_context(target_device), shard_context(shard) as part:
+    with torch.inference_mode(False), device_context(target_device), _world(shard) as world:
         reader = ChunkReader(source, dtype)
         threat.check_budget(reader.shape)
-        weights, data = weights_hash(model), part.from_first(reader.digest() if part.rank == 0 else "")
+        weights, data = weights_hash(model), world.on_rank0(reader.digest)
         _, sample, _ = reader.sample(SAMPLE_SIZE)
-        queries = len(reader) // part.count * total_max_queries(resolved.values(), _ASSUMED_CLASSES)
+        queries = len(reader) // world.size * total_max_queries(resolved.values(), _ASSUMED_CLASSES)
         with prepare(
             model, target_device, precision=precision, slots=slots, images=sample, queries=queries, log=meter.notify
         ) as scheduler:
@@ -123,15 +125,15 @@ def evaluate(
                 "attacks": settings,
                 "seed": seed,
                 "precision": [str(dtype), scheduler.precision],
-                "processes": [part.rank, part.count],
+                "processes": [world.rank, world.size],
                 "atas": __version__,
                 LOGITS_KEY: logits_fingerprint(
                     scheduler.verifier, sample[: min(slots, _FINGERPRINT_IMAGES)].to(target_device)
                 ),
             }
-            saved = ProgressFile(_progress_path(progress_file, part), identity, meter.notify)
-            outcomes, warnings, seconds = _run(model, scheduler, resolved, threat, seed, reader, part, saved, meter)
-            kept = [path for path in part.gather(saved.owned_path) if path is not None]
+            saved = ProgressFile(_progress_path(progress_file, world), identity, meter.notify)
+            outcomes, warnings, seconds = _run(model, scheduler, resolved, threat, seed, reader, world, saved, meter)
+            kept = [path for path in world.all_gather(saved.owned_path) if path is not None]
 
     return Evaluation(
         threat=threat,
@@ -147,7 +149,7 @@ def evaluate(
             "mode": "eval",
             "image_shape": list(reader.shape),
             "batch_size": slots,
-            "processes": part.count,
+            "processes": world.size,
             "checks_seconds": seconds,
         },
         environment=environment_info(target_device),
@@ -164,16 +166,16 @@ def _run(
     threat: Threat,
     seed: int,
     reader: ChunkReader,
-    part: Shard,
+    world: World,
     progress_file: ProgressFile,
     meter: ProgressMeter,
 ) -> tuple[dict[str, AttackOutcome], list[EvaluationWarning], float]:
     """What each attack came to on all examples, the warnings, and the seconds that were spent on them alone."""
-    rows = part.rows(len(reader))
+    rows = world.rows(len(reader))
     chunks = reader.chunks(rows)
     began = time.perf_counter()
     diagnostics = Diagnostics(model, scheduler, threat, seed, *reader.sample(SAMPLE_SIZE))
-    warnings = diagnostics.check_model() if part.rank == 0 else []
+    warnings = diagnostics.check_model() if world.is_main else []
     seconds = time.perf_counter() - began
     for warning in warnings:
         meter.notify(f"warning: {warning}")
@@ -183,12 +185,12 @@ def _run(
     for number, chunk in enumerate(chunks):
         if not runner.is_done(number):
             runner.run_chunk(number, *reader.read(chunk), torch.tensor(chunk))
-    outcomes = merge_shards(part.gather((rows, runner.outcomes(len(chunks)))), len(reader))
+    outcomes = merge_shards(world.all_gather((rows, runner.outcomes(len(chunks)))), len(reader))
 
     began = time.perf_counter()
-    if part.rank == 0:
+    if world.is_main:
         warnings += diagnostics.check_attacks(resolved, {name: outcome.code for name, outcome in outcomes.items()})
-    return outcomes, part.from_first(warnings), seconds + time.perf_counter() - began
+    return outcomes, world.on_rank0(lambda: warnings), seconds + time.perf_counter() - began
 
 
 def _resolve_attacks(attacks: Iterable[str | Attack], step_size: float | None) -> dict[str, Attack]:
@@ -203,11 +205,20 @@ def _resolve_attacks(attacks: Iterable[str | Attack], step_size: float | None) -
     return resolved
 
 
-def _progress_path(path: str | os.PathLike[str] | None, part: Shard) -> Path | None:
-    """Every process has a progress file of its own."""
-    if path is None or part.count == 1:
+def _world(shard: bool) -> AbstractContextManager[World]:
+    """Return the processes that share the examples, as a context; raise UsageError if there is no process group."""
+    if not shard:
+        return nullcontext(SINGLE)
+    if not (dist.is_available() and dist.is_initialized()):
+        raise UsageError("shard=True needs the processes of torch.distributed: start with torchrun and initialise them")
+    return init()
+
+
+def _progress_path(path: str | os.PathLike[str] | None, world: World) -> Path | None:
+    """Return the path of this process's progress file."""
+    if path is None or world.size == 1:
         return None if path is None else Path(path)
-    return Path(path).with_name(f"{Path(path).name}-{part.rank + 1}-of-{part.count}")
+    return Path(path).with_name(f"{Path(path).name}-{world.rank + 1}-of-{world.size}")
 
 
 def merge_shards(parts: list[tuple[range, dict[str, AttackOutcome]]], examples: int) -> dict[str, AttackOutcome]:
