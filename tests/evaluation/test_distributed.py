@@ -22,10 +22,7 @@ import torch.distributed as dist
 
 torch.set_num_threads(1)
 import atas
-from atas.attacks import AttackEnsemble
-from atas.attacks import APGD
-from atas.attacks import FAB
-from atas.attacks import Square
+from atas.attacks import APGD, FAB, AttackEnsemble, Square
 
 weights, folder, examples = sys.argv[1], sys.argv[2], int(sys.argv[3])
 dist.init_process_group("gloo")
