@@ -6,24 +6,21 @@ is paired, so it is narrower than the intervals of the two accuracies suggest.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from statistics import NormalDist
 
 import torch
 from rich import box
 from rich.table import Table
 from rich.text import Text
-from torch import Tensor
 
 from atas._utils.plotting import BLUE, ORANGE, RED, new_figure, save_figure, style_axes
 from atas.evaluation import Evaluation, wilson
+from atas.evaluation.intervals import paired_difference
 from atas.report.formatting import attack_names
 from atas.report.summary import RunSummary
 
-_Z = NormalDist().inv_cdf(0.975)
 _WORST_CASE_MARGIN = 0.015  # share of the examples that all attacks together break beyond the best of them
 _CURVES = (("clean", "clean", "#999999", ":"), ("fgsm", "FGSM", ORANGE, "--"), ("pgd10", "PGD-10", BLUE, "-"))
 
@@ -83,20 +80,6 @@ def rank(runs: Sequence[RunSummary]) -> Ranking | str:
             RankedRun(run, int(own.sum()), one.n, int(own.sum() - best.sum()) / one.n, paired_difference(own, best))
         )
     return Ranking(common, ranked)
-
-
-def paired_difference(own: Tensor, other: Tensor) -> tuple[float, float]:
-    """The 95% interval of the difference of two accuracies on the same examples (Agresti and Min, 2005).
-
-    >>> own, other = torch.arange(100) < 60, torch.arange(100) < 50
-    >>> low, high = paired_difference(own, other)
-    >>> round(low, 3), round(high, 3)
-    (0.037, 0.159)
-    """
-    gained, lost, n = int((own & ~other).sum()) + 0.5, int((other & ~own).sum()) + 0.5, len(own) + 2
-    difference = (gained - lost) / n
-    half = _Z * math.sqrt(gained + lost - (gained - lost) ** 2 / n) / n
-    return difference - half, difference + half
 
 
 def table(runs: Sequence[RunSummary]) -> Table:
