@@ -293,7 +293,7 @@ def test_fgsm_must_not_break_much_that_pgd_does_not(alone, fires):
     found = cautions.check_single_step(fgsm, pgd, "pgd50")
     assert bool(found) is fires
     if fires:
-        assert "one step breaks 51 of 1000 examples that hold under pgd50" in str(found)
+        assert "FGSM breaks 51 of 1000 examples that pgd50 does not break" in str(found)
 
 
 @pytest.mark.parametrize(("broken", "n", "fires"), [(10, 1000, False), (11, 1000, True), (2, 50, False), (3, 50, True)])
@@ -303,4 +303,4 @@ def test_square_must_go_more_than_a_point_further(broken, n, fires):
 
 def test_one_example_is_enough_at_a_large_budget():
     assert cautions.check_large_budget(0, 16, 0.5) is None
-    assert "1 of 16 examples hold" in str(cautions.check_large_budget(1, 16, 0.5))
+    assert "1 of 16 examples stay correct" in str(cautions.check_large_budget(1, 16, 0.5))
