@@ -41,7 +41,7 @@ def test_verdicts_and_points_are_those_of_pgd(problem, ball, restarts, step_size
 
 
 @pytest.mark.parametrize(("slots", "poll_interval"), [(1, 1), (3, 7), (64, 100)])
-def test_slots_and_looks_do_not_matter(problem, ball, slots, poll_interval):
+def test_verdicts_depend_neither_on_slots_nor_on_polls(problem, ball, slots, poll_interval):
     expected = scheduled(PGD(5, 2), *problem, ball)
     found = scheduled(PGD(5, 2), *problem, ball, slots=slots, poll_interval=poll_interval)
     assert torch.equal(found[0], expected[0])

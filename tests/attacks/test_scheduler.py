@@ -67,7 +67,7 @@ def attacked(search, model, data, ball, *, progress=None, seed=0, on_poll=None, 
     return progress
 
 
-def test_a_slot_s_course_depends_on_nothing_else(search, model, data, small_ball):
+def test_a_slot_does_not_depend_on_other_slots(search, model, data, small_ball):
     """The same job alone, and in another slot, beside others that began earlier or were replaced."""
     x, y, _ = data
     job = {"x": x[3:4], "y": y[3:4], "target": (y[3:4] + 2) % CLASSES, "index": torch.tensor([3]), "target_rank": 1}
@@ -114,7 +114,7 @@ def test_slots_keep_their_layout_and_the_type_of_the_images(shape, search, small
         assert tensor.dtype == torch.float32
 
 
-def test_verdicts_depend_neither_on_the_slots_nor_on_the_looks(search, model, data, small_ball):
+def test_verdicts_depend_neither_on_the_slots_nor_on_the_polls(search, model, data, small_ball):
     found = [
         attacked(search, model, data, small_ball, slots=slots, poll_interval=poll_interval)
         for slots, poll_interval in ((7, 3), (2, 1), (500, 50))
@@ -154,11 +154,11 @@ def test_an_example_takes_its_random_numbers_along(model, data, small_ball):
 @pytest.mark.parametrize("stop", [1, 4])
 def test_after_a_stop_the_rest_is_done_with_the_same_verdicts(search, model, data, small_ball, stop):
     expected = attacked(search, model, data, small_ball)
-    looks = []
+    polls = []
 
     def interrupt(left):
-        looks.append(left)
-        if len(looks) == stop:
+        polls.append(left)
+        if len(polls) == stop:
             raise KeyboardInterrupt
 
     examples = examples_of(model, data)
@@ -171,13 +171,13 @@ def test_after_a_stop_the_rest_is_done_with_the_same_verdicts(search, model, dat
     assert (resumed.broken >= saved.broken).all()
     over = saved.broken | saved.finished.all(1)
     assert torch.equal(resumed.queries_per_example[over], saved.queries_per_example[over]), (
-        "what was over is not done again"
+        "finished examples are not attacked again"
     )
     assert torch.equal(resumed.points[saved.broken], saved.points[saved.broken])
 
 
 def bonus(model, y_of, size):
-    """A verifier that is so much more in favour of the label; it knows the label by the image."""
+    """A verifier that adds `size` to the logit of the label, which it infers from the image."""
 
     def verifier(point):
         logits = model(point)
@@ -187,7 +187,9 @@ def bonus(model, y_of, size):
 
 
 @pytest.mark.parametrize("size", [0.05, 100.0])
-def test_only_what_the_judge_confirms_counts_and_else_the_search_goes_on(search, model, data, small_ball, size):
+def test_a_point_that_the_verifier_rejects_does_not_count_and_the_search_continues(
+    search, model, data, small_ball, size
+):
     x, y, index = data
 
     def label_of(point):
@@ -261,7 +263,7 @@ def test_targets_come_in_the_order_of_the_logits_and_likely_ones_first(model, da
     assert progress.pending_jobs().tolist() == [[0, i] for i in left[1:]] + [[rank, i] for rank in (1, 2) for i in left]
 
 
-def test_evaluations_are_counted(search, model, data, small_ball):
+def test_queries_are_counted(search, model, data, small_ball):
     progress = attacked(search, model, data, small_ball)
     most = search.steps * search.queries_per_step * progress.finished.shape[1]
     broken_here = progress.broken & ~examples_of(model, data).misclassified()
@@ -293,7 +295,7 @@ def test_an_iteration_asks_as_often_as_it_says_and_for_as_many_gradients(search,
     assert len(led_back) == len(steps) * search.backward_passes
 
 
-def test_a_look_says_how_much_is_left(search, model, data, small_ball):
+def test_a_poll_reports_the_queries_that_are_left(search, model, data, small_ball):
     left = []
     progress = attacked(search, model, data, small_ball, on_poll=left.append)
     assert left == sorted(left, reverse=True)
@@ -307,7 +309,7 @@ def test_slots_are_full_while_there_are_jobs(model, data, small_ball):
     progress = attacked(search, model, data, small_ball, search_model=recorded(model, seen), slots=3, poll_interval=1)
     assert {len(point) for point in seen} == {3}
     assert progress.queries_per_example.sum() >= 3 * (len(seen) - search.steps), (
-        "idle only while the last jobs are under way"
+        "slots are idle only during the last jobs"
     )
 
 

@@ -13,7 +13,6 @@ from hypothesis import strategies as st
 from torch import nn
 
 from atas import attacks, threat
-from atas.attacks.auto_attack import VERSIONS
 from atas.attacks.search import Slots
 from atas.attacks.square import Square, square_update
 from atas.core.dispatch import use_fast_ops
@@ -169,7 +168,7 @@ def test_windows_shrink_as_published(queries):
 
 def test_in_autoattack_windows_shrink_by_the_count_of_queries():
     """The authors' own schedule, by itself and in AutoAttack: there it is not stretched to 5,000 queries."""
-    search = VERSIONS["standard"][-1]
+    search = attacks.create("autoattack").stages[-1]
     assert (search,) == attacks.create("square").stages
     assert search == Square(5000)
     sides = [max(round(root), 1) for root in search.side_lengths(32, 32)]
@@ -349,8 +348,8 @@ def test_name_targets_and_settings():
     ("wrong", "message"),
     [
         ({"queries": 0}, "queries must be at least 1; got 0"),
-        ({"p_init": 0.0}, "p_init is a share of the pixels, above 0 and at most 1; got 0"),
-        ({"p_init": 1.5}, "p_init is a share"),
+        ({"p_init": 0.0}, "p_init is a fraction of the pixels, above 0 and at most 1; got 0"),
+        ({"p_init": 1.5}, "p_init is a fraction"),
     ],
 )
 def test_wrong_settings_are_refused(wrong, message):

@@ -490,7 +490,7 @@ def test_a_model_without_gradients_gets_a_warning_and_verdicts(problem, ball, ti
     model, x, y = problem
     wrapped = Wrapped(model, before)
     found = evaluate(wrapped, x, y, ball, attacks=["fgsm", "pgd10", tiny])
-    assert "zero-gradients" in {caution.kind for caution in found.warnings}
+    assert "zero-gradients" in {warning.kind for warning in found.warnings}
     assert torch.equal(found.correct["fgsm"], found.correct["clean"])
     assert found.stages["tiny"][3].num_correct < found.stages["tiny"][2].num_correct, "Square needs no gradient"
     assert not wrapped._forward_hooks, "the model is left as it was"

@@ -1,6 +1,6 @@
 """Prepare a model for evaluation: device, dtype, eval mode, input gradient, and how searches run on it.
 
-This is the only place that chooses the search model, the verifier, the number of slots and the way steps are run. The
+Only this module chooses the search model, the verifier, the number of slots and the way steps are run. The
 choice depends on the model, its device and the requested precision. Attacks and results know nothing of it.
 """
 

@@ -85,7 +85,7 @@ def evaluate(
         step_size: step size of every PGD, in pixel units; by default eps/5.
         precision: precision of the search for adversarial inputs: `auto` for the fastest on the device, or `float32`.
             An adversarial input counts only if it fools the model in float32.
-        progress: called with a `Status` after every few steps: the running attack and the maximum time left.
+        progress: called with a `Status` at each poll of a search: the running attack and the maximum time left.
         progress_file: file for the progress. After a stop, the same call resumes from it, with the same verdicts. The
             file stays until the result is saved: `Evaluation.save` removes it.
         progress_interval: seconds between two writes of the progress file.
@@ -231,7 +231,7 @@ def _progress_path(path: str | os.PathLike[str] | None, world: World) -> Path | 
 
 
 def merge_shards(shards: list[tuple[range, dict[str, AttackOutcome]]], examples: int) -> dict[str, AttackOutcome]:
-    """Join the outcomes of all processes in the order of the examples. The time is that of the slowest process."""
+    """Join the outcomes of all processes in the order of the examples. The slowest process gives the time."""
     merged = {}
     for name in shards[0][1]:
         code = torch.zeros(examples, dtype=torch.int64)

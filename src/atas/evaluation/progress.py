@@ -1,7 +1,6 @@
 """The progress of an evaluation: the work left, the display of it, and the file from which a stopped run resumes.
 
-The progress file lies beside the result. It is replaced as a whole every few seconds and stays until the result is
-saved.
+The progress file lies beside the result. It is replaced atomically every 20 seconds, until the result is saved.
 """
 
 from __future__ import annotations
