@@ -225,7 +225,7 @@ def test_the_step_can_be_compiled_whole(small_net, make_images, small_ball):
 @pytest.mark.parametrize(
     ("wrong", "message"),
     [
-        ({"loss": "hinge"}, "the loss of APGD is one of ce, dlr, t; got 'hinge'"),
+        ({"loss": "hinge"}, "the loss of APGD must be one of ce, dlr, t; got 'hinge'"),
         ({"iterations": 0}, "iterations must be at least 1; got 0"),
         ({"eot_iterations": 0}, "eot_iterations must be at least 1; got 0"),
     ],

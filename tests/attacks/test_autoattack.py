@@ -5,13 +5,17 @@ import torch
 from torch import nn
 
 from atas import attacks
-from atas.attacks import APGD, FAB, Square, auto_attack
-from atas.attacks.scheduler import Examples, SearchProgress, run
+from atas.attacks import APGD, FAB, AttackEnsemble, Square
+from atas.attacks.scheduler import Scheduler
 from atas.errors import DataError, UsageError
 from atas.threat import L2, Linf
 
 IMAGES = 200
 QUERIES = 300
+# AutoAttack's searches with a tenth of the work.
+STANDARD = AttackEnsemble("standard", (APGD("ce", 10), APGD("t", 10), FAB(iterations=10), Square(queries=20)))
+RAND = AttackEnsemble("rand", (APGD("ce", 10, eot_iterations=3), APGD("dlr", 10, eot_iterations=3)))
+TARGETED = AttackEnsemble("apgd-t", (APGD("t", 30),))
 
 
 @pytest.fixture
@@ -21,12 +25,11 @@ def trained(robust_digits):
 
 def ours(model, x, y, ball, searches, seed=0):
     """Which examples hold after each attack."""
-    examples = Examples.from_model(model, x, y, torch.arange(len(x)), batch=len(x), device=x.device)
+    scheduler = Scheduler(model, model, x.device, slots=256, poll_interval=2)
+    examples = scheduler.examples(x, y, torch.arange(len(x)))
     broken, holds = examples.misclassified(), []
     for search in searches:
-        progress = SearchProgress.start(search, examples, broken)
-        run(search, model, model, examples, ball, progress, seed=seed, poll_interval=2)
-        broken = progress.broken
+        broken, _ = scheduler.run_stages([search], examples, ball, broken, seed=seed)
         holds.append(~broken)
     return holds
 
@@ -59,17 +62,6 @@ def test_verdicts_are_those_of_the_authors_code(trained, ball):
 
 
 @pytest.fixture
-def quick(monkeypatch):
-    """The same attacks with a tenth of the work."""
-    monkeypatch.setitem(
-        auto_attack.VERSIONS, "standard", (APGD("ce", 10), APGD("t", 10), FAB(iterations=10), Square(queries=20))
-    )
-    monkeypatch.setitem(
-        auto_attack.VERSIONS, "rand", (APGD("ce", 10, eot_iterations=3), APGD("dlr", 10, eot_iterations=3))
-    )
-
-
-@pytest.fixture
 def problem(small_net, make_images):
     model, x = small_net(sharpness=5.0), make_images(6)
     y = model.eval()(x).argmax(1)
@@ -78,22 +70,28 @@ def problem(small_net, make_images):
 
 
 def test_versions_are_those_of_the_paper():
-    assert {name: [s.name for s in searches] for name, searches in auto_attack.VERSIONS.items()} == {
-        "standard": ["apgd-ce", "apgd-t", "fab-t", "square"],
-        "rand": ["apgd-ce", "apgd-dlr"],
-    }
-    ce, targeted, fab, square = auto_attack.VERSIONS["standard"]
+    standard, rand = (attacks.create(name).stages for name in ("autoattack", "autoattack-rand"))
+    assert [search.name for search in standard] == ["apgd-ce", "apgd-t", "fab-t", "square"]
+    assert [search.name for search in rand] == ["apgd-ce", "apgd-dlr"]
+    ce, targeted, fab, square = standard
     assert (ce.iterations, targeted.iterations, fab.iterations, square.queries) == (100, 100, 100, 5000)
     assert (targeted.num_targets(10), fab.num_targets(10), targeted.num_targets(1000)) == (9, 9, 9)
-    assert [search.eot_iterations for search in auto_attack.VERSIONS["rand"]] == [20, 20]
+    assert [search.eot_iterations for search in rand] == [20, 20]
+
+
+@pytest.mark.parametrize(("version", "name"), [("standard", "autoattack"), ("rand", "autoattack-rand")])
+def test_the_function_runs_the_attack_of_an_evaluation(trained, version, name):
+    model, x, y = (trained[0], *(part[:4] for part in trained[1:]))
+    expected = attacks.create(name)(model, x, y, Linf(0.3), seed=2)
+    assert torch.equal(attacks.autoattack(model, x, y, Linf(0.3), version=version, seed=2), expected)
+    assert not torch.equal(expected, x)
 
 
 @pytest.mark.parametrize(
-    ("attack", "classes"), [(name, k) for name in ("standard", "apgd-t") for k in (2, 3, 4, 6)] + [("rand", 2)]
+    ("attack", "classes"), [(attack, k) for attack in (STANDARD, TARGETED) for k in (2, 3, 4, 6)] + [(RAND, 2)]
 )
-def test_exactly_the_robust_examples_of_a_linear_model_hold(quick, generator, monkeypatch, attack, classes):
+def test_exactly_the_robust_examples_of_a_linear_model_hold(generator, attack, classes):
     """Of a linear model the worst point towards a class is known: every pixel goes against the difference."""
-    monkeypatch.setitem(auto_attack.VERSIONS, "apgd-t", (APGD("t", 30),))
     n, eps = 150, 0.08
     model = nn.Sequential(nn.Flatten(), nn.Linear(12, classes)).requires_grad_(False)
     model[1].weight.normal_(generator=generator)
@@ -109,14 +107,14 @@ def test_exactly_the_robust_examples_of_a_linear_model_hold(quick, generator, mo
     clear = margins.abs() > 1e-4
     assert clear.sum() > 0.95 * n
     assert 0.1 * n < (margins > 0).sum() < 0.9 * n
-    found = attacks.autoattack(model, x, y, Linf(eps), version=attack)
+    found = attack(model, x, y, Linf(eps))
     assert torch.equal((model(found).argmax(1) == y)[clear], (margins > 0)[clear])
 
 
-def test_the_image_itself_stands_for_what_holds_or_was_wrong_already(quick, trained):
+def test_the_image_itself_stands_for_what_holds_or_was_wrong_already(trained):
     model, x, y = (trained[0], *(part[:40] for part in trained[1:]))
     clean = model(x).argmax(1) == y
-    found = attacks.autoattack(model, x, y, Linf(0.15))
+    found = STANDARD(model, x, y, Linf(0.15))
     holds = model(found).argmax(1) == y
     changed = (found != x).flatten(1).any(1)
     assert torch.equal(changed, clean & ~holds)
@@ -126,25 +124,25 @@ def test_the_image_itself_stands_for_what_holds_or_was_wrong_already(quick, trai
     assert found.max() <= 1
 
 
-def test_what_is_found_does_not_depend_on_the_batch(quick, trained, ball):
+def test_what_is_found_does_not_depend_on_the_batch(trained, ball):
     model, x, y = (trained[0].double(), *(part[:24] for part in trained[1:]))
     try:
-        together = attacks.autoattack(model, x.double(), y, ball, seed=3)
+        together = STANDARD(model, x.double(), y, ball, seed=3)
         part = torch.tensor([20, 3, 7, 11])
-        alone = attacks.autoattack(model, x[part].double(), y[part], ball, seed=3, index=part)
+        alone = STANDARD(model, x[part].double(), y[part], ball, seed=3, index=part)
     finally:
         model.float()
     torch.testing.assert_close(alone, together[part], rtol=0, atol=1e-9)
 
 
-def test_modes_flags_gradients_and_statistics_are_left_as_found(quick, problem):
+def test_modes_flags_gradients_and_statistics_are_left_as_found(problem):
     model, x, y = problem
     model.bn2.eval()
     model.conv1.weight.requires_grad_(False)
     state = {k: v.clone() for k, v in model.state_dict().items()}
     modes = [m.training for m in model.modules()]
     before = x.clone()
-    found = attacks.autoattack(model, x.requires_grad_(), y, Linf(0.3))
+    found = STANDARD(model, x.requires_grad_(), y, Linf(0.3))
     assert not found.requires_grad
     assert [m.training for m in model.modules()] == modes
     assert [n for n, p in model.named_parameters() if not p.requires_grad] == ["conv1.weight"]
@@ -154,14 +152,14 @@ def test_modes_flags_gradients_and_statistics_are_left_as_found(quick, problem):
 
 
 @pytest.mark.parametrize("context", [torch.no_grad, torch.inference_mode, torch.enable_grad])
-def test_the_caller_s_gradient_mode_does_not_matter(quick, problem, context):
+def test_the_caller_s_gradient_mode_does_not_matter(problem, context):
     model, x, y = problem
-    expected = attacks.autoattack(model, x, y, Linf(0.3))
+    expected = STANDARD(model, x, y, Linf(0.3))
     with context():
-        assert torch.equal(attacks.autoattack(model, x.clone(), y.clone(), Linf(0.3)), expected)
+        assert torch.equal(STANDARD(model, x.clone(), y.clone(), Linf(0.3)), expected)
 
 
-def test_any_layout_will_do_and_the_model_sees_the_caller_s(quick, generator):
+def test_any_layout_will_do_and_the_model_sees_the_caller_s(generator):
     class Viewing(nn.Module):
         def __init__(self):
             super().__init__()
@@ -173,17 +171,17 @@ def test_any_layout_will_do_and_the_model_sees_the_caller_s(quick, generator):
     x = torch.rand(8, 3, 4, 5, generator=generator, dtype=torch.float64)
     model = Viewing()
     y = model(x).argmax(1)
-    expected = attacks.autoattack(model, x, y, L2(0.3))
+    expected = STANDARD(model, x, y, L2(0.3))
     layouts, hook = set(), model.register_forward_pre_hook(lambda _, args: layouts.add(args[0].is_contiguous()))
     for other in (x.to(memory_format=torch.channels_last), x.transpose(2, 3).contiguous().transpose(2, 3)):
-        found = attacks.autoattack(model, other, y, L2(0.3))
+        found = STANDARD(model, other, y, L2(0.3))
         torch.testing.assert_close(found, expected, rtol=0, atol=1e-9)
         assert found.dtype == torch.float64
     assert layouts == {False}
     hook.remove()
 
 
-def test_a_randomised_model(quick, trained):
+def test_a_randomised_model(trained):
     """Noise that is small beside the margins changes few verdicts."""
 
     class Noisy(nn.Module):
@@ -195,8 +193,8 @@ def test_a_randomised_model(quick, trained):
             return self.model(x) + 0.05 * torch.randn(len(x), 10)
 
     model, x, y = (trained[0], *(part[:60] for part in trained[1:]))
-    steady = model(attacks.autoattack(model, x, y, Linf(0.18), version="rand")).argmax(1) == y
-    noisy = model(attacks.autoattack(Noisy(model), x, y, Linf(0.18), version="rand")).argmax(1) == y
+    steady = model(RAND(model, x, y, Linf(0.18))).argmax(1) == y
+    noisy = model(RAND(Noisy(model), x, y, Linf(0.18))).argmax(1) == y
     assert 0 < steady.sum() < 60
     assert (steady != noisy).sum() <= 6
 
@@ -234,11 +232,11 @@ def test_other_versions_are_unknown(problem, ball):
 
 
 @pytest.mark.gpu
-def test_on_a_gpu(quick, trained, ball):
+def test_on_a_gpu(trained, ball):
     model, x, y = (trained[0].double(), trained[1][:24].double(), trained[2][:24])
     try:
-        expected = attacks.autoattack(model, x, y, ball)
-        found = attacks.autoattack(model.cuda(), x.cuda(), y.cuda(), ball)
+        expected = STANDARD(model, x, y, ball)
+        found = STANDARD(model.cuda(), x.cuda(), y.cuda(), ball)
     finally:
         model.cpu().float()
     torch.testing.assert_close(found.cpu(), expected, rtol=0, atol=1e-5)  # random numbers are drawn in float32

@@ -195,7 +195,7 @@ def _set(tensor, value):
         (lambda x, y: (x, _set(y, -1)), r"outside of 0..3"),
         (lambda x, y: (x, y[:-1]), "labels must be one number an image"),
         (lambda x, y: (x, y.float()), "labels must be integers"),
-        (lambda x, y: (x, y.to("meta")), "the labels live on meta, the images on cpu"),
+        (lambda x, y: (x, y.to("meta")), "the labels are on meta, the images on cpu"),
     ],
 )
 def test_wrong_inputs_are_refused(attack, problem, ball, spoil, message):

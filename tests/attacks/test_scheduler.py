@@ -1,4 +1,4 @@
-"""Lanes and the queue: what becomes of an example depends on nothing but the example, the model and the seed."""
+"""Scheduler and slots: the result for an example depends only on the example, the model and the seed."""
 
 import copy
 import dataclasses
@@ -10,7 +10,7 @@ from helpers.references import pgd as reference
 
 from atas import threat
 from atas.attacks import APGD, FAB, Square
-from atas.attacks.scheduler import Examples, SearchProgress, run, run_eagerly
+from atas.attacks.scheduler import Scheduler, SearchProgress, run_eagerly
 from atas.attacks.search import Slots
 from atas.errors import DataError
 from atas.threat import Linf
@@ -47,26 +47,27 @@ def data(model, make_images):
     return x, y, 100 + torch.arange(20)
 
 
+def make_scheduler(model, *, verifier=None, slots=8, poll_interval=3, **options):
+    return Scheduler(model, verifier or model, torch.device("cpu"), slots, poll_interval, **options)
+
+
 def examples_of(model, data):
-    return Examples.from_model(model, *data, batch=8, device=torch.device("cpu"))
+    return make_scheduler(model).examples(*data)
 
 
-def attacked(search, model, data, ball, *, verifier=None, progress=None, logits=None, **options):
-    examples = examples_of(verifier or model, data)
-    progress = progress or SearchProgress.start(search, examples, examples.misclassified())
-    run(
-        search,
-        logits or model,
-        verifier or model,
-        examples,
-        ball,
-        progress,
-        **{"slots": 8, "poll_interval": 3} | options,
-    )
+def new_progress(search, examples):
+    return SearchProgress.start(search, examples, examples.misclassified(), points=examples.x.clone())
+
+
+def attacked(search, model, data, ball, *, progress=None, seed=0, on_poll=None, search_model=None, **options):
+    scheduler = make_scheduler(search_model or model, **{"verifier": model} | options)
+    examples = scheduler.examples(*data)
+    progress = progress or new_progress(search, examples)
+    scheduler.run(search, examples, ball, progress, seed=seed, on_poll=on_poll)
     return progress
 
 
-def test_a_slot_s_course_depends_on_nothing_else(search, model, data, small_ball):
+def test_a_slot_does_not_depend_on_other_slots(search, model, data, small_ball):
     """The same job alone, and in another slot, beside others that began earlier or were replaced."""
     x, y, _ = data
     job = {"x": x[3:4], "y": y[3:4], "target": (y[3:4] + 2) % CLASSES, "index": torch.tensor([3]), "target_rank": 1}
@@ -113,15 +114,15 @@ def test_slots_keep_their_layout_and_the_type_of_the_images(shape, search, small
         assert tensor.dtype == torch.float32
 
 
-def test_verdicts_depend_neither_on_the_slots_nor_on_the_looks(search, model, data, small_ball):
+def test_verdicts_depend_neither_on_the_slots_nor_on_the_polls(search, model, data, small_ball):
     found = [
         attacked(search, model, data, small_ball, slots=slots, poll_interval=poll_interval)
         for slots, poll_interval in ((7, 3), (2, 1), (500, 50))
     ]
     for progress in found:
         assert torch.equal(progress.broken, found[0].broken)
-        assert torch.equal(model(progress.point).argmax(1) != data[1], progress.broken)
-        assert small_ball.distance(progress.point, data[0]).max() <= small_ball.eps + 1e-9
+        assert torch.equal(model(progress.points).argmax(1) != data[1], progress.broken)
+        assert small_ball.distance(progress.points, data[0]).max() <= small_ball.eps + 1e-9
         assert progress.finished[~progress.broken].all()
     assert 3 < found[0].broken.sum() < 20
 
@@ -143,25 +144,25 @@ def test_an_example_takes_its_random_numbers_along(model, data, small_ball):
     search = SEARCHES["square"]
     progress = attacked(search, model, data, small_ball)
     shuffled = attacked(search, model, [part[order] for part in data], small_ball)
-    torch.testing.assert_close(shuffled.point, progress.point[order], rtol=0, atol=1e-9)
+    torch.testing.assert_close(shuffled.points, progress.points[order], rtol=0, atol=1e-9)
     assert torch.equal(shuffled.queries_per_example, progress.queries_per_example[order])
     other_numbers = attacked(search, model, (*data[:2], data[2] + 1), small_ball)
-    assert not torch.equal(other_numbers.point, progress.point)
-    assert not torch.equal(attacked(search, model, data, small_ball, seed=1).point, progress.point)
+    assert not torch.equal(other_numbers.points, progress.points)
+    assert not torch.equal(attacked(search, model, data, small_ball, seed=1).points, progress.points)
 
 
 @pytest.mark.parametrize("stop", [1, 4])
 def test_after_a_stop_the_rest_is_done_with_the_same_verdicts(search, model, data, small_ball, stop):
     expected = attacked(search, model, data, small_ball)
-    looks = []
+    polls = []
 
     def interrupt(left):
-        looks.append(left)
-        if len(looks) == stop:
+        polls.append(left)
+        if len(polls) == stop:
             raise KeyboardInterrupt
 
     examples = examples_of(model, data)
-    progress = SearchProgress.start(search, examples, examples.misclassified())
+    progress = new_progress(search, examples)
     with pytest.raises(KeyboardInterrupt):
         attacked(search, model, data, small_ball, progress=progress, on_poll=interrupt, poll_interval=4)
     saved = copy.deepcopy(progress)
@@ -170,13 +171,13 @@ def test_after_a_stop_the_rest_is_done_with_the_same_verdicts(search, model, dat
     assert (resumed.broken >= saved.broken).all()
     over = saved.broken | saved.finished.all(1)
     assert torch.equal(resumed.queries_per_example[over], saved.queries_per_example[over]), (
-        "what was over is not done again"
+        "finished examples are not attacked again"
     )
-    assert torch.equal(resumed.point[saved.broken], saved.point[saved.broken])
+    assert torch.equal(resumed.points[saved.broken], saved.points[saved.broken])
 
 
 def bonus(model, y_of, size):
-    """A verifier that is so much more in favour of the label; it knows the label by the image."""
+    """A verifier that adds `size` to the logit of the label, which it infers from the image."""
 
     def verifier(point):
         logits = model(point)
@@ -186,7 +187,9 @@ def bonus(model, y_of, size):
 
 
 @pytest.mark.parametrize("size", [0.05, 100.0])
-def test_only_what_the_judge_confirms_counts_and_else_the_search_goes_on(search, model, data, small_ball, size):
+def test_a_point_that_the_verifier_rejects_does_not_count_and_the_search_continues(
+    search, model, data, small_ball, size
+):
     x, y, index = data
 
     def label_of(point):
@@ -209,7 +212,7 @@ def test_only_what_the_judge_confirms_counts_and_else_the_search_goes_on(search,
             slots.broken.fill_(False)
         expected |= verifier(small_ball.project(slots.point, x)).argmax(1) != y
     assert torch.equal(progress.broken, expected)
-    assert torch.equal(verifier(progress.point).argmax(1) != y, progress.broken)
+    assert torch.equal(verifier(progress.points).argmax(1) != y, progress.broken)
     assert (flagged & ~progress.broken).any(), "the case must hold points that are not confirmed"
     if size == 100:
         assert not progress.broken.any()
@@ -243,8 +246,8 @@ def test_a_point_outside_of_the_ball_does_not_count():
     x[1] = 0.65
     progress = attacked(Leaper(), model, (x, y, torch.arange(2)), Linf(0.1))
     assert progress.broken.tolist() == [False, True]
-    torch.testing.assert_close(progress.point[1], torch.full((1, 2, 2), 0.75))
-    assert torch.equal(progress.point[0], x[0])
+    torch.testing.assert_close(progress.points[1], torch.full((1, 2, 2), 0.75))
+    assert torch.equal(progress.points[0], x[0])
 
 
 def test_targets_come_in_the_order_of_the_logits_and_likely_ones_first(model, data):
@@ -260,7 +263,7 @@ def test_targets_come_in_the_order_of_the_logits_and_likely_ones_first(model, da
     assert progress.pending_jobs().tolist() == [[0, i] for i in left[1:]] + [[rank, i] for rank in (1, 2) for i in left]
 
 
-def test_evaluations_are_counted(search, model, data, small_ball):
+def test_queries_are_counted(search, model, data, small_ball):
     progress = attacked(search, model, data, small_ball)
     most = search.steps * search.queries_per_step * progress.finished.shape[1]
     broken_here = progress.broken & ~examples_of(model, data).misclassified()
@@ -287,12 +290,12 @@ def test_an_iteration_asks_as_often_as_it_says_and_for_as_many_gradients(search,
     def counted(step):
         return lambda count: [(step(), steps.append(1)) for _ in range(count)]
 
-    attacked(search, model, data, small_ball, verifier=model, logits=watched, run_steps=counted)
+    attacked(search, model, data, small_ball, search_model=watched, run_steps=counted)
     assert len(asked) == len(steps) * search.queries_per_step
     assert len(led_back) == len(steps) * search.backward_passes
 
 
-def test_a_look_says_how_much_is_left(search, model, data, small_ball):
+def test_a_poll_reports_the_queries_that_are_left(search, model, data, small_ball):
     left = []
     progress = attacked(search, model, data, small_ball, on_poll=left.append)
     assert left == sorted(left, reverse=True)
@@ -303,10 +306,10 @@ def test_a_look_says_how_much_is_left(search, model, data, small_ball):
 
 def test_slots_are_full_while_there_are_jobs(model, data, small_ball):
     search, seen = APGD("ce", 10), []
-    progress = attacked(search, model, data, small_ball, logits=recorded(model, seen), slots=3, poll_interval=1)
+    progress = attacked(search, model, data, small_ball, search_model=recorded(model, seen), slots=3, poll_interval=1)
     assert {len(point) for point in seen} == {3}
     assert progress.queries_per_example.sum() >= 3 * (len(seen) - search.steps), (
-        "idle only while the last jobs are under way"
+        "slots are idle only during the last jobs"
     )
 
 
@@ -327,7 +330,7 @@ def test_another_step_runner_may_warm_up(search, model, data, small_ball):
     found = attacked(search, model, data, small_ball, run_steps=warm, poll_interval=4)
     expected = attacked(search, model, data, small_ball, poll_interval=4)
     assert set(counts) <= {1, 2, 3, 4}
-    for name in ("broken", "finished", "queries_per_example", "point"):
+    for name in ("broken", "finished", "queries_per_example", "points"):
         assert torch.equal(getattr(found, name), getattr(expected, name)), name
 
 
@@ -337,8 +340,7 @@ def test_without_a_job_nothing_happens(search, model, data, small_ball):
 
     examples = examples_of(model, data)
     progress = SearchProgress.start(search, examples, torch.ones(20, dtype=torch.bool))
-    run(search, never, never, examples, small_ball, progress, on_poll=never)
-    assert torch.equal(progress.point, data[0])
+    make_scheduler(never).run(search, examples, small_ball, progress, on_poll=never)
 
 
 def test_labels_that_the_model_does_not_have_are_refused(model, data):

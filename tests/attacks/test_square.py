@@ -13,7 +13,6 @@ from hypothesis import strategies as st
 from torch import nn
 
 from atas import attacks, threat
-from atas.attacks.auto_attack import VERSIONS
 from atas.attacks.search import Slots
 from atas.attacks.square import Square, square_update
 from atas.core.dispatch import use_fast_ops
@@ -145,7 +144,7 @@ def test_the_course_is_that_of_the_reference(make_images, small_ball, shape, cla
     x = make_images(5, shape, dtype=torch.float64)
     y = net.module(x).argmax(1)
     slots = filled(x, y)
-    found, broken = course(Square(queries), slots, net.module, ball, seed=3)
+    found, broken = course(Square(queries, rescale_schedule=True), slots, net.module, ball, seed=3)
     assert not broken.all(), "the case must hold an example that lasts to the end"
     for i in range(len(x)):
         points, best = square(net, x[i].numpy(), int(y[i]), ball, queries, 3, i)
@@ -159,7 +158,7 @@ def test_the_course_is_that_of_the_reference(make_images, small_ball, shape, cla
 
 @pytest.mark.parametrize("queries", [1, 2, 300, 5000])
 def test_windows_shrink_as_published(queries):
-    sides = [max(round(root), 1) for root in Square(queries).side_lengths(32, 32)]
+    sides = [max(round(root), 1) for root in Square(queries, rescale_schedule=True).side_lengths(32, 32)]
     assert sides[1:] == [side(query, queries, 32, 32, "linf") for query in range(1, queries)]
     if queries == 5000:
         changes = [query for query in range(1, 5000) if sides[query] != sides[query - 1]]
@@ -169,9 +168,9 @@ def test_windows_shrink_as_published(queries):
 
 def test_in_autoattack_windows_shrink_by_the_count_of_queries():
     """The authors' own schedule, by itself and in AutoAttack: there it is not stretched to 5,000 queries."""
-    search = VERSIONS["standard"][-1]
+    search = attacks.create("autoattack").stages[-1]
     assert (search,) == attacks.create("square").stages
-    assert search == Square(5000, rescale_schedule=False)
+    assert search == Square(5000)
     sides = [max(round(root), 1) for root in search.side_lengths(32, 32)]
     changes = [query for query in range(1, 5000) if sides[query] != sides[query - 1]]
     assert changes == [12, 52, 202, 502, 1002, 2002, 4002]
@@ -193,7 +192,7 @@ def proposals(search, shape, ball, count=200, seed=0):
 
 
 def test_stripes_then_squares_that_lie_anywhere():
-    seen = proposals(Square(40), (2, 6, 9), Linf(0.1))
+    seen = proposals(Square(40, rescale_schedule=True), (2, 6, 9), Linf(0.1))
     start = seen[0] - 0.5
     torch.testing.assert_close(start.abs(), torch.full_like(start, 0.1))
     assert (start == start[:, :, :1]).all(), "every column has one sign"
@@ -210,7 +209,7 @@ def test_stripes_then_squares_that_lie_anywhere():
 
 
 def test_tiles_then_patches_that_keep_the_norm():
-    seen = proposals(Square(40), (2, 11, 8), L2(0.5))
+    seen = proposals(Square(40, rescale_schedule=True), (2, 11, 8), L2(0.5))
     lengths = (seen - 0.5).flatten(2).norm(dim=2)
     torch.testing.assert_close(lengths, torch.full_like(lengths, 0.5), rtol=0, atol=1e-9)
     reached = torch.zeros(11, 8)
@@ -296,7 +295,7 @@ def test_robust_accuracy_is_that_of_the_authors_code(ball):
         return model(attack.perturb(x, y)).argmax(1) == y
 
     expected = [theirs(Everywhere, seed) for seed in range(3)]
-    found = [trained_digits.robust(Square(300), model, x, y, ball, seed) for seed in range(2)]
+    found = [trained_digits.robust(Square(300, rescale_schedule=True), model, x, y, ball, seed) for seed in range(2)]
     accuracy = torch.stack(expected).float().mean()
     assert 0.3 < accuracy < 0.8
     assert abs(torch.stack(found).float().mean() - accuracy) < 0.025
@@ -323,7 +322,7 @@ def test_a_start_that_is_no_number_is_left_behind(small_ball, make_images):
         calls.append(point)
         return model(point) if len(calls) > 1 else torch.full((len(point), 4), torch.nan)
 
-    course(Square(40), slots, logits, small_ball, classes=4)
+    course(Square(40, rescale_schedule=True), slots, logits, small_ball, classes=4)
     assert (slots.point != calls[0]).flatten(1).any(1).all()
 
 
@@ -340,7 +339,7 @@ def test_the_step_can_be_compiled_whole(small_net, make_images, small_ball):
 
 def test_name_targets_and_settings():
     assert (Square().name, Square().num_targets(10)) == ("square", 0)
-    expected = {"queries": 5000, "p_init": 0.8, "stretched": True, "loss": "margin", "restarts": 1}
+    expected = {"queries": 5000, "p_init": 0.8, "stretched": False, "loss": "margin", "restarts": 1}
     assert Square().settings(Linf(0.1)) == expected | {"start": "vertical stripes"}
     assert Square().settings(L2(0.5)) == expected | {"start": "tiles"}
 
@@ -349,8 +348,8 @@ def test_name_targets_and_settings():
     ("wrong", "message"),
     [
         ({"queries": 0}, "queries must be at least 1; got 0"),
-        ({"p_init": 0.0}, "p_init is a share of the pixels, above 0 and at most 1; got 0"),
-        ({"p_init": 1.5}, "p_init is a share"),
+        ({"p_init": 0.0}, "p_init is a fraction of the pixels, above 0 and at most 1; got 0"),
+        ({"p_init": 1.5}, "p_init is a fraction"),
     ],
 )
 def test_wrong_settings_are_refused(wrong, message):

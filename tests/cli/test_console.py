@@ -11,9 +11,9 @@ from rich.console import Console
 from atas import recipes
 from atas._utils.console import DataProgress, ProgressDisplay, print_json, print_line
 from atas.cli import app
-from atas.cli.evaluation_progress import EvaluationProgress
 from atas.errors import AtasError
-from atas.evaluation import Status
+from atas.evaluation import EvaluationWarning, Status
+from atas.evaluation.progress import EvaluationProgress
 
 # Displays
 
@@ -104,6 +104,7 @@ def test_a_line_is_shown_as_it_stands(capsys):
 # The progress of an evaluation
 
 
+WARNING = EvaluationWarning("random", "the model is strange")
 STATUS = Status("autoattack", "apgd-t", 4812, 10000, 0.25, 75.0)
 
 
@@ -116,37 +117,40 @@ def test_a_terminal_shows_what_is_done_and_the_time_left(screen):
     console = Console(file=screen, force_terminal=True, width=120)
     with EvaluationProgress(console=console) as display:
         display(STATUS)
-        display(Status("", "", 0, 0, 0.0, None, "warning: the model is strange"))
+        display(Status("", "", 0, 0, 0.0, None, f"warning: {WARNING}", WARNING))
     shown = screen.getvalue()
     for part in (
         "autoattack: apgd-t",
         "25%",
-        "4,812 of 10,000 hold, at most 1:15 left",
-        "warning: the model is strange",
+        "4,812 of 10,000 correct, at most 1:15 left",
+        f"warning: {WARNING}",
     ):
         assert part in shown
-    assert display.logged == {"warning: the model is strange"}
+    assert display.shown_warnings == {WARNING}
 
 
-def test_a_pipe_gets_a_line_now_and_then(screen, monkeypatch):
-    with EvaluationProgress(console=Console(file=screen, width=40)) as display:
+def test_a_pipe_gets_a_line_now_and_then(screen):
+    now = [0.0]
+    with EvaluationProgress(console=Console(file=screen, width=40), clock=lambda: now[0]) as display:
         display(STATUS)
         assert screen.getvalue() == ""
-        monkeypatch.setattr(EvaluationProgress, "plain_interval", 0.0)
+        now[0] = 30.0
         display(STATUS)
+        display(STATUS)
+        now[0] = 60.0
         display(Status("clean", "clean", 10, 10, 0.0, None))
     assert screen.getvalue().splitlines() == [
-        "autoattack: apgd-t  25%  4,812 of 10,000 hold, at most 1:15 left",
-        "clean  0%  10 of 10 hold",
+        "autoattack: apgd-t  25%  4,812 of 10,000 correct, at most 1:15 left",
+        "clean  0%  10 of 10 correct",
     ]
 
 
 def test_a_pipe_gets_sentences_at_once_and_warnings_with_the_result(screen):
     with EvaluationProgress(console=Console(file=screen)) as display:
-        for note in ("warning: the model is strange", "going on from there"):
-            display(Status("", "", 0, 0, 0.0, None, note))
-    assert screen.getvalue() == "going on from there\n"
-    assert display.logged == {"going on from there"}
+        display(Status("", "", 0, 0, 0.0, None, f"warning: {WARNING}", WARNING))
+        display(Status("", "", 0, 0, 0.0, None, "resuming from there"))
+    assert screen.getvalue() == "resuming from there\n"
+    assert not display.shown_warnings
 
 
 # Terminals and shells: colours, width, completion

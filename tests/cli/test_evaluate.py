@@ -1,5 +1,6 @@
 """`atas evaluate`."""
 
+import functools
 import json
 import os
 import subprocess
@@ -10,13 +11,13 @@ import torch
 from PIL import Image
 from safetensors.torch import load_file, save_file
 
-from atas import models
+from atas import evaluation, models
 from atas._utils import console, files
 from atas.attacks import auto_attack
 from atas.attacks.apgd import APGD
 from atas.attacks.square import Square
 from atas.cli import evaluate as evaluate_command
-from atas.cli import evaluation_progress, target
+from atas.cli import target
 from atas.evaluation import progress, result
 from atas.recipes.expected import Expected
 
@@ -111,7 +112,7 @@ def test_a_result_is_no_folder(out, command, finished, tmp_path, monkeypatch):
 
 
 def test_a_place_that_takes_no_file_shows_before_the_work(command, finished, monkeypatch):
-    monkeypatch.setattr(evaluation_progress.EvaluationProgress, "__enter__", lambda display: pytest.fail("too late"))
+    monkeypatch.setattr(progress.EvaluationProgress, "__enter__", lambda display: pytest.fail("too late"))
     command("evaluate", finished, "--out", "/proc/result.json").sentence("(/proc/result.json)", status=1)
 
 
@@ -339,14 +340,14 @@ def test_stopped_by_a_person_and_gone_on(command, evaluate_json, copy_of, monkey
             raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(evaluation_progress.EvaluationProgress, "__call__", stop)
+        patch.setattr(progress.EvaluationProgress, "__call__", stop)
         result = command("evaluate", *arguments)
     file = folder / "evaluation.progress.json"
     result.sentence(f"interrupted; the same command resumes from {file}", status=1)
     assert file.exists()
     result = command("evaluate", *arguments)
     assert result.status == 0
-    assert result.err.strip() == f"going on from {file}"
+    assert result.err.strip() == f"resuming from {file}"
     assert not file.exists()
     assert json.loads((folder / "evaluation.json").read_text())["correct"] == expected["correct"]
 
@@ -355,7 +356,8 @@ def test_stopped_by_a_person_and_gone_on(command, evaluate_json, copy_of, monkey
 def test_nothing_is_lost_before_the_result_is_written(command, evaluate_json, copy_of, monkeypatch, suffix):
     folder, options = copy_of(), ["--attacks", "pgd10"]
     file = folder / "evaluation.progress.json"
-    monkeypatch.setattr(progress, "SAVE_INTERVAL", 0.0)
+    save_always = functools.partial(evaluation.evaluate, progress_interval=0.0)
+    monkeypatch.setattr(evaluation, "evaluate", save_always)
     expected = evaluate_json(copy_of("other"), *options)
     write = files.write_text
 
@@ -370,7 +372,7 @@ def test_nothing_is_lost_before_the_result_is_written(command, evaluate_json, co
         assert command("evaluate", folder, *options).status == 1
     assert file.exists()
     found = command("evaluate", folder, *options)
-    assert found.err.strip() == f"going on from {file}"
+    assert found.err.strip() == f"resuming from {file}"
     assert not file.exists()
     assert json.loads((folder / "evaluation.json").read_text())["correct"] == expected["correct"]
 

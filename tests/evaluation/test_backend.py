@@ -8,7 +8,8 @@ from torch import nn
 
 import atas
 from atas import attacks
-from atas.attacks import APGD, AttackEnsemble, scheduler
+from atas.attacks import APGD, AttackEnsemble
+from atas.attacks.scheduler import Scheduler
 from atas.evaluation import Evaluation, backend, cuda_backend, evaluate, runner, wilson
 
 BALL = atas.Linf(0.15)
@@ -197,39 +198,39 @@ def test_autoattack_is_long_and_pgd_is_not():
     passes = {name: runner.total_max_queries([atas.attacks.create(name)], 10) for name in ("pgd50", "autoattack")}
     assert passes["pgd50"] == 50
     assert passes["autoattack"] >= 100 + 900 + 900 + 5000
-    assert 1000 * passes["autoattack"] > backend._COMPILE_ABOVE_QUERIES > 10_000 * passes["pgd50"]
+    assert 1000 * passes["autoattack"] > backend.COMPILE_ABOVE_QUERIES > 10_000 * passes["pgd50"]
 
 
 @pytest.mark.gpu
-def test_the_same_verdicts_on_a_gpu(monkeypatch):
+def test_the_same_verdicts_on_a_gpu():
     """Compiled or not: half precision only searches."""
     torch.manual_seed(0)
     model = atas.models.create("resnet18", 10).cuda().eval()
     x = torch.rand(48, 3, 64, 64)
     with torch.no_grad():
         y = model(x.cuda()).argmax(1).cpu()
-    found = {}
-    for long in (0, backend._COMPILE_ABOVE_QUERIES):
-        monkeypatch.setattr(backend, "_COMPILE_ABOVE_QUERIES", long)
-        found[long] = evaluate(model, x, y, atas.Linf(0.2 / 255), attacks=["pgd10", "apgd-ce"], batch_size=20)
-        assert found[long].protocol["search_precision"] == "float16"
-    (one, other) = found.values()
-    for name in ("pgd10", "apgd-ce"):
-        assert int((one.correct[name] != other.correct[name]).sum()) <= 2
+    broken = {"pgd10": [], "apgd-ce": []}
+    for queries in (0, backend.COMPILE_ABOVE_QUERIES):
+        options = {"precision": "auto", "slots": 20, "images": x, "queries": queries}
+        with backend.prepare(model, torch.device("cuda", 0), **options) as scheduler:
+            assert scheduler.precision == "float16"
+            examples = scheduler.examples(x, y, torch.arange(48))
+            for name, outcomes in broken.items():
+                stages, none = attacks.create(name).stages, torch.zeros(48, dtype=torch.bool)
+                outcomes.append(scheduler.run_stages(stages, examples, atas.Linf(0.2 / 255), none)[0])
+    for eager, compiled in broken.values():
+        assert int((eager != compiled).sum()) <= 2
 
 
 @pytest.mark.parametrize("right", ["float16", "bfloat16", None])
-def test_the_first_half_precision_that_agrees_is_searched_with(monkeypatch, images, right):
-    monkeypatch.setattr(
-        cuda_backend, "half_precision", lambda model, dtype, batch, **_: str(dtype).removeprefix("torch.")
-    )
-    monkeypatch.setattr(cuda_backend, "predictions_agree", lambda logits, verifier, x: logits == right)
-    whole = scheduler.Scheduler(network, network, "float32", torch.device("cpu"), slots=2)
-    found = backend._prepare_cuda(
-        whole, torch.nn.Identity(), images, half_precision=True, compile_network=False, log=print
-    )
+def test_the_first_half_precision_that_agrees_is_searched_with(images, right):
+    def in_half_precision(dtype):
+        return lambda x: network(x) * (1 if str(dtype) == f"torch.{right}" else torch.inf)
+
+    whole = Scheduler(network, network, torch.device("cpu"), slots=2)
+    found = cuda_backend.search_in_half_precision(whole, images, in_half_precision)
     assert found.precision == (right or "float32")
-    assert found.search_model == (right or network)
+    assert (found.search_model is network) == (right is None)
 
 
 @pytest.mark.gpu

@@ -9,10 +9,10 @@ import pytest
 import torch
 
 import atas
+from atas.distributed.world import World
 from atas.evaluation import evaluate
 from atas.evaluation.evaluator import merge_shards
 from atas.evaluation.runner import AttackOutcome
-from atas.evaluation.sharing import Shard
 
 BALL = atas.Linf(0.15)
 WORKER = """
@@ -22,10 +22,7 @@ import torch.distributed as dist
 
 torch.set_num_threads(1)
 import atas
-from atas.attacks import AttackEnsemble
-from atas.attacks import APGD
-from atas.attacks import FAB
-from atas.attacks import Square
+from atas.attacks import APGD, FAB, AttackEnsemble, Square
 
 weights, folder, examples = sys.argv[1], sys.argv[2], int(sys.argv[3])
 dist.init_process_group("gloo")
@@ -77,13 +74,13 @@ def test_two_processes_find_what_one_finds(robust_digits, tiny, tmp_path):
 
 @pytest.mark.parametrize(("examples", "count"), [(10, 3), (2, 4), (7, 1)])
 def test_every_example_has_one_process(examples, count):
-    rows = [row for rank in range(count) for row in Shard(rank, count).rows(examples)]
+    rows = [row for rank in range(count) for row in World(rank, count).rows(examples)]
     assert sorted(rows) == list(range(examples))
 
 
 def test_one_process_talks_to_itself():
-    assert Shard().gather("a") == ["a"]
-    assert Shard().from_first("a") == "a"
+    assert World().all_gather("a") == ["a"]
+    assert World().on_rank0(lambda: "a") == "a"
 
 
 def test_merged_shards_take_the_longest_time_and_all_queries():

@@ -1,4 +1,4 @@
-"""An evaluation that is stopped, by whatever, goes on with the same verdicts."""
+"""A stopped evaluation resumes with the same verdicts, and its status says how far it is."""
 
 import copy
 import json
@@ -9,7 +9,8 @@ import pytest
 import torch
 
 import atas
-from atas.evaluation import evaluate, progress
+from atas.evaluation import evaluate
+from atas.evaluation.progress import ProgressFile
 
 BALL = atas.Linf(0.15)
 FIGURES = ("correct", "accuracy", "broken_by", "weights", "data", "n", "warnings")
@@ -20,12 +21,6 @@ def figures(result):
     document = result if isinstance(result, dict) else result.to_json()
     stages = {name: [stage["accuracy"] for stage in found] for name, found in document["stages"].items()}
     return {key: document[key] for key in FIGURES} | {"stages": stages}
-
-
-@pytest.fixture
-def at_every_look(monkeypatch):
-    """Progress is saved whenever it can be."""
-    monkeypatch.setattr(progress, "SAVE_INTERVAL", 0.0)
 
 
 @pytest.fixture(scope="module")
@@ -81,7 +76,7 @@ def test_a_stop_in_any_stage(robust_digits, never_stopped, options, tmp_path, at
     finally:
         hook.remove()
     assert figures(found) == figures(never_stopped)
-    assert f"going on from {file}" in notes
+    assert f"resuming from {file}" in notes
     assert file.exists(), "until the result is saved"
     found.save(tmp_path / "result.json")
     assert [path.name for path in tmp_path.iterdir()] == ["result.json"]
@@ -90,32 +85,51 @@ def test_a_stop_in_any_stage(robust_digits, never_stopped, options, tmp_path, at
         assert sum(passes) < sum(never_stopped.queries.values()) - done, "what was done is not done again"
 
 
-def test_a_finished_portion_is_not_even_read(robust_digits, tmp_path, monkeypatch):
-    model, x, y = robust_digits
-    monkeypatch.setattr("atas.evaluation.inputs.CHUNK_BYTES", 20 * 64 * 4)
-    file = tmp_path / "progress.json"
-    expected = evaluate(model, x[:60], y[:60], BALL, attacks=["pgd10"])
+def test_a_stop_in_a_later_chunk(robust_digits, tmp_path):
+    model, x, y = (robust_digits[0], *(part[:60] for part in robust_digits[1:]))
+    file, options = tmp_path / "progress.json", {"attacks": ["pgd10"], "chunk_bytes": 20 * 64 * 4}
+    expected = evaluate(model, x, y, BALL, attacks=["pgd10"])
     with pytest.raises(StopError):
-        evaluate(
-            model, x[:60], y[:60], BALL, attacks=["pgd10"], progress_file=file, progress=stopping("pgd10", "pgd10", 10)
-        )
-    portions = {key.split("/")[0] for key in json.loads(file.read_text())["records"]}
-    assert portions == {"0", "1", "2"}
-    assert figures(evaluate(model, x[:60], y[:60], BALL, attacks=["pgd10"], progress_file=file)) == figures(expected)
+        evaluate(model, x, y, BALL, **options, progress_file=file, progress=stopping("pgd10", "pgd10", 10))
+    assert {key.split("/")[0] for key in json.loads(file.read_text())["records"]} == {"0", "1", "2"}
+    assert figures(evaluate(model, x, y, BALL, **options, progress_file=file)) == figures(expected)
 
 
-def test_progress_is_saved_now_and_then(robust_digits, tiny, tmp_path, monkeypatch):
-    model, x, y = robust_digits
-    saved = []
-    write = progress.write_text
-    monkeypatch.setattr(progress, "write_text", lambda path, text: saved.append(path) or write(path, text))
-    file = tmp_path / "progress.json"
-    evaluate(model, x[:20], y[:20], BALL, attacks=[tiny], progress_file=file)
-    assert not saved, "a short one has nothing to lose"
-    monkeypatch.setattr(progress, "SAVE_INTERVAL", 0.0)
-    evaluate(model, x[:20], y[:20], BALL, attacks=[tiny], progress_file=file)
-    assert len(saved) > 10
+def test_the_progress_file_is_written_at_the_interval(robust_digits, tiny, tmp_path):
+    model, x, y = (robust_digits[0], *(part[:20] for part in robust_digits[1:]))
+    file, options = tmp_path / "progress.json", {"attacks": [tiny], "progress_file": tmp_path / "progress.json"}
+    evaluate(model, x, y, BALL, **options)
+    assert not file.exists(), "an evaluation of less than 20 seconds writes none"
+    sizes = []
+    evaluate(
+        model,
+        *(x, y, BALL),
+        **options,
+        progress_interval=0.0,
+        progress=lambda _: sizes.append(file.stat().st_size if file.exists() else 0),
+    )
+    assert len(set(sizes)) > 4
     assert file.exists()
+
+
+def test_the_interval_of_a_progress_file(tmp_path):
+    now = [100.0]
+    path = tmp_path / "progress.json"
+    file = ProgressFile(path, {}, print, interval=20.0, clock=lambda: now[0])
+    file.save({})
+    assert not path.exists()
+    now[0] = 119.9
+    file.save({})
+    assert not path.exists()
+    now[0] = 120.0
+    file.save({})
+    assert path.exists()
+    path.unlink()
+    now[0] = 139.0
+    file.save({})
+    assert not path.exists()
+    file.save({}, now=True)
+    assert path.exists()
 
 
 CHANGES = {
@@ -125,7 +139,7 @@ CHANGES = {
     "threat, attacks": lambda call: call.update(threat=atas.Linf(0.14)),
     "attacks": lambda call: call.update(attacks=["pgd10", "pgd20"]),
     "seed": lambda call: call.update(seed=1),
-    "answers": lambda call: call.update(model=Warmer(call["model"])),
+    "logits": lambda call: call.update(model=Warmer(call["model"])),
 }
 
 
@@ -141,7 +155,7 @@ class Warmer(torch.nn.Module):
 
 
 @pytest.mark.parametrize("change", list(CHANGES))
-def test_the_progress_of_another_evaluation_is_left_alone(robust_digits, tmp_path, change, at_every_look):
+def test_the_progress_of_another_evaluation_is_left_alone(robust_digits, tmp_path, change):
     model = copy.deepcopy(robust_digits[0])
     call = {"model": model, "x": robust_digits[1][:20].clone(), "y": robust_digits[2][:20], "threat": BALL}
     call |= {"attacks": ["pgd10", "pgd50"], "seed": 0}
@@ -149,7 +163,9 @@ def test_the_progress_of_another_evaluation_is_left_alone(robust_digits, tmp_pat
 
     def run(**options):
         model, x, y, threat = (call[key] for key in ("model", "x", "y", "threat"))
-        return evaluate(model, x, y, threat, attacks=call["attacks"], seed=call["seed"], **options)
+        return evaluate(
+            model, x, y, threat, attacks=call["attacks"], seed=call["seed"], progress_interval=0.0, **options
+        )
 
     with pytest.raises(StopError):
         run(progress_file=file, progress=stopping("pgd50", "pgd50", 3))
@@ -157,7 +173,7 @@ def test_the_progress_of_another_evaluation_is_left_alone(robust_digits, tmp_pat
     found = run(progress_file=file, progress=lambda status: notes.append(status.note))
     expected = run()
     said = [note for note in notes if note]
-    assert said == [f"{file} holds the progress of another evaluation (other {change}); beginning anew"]
+    assert said == [f"{file} holds the progress of another evaluation (different {change}); starting over"]
     assert figures(found) == figures(expected)
 
 
@@ -169,7 +185,7 @@ def test_progress_is_kept_if_logits_differ_by_rounding_alone(robust_digits, tmp_
     with pytest.raises(StopError):
         evaluate(model, x, y, BALL, **options, progress=stopping("pgd50", "pgd50", 3))
     evaluate(Warmer(model, factor), x, y, BALL, **options, progress=lambda status: notes.append(status.note))
-    assert (f"going on from {file}" in notes) is resumes
+    assert (f"resuming from {file}" in notes) is resumes
 
 
 def test_a_model_that_answers_by_chance_goes_on_too(robust_digits, tmp_path):
@@ -183,7 +199,7 @@ def test_a_model_that_answers_by_chance_goes_on_too(robust_digits, tmp_path):
     with pytest.raises(StopError):
         evaluate(model, x, y, BALL, **options, progress=stopping("pgd50", "pgd50", 3))
     evaluate(model, x, y, BALL, **options, progress=lambda status: notes.append(status.note))
-    assert f"going on from {file}" in notes
+    assert f"resuming from {file}" in notes
 
 
 def test_a_quick_evaluation_does_not_cost_another_its_progress(robust_digits, tmp_path):
@@ -208,23 +224,25 @@ def test_a_damaged_progress_file_is_no_obstacle(robust_digits, tmp_path, content
     )
     assert figures(found) == figures(evaluate(model, x[:20], y[:20], BALL, attacks=["fgsm"]))
     (said,) = [note for note in notes if note]
-    assert "beginning anew" in said
+    assert "starting over" in said
     assert "\n" not in said
 
 
-def test_a_full_disk_does_not_stop_an_evaluation(robust_digits, tmp_path, monkeypatch, at_every_look):
+def test_a_disk_that_fails_does_not_stop_an_evaluation(robust_digits, tmp_path, monkeypatch):
     model, x, y = robust_digits
     notes = []
 
-    def full(path, text):
+    def full(*_):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(progress, "write_text", full)
+    monkeypatch.setattr("os.replace", full)
+    monkeypatch.setattr("os.fsync", full)
     evaluate(
         model,
         *(x[:20], y[:20], BALL),
         attacks=["pgd10"],
         progress_file=tmp_path / "progress.json",
+        progress_interval=0.0,
         progress=lambda status: notes.append(status.note),
     )
     assert any("No space left on device" in note for note in notes if note)
@@ -236,14 +254,9 @@ import torch
 
 torch.set_num_threads(1)
 import atas
-from atas.attacks import AttackEnsemble
-from atas.attacks import APGD
-from atas.attacks import FAB
-from atas.attacks import Square
-from atas.evaluation import progress
+from atas.attacks import APGD, FAB, AttackEnsemble, Square
 from nursery import after, attempt
 
-progress.SAVE_INTERVAL = 0.0
 order = json.loads(sys.argv[1])
 chance = random.Random(order["seed"])
 model = torch.nn.Sequential(
@@ -258,7 +271,8 @@ attacks = ["pgd10", AttackEnsemble("auto", (APGD("ce", 30), APGD("t", 15), FAB(i
 def work(folder):
     file = os.path.join(folder, "progress.json")
     result = atas.evaluate(
-        model, test.images[:60], test.labels[:60], atas.Linf(0.15), attacks=attacks, batch_size=32, progress_file=file
+        model, test.images[:60], test.labels[:60], atas.Linf(0.15), attacks=attacks, batch_size=32, progress_file=file,
+        progress_interval=0.0,
     )
     result.save(os.path.join(folder, "result.json"))
 

@@ -57,8 +57,23 @@ def test_a_file_of_an_earlier_version_is_read(result, tmp_path):
 
 
 def test_at_most_so_many_attacks_can_be_told_apart():
-    with pytest.raises(UsageError, match="at most 62 attacks"):
+    with pytest.raises(UsageError, match="at most 62 attacks and stages"):
         encode_labels([str(number) for number in range(63)])
+
+
+def test_an_attack_of_one_s_own_may_have_the_name_of_a_pgd(problem, ball, tmp_path):
+    class Stay:
+        name = "pgd7"
+
+        def settings(self, threat):
+            return {}
+
+        def __call__(self, model, x, y, threat, *, seed=0, index=None):
+            return x
+
+    found = evaluate(*problem, ball, attacks=[Stay()])
+    found.save(tmp_path / "result.json")
+    assert Evaluation.load(tmp_path / "result.json").sentence() == found.sentence()
 
 
 def test_verdicts_are_stored_as_digits(result):

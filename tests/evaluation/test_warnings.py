@@ -9,7 +9,7 @@ from torch import nn
 import atas
 from atas.attacks import APGD, AttackEnsemble, Square
 from atas.evaluation import evaluate
-from atas.evaluation import warnings as cautions
+from atas.evaluation import warnings as rules
 from atas.evaluation.diagnostics import SAMPLE_SIZE
 
 BALL = atas.Linf(0.15)
@@ -78,15 +78,15 @@ def test_a_bad_model_is_recognised(robust_digits, quick, name):
     model, x, y = robust_digits
     attacks = ["pgd10", "pgd50", *([quick] if "square" in EXPECTED[name] else [])]
     found = evaluate(Around(model, **BAD[name]), x, y, BALL, attacks=attacks)
-    kinds = {caution.kind for caution in found.warnings}
-    assert kinds >= EXPECTED[name], [str(caution) for caution in found.warnings]
+    kinds = {warning.kind for warning in found.warnings}
+    assert kinds >= EXPECTED[name], [str(warning) for warning in found.warnings]
     if name in ("random", "batch", "softmax", "log-softmax"):
         assert kinds == EXPECTED[name]
-    for caution in found.warnings:
-        assert f"warning: {caution}" in str(found)
-        assert f"- {caution}" in found.markdown()
-        assert {"kind": caution.kind, "text": caution.text} in found.to_json()["warnings"]
-        assert caution.kind in found.sentence()
+    for warning in found.warnings:
+        assert f"warning: {warning}" in str(found)
+        assert f"- {warning}" in found.markdown()
+        assert {"kind": warning.kind, "text": warning.text} in found.to_json()["warnings"]
+        assert warning.kind in found.sentence()
 
 
 @pytest.mark.parametrize("ball", [BALL, atas.Linf(0.02), atas.Linf(0.3), atas.L2(0.75)], ids=str)
@@ -126,7 +126,7 @@ def test_ten_steps_are_few_for_l2_whatever_the_model(narrow, others):
     """From a random point on the surface of the ball they do not turn all the way to the gradient."""
     found = evaluate(*narrow, atas.L2(0.5), attacks=["fgsm", "pgd10", "pgd50", *others])
     assert found.accuracy["pgd50"] == found.accuracy["fgsm"] == 0 < 0.3 < found.accuracy["pgd10"]
-    assert not found.warnings, [str(caution) for caution in found.warnings]
+    assert not found.warnings, [str(warning) for warning in found.warnings]
 
 
 def test_small_steps_are_a_reason_for_l2_too(narrow):
@@ -137,7 +137,7 @@ def test_small_steps_are_a_reason_for_l2_too(narrow):
 def test_a_bad_model_is_recognised_for_l2(robust_digits):
     model, x, y = robust_digits
     found = evaluate(Around(model, **BAD["few-gradients"]), x, y, atas.L2(1.0), attacks=["pgd10", "pgd50"])
-    assert [caution.kind for caution in found.warnings] == ["more-steps"]
+    assert [warning.kind for warning in found.warnings] == ["more-steps"]
 
 
 def test_a_class_that_cannot_be_left_is_no_masked_gradient():
@@ -156,7 +156,7 @@ def test_one_coin_for_a_whole_batch_is_chance_too(robust_digits, seed):
     model, x, y = robust_digits
     torch.manual_seed(seed)
     coin = Around(model, before=lambda x: x.roll(int(torch.randint(2, ())), 3))
-    assert [caution.kind for caution in evaluate(coin, x, y, BALL, attacks=()).warnings] == ["random"]
+    assert [warning.kind for warning in evaluate(coin, x, y, BALL, attacks=()).warnings] == ["random"]
 
 
 def test_few_images_give_no_warning_either(robust_digits, tiny):
@@ -170,7 +170,7 @@ def test_the_sample_stands_in_for_attacks_that_were_not_asked_for(robust_digits)
     short = AttackEnsemble("short", (APGD("ce", 3),))
     for name, kind in (("waves", "fgsm-stronger"), ("few-gradients", "more-steps")):
         found = evaluate(Around(model, **BAD[name]), x, y, BALL, attacks=[short])
-        assert kind in {caution.kind for caution in found.warnings}
+        assert kind in {warning.kind for warning in found.warnings}
 
 
 def test_square_beside_other_attacks_counts_too(robust_digits):
@@ -179,9 +179,9 @@ def test_square_beside_other_attacks_counts_too(robust_digits):
     square, targeted = AttackEnsemble("square", (Square(300),)), AttackEnsemble("apgd-t", (APGD("t", 5),))
     bad = Around(model, **BAD["quantised"])
     together = evaluate(bad, x, y, BALL, attacks=[targeted, square])
-    assert "square" in {caution.kind for caution in together.warnings}
+    assert "square" in {warning.kind for warning in together.warnings}
     alone = evaluate(bad, x, y, BALL, attacks=["pgd10", square])
-    assert "square" not in {caution.kind for caution in alone.warnings}
+    assert "square" not in {warning.kind for warning in alone.warnings}
 
 
 def test_the_checks_cost_little(robust_digits):
@@ -211,33 +211,33 @@ def test_warnings_about_the_model_come_before_the_attacks(robust_digits):
     assert seen[0].note.startswith("warning: the model returns probabilities")
 
 
-def kind(caution):
-    return caution and caution.kind
+def kind(warning):
+    return warning and warning.kind
 
 
 def test_rounding_is_no_different_answer(generator):
     logits = torch.randn(50, 10, generator=generator) * 7
     rounded = logits * (1 + 1e-6 * torch.randn(50, 10, generator=generator))
-    assert cautions.check_deterministic(logits, rounded, rounded) is None
-    assert cautions.check_deterministic(logits, logits, logits * 1.001) is None, "another algorithm for another batch"
-    assert kind(cautions.check_deterministic(logits, logits * 1.001, logits)) == "random"
-    assert kind(cautions.check_deterministic(logits, logits, logits * 1.1)) == "batch"
+    assert rules.check_deterministic(logits, rounded, rounded) is None
+    assert rules.check_deterministic(logits, logits, logits * 1.001) is None, "another algorithm for another batch"
+    assert kind(rules.check_deterministic(logits, logits * 1.001, logits)) == "random"
+    assert kind(rules.check_deterministic(logits, logits, logits * 1.1)) == "batch"
     nothing = torch.full((3, 2), torch.nan)
-    assert cautions.check_deterministic(nothing, nothing, nothing) is None
+    assert rules.check_deterministic(nothing, nothing, nothing) is None
 
 
 def test_logits_are_no_probabilities(generator):
     logits = torch.randn(50, 10, generator=generator)
     for fine in (logits, logits.abs(), -logits.abs(), torch.zeros(5, 3), torch.full((5, 3), torch.nan)):
-        assert cautions.check_logits(fine) is None
+        assert rules.check_logits(fine) is None
     some = logits.softmax(1)
     some[7, 3] = torch.nan
     for output in (logits.softmax(1), logits.log_softmax(1), torch.eye(4), some):
-        assert kind(cautions.check_logits(output)) == "softmax"
+        assert kind(rules.check_logits(output)) == "softmax"
     sure = (200 * logits).softmax(1)
     assert sure.min() == 0
     for output in (sure.log(), (sure + 1e-6).log()):
-        assert kind(cautions.check_logits(output)) == "softmax"
+        assert kind(rules.check_logits(output)) == "softmax"
 
 
 def test_a_share_of_the_gradients_must_be_bad():
@@ -246,8 +246,8 @@ def test_a_share_of_the_gradients_must_be_bad():
         for count, kinds in ((2, []), (3, [expected])):
             largest = fine.clone()
             largest[:count] = bad
-            assert [c.kind for c in cautions.check_gradients(largest, largest)] == kinds
-    assert [c.kind for c in cautions.check_gradients(fine, 1e5 * fine)] == ["exploding-gradients"]
+            assert [c.kind for c in rules.check_gradients(largest, largest)] == kinds
+    assert [c.kind for c in rules.check_gradients(fine, 1e5 * fine)] == ["exploding-gradients"]
 
 
 def verdicts(right, n=1000):
@@ -256,12 +256,12 @@ def verdicts(right, n=1000):
 
 @pytest.mark.parametrize(("fgsm", "pgd", "fires"), [(600, 500, False), (500, 505, False), (490, 515, True)])
 def test_fgsm_must_be_stronger_by_more_than_a_point(fgsm, pgd, fires):
-    assert bool(cautions.check_single_step(verdicts(fgsm), verdicts(pgd), "pgd10")) is fires
+    assert bool(rules.check_single_step(verdicts(fgsm), verdicts(pgd), "pgd10")) is fires
 
 
 @pytest.mark.parametrize(("few", "many", "fires"), [(500, 450, False), (500, 449, True), (450, 500, False)])
 def test_more_steps_must_help_by_more_than_five_points(few, many, fires):
-    found = cautions.check_convergence(verdicts(few), verdicts(many), ("pgd10", "pgd50"))
+    found = rules.check_convergence(verdicts(few), verdicts(many), ("pgd10", "pgd50"))
     assert bool(found) is fires
     if fires:
         assert "pgd50 is 5.1 points below pgd10" in str(found)
@@ -271,9 +271,9 @@ def test_a_difference_that_chance_explains_is_none(generator):
     """Sixteen and ten of 100 examples, broken by one alone: six points, and nothing."""
     one, other = torch.ones(100, dtype=torch.bool), torch.ones(100, dtype=torch.bool)
     one[:10], other[10:26] = False, False
-    assert cautions.check_convergence(one, other, ("pgd10", "pgd50")) is None
+    assert rules.check_convergence(one, other, ("pgd10", "pgd50")) is None
     more = torch.ones(300, dtype=torch.bool)
-    assert cautions.check_single_step(torch.cat([other, more]), torch.cat([one, more]), "pgd10") is None
+    assert rules.check_single_step(torch.cat([other, more]), torch.cat([one, more]), "pgd10") is None
 
 
 @pytest.mark.parametrize(("lead", "fires"), [(50, True), (38, False)], ids=["2.5", "1.9"])
@@ -281,8 +281,8 @@ def test_a_lead_counts_from_two_standard_deviations(lead, fires):
     """Of 500 examples, 400 are broken by one attack alone: chance alone gives a lead of 20, one deviation."""
     one, other = torch.ones(500, dtype=torch.bool), torch.ones(500, dtype=torch.bool)
     one[: 200 - lead // 2], other[200 - lead // 2 : 400] = False, False
-    assert bool(cautions.check_convergence(one, other, ("pgd10", "pgd50"))) is fires
-    assert ("breaks more examples" in str(cautions.check_single_step(other, one, "pgd10"))) is fires
+    assert bool(rules.check_convergence(one, other, ("pgd10", "pgd50"))) is fires
+    assert ("breaks more examples" in str(rules.check_single_step(other, one, "pgd10"))) is fires
 
 
 @pytest.mark.parametrize(("alone", "fires"), [(50, False), (51, True)])
@@ -290,17 +290,17 @@ def test_fgsm_must_not_break_much_that_pgd_does_not(alone, fires):
     """Though both break as many."""
     fgsm, pgd = torch.ones(1000, dtype=torch.bool), torch.ones(1000, dtype=torch.bool)
     fgsm[:alone], pgd[200 : 200 + alone] = False, False
-    found = cautions.check_single_step(fgsm, pgd, "pgd50")
+    found = rules.check_single_step(fgsm, pgd, "pgd50")
     assert bool(found) is fires
     if fires:
-        assert "one step breaks 51 of 1000 examples that hold under pgd50" in str(found)
+        assert "FGSM breaks 51 of 1000 examples that pgd50 does not break" in str(found)
 
 
 @pytest.mark.parametrize(("broken", "n", "fires"), [(10, 1000, False), (11, 1000, True), (2, 50, False), (3, 50, True)])
 def test_square_must_go_more_than_a_point_further(broken, n, fires):
-    assert bool(cautions.check_black_box(broken, n)) is fires
+    assert bool(rules.check_black_box(broken, n)) is fires
 
 
 def test_one_example_is_enough_at_a_large_budget():
-    assert cautions.check_large_budget(0, 16, 0.5) is None
-    assert "1 of 16 examples hold" in str(cautions.check_large_budget(1, 16, 0.5))
+    assert rules.check_large_budget(0, 16, 0.5) is None
+    assert "1 of 16 examples stay correct" in str(rules.check_large_budget(1, 16, 0.5))

@@ -110,7 +110,7 @@ def test_a_stopped_evaluation_finds_what_it_would_have(old):
         progress=lambda status: notes.append(status.note),
         progress_file=file,
     )
-    assert f"going on from {file}" in notes
+    assert f"resuming from {file}" in notes
     expected = EXPECTED["finished"]["correct"]
     assert {name: verdicts.tolist() for name, verdicts in result.correct.items()} == expected
 

@@ -1,4 +1,4 @@
-"""A search driven by hand, without a queue."""
+"""A search driven step by step, without a scheduler."""
 
 import torch
 
@@ -6,7 +6,7 @@ from atas.attacks.search import Slots
 
 
 def filled(x, y, target=None, rank=0):
-    """A slot an image, numbered from 0."""
+    """Return slots with one image each, numbered from 0."""
     slots = Slots.empty(len(x), x)
     numbers = torch.arange(len(x))
     slots.assign(numbers, x=x, y=y, target=y if target is None else target, index=numbers, target_rank=rank)
@@ -14,7 +14,7 @@ def filled(x, y, target=None, rank=0):
 
 
 def recorded(model, seen):
-    """The model, noting the points that it is asked about."""
+    """Return the model as a function that records its inputs in `seen`."""
 
     def logits(point):
         seen.append(point.detach().clone())
@@ -24,7 +24,8 @@ def recorded(model, seen):
 
 
 def course(search, slots, model, ball, *, seed=0, classes=10):
-    """All points that a search evaluates (steps, B, C, H, W) if no verifier ever agrees with it, and what it broke."""
+    """Return all points that a search evaluates (steps, B, C, H, W) if every candidate is rejected, and the flags of
+    examples with a candidate."""
     seen, broken = [], torch.zeros(len(slots), dtype=torch.bool)
     state = search.init_state(slots, ball, classes, seed)
     for _ in range(search.steps):

@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from atas import data
-from atas.attacks.scheduler import Examples, SearchProgress, run
+from atas.attacks.scheduler import Scheduler
 
 NORMS = {"linf": "Linf", "l2": "L2"}  # what the authors' code calls them
 
@@ -41,7 +41,7 @@ def trained():
 
 def robust(search, model, x, y, ball, seed=0):
     """Which examples the search does not break, run as an evaluation runs it."""
-    examples = Examples.from_model(model, x, y, torch.arange(len(x)), batch=len(x), device=x.device)
-    progress = SearchProgress.start(search, examples, examples.misclassified())
-    run(search, model, model, examples, ball, progress, seed=seed, slots=120)
-    return ~progress.broken
+    scheduler = Scheduler(model, model, x.device, slots=120)
+    examples = scheduler.examples(x, y, torch.arange(len(x)))
+    broken, _ = scheduler.run_stages([search], examples, ball, examples.misclassified(), seed=seed)
+    return ~broken

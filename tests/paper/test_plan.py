@@ -1,5 +1,6 @@
 """Plans: runs that are done once, survive a kill, and do not stop at a failure."""
 
+import functools
 import io
 import json
 import signal
@@ -14,10 +15,9 @@ from safetensors.torch import load_file
 
 import atas
 from atas.errors import AtasError, DataError, UsageError
-from atas.evaluation import progress as evaluation_progress
 from atas.evaluation import runner
 from atas.paper.measurements import default_measurements
-from atas.sweeps import Measurement, Plan, PlanProgress, Store, Trial
+from atas.sweeps import Measurement, Plan, PlanProgress, Store, Trial, execute
 from atas.training.trainer import Interrupted
 
 
@@ -238,7 +238,7 @@ def test_kill_and_go_on(tmp_path, nursery):
 
 
 def test_nothing_is_lost_before_the_record_is_written(tiny, store, quiet, monkeypatch):
-    monkeypatch.setattr(evaluation_progress, "SAVE_INTERVAL", 0.0)
+    monkeypatch.setattr(execute, "evaluate", functools.partial(execute.evaluate, progress_interval=0.0))
     trial = tiny()
 
     def killed(*_):

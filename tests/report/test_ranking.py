@@ -9,7 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from atas import report
-from atas.report.compare import paired_difference, rank
+from atas.evaluation.intervals import paired_difference
+from atas.report.compare import rank
 from atas.threat import Linf
 
 

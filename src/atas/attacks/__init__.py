@@ -1,4 +1,4 @@
-"""Attacks: stateless functions from (model, images, labels, threat) to adversarial inputs, and the same by name.
+"""Attacks: stateless functions from (model, images, labels, threat) to adversarial inputs, also available by name.
 
 >>> import torch
 >>> from atas import Linf

@@ -1,4 +1,4 @@
-"""Auto-PGD: gradient ascent with momentum whose step size follows from the course of the loss."""
+"""Auto-PGD: gradient ascent with momentum and a step size that adapts to the loss."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from atas.core.dispatch import fast_op
 from atas.errors import UsageError
 from atas.threat import Threat
 
-# What results and progress files say of each loss: part of their format.
+# The names of the losses in results and progress files, whose format they belong to.
 _LOSS_NAMES = {"ce": "cross_entropy", "dlr": "dlr", "t": "targeted_dlr"}
 _TARGETED = "t"
 _MAX_TARGETS = 9
-ALPHA = 0.75  # share of the new step; the rest is the step before
-RHO = 0.75  # where no more than this share of a window's steps raised the loss, the step size was too large
-# Lengths of the windows after which the step size is looked at, in percent of all iterations: the first, by how much
-# each is shorter than the one before, and the shortest.
+ALPHA = 0.75  # weight of the new step; the rest is momentum
+RHO = 0.75  # halve the step size if at most this fraction of a window's steps raised the loss
+# Windows between the checkpoints of the step size, in percent of all iterations: length of the first, decrease from one
+# to the next, and minimum length.
 _FIRST_WINDOW, _WINDOW_DECREASE, _MIN_WINDOW = 22, 3, 6
 
 
@@ -31,17 +31,16 @@ _FIRST_WINDOW, _WINDOW_DECREASE, _MIN_WINDOW = 22, 3, 6
 class APGD:
     """Auto-PGD (Croce and Hein, 2020, "Reliable evaluation of adversarial robustness", algorithm 1).
 
-    The step size begins at 2 eps. It is looked at after 22% of the steps and then after ever shorter windows. It is
-    halved, and the search goes back to the best point so far, where at most three steps in four of that window raised
-    the loss, or where it was not halved the last time and the best loss is the same as then. Each step but the first is
-    mixed with the one before, three to one.
+    The step size starts at 2 eps. The first checkpoint is after 22% of the steps; later windows are shorter. At a
+    checkpoint the step size is halved, and the search returns to the best point, under one of two conditions: at most
+    three quarters of the window's steps raised the loss, or the step size was not halved at the last checkpoint and the
+    best loss has not risen since. Each step but the first is mixed with the previous one, three to one.
 
-    As in the authors' code, exactly three steps in four are reason to halve too, the second reason does not count the
-    first time, and after a return the next loss is compared with the last one that was evaluated.
+    As in the authors' code, exactly three quarters also halve the step size, the second condition does not apply at the
+    first checkpoint, and after a return the next loss is compared with the last evaluated one.
 
-    An iteration here evaluates a point and then moves, so there is one more of them than steps: the start is evaluated
-    too. Each evaluation of a randomised model is the mean of `eot_iterations` of them, loss and gradient as well as the
-    logits that decide whether the point is misclassified.
+    An iteration evaluates a point and then moves, so there is one iteration more than steps. For a stochastic model,
+    loss, gradient and logits are means over `eot_iterations` passes.
 
     >>> APGD("t").name, APGD("t").num_targets(10), APGD("t").num_targets(3)
     ('apgd-t', 9, 2)
@@ -54,7 +53,7 @@ class APGD:
 
     def __post_init__(self) -> None:
         if self.loss not in LOSSES:
-            raise UsageError(f"the loss of APGD is one of {', '.join(LOSSES)}; got '{self.loss}'")
+            raise UsageError(f"the loss of APGD must be one of {', '.join(LOSSES)}; got '{self.loss}'")
         for name, value in (("iterations", self.iterations), ("eot_iterations", self.eot_iterations)):
             if value < 1:
                 raise UsageError(f"{name} must be at least 1; got {value}")
@@ -66,34 +65,34 @@ class APGD:
 
     @property
     def steps(self) -> int:
-        """One evaluation for the start and one after each step."""
+        """One evaluation of the start and one after each step."""
         return self.iterations + 1
 
     @property
     def queries_per_step(self) -> int:
-        """As many as are averaged."""
+        """The number of passes to average."""
         return self.eot_iterations
 
     @property
     def backward_passes(self) -> int:
-        """Each time."""
+        """One per forward pass."""
         return self.eot_iterations
 
     def num_targets(self, num_classes: int) -> int:
-        """The nine most likely other classes, or as many as there are."""
+        """Return the number of targets: the nine likeliest other classes, or all if there are fewer."""
         return min(_MAX_TARGETS, num_classes - 1) if self.loss == _TARGETED else 0
 
     def settings(self, threat: Threat) -> dict[str, Any]:
-        """What to repeat it with; the rest is part of the method."""
+        """Return the settings; all else is fixed by the algorithm."""
         return {"loss": _LOSS_NAMES[self.loss], "iterations": self.iterations, "passes": self.eot_iterations}
 
     def init_state(self, slots: Slots, threat: Threat, num_classes: int, seed: int) -> APGDState:
-        """Allocate what the slots need."""
+        """Allocate the state of the slots."""
         return APGDState(self, slots, threat, seed)
 
 
 class APGDState:
-    """APGD under way."""
+    """The state of APGD."""
 
     def __init__(self, search: APGD, slots: Slots, threat: Threat, seed: int) -> None:
         self._slots, self._threat, self._seed = slots, threat, seed
@@ -114,7 +113,7 @@ class APGDState:
         )
 
     def step(self, model: LogitsFunction) -> None:
-        """Evaluate every slot's point, then look at the step size where a window ends, then move on."""
+        """Evaluate every running slot's point, adapt the step size at checkpoints, and move."""
         slots = self._slots
         current = random_start(self._threat, slots, self._seed, slots.target_rank, self._buffers.current)
         loss, gradient, is_correct = self._evaluate(model, current)
@@ -131,7 +130,7 @@ class APGDState:
         )
 
     def _evaluate(self, model: LogitsFunction, point: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """The mean loss over the passes, the sum of its gradients, and whether the mean's prediction is the label."""
+        """Return the mean loss over the passes, the sum of the gradients, and whether the mean logits are correct."""
         y, target = self._slots.y, self._slots.target
 
         def total(output: Tensor, y: Tensor) -> Tensor:
@@ -148,29 +147,29 @@ class APGDState:
 
 @dataclass(frozen=True)
 class APGDBuffers:
-    """What APGD remembers of each slot."""
+    """The values of APGD for each slot."""
 
     current: Tensor
     """The point to evaluate next."""
     previous: Tensor
-    """The point from which the step to it was made."""
+    """The point before it."""
     best_point: Tensor
     best_gradient: Tensor
     loss: Tensor
-    """At the last point that was evaluated."""
+    """The loss at the last evaluated point."""
     best_loss: Tensor
     checkpoint_loss: Tensor
-    """The best loss when the step size was last looked at."""
+    """The best loss at the last checkpoint."""
     step_size: Tensor
-    """Of the next step."""
+    """The size of the next step."""
     increases: Tensor
-    """How many steps of this window raised the loss."""
+    """The number of steps of this window that raised the loss."""
     halved: Tensor
-    """Whether the step size was halved when it was last looked at."""
+    """Whether the step size was halved at the last checkpoint."""
 
 
 def checkpoints(iterations: int) -> list[int]:
-    """For each number of steps made, the length of the window that ends there; 0 where none does.
+    """Return, for each number of steps, the length of the window that ends there, or 0.
 
     >>> [(made, length) for made, length in enumerate(checkpoints(100)) if length]
     [(22, 22), (41, 19), (57, 16), (70, 13), (80, 10), (87, 7), (93, 6), (99, 6)]
@@ -197,9 +196,9 @@ def apgd_update(
     gradient: Tensor,
     is_correct: Tensor,
 ) -> None:
-    """Take note of the evaluation of `current` and make a step, in the running slots.
+    """Record the evaluation of `current` and make a step, in the running slots.
 
-    The gradient is the sum over the passes. Where it is not a number the point stays.
+    The gradient is the sum over the passes. A NaN in it counts as 0.
     """
     gradient = gradient.nan_to_num() / eot_iterations
     running, fresh = slots.running(), slots.iteration == 0
@@ -211,27 +210,29 @@ def apgd_update(
     best_gradient = torch.where(expand_like(better, x), gradient, buffers.best_gradient)
 
     window = table[slots.iteration.clamp_max(last)]
-    looked = window > 0
+    at_checkpoint = window > 0
     increases = torch.where(fresh, 0, buffers.increases + (loss > buffers.loss))
     stuck = ~buffers.halved & (best_loss <= buffers.checkpoint_loss)
-    halve = looked & ((increases <= RHO * window) | stuck)
+    halve = at_checkpoint & ((increases <= RHO * window) | stuck)
     step_size = torch.where(fresh, 2 * threat.eps, torch.where(halve, buffers.step_size / 2, buffers.step_size))
 
-    here = torch.where(expand_like(halve, x), best_point, current)
-    uphill = torch.where(expand_like(halve, x), best_gradient, gradient)
-    ahead = threat.ascend(here, uphill, step_size, x)
-    mixed = threat.project(here + ALPHA * (ahead - here) + (1 - ALPHA) * (here - buffers.previous), x)
+    origin = torch.where(expand_like(halve, x), best_point, current)
+    direction = torch.where(expand_like(halve, x), best_gradient, gradient)
+    ahead = threat.ascend(origin, direction, step_size, x)
+    mixed = threat.project(origin + ALPHA * (ahead - origin) + (1 - ALPHA) * (origin - buffers.previous), x)
 
     where_write(buffers.current, torch.where(expand_like(fresh, x), ahead, mixed), running)
-    where_write(buffers.previous, here, running)
+    where_write(buffers.previous, origin, running)
     where_write(buffers.best_point, best_point, running)
     where_write(buffers.best_gradient, best_gradient, running)
     where_write(buffers.loss, loss, running)
     where_write(buffers.best_loss, best_loss, running)
-    where_write(buffers.checkpoint_loss, torch.where(fresh | looked, best_loss, buffers.checkpoint_loss), running)
+    where_write(
+        buffers.checkpoint_loss, torch.where(fresh | at_checkpoint, best_loss, buffers.checkpoint_loss), running
+    )
     where_write(buffers.step_size, step_size, running)
-    where_write(buffers.increases, torch.where(looked, 0, increases), running)
-    where_write(buffers.halved, fresh | torch.where(looked, halve, buffers.halved), running)
+    where_write(buffers.increases, torch.where(at_checkpoint, 0, increases), running)
+    where_write(buffers.halved, fresh | torch.where(at_checkpoint, halve, buffers.halved), running)
     where_write(slots.point, torch.where(expand_like(is_correct, x), best_point, current), running)
     slots.broken.logical_or_(running & ~is_correct)
     slots.done.logical_or_(running & (slots.iteration >= last))

@@ -11,19 +11,17 @@ from torch import Tensor, nn
 from atas.attacks.apgd import APGD
 from atas.attacks.base import attack_context
 from atas.attacks.fab import FAB
-from atas.attacks.scheduler import Examples, SearchProgress, run
+from atas.attacks.scheduler import Scheduler, default_batch_size
 from atas.attacks.search import Search
 from atas.attacks.square import Square
 from atas.core.validation import check_images, check_logits
 from atas.errors import unknown
 from atas.threat import Threat
 
-_SLOTS = {"cuda": 1024}
-_DEFAULT_SLOTS = 256
-_EOT_ITERATIONS = 20  # over which `rand` averages
+_EOT_ITERATIONS = 20  # passes over which `rand` averages
 
 VERSIONS: dict[str, tuple[Search, ...]] = {
-    "standard": (APGD("ce"), APGD("t"), FAB(), Square(rescale_schedule=False)),
+    "standard": (APGD("ce"), APGD("t"), FAB(), Square()),
     "rand": (APGD("ce", eot_iterations=_EOT_ITERATIONS), APGD("dlr", eot_iterations=_EOT_ITERATIONS)),
 }
 
@@ -38,33 +36,33 @@ def autoattack(
     seed: int = 0,
     index: Tensor | None = None,
 ) -> Tensor:
-    """The usual measure of robustness (Croce and Hein, 2020): strong attacks without a parameter to tune.
+    """Run AutoAttack, the standard measure of robustness (Croce and Hein, 2020): strong attacks without parameters.
 
     `standard` is APGD on the cross-entropy, APGD on the targeted DLR loss, targeted FAB, and Square, which uses no
-    gradient. `rand`, for models with random parts, is APGD on the cross-entropy and on the DLR loss, each evaluation
-    being a mean of 20; whether a point counts as adversarial is then up to one pass, and to chance.
+    gradient. `rand`, for stochastic models, is APGD on the cross-entropy and on the DLR loss, with the mean over 20
+    passes for each evaluation. One pass then decides whether a point is adversarial, so verdicts depend on chance.
 
-    The model runs in eval mode. What is found for an example depends on the seed and on its index, not on the batch.
+    The model runs in eval mode. The result for an example depends on the seed and its index, not on the batch.
 
     Args:
         model: maps images (N, C, H, W) to logits (N, classes).
         x: images in [0, 1], float.
         y: labels (N,), integers.
-        threat: the ball to stay in, such as `atas.Linf(8/255)`.
+        threat: the threat model, such as `atas.Linf(8/255)`.
         version: `standard` or `rand`.
         seed: another seed gives other random numbers.
-        index: number of each example (N,) in its data set; 0 to N-1 if not given.
+        index: position of each example (N,) in its data set; 0 to N-1 by default.
 
     Returns:
-        Adversarial inputs like x; the image itself where it is misclassified already or where nothing was found. So the
-        model is right on the result exactly where it is robust.
+        Points like x: an adversarial input, or the image itself if it is misclassified without an attack or no attack
+        succeeds. So the model is correct on the result exactly where it is robust.
 
     >>> from atas import Linf
     >>> model = nn.Sequential(nn.Flatten(), nn.Linear(16, 3))
     >>> x = torch.rand(4, 1, 4, 4)
     >>> y = model(x).argmax(1)
-    >>> found = autoattack(model, x, y, Linf(0.5))
-    >>> bool((model(found).argmax(1) == y).any())
+    >>> points = autoattack(model, x, y, Linf(0.5))
+    >>> bool((model(points).argmax(1) == y).any())
     False
     """
     if version not in VERSIONS:
@@ -74,7 +72,7 @@ def autoattack(
 
 @dataclass(frozen=True)
 class AttackEnsemble:
-    """Searches one after the other, each on the examples that are still right, as an attack of an evaluation.
+    """An attack of several searches, each on the examples that earlier ones did not break.
 
     >>> AttackEnsemble("quick", (APGD("ce", 20), Square(500))).name
     'quick'
@@ -85,14 +83,14 @@ class AttackEnsemble:
     skips_misclassified: ClassVar[bool] = True
 
     def settings(self, threat: Threat) -> dict[str, Any]:
-        """Those of the searches, by their names where there are several."""
-        found = {search.name: search.settings(threat) for search in self.stages}
-        return found if len(self.stages) > 1 else found[self.stages[0].name]
+        """Return the settings of the search, or of several searches by name."""
+        settings = {search.name: search.settings(threat) for search in self.stages}
+        return settings if len(self.stages) > 1 else settings[self.stages[0].name]
 
     def __call__(
         self, model: nn.Module, x: Tensor, y: Tensor, threat: Threat, *, seed: int = 0, index: Tensor | None = None
     ) -> Tensor:
-        """Adversarial inputs; the image itself where it is misclassified already or where nothing was found."""
+        """Return adversarial inputs, or the image itself if it is misclassified already or no search succeeds."""
         return _run_stages(self.stages, model, x, y, threat, seed, index)
 
 
@@ -110,18 +108,13 @@ def _run_stages(
     with attack_context(model, x, y, threat, index) as target:
         if not len(x):
             return target.x
-        check_images(target.x)  # at once on a GPU too: the attack is long
+        check_images(target.x)  # before the attack on a GPU too: it takes long
         layout = torch.contiguous_format if x.is_contiguous() else torch.channels_last
 
         def verifier(point: Tensor) -> Tensor:
             return check_logits(model(point.contiguous(memory_format=layout)), len(point))
 
-        slots = _SLOTS.get(x.device.type, _DEFAULT_SLOTS)
-        examples = Examples.from_model(verifier, target.x, target.y, index.long(), batch=slots, device=x.device)
-        broken, found = examples.misclassified().cpu(), target.x.clone()
-        for search in stages:
-            progress = SearchProgress.start(search, examples, broken)
-            run(search, verifier, verifier, examples, threat, progress, seed=seed, slots=slots)
-            won = (progress.broken & ~broken).to(x.device)
-            found[won], broken = progress.point[won], progress.broken
-        return found
+        scheduler = Scheduler(verifier, verifier, x.device, default_batch_size(x.device))
+        examples = scheduler.examples(target.x, target.y, index.long())
+        _, points = scheduler.run_stages(stages, examples, threat, examples.misclassified(), seed=seed)
+        return points

@@ -1,6 +1,6 @@
 """The interfaces `Attack` and `StagedAttack`, the attack `Clean`, and the context in which gradient attacks run.
 
-`attack_context` checks the inputs and holds the model in eval mode with frozen weights.
+`attack_context` checks the inputs, sets the model to eval mode and freezes its weights.
 """
 
 from __future__ import annotations
@@ -21,60 +21,60 @@ from atas.threat import Threat
 
 
 class Attack(Protocol):
-    """An attack whose own settings are fixed; model, images, labels and threat come with the call.
+    """An attack with fixed settings, called with a model, images, labels and a threat model.
 
-    It keeps nothing between calls, moves no tensor, and leaves the model as it found it. What it finds for an example
-    depends on the seed and on the example's index, not on the batch.
+    It keeps no state between calls, moves no tensor to another device, and restores the model. The result for an
+    example depends on the seed and the example's index, not on the batch.
     """
 
     @property
     def name(self) -> str:
-        """What results are filed under."""
+        """The name in results."""
 
     def settings(self, threat: Threat) -> dict[str, Any]:
-        """What a result file has to say for someone to repeat the attack; plain JSON values."""
+        """Return the settings that reproduce the attack, as plain JSON values."""
 
     def __call__(
         self, model: nn.Module, x: Tensor, y: Tensor, threat: Threat, *, seed: int = 0, index: Tensor | None = None
     ) -> Tensor:
-        """Adversarial inputs, one for each image, in the dtype and on the device of x."""
+        """Return adversarial inputs, one per image, with the dtype and device of x."""
 
 
 @runtime_checkable
 class StagedAttack(Attack, Protocol):
-    """An attack that is made of searches, one after the other, each on the examples that are still right.
+    """An attack that consists of searches, each on the examples that earlier ones did not break.
 
-    An evaluation runs the searches themselves, so that it can tell how far they are, stop, and go on.
+    An evaluation runs the searches itself, so that it can show their progress, stop, and resume.
     """
 
     @property
     def stages(self) -> tuple[Search, ...]:
-        """The searches in their order."""
+        """The searches in order."""
 
     @property
     def skips_misclassified(self) -> bool:
-        """Whether an image that is misclassified as it is counts as broken, and is left alone."""
+        """Whether the attack skips images that are misclassified without an attack and counts them as broken."""
 
 
 @dataclass(frozen=True)
 class Clean:
-    """No attack: the images as they are."""
+    """No attack: the clean images."""
 
     name: ClassVar[str] = "clean"
 
     def settings(self, threat: Threat) -> dict[str, Any]:
-        """There is nothing to set."""
+        """Return no settings."""
         return {}
 
     def __call__(
         self, model: nn.Module, x: Tensor, y: Tensor, threat: Threat, *, seed: int = 0, index: Tensor | None = None
     ) -> Tensor:
-        """The images themselves."""
+        """Return the images."""
         return x.detach()
 
 
 def step_settings(size: float) -> dict[str, Any]:
-    """A step size for a result file, in grey levels to read and as it is to repeat.
+    """Return a step size for a result file: in grey levels for people, and exactly.
 
     >>> step_settings(8 / 255 / 5)["step_size"]
     '1.6/255'
@@ -84,7 +84,7 @@ def step_settings(size: float) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class AttackTarget:
-    """A model under attack at some images."""
+    """A model under attack, with checked images and labels."""
 
     model: nn.Module
     x: Tensor
@@ -93,7 +93,7 @@ class AttackTarget:
     loss: Callable[[Tensor, Tensor], Tensor]
 
     def step(self, point: Tensor, size: float) -> Tensor:
-        """One step up the loss, projected. Where the gradient is not a number the point stays."""
+        """Make one projected gradient ascent step. A NaN in the gradient counts as 0."""
         gradient, _ = input_gradient(self.model, point, self.y, self.loss)
         return self.threat.ascend(point, gradient.nan_to_num(), size, self.x)
 
@@ -102,25 +102,25 @@ class AttackTarget:
 def attack_context(
     model: nn.Module, x: Tensor, y: Tensor, threat: Threat, index: Tensor | None = None
 ) -> Iterator[AttackTarget]:
-    """Check the inputs and hold the model in eval mode, its weights without gradients; both are put back at the end.
+    """Check the inputs; set the model to eval mode and freeze its weights until the end of the context.
 
-    On the CPU a wrong value is an error at once; on a GPU when the attack is over, so that the host never waits for
-    the device between the steps.
+    On the CPU a wrong value raises at once. On a GPU it raises at the end of the attack, so that the host does not wait
+    for the device between steps.
     """
     check_module(model)
     check_shapes(x, y, index, None)
     for name, tensor in (("labels", y), ("indices", index)):
         if tensor is not None and tensor.device != x.device:
-            raise DataError(f"the {name} live on {tensor.device}, the images on {x.device}: move them with .to()")
-    # What is made in inference mode cannot take part in a backward pass: hence no inference mode, and copies.
+            raise DataError(f"the {name} are on {tensor.device}, the images on {x.device}: move them with .to()")
+    # Inference tensors cannot take part in a backward pass: leave inference mode, and copy the inputs.
     with torch.inference_mode(False), torch.no_grad(), set_mode(model, training=False), freeze(model):
-        guard = DeviceChecks(x.device)
+        checks = DeviceChecks(x.device)
         if x.numel():
-            guard.images(x)
+            checks.images(x)
 
         def loss(output: Tensor, y: Tensor) -> Tensor:
             logits = check_logits(output, len(y))
-            return cross_entropy_sum(logits, guard.labels(y, logits.shape[1]))
+            return cross_entropy_sum(logits, checks.labels(y, logits.shape[1]))
 
         yield AttackTarget(model, x.detach().clone(), y.to(torch.int64, copy=True), threat, loss)
-        guard.raise_if_set()
+        checks.raise_if_set()

@@ -1,16 +1,16 @@
 """FAB, the fast adaptive boundary attack, towards a target class.
 
-It looks for the adversarial input that is closest to the image (Croce and Hein, 2020, "Minimally distorted adversarial
-examples with a fast adaptive boundary attack"). An iteration takes the target's logit less the label's to be linear
-and goes a little beyond where that is zero: mostly by the shortest way from the point it is at, and for a small share
-by the shortest way from the image. If the model is wrong there, it steps back towards the image.
+FAB searches for the adversarial input closest to the image (Croce and Hein, 2020, "Minimally distorted adversarial
+examples with a fast adaptive boundary attack"). An iteration linearises the target's logit minus the label's and moves
+slightly beyond its zero: a weighted mean of the shortest ways from the current point and, with a small weight, from the
+image. If the model is wrong there, the search steps back towards the image.
 
-An iteration evaluates the model twice: forward and backward where it begins, and forward where it ends. If the end is
-not adversarial the next one begins right there, and one evaluation could serve both; but once the boundary is found
-almost every end is adversarial, and a backward pass there would be for nothing.
+An iteration evaluates the model twice: forward and backward at its first point, and forward at its last point. If the
+last point is not adversarial, the next iteration starts there, and one evaluation could serve both. But near the
+boundary almost every last point is adversarial, and its backward pass would be wasted.
 
-The closest adversarial input of all iterations is inside the ball if and only if any of them is, so an example is
-broken as soon as one is.
+The closest adversarial input of all iterations satisfies the threat model if and only if any of them does, so an
+example is broken as soon as one does.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ from atas.errors import UsageError
 from atas.threat import L2, Linf, Threat
 
 _MAX_TARGETS = 9
-MIN_LENGTH = 1e-8  # a length that is not shorter may be divided by
+MIN_LENGTH = 1e-8  # lower bound of a divisor
 
 
 @dataclass(frozen=True)
 class FAB:
-    """The settings of FAB as AutoAttack runs it: from the image itself, once for each of at most nine targets.
+    """FAB as in AutoAttack: from the image itself, once for each of at most nine targets.
 
     >>> FAB().settings(Linf(8 / 255))["iterations"]
     100
@@ -54,15 +54,15 @@ class FAB:
 
     @property
     def steps(self) -> int:
-        """One iteration a step."""
+        """The number of iterations."""
         return self.iterations
 
     def num_targets(self, num_classes: int) -> int:
-        """The nine classes next to the label, or as many as there are."""
+        """Return the number of targets: the nine likeliest other classes, or all if there are fewer."""
         return min(_MAX_TARGETS, num_classes - 1)
 
     def settings(self, threat: Threat) -> dict[str, Any]:
-        """The four parameters of the paper; nothing is random."""
+        """Return the parameters of the paper; nothing is random."""
         return {
             "iterations": self.iterations,
             "eta": self.eta,
@@ -73,23 +73,23 @@ class FAB:
         }
 
     def init_state(self, slots: Slots, threat: Threat, num_classes: int, seed: int) -> FABState:
-        """Allocate what the slots need. The seed has no part in it."""
+        """Allocate the state of the slots; the seed has no effect."""
         if not isinstance(threat, Linf | L2):
-            raise UsageError(f"{self.name} knows the norms linf and l2; got {threat!r}")
+            raise UsageError(f"{self.name} supports the norms linf and l2; got {threat!r}")
         return FABState(self, slots, threat)
 
 
 class FABState:
-    """FAB under way."""
+    """The state of FAB."""
 
     def __init__(self, search: FAB, slots: Slots, threat: Threat) -> None:
         self._search, self._slots, self._threat = search, slots, threat
         self._current = torch.zeros_like(slots.x)
         self.closest = torch.zeros(len(slots), dtype=slots.x.dtype, device=slots.x.device)
-        """Distance of each slot's closest adversarial input so far; infinite before there is one."""
+        """Distance of each slot's closest adversarial input so far; infinite before the first."""
 
     def step(self, model: LogitsFunction) -> None:
-        """Go to the boundary as it looks from every slot's point, and see what the model says there."""
+        """Move every running slot to its linearised boundary, and evaluate the model there."""
         slots, threat, search = self._slots, self._threat, self._search
         current = torch.where(expand_like(slots.iteration == 0, slots.x), slots.x, self._current)
 
@@ -108,15 +108,15 @@ class FABState:
 def fab_update(
     search: FAB, threat: Threat, slots: Slots, current: Tensor, closest: Tensor, ahead: Tensor, is_correct: Tensor
 ) -> None:
-    """Take note of the adversarial points and step back from them, in the running slots."""
+    """Record adversarial points in the running slots, and step back from them towards the image."""
     running, x = slots.running(), slots.x
     distance, before = threat.distance(ahead, x), torch.where(slots.iteration == 0, torch.inf, closest)
     inside = ~is_correct & (distance <= threat.eps)
-    # A point inside the ball is kept even if a closer one came before: that one was not confirmed.
-    kept = inside | (~is_correct & (distance < before))
+    # A point inside the ball counts even if an earlier one was closer: the verifier rejected that one.
+    is_new = inside | (~is_correct & (distance < before))
     where_write(closest, torch.where(is_correct, before, torch.minimum(before, distance)), running)
     where_write(current, torch.where(expand_like(is_correct, x), ahead, x + search.beta * (ahead - x)), running)
-    where_write(slots.point, ahead, running & kept)
+    where_write(slots.point, ahead, running & is_new)
     slots.broken.logical_or_(running & inside)
     slots.iteration.add_(running)
     slots.done.logical_or_(running & (slots.iteration >= search.iterations))
@@ -126,9 +126,10 @@ def fab_update(
 def boundary_step(
     threat: Threat, point: Tensor, x: Tensor, gradient: Tensor, margin: Tensor, eta: float, alpha_max: float
 ) -> Tensor:
-    """The next point: eta times the way to the linearised boundary, both from the point and from the image.
+    """Return the next point: the mean of eta times the steps to the linearised boundary from the point and the image.
 
-    The second has the weight |way from the point| / (|way from the point| + |way from the image|), at most alpha_max.
+    The step from the image has the weight |step from point| / (|step from point| + |step from image|), at most
+    alpha_max.
     """
     from_point, from_x, normal = (images.permute(0, 2, 3, 1).flatten(1) for images in (point, x, gradient.nan_to_num()))
     margin = margin.to(x.dtype).nan_to_num()
@@ -148,22 +149,22 @@ def boundary_step(
 
 
 def to_boundary(point: Tensor, normal: Tensor, value: Tensor, *, euclidean: bool) -> Tensor:
-    """The smallest change of each point that makes a linear function zero and keeps the point in [0, 1].
+    """Return the smallest change of each point that makes a linear function zero and keeps the point in [0, 1].
 
-    The function is `value` at the point and has the gradient `normal`. Where it has no zero in [0, 1], the change goes
-    to the corner at which it is closest to zero. A coordinate that the function does not depend on does not change.
+    The function is `value` at the point and has the gradient `normal`. If it has no zero in [0, 1], the change leads to
+    the corner where it is closest to zero. A coordinate that the function does not depend on does not change.
 
-    Every coordinate goes the way that takes the function towards zero, at a pace of 1 (Linf) or |normal| (L2), until it
-    meets the end of its room: change = min(t * pace, room) for one t. The function so loses the sum of
-    min(t * pace * |normal|, room * |normal|), which is concave in t: it is the least of the lines that take the first k
-    coordinates, in the order in which they meet their ends, to be at their ends and the others to be on their way. So
-    it equals |value| at the largest t at which one of these lines does, and no search is needed.
+    Every coordinate moves so that the function approaches zero, with speed 1 (Linf) or |normal| (L2), until it reaches
+    its bound: change = min(t * speed, room) for one t. The function then falls by the sum of
+    min(t * speed * |normal|, room * |normal|), which is concave in t: it is the minimum of linear functions, of which
+    the k-th has the first k coordinates, in the order in which they reach their bounds, at their bounds and the others
+    moving. So it equals |value| at the largest t at which one of these linear functions does, and no search is needed.
 
     Args:
-        point: coordinates in [0, 1], one point a row.
+        point: coordinates in [0, 1], one point per row.
         normal: gradient of each row's function.
         value: value of each row's function at its point.
-        euclidean: whether the L2 norm of the change is to be the smallest; else the Linf norm.
+        euclidean: minimise the L2 norm of the change; otherwise the Linf norm.
 
     >>> point, normal = torch.tensor([[0.5, 0.1]]), torch.tensor([[1.0, 1.0]])
     >>> to_boundary(point, normal, torch.tensor([0.4]), euclidean=False)
@@ -175,12 +176,12 @@ def to_boundary(point: Tensor, normal: Tensor, value: Tensor, *, euclidean: bool
     normal = normal / scale * value.sign()
     slope = normal.abs()
     room = torch.where(normal > 0, point, 1 - point)
-    pace = slope if euclidean else torch.ones_like(slope)
+    speed = slope if euclidean else torch.ones_like(slope)
 
-    order = torch.where(slope > 0, room / pace, torch.inf).argsort(1)
+    order = torch.where(slope > 0, room / speed, torch.inf).argsort(1)
     ended = (slope * room).gather(1, order)
     ended = ended.cumsum(1) - ended
-    rate = (slope * pace).gather(1, order).flip(1).cumsum(1).flip(1)
+    rate = (slope * speed).gather(1, order).flip(1).cumsum(1).flip(1)
     t = torch.where(rate > 0, (value.abs() - ended) / rate, 0).amax(1, keepdim=True)
     t = t.clamp_max(torch.finfo(t.dtype).max)
-    return -normal.sign() * torch.minimum(t * pace, room)
+    return -normal.sign() * torch.minimum(t * speed, room)

@@ -12,7 +12,7 @@ from atas.threat import Threat
 
 
 def fgsm(model: nn.Module, x: Tensor, y: Tensor, threat: Threat) -> Tensor:
-    """One step of size eps from the image itself (Goodfellow et al., 2015): P[x + eps sgn grad l(x)].
+    """Make one step of size eps from the image (Goodfellow et al., 2015): P[x + eps sgn grad l(x)].
 
     For L2 the step is eps along the normalised gradient. The model runs in eval mode.
 
@@ -20,7 +20,7 @@ def fgsm(model: nn.Module, x: Tensor, y: Tensor, threat: Threat) -> Tensor:
         model: maps images (N, C, H, W) to logits (N, classes).
         x: images in [0, 1], float.
         y: labels (N,), integers.
-        threat: the ball to stay in, such as `atas.Linf(8/255)`.
+        threat: the threat model, such as `atas.Linf(8/255)`.
 
     Returns:
         Adversarial inputs like x.
@@ -38,16 +38,16 @@ def fgsm(model: nn.Module, x: Tensor, y: Tensor, threat: Threat) -> Tensor:
 
 @dataclass(frozen=True)
 class FGSM:
-    """`fgsm` as an attack of an evaluation."""
+    """FGSM as an attack of an evaluation; see `fgsm`."""
 
     name: ClassVar[str] = "fgsm"
 
     def settings(self, threat: Threat) -> dict[str, Any]:
-        """A step of eps from the image."""
+        """Return the step size and the start."""
         return {"steps": 1, **step_settings(threat.eps), "start": "image"}
 
     def __call__(
         self, model: nn.Module, x: Tensor, y: Tensor, threat: Threat, *, seed: int = 0, index: Tensor | None = None
     ) -> Tensor:
-        """Adversarial inputs; nothing here is random."""
+        """Return adversarial inputs; seed and index have no effect."""
         return fgsm(model, x, y, threat)

@@ -1,9 +1,9 @@
-"""Functions of logits that attacks use: one value per example.
+"""Losses and margins of attacks: functions of logits with one value per example.
 
 The losses `cross_entropy`, `dlr` and `targeted_dlr` are maximised; they grow as the model moves away from the label.
 The difference of logits ratio (Croce and Hein, 2020, equations 6 and 7) divides a difference of two logits by another,
-so it changes neither with the scale of the logits nor with their offset: cross-entropy vanishes, and with it its
-gradient, where a model is very sure.
+so it does not depend on the scale and offset of the logits. The cross-entropy and its gradient vanish where a model is
+very confident.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ DIVISION_EPSILON = 1e-12
 
 @fast_op
 def correct(logits: Tensor, y: Tensor) -> Tensor:
-    """Whether each prediction is the label; logits with a NaN predict nothing.
+    """Return whether each prediction is the label; logits with a NaN are never correct.
 
     >>> import torch
     >>> correct(torch.tensor([[2.0, 1.0], [2.0, 1.0], [float("nan"), 1.0]]), torch.tensor([0, 1, 0])).tolist()
@@ -32,7 +32,7 @@ def correct(logits: Tensor, y: Tensor) -> Tensor:
 
 
 def cross_entropy(logits: Tensor, y: Tensor, target: Tensor) -> Tensor:
-    """Of each example; it has no use for a target.
+    """Return the cross-entropy of each example; the target has no effect.
 
     >>> cross_entropy(torch.zeros(1, 4), torch.tensor([2]), torch.tensor([2])).exp().tolist()
     [4.0]
@@ -41,9 +41,9 @@ def cross_entropy(logits: Tensor, y: Tensor, target: Tensor) -> Tensor:
 
 
 def dlr(logits: Tensor, y: Tensor, target: Tensor) -> Tensor:
-    """The best other logit minus the label's, over the greatest minus the third greatest; no use for a target.
+    """Return the largest other logit minus the label's, divided by the largest minus the third largest logit.
 
-    Two classes have no third logit: there it is the difference alone.
+    With two classes there is no third logit, and the loss is the difference alone. The target has no effect.
 
     >>> dlr(torch.tensor([[6.0, 5.0, 4.0, 0.0]]), torch.tensor([0]), torch.tensor([0])).tolist()
     [-0.5]
@@ -57,10 +57,10 @@ def dlr(logits: Tensor, y: Tensor, target: Tensor) -> Tensor:
 
 
 def targeted_dlr(logits: Tensor, y: Tensor, target: Tensor) -> Tensor:
-    """The target's logit minus the label's, over the greatest minus the mean of the third and fourth greatest.
+    """Return the target's logit minus the label's, divided by the largest minus the mean of the third and fourth.
 
-    Three classes have no fourth logit: there it is the mean of the second and third. (The third alone would make the
-    loss -1 wherever the target comes last, and its gradient zero.) With two classes it is the difference alone.
+    With three classes the mean is over the second and third logit. (The third alone would make the loss -1, with a zero
+    gradient, wherever the target comes last.) With two classes the loss is the difference alone.
 
     >>> targeted_dlr(torch.tensor([[6.0, 5.0, 3.0, 1.0]]), torch.tensor([0]), torch.tensor([1])).tolist()
     [-0.25]
@@ -69,32 +69,32 @@ def targeted_dlr(logits: Tensor, y: Tensor, target: Tensor) -> Tensor:
     difference = _pick(logits, target) - _pick(logits, y)
     if logits.shape[1] == 2:
         return difference
-    greatest = logits.topk(min(4, logits.shape[1])).values
-    return difference / (greatest[:, 0] - greatest[:, -2:].mean(1) + DIVISION_EPSILON)
+    largest = logits.topk(min(4, logits.shape[1])).values
+    return difference / (largest[:, 0] - largest[:, -2:].mean(1) + DIVISION_EPSILON)
 
 
 @fast_op
 def margin(logits: Tensor, y: Tensor) -> Tensor:
-    """The label's logit less the greatest other one."""
+    """Return the label's logit minus the largest other logit."""
     logits, label = to_float32(logits), y.unsqueeze(1)
     return logits.gather(1, label).squeeze(1) - logits.scatter(1, label, -torch.inf).amax(1)
 
 
 @fast_op
 def target_margin(logits: Tensor, y: Tensor, target: Tensor) -> Tensor:
-    """The target's logit less the label's, negative where the label wins."""
+    """Return the target's logit minus the label's."""
     both = to_float32(logits).gather(1, torch.stack([target, y], 1))
     return both[:, 0] - both[:, 1]
 
 
-Loss = Callable[[Tensor, Tensor, Tensor], Tensor]  # logits, labels, targets to one number an example
+Loss = Callable[[Tensor, Tensor, Tensor], Tensor]  # logits, labels, targets to one value per example
 
 LOSSES: dict[str, Loss] = {"ce": cross_entropy, "dlr": dlr, "t": targeted_dlr}
 
 
 @fast_op
 def attack_loss(kind: str, logits: Tensor, y: Tensor, target: Tensor) -> Tensor:
-    """The loss of that name in `LOSSES`."""
+    """Return the loss of a name in `LOSSES`."""
     return LOSSES[kind](logits, y, target)
 
 

@@ -1,4 +1,4 @@
-"""Projected gradient descent: several steps from a random start, from several starts if need be."""
+"""Projected gradient descent: several steps from one or more random starts."""
 
 from __future__ import annotations
 
@@ -18,9 +18,8 @@ from atas.core.validation import check_logits
 from atas.errors import UsageError
 from atas.threat import Threat
 
-_STEPS_ACROSS = 5  # the default step is eps/5, so ten steps cross the ball once
-
-_MAX_COUNT = 100_000  # steps or restarts; beyond is a slip of the keyboard
+_STEPS_PER_EPS = 5  # the default step is eps/5, so ten steps cross the ball once
+_MAX_COUNT = 100_000  # steps or restarts; a larger number is a typing error
 
 
 def pgd(
@@ -34,25 +33,25 @@ def pgd(
     seed: int = 0,
     index: Tensor | None = None,
 ) -> Tensor:
-    """Steps up the cross-entropy from a random start (Madry et al., 2018): x(k+1) = P[x(k) + a sgn grad l(x(k))].
+    """Ascend the cross-entropy from a random start (Madry et al., 2018): x(k+1) = P[x(k) + a sgn grad l(x(k))].
 
     The model runs in eval mode. The start is uniform in the ball, hashed from the seed, the number of the restart and
-    the example's index, so it depends neither on the batch nor on earlier calls.
+    the example's index; it depends neither on the batch nor on earlier calls.
 
     Args:
         model: maps images (N, C, H, W) to logits (N, classes).
         x: images in [0, 1], float.
         y: labels (N,), integers.
-        threat: the ball to stay in, such as `atas.Linf(8/255)`.
-        steps: how many steps.
-        step_size: size of a step in pixel units; eps/5 if not given.
-        restarts: how many starts to try.
+        threat: the threat model, such as `atas.Linf(8/255)`.
+        steps: number of steps.
+        step_size: size of a step in pixel units; by default eps/5.
+        restarts: number of random starts.
         seed: another seed gives other starts.
-        index: number of each example (N,) in its data set; 0 to N-1 if not given.
+        index: position of each example (N,) in its data set; 0 to N-1 by default.
 
     Returns:
-        Adversarial inputs like x: for each example the last iterate of the first restart that fools the model there,
-        or of the last restart where none does.
+        Adversarial inputs like x: for each example the last iterate of the first restart that fools the model, or of
+        the last restart if none does.
 
     >>> from atas import Linf
     >>> model = nn.Sequential(nn.Flatten(), nn.Linear(16, 3))
@@ -68,23 +67,23 @@ def pgd(
         index = torch.arange(len(x), device=x.device)
     with attack_context(model, x, y, threat, index) as target:
 
-        def attempt(restart: int) -> Tensor:
+        def run_restart(restart: int) -> Tensor:
             number = torch.full((), restart, dtype=torch.int64, device=x.device)
             point = threat.random_start(target.x, CounterRNG(seed, number, index.long()))
             for _ in range(steps):
                 point = target.step(point, size)
             return point
 
-        found = attempt(0)
+        points = run_restart(0)
         for restart in range(1, restarts):
-            holds = correct(check_logits(model(found), len(x)), target.y)
-            found = torch.where(holds.view(-1, 1, 1, 1), attempt(restart), found)
-        return found
+            is_correct = correct(check_logits(model(points), len(x)), target.y)
+            points = torch.where(is_correct.view(-1, 1, 1, 1), run_restart(restart), points)
+        return points
 
 
 @dataclass(frozen=True)
 class PGD:
-    """`pgd` as an attack of an evaluation.
+    """PGD as an attack of an evaluation; see `pgd`.
 
     >>> PGD(steps=50, restarts=10).name
     'pgd50x10'
@@ -101,16 +100,16 @@ class PGD:
 
     @property
     def stages(self) -> tuple[PGDRestart, ...]:
-        """One start after the other, each for the examples that held before: the worst over the restarts."""
+        """One search per restart, each on the examples that earlier restarts did not break."""
         return tuple(PGDRestart(self.steps, restart, self.step_size) for restart in range(self.restarts))
 
     @property
     def name(self) -> str:
-        """The name that makes it: steps, then restarts where there are several."""
+        """The name for `attacks.create`: steps, and restarts if there are several."""
         return f"pgd{self.steps}" + (f"x{self.restarts}" if self.restarts > 1 else "")
 
     def settings(self, threat: Threat) -> dict[str, Any]:
-        """Steps, their size, and the starts."""
+        """Return the steps, their size, and the starts."""
         return {
             "steps": self.steps,
             **step_settings(_resolve_step_size(self.step_size, threat)),
@@ -121,13 +120,13 @@ class PGD:
     def __call__(
         self, model: nn.Module, x: Tensor, y: Tensor, threat: Threat, *, seed: int = 0, index: Tensor | None = None
     ) -> Tensor:
-        """Adversarial inputs: last iterates, the worst over the restarts."""
+        """Return the last iterates, the worst over the restarts."""
         return pgd(model, x, y, threat, self.steps, self.step_size, self.restarts, seed, index)
 
 
 @dataclass(frozen=True)
 class PGDRestart:
-    """PGD from one random start, in slots. Only the last iterate counts, whatever the model says on the way."""
+    """PGD from one random start, in slots. Only the last iterate counts, not the points before it."""
 
     iterations: int = 10
     restart: int = 0
@@ -142,29 +141,29 @@ class PGDRestart:
 
     @property
     def steps(self) -> int:
-        """One iteration a step."""
+        """The number of iterations."""
         return self.iterations
 
     def num_targets(self, num_classes: int) -> int:
-        """Any other class will do."""
+        """Return 0: the search is untargeted."""
         return 0
 
     def settings(self, threat: Threat) -> dict[str, Any]:
-        """Those of a single start, and its number."""
+        """Return the settings of PGD with one start, and the number of the restart."""
         return PGD(self.iterations, 1, self.step_size).settings(threat) | {"restart": self.restart}
 
     def extends(self, other: Search) -> bool:
-        """Whether the first steps of this are all the steps of the other."""
+        """Return whether the other search makes exactly the first steps of this one."""
         same = isinstance(other, PGDRestart) and (other.restart, other.step_size) == (self.restart, self.step_size)
         return same and other.steps < self.steps
 
     def init_state(self, slots: Slots, threat: Threat, num_classes: int, seed: int) -> PGDState:
-        """Allocate what the slots need."""
+        """Allocate the state of the slots."""
         return PGDState(self, slots, threat, seed)
 
 
 class PGDState:
-    """PGD under way. Where each slot is at is the slot's `point`."""
+    """The state of PGD: the current iterate is the slot's `point`."""
 
     def __init__(self, search: PGDRestart, slots: Slots, threat: Threat, seed: int) -> None:
         self._slots, self._threat, self._seed = slots, threat, seed
@@ -172,7 +171,7 @@ class PGDState:
         self._restart = torch.full((), search.restart, dtype=torch.int64, device=slots.x.device)
 
     def step(self, model: LogitsFunction) -> None:
-        """One step up the cross-entropy of every slot."""
+        """Make one step in every running slot."""
         slots = self._slots
         current = random_start(self._threat, slots, self._seed, self._restart, slots.point)
         gradient, _ = input_gradient(model, current, slots.y, cross_entropy_sum)
@@ -181,7 +180,7 @@ class PGDState:
 
 @fast_op
 def pgd_update(threat: Threat, slots: Slots, current: Tensor, gradient: Tensor, size: float, iterations: int) -> None:
-    """Go up the gradient, in the running slots. Where it is not a number the point stays."""
+    """Make a projected ascent step in the running slots. A NaN in the gradient counts as 0."""
     running = slots.running()
     where_write(slots.point, threat.ascend(current, gradient.nan_to_num(), size, slots.x), running)
     slots.iteration.add_(running)
@@ -189,11 +188,11 @@ def pgd_update(threat: Threat, slots: Slots, current: Tensor, gradient: Tensor, 
 
 
 def _resolve_step_size(step_size: float | None, threat: Threat) -> float:
-    return threat.eps / _STEPS_ACROSS if step_size is None else threat.check_size("step_size", step_size)
+    return threat.eps / _STEPS_PER_EPS if step_size is None else threat.check_size("step_size", step_size)
 
 
 def _check_count(name: str, value: int) -> None:
     if value < 1:
         raise UsageError(f"{name} must be at least 1; got {value}")
     if value > _MAX_COUNT:
-        raise UsageError(f"{name} of PGD must be at most {_MAX_COUNT:,}; got {value:,}, which would never end")
+        raise UsageError(f"{name} of PGD must be at most {_MAX_COUNT:,}; got {value:,}")

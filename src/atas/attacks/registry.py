@@ -1,4 +1,4 @@
-"""Attacks by name: create them, list them, and write their names as papers do."""
+"""Attacks by name: list them, create them, and format their names as in papers."""
 
 from __future__ import annotations
 
@@ -17,8 +17,7 @@ from atas.errors import unknown
 _PATTERN = "pgd<steps>[x<restarts>]"
 _PGD = re.compile(r"pgd([1-9]\d*)(?:x([1-9]\d*))?", re.ASCII)
 _VERSIONS = {"autoattack": "standard", "autoattack-rand": "rand"}
-_SINGLE: tuple[Search, ...] = (APGD("ce"), APGD("t"), APGD("dlr"), FAB(), Square(rescale_schedule=False))
-_ANY_PGD = re.compile(r"pgd(\d+)(?:x(\d+))?")
+_SINGLE: tuple[Search, ...] = (APGD("ce"), APGD("t"), APGD("dlr"), FAB(), Square())
 _DISPLAY_NAMES = {
     "fgsm": "FGSM",
     "autoattack": "AutoAttack",
@@ -33,7 +32,7 @@ _DISPLAY_NAMES = {
 
 
 def names() -> list[str]:
-    """The usual names, and last the pattern that every PGD follows.
+    """Return the names of attacks, and last the pattern of PGD's names.
 
     >>> names()[:6], names()[-1]
     (['clean', 'fgsm', 'pgd10', 'pgd50', 'autoattack', 'autoattack-rand'], 'pgd<steps>[x<restarts>]')
@@ -42,7 +41,7 @@ def names() -> list[str]:
 
 
 def create(name: str, step_size: float | None = None) -> Attack:
-    """The attack of that name; `step_size` is for PGD, eps/5 if not given.
+    """Return the attack of a name; `step_size` is for PGD, by default eps/5.
 
     >>> create("pgd50x10")
     PGD(steps=50, restarts=10, step_size=None)
@@ -64,16 +63,16 @@ def create(name: str, step_size: float | None = None) -> Attack:
 
 
 def is_pgd(name: str) -> bool:
-    """Whether this is the name of a PGD."""
-    return _ANY_PGD.fullmatch(name) is not None
+    """Return whether a name is a PGD attack."""
+    return _PGD.fullmatch(name) is not None
 
 
 def display_name(name: str) -> str:
-    """An attack's name for readers.
+    """Return an attack's name as in papers.
 
     >>> display_name("pgd50x10"), display_name("apgd-t"), display_name("mine")
     ('PGD-50 (10 restarts)', 'APGD-T', 'mine')
     """
-    if match := _ANY_PGD.fullmatch(name):
+    if match := _PGD.fullmatch(name):
         return f"PGD-{match[1]}" + (f" ({match[2]} restarts)" if match[2] else "")
     return _DISPLAY_NAMES.get(name, name)

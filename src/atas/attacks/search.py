@@ -1,8 +1,8 @@
-"""Searches: what an attack implements to run under the scheduler.
+"""Searches: the interface of attacks that run under the scheduler.
 
 A job is one example and, for a targeted attack, one target class. A slot holds one job. Each step advances every
 running slot by one iteration; slots may be at different iterations. The scheduler replaces finished jobs with waiting
-ones, so the device stays full until the last jobs and a broken example costs nothing more.
+ones, so the device stays busy until the last jobs, and a broken example takes no more time.
 """
 
 from __future__ import annotations
@@ -18,28 +18,28 @@ from atas.core.dispatch import fast_op
 from atas.core.rng import CounterRNG
 from atas.threat import Threat
 
-LogitsFunction = Callable[[Tensor], Tensor]  # points (B, C, H, W) to logits (B, classes), differentiable
+LogitsFunction = Callable[[Tensor], Tensor]  # images (B, C, H, W) to logits (B, classes), differentiable
 
 
 @dataclass(frozen=True)
 class Slots:
-    """The tensors of B slots. They are allocated once and written in place, so a recorded step can be replayed on them.
+    """The tensors of B slots, allocated once and written in place, so that a captured step can be replayed.
 
-    An idle slot keeps what it held last: finite, and of no effect on the others.
+    An idle slot keeps its last values, which are finite and do not affect other slots.
     """
 
     x: Tensor
     """Clean images (B, C, H, W)."""
     y: Tensor
-    """Labels (B,), int64, as are the other numbers."""
+    """Labels (B,), int64 like the other integers."""
     target: Tensor
-    """The class to be taken for; the label itself where an attack has no target."""
+    """The target class; the label itself for an attack without targets."""
     index: Tensor
-    """Number of the example in its data set: with `target_rank`, all that random numbers are hashed from."""
+    """Position of the example in its data set; random numbers are hashed from it and `target_rank`."""
     target_rank: Tensor
-    """Place of the target among the example's targets, from 0; 0 without targets."""
+    """Rank of the target among the example's targets, from 0; 0 without targets."""
     iteration: Tensor
-    """Iterations that the slot has made: 0 in a slot that was just filled."""
+    """Iterations that the slot has made; 0 for a new job."""
     occupied: Tensor
     """Whether the slot holds a job."""
     point: Tensor
@@ -48,11 +48,11 @@ class Slots:
     """Whether `point` is a candidate adversarial input. The scheduler clears the flag if the verifier rejects the
     point; the search then continues and must not propose the same point again."""
     done: Tensor
-    """All iterations are made."""
+    """Whether the slot has made all iterations."""
 
     @staticmethod
     def empty(count: int, like: Tensor) -> Slots:
-        """Idle slots for images of the shape (without the batch), type and device of `like`."""
+        """Return idle slots for images with the shape (without the batch), dtype and device of `like`."""
 
         def numbers() -> Tensor:
             return torch.zeros(count, dtype=torch.int64, device=like.device)
@@ -78,10 +78,10 @@ class Slots:
         return len(self.y)
 
     def running(self) -> Tensor:
-        """The slots (B,) that a step moves; all that belongs to another slot stays as it is.
+        """Return the flags (B,) of the slots that a step advances; the values of other slots must not change.
 
-        A slot that is broken waits for the host: where it goes from there, if its point is not confirmed, does not
-        depend on when the host looks.
+        A broken slot waits for the verifier. So if its point is rejected, the next steps do not depend on the time of
+        the poll.
         """
         return self.occupied & ~self.broken & ~self.done
 
@@ -97,7 +97,7 @@ class Slots:
         point: Tensor | None = None,
         iteration: int = 0,
     ) -> None:
-        """Give new jobs to the slots of these numbers; with a point and an iteration, jobs that have come so far."""
+        """Write new jobs to the slots with these numbers; `point` and `iteration` continue an earlier search."""
         self.x[slots] = x
         self.y[slots] = y
         self.target[slots] = target
@@ -111,60 +111,60 @@ class Slots:
 
 
 def expand_like(values: Tensor, images: Tensor) -> Tensor:
-    """One value or flag an example, shaped so that it goes with a batch of images (or of anything)."""
+    """Reshape one value per example so that it broadcasts over a batch of images."""
     return values.view(-1, *(1,) * (images.dim() - 1))
 
 
 def where_write(old: Tensor, new: Tensor, slots: Tensor) -> None:
-    """Overwrite in place what belongs to the slots that are flagged."""
+    """Overwrite `old` in place for the flagged slots."""
     old.copy_(torch.where(expand_like(slots, old), new, old))
 
 
 @fast_op
 def random_start(threat: Threat, slots: Slots, seed: int, epoch: Tensor, current: Tensor) -> Tensor:
-    """Where each slot is at: a random point of its ball if it was just filled, else `current`.
+    """Return a random point of the threat model for each slot at iteration 0, else `current`.
 
-    `epoch` is one number or one a slot; like the seed, another one gives other starts.
+    `epoch` is one number, or one per slot. Like the seed, it selects the random numbers.
     """
     start = threat.random_start(slots.x, CounterRNG(seed, epoch, slots.index))
     return torch.where(expand_like(slots.iteration == 0, start), start, current)
 
 
 class SearchState(Protocol):
-    """A search under way: what it keeps for each of its slots."""
+    """A running search: its values for each slot."""
 
     def step(self, model: LogitsFunction) -> None:
-        """One iteration of every slot that moves; a slot at iteration 0 is set up first.
+        """Make one iteration in every running slot; initialise slots at iteration 0 first.
 
-        No host synchronisation, and no shape or branch that depends on data. What becomes of a slot depends on its own
-        tensors, the seed and the model alone.
+        There must be no host synchronisation, and no shape or branch that depends on data. The result of a slot may
+        depend only on its own tensors, the seed and the model.
         """
 
 
 class Search(Protocol):
-    """An attack that works in slots; its settings are fixed."""
+    """An attack that runs in slots, with fixed settings."""
 
     @property
     def name(self) -> str:
-        """What results are filed under."""
+        """The name in results."""
 
     @property
     def steps(self) -> int:
-        """Iterations that a job makes at most: `done` is set when the slot's iteration reaches them."""
+        """The maximum number of iterations of a job; the search sets `done` at this iteration."""
 
     @property
     def queries_per_step(self) -> int:
-        """Forward passes of the model in an iteration."""
+        """Forward passes per iteration."""
 
     @property
     def backward_passes(self) -> int:
-        """After how many of them the gradient is computed."""
+        """Backward passes per iteration."""
 
     def num_targets(self, num_classes: int) -> int:
-        """Jobs an example: one a target, or 0 for a single job without a target."""
+        """Return the number of targets per example, each of which is a job; 0 for one job without a target."""
 
     def settings(self, threat: Threat) -> dict[str, Any]:
-        """What a result file has to say for someone to repeat the attack; plain JSON values."""
+        """Return the settings that reproduce the attack, as plain JSON values."""
 
     def init_state(self, slots: Slots, threat: Threat, num_classes: int, seed: int) -> SearchState:
-        """Allocate what the search keeps for these slots."""
+        """Allocate the state of the search for these slots."""

@@ -1,13 +1,13 @@
-"""Square Attack: random search by squares, which asks for the model's output alone (Andriushchenko et al., 2020).
+"""Square Attack: black-box random search with square windows (Andriushchenko et al., 2020).
 
-A query proposes another perturbation, which differs from the best one so far in a square window at a random place, and
-is kept if the margin of the label over the other classes falls. The windows shrink with the number of queries. For Linf
-every channel of the window goes to the end of the ball, up or down, at random. For L2 the window gets more of a pattern
-with a positive and a negative half, and the budget for it comes from another window, which is emptied.
+A query proposes a perturbation that differs from the best one in a square window at a random position. The search
+accepts it if the margin of the label over the other classes falls. The windows shrink with the number of queries. For
+Linf every channel of the window moves by eps, up or down at random. For L2 the window gets a pattern with a positive
+and a negative half; its budget comes from another window, which is set to zero.
 
-As in AutoAttack, the loss is the margin. Three things differ from AutoAttack's code: a window may lie at every place,
-where that leaves out the last row and column; the start counts as a query; and each example has a place (for Linf also
-signs) of its own, not its batch's.
+As in AutoAttack, the loss is the margin. Three details differ from AutoAttack's code: a window may lie at every
+position, where theirs excludes the last row and column; the start counts as a query; and each example has its own
+position (for Linf also its own signs), where theirs has one per batch.
 """
 
 from __future__ import annotations
@@ -29,17 +29,19 @@ from atas.core.rng import CounterRNG, Stream
 from atas.errors import UsageError
 from atas.threat import L2, Linf, Threat, l2_norm
 
-# Of 10,000 queries: after each of these, the share of pixels that a query changes is halved.
+# For 10,000 queries: after each of these, the fraction of pixels that a query changes is halved.
 _HALVINGS = (10, 50, 200, 500, 1000, 2000, 4000, 6000, 8000)
-_MIN_SIDE = 3  # the pattern of a smaller window would be hardly more than one sign
-_TILES = 5  # the start for L2 has so many tiles along the image's shorter side
+_MIN_SIDE = 3  # the pattern of a smaller window would be little more than one sign
+_TILES = 5  # tiles along the image's shorter side at the start for L2
 _TINY = 1e-12
 
 
 @dataclass(frozen=True)
 class Square:
-    """The settings of Square Attack. The schedule by which windows shrink is made for 10,000 queries. Stretched to
-    those there are, it comes to windows of a pixel; AutoAttack does not stretch it, and so ends half way.
+    """Square Attack.
+
+    The schedule of window sizes is made for 10,000 queries. AutoAttack uses the first half of it for its 5,000 queries.
+    With `rescale_schedule` it is rescaled to the number of queries, and the last windows have one pixel.
 
     >>> Square().settings(Linf(8 / 255))["start"]
     'vertical stripes'
@@ -47,7 +49,7 @@ class Square:
 
     queries: int = 5000
     p_init: float = 0.8
-    rescale_schedule: bool = True
+    rescale_schedule: bool = False
     name: ClassVar[str] = "square"
     queries_per_step: ClassVar[int] = 1
     backward_passes: ClassVar[int] = 0
@@ -56,19 +58,19 @@ class Square:
         if self.queries < 1:
             raise UsageError(f"queries must be at least 1; got {self.queries}")
         if not 0 < self.p_init <= 1:
-            raise UsageError(f"p_init is a share of the pixels, above 0 and at most 1; got {self.p_init}")
+            raise UsageError(f"p_init is a fraction of the pixels, above 0 and at most 1; got {self.p_init}")
 
     @property
     def steps(self) -> int:
-        """One query a step."""
+        """The number of queries."""
         return self.queries
 
     def num_targets(self, num_classes: int) -> int:
-        """Any other class will do."""
+        """Return 0: the search is untargeted."""
         return 0
 
     def settings(self, threat: Threat) -> dict[str, Any]:
-        """Queries, the first share of pixels, how it falls, and the start."""
+        """Return the queries, the first fraction of pixels, its schedule, and the start."""
         return {
             "queries": self.queries,
             "p_init": self.p_init,
@@ -79,13 +81,13 @@ class Square:
         }
 
     def init_state(self, slots: Slots, threat: Threat, num_classes: int, seed: int) -> SquareState:
-        """Allocate what the slots need."""
+        """Allocate the state of the slots."""
         if not isinstance(threat, Linf | L2):
-            raise UsageError(f"{self.name} knows the norms linf and l2; got {threat!r}")
+            raise UsageError(f"{self.name} supports the norms linf and l2; got {threat!r}")
         return SquareState(self, slots, threat, seed)
 
     def pixel_fraction(self, query: int) -> float:
-        """The share of pixels that a query changes; query 0 is the start, and query 1 the first with a window.
+        """Return the fraction of pixels that a query changes; query 0 is the start, query 1 the first with a window.
 
         >>> [Square(queries=10_000).pixel_fraction(query) for query in (1, 11, 12, 10_000)]
         [0.8, 0.8, 0.4, 0.0015625]
@@ -94,12 +96,12 @@ class Square:
         return self.p_init / 2 ** bisect.bisect_left(_HALVINGS, elapsed)
 
     def side_lengths(self, height: int, width: int) -> list[float]:
-        """For each query, the root of the number of pixels that it changes."""
+        """Return, for each query, the square root of the number of pixels that it changes."""
         return [math.sqrt(self.pixel_fraction(query) * height * width) for query in range(self.queries)]
 
 
 class SquareState:
-    """Square Attack under way. The best point of each slot so far is the slot's `point`."""
+    """The state of Square Attack: the best point so far is the slot's `point`."""
 
     def __init__(self, search: Square, slots: Slots, threat: Threat, seed: int) -> None:
         self._slots, self._queries = slots, search.queries
@@ -108,7 +110,7 @@ class SquareState:
 
     @torch.no_grad()
     def step(self, model: LogitsFunction) -> None:
-        """One query of every slot."""
+        """Make one query in every running slot."""
         slots = self._slots
         proposal = self._propose(slots)
         output = model(proposal)
@@ -120,7 +122,7 @@ class SquareState:
 def square_update(
     queries: int, slots: Slots, least: Tensor, proposal: Tensor, margin: Tensor, is_correct: Tensor
 ) -> None:
-    """Keep the proposals that are better than what there was, in the running slots; NaN is the worst of all."""
+    """Accept the proposals that lower the margin, in the running slots; any margin is lower than NaN."""
     running = slots.running()
     better = (slots.iteration == 0) | (margin < least) | least.isnan() | ~is_correct
     where_write(least, margin.to(least.dtype), running & better)
@@ -131,7 +133,7 @@ def square_update(
 
 
 class LinfProposal:
-    """What is proposed for Linf: vertical stripes, then windows, in which every channel goes up or down by eps."""
+    """Proposals for Linf: vertical stripes, then windows in which every channel moves up or down by eps."""
 
     def __init__(self, search: Square, slots: Slots, eps: float, seed: int) -> None:
         self._eps, self._seed = eps, seed
@@ -140,86 +142,91 @@ class LinfProposal:
         self._sides = torch.tensor(sides, device=slots.x.device)
 
     def __call__(self, slots: Slots) -> Tensor:
-        """The point that each slot asks about next."""
+        """Return the next point of each slot."""
         return linf_proposal(self._eps, self._seed, slots, self._sides)
 
 
 @fast_op
 def linf_proposal(eps: float, seed: int, slots: Slots, sides: Tensor) -> Tensor:
-    """The next point of each slot for Linf; `sides` has the side of each query's window."""
+    """Return the next point of each slot for Linf; `sides` holds the window side of each query."""
     x, fresh = slots.x, expand_like(slots.iteration == 0, slots.x)
     channels, height, width = x.shape[1:]
     draw = CounterRNG(seed, slots.iteration, slots.index)
     stripes = draw.uniform(Stream.START, (channels, 1, width))
-    place, numbers = draw.uniform(Stream.PROPOSAL, (2 + channels,)).split((2, channels), 1)
-    window = Window.place_at(place, sides[slots.iteration.clamp_max(len(sides) - 1)], height, width)
+    position, numbers = draw.uniform(Stream.PROPOSAL, (2 + channels,)).split((2, channels), 1)
+    window = Window.place_at(position, sides[slots.iteration.clamp_max(len(sides) - 1)], height, width)
     signs = _signs(torch.where(fresh, stripes, numbers[:, :, None, None])).to(x.dtype)
     return torch.where(fresh | window.pixels, (x + eps * signs).clamp(0, 1), slots.point)
 
 
 class L2Proposal:
-    """What is proposed for L2: tiles all over the image, then windows that take budget from others.
+    """Proposals for L2: tiles over the whole image, then windows that take budget from other windows.
 
-    The change keeps its norm. Where it is cut at 0 or 1, the next proposal makes up for what it lacks.
+    The perturbation keeps its norm. If it is clipped at 0 or 1, the next proposal uses the remaining budget.
     """
 
     def __init__(self, search: Square, slots: Slots, eps: float, seed: int) -> None:
         self._eps, self._seed = eps, seed
         height, width = slots.x.shape[2:]
-        # An odd window has a middle.
+        # A window with an odd side has a centre.
         sides = [max(round(length), _MIN_SIDE) // 2 * 2 + 1 for length in search.side_lengths(height, width)]
         sides = [min(side, height, width) for side in sides]
-        kinds = sorted(set(sides))
-        patterns = [F.pad(_pattern(side), (0, kinds[-1] - side, 0, kinds[-1] - side)) for side in kinds]
-        tiles, places = _tiles(height, width)
+        sizes = sorted(set(sides))
+        patterns = [F.pad(_pattern(side), (0, sizes[-1] - side, 0, sizes[-1] - side)) for side in sizes]
+        tiles, tile_index = _tiles(height, width)
         device = slots.x.device
         self._tables = L2Tables(
             sides=torch.tensor(sides, device=device),
-            pattern_index=torch.tensor([kinds.index(side) for side in sides], device=device),
+            pattern_index=torch.tensor([sizes.index(side) for side in sides], device=device),
             patterns=torch.stack(patterns).to(slots.x),
             tiles=tiles.to(slots.x),
-            tile_index=places.to(device),
-            num_tiles=int(places.max()) + 1,
+            tile_index=tile_index.to(device),
+            num_tiles=int(tile_index.max()) + 1,
         )
 
     def __call__(self, slots: Slots) -> Tensor:
-        """The point that each slot asks about next."""
+        """Return the next point of each slot."""
         return l2_proposal(self._eps, self._seed, slots, self._tables)
 
 
 @dataclass(frozen=True)
 class L2Tables:
-    """What is the same for all slots."""
+    """Tables that all slots share."""
 
     sides: Tensor
-    """The side of each query's window."""
+    """The window side of each query."""
     pattern_index: Tensor
-    """The number of each query's pattern."""
+    """The index of each query's pattern in `patterns`."""
     patterns: Tensor
-    """The pattern of each size of window, in the corner of a square as large as the largest."""
+    """The pattern of each window size, padded to the largest size."""
     tiles: Tensor
-    """The start without its signs, with all tiles upright and with all lying (2, H, W)."""
+    """The start without signs, with all tiles upright and with all tiles transposed (2, H, W)."""
     tile_index: Tensor
-    """The number of the tile that each pixel (H, W) belongs to."""
+    """The tile of each pixel (H, W)."""
     num_tiles: int
-    """How many tiles there are."""
+    """The number of tiles."""
 
 
 @fast_op
 def l2_proposal(eps: float, seed: int, slots: Slots, tables: L2Tables) -> Tensor:
-    """The next point of each slot for L2."""
+    """Return the next point of each slot for L2."""
     x, last = slots.x, len(tables.sides) - 1
     channels, height, width = x.shape[1:]
     draw = CounterRNG(seed, slots.iteration, slots.index)
     numbers = draw.uniform(Stream.START, (1 + channels, tables.num_tiles))[:, :, tables.tile_index]
-    lying, numbers = numbers.split((1, channels), 1)
-    start = torch.where(lying < 0.5, tables.tiles[1], tables.tiles[0]) * _signs(numbers).to(x.dtype)
+    orientation, numbers = numbers.split((1, channels), 1)
+    start = torch.where(orientation < 0.5, tables.tiles[1], tables.tiles[0]) * _signs(numbers).to(x.dtype)
 
     query = slots.iteration.clamp_max(last)
-    side, kind = tables.sides[query], tables.pattern_index[query]
-    here, there, lying, numbers = draw.uniform(Stream.PROPOSAL, (5 + channels,)).split((2, 2, 1, channels), 1)
-    window, other = Window.place_at(here, side, height, width), Window.place_at(there, side, height, width)
-    pattern = window.filled(tables.patterns, kind, lying < 0.5) * _signs(numbers[:, :, None, None]).to(x.dtype)
+    side, size_index = tables.sides[query], tables.pattern_index[query]
+    position, other_position, orientation, numbers = draw.uniform(Stream.PROPOSAL, (5 + channels,)).split(
+        (2, 2, 1, channels), 1
+    )
+    window = Window.place_at(position, side, height, width)
+    other = Window.place_at(other_position, side, height, width)
+    pattern = window.filled(tables.patterns, size_index, orientation < 0.5) * _signs(numbers[:, :, None, None]).to(
+        x.dtype
+    )
     change = torch.where(
         expand_like(slots.iteration == 0, x), start, _move_budget(eps, slots.point - x, window, other, pattern)
     )
@@ -227,14 +234,14 @@ def l2_proposal(eps: float, seed: int, slots: Slots, tables: L2Tables) -> Tensor
 
 
 def _move_budget(eps: float, change: Tensor, window: Window, other: Window, pattern: Tensor) -> Tensor:
-    """The budget of two windows and what the whole lacks of it, all in the first, where the pattern joins the change.
+    """Return the change with the budget of both windows, and the unused budget, in the first window.
 
-    The change that was there and the pattern count alike: both are first brought to a norm of 1, in every channel.
+    There the old change and the pattern, each scaled to norm 1 in every channel, are added.
     """
-    there = change * window.pixels
-    new = pattern + there / (_channel_norm(there) + _TINY)
-    lack = (eps**2 - _channel_norm(change).square().sum(1, keepdim=True)).clamp_min(0)
-    budget = _channel_norm(change * (window.pixels | other.pixels)).square() + lack / change.shape[1]
+    old = change * window.pixels
+    new = pattern + old / (_channel_norm(old) + _TINY)
+    unused = (eps**2 - _channel_norm(change).square().sum(1, keepdim=True)).clamp_min(0)
+    budget = _channel_norm(change * (window.pixels | other.pixels)).square() + unused / change.shape[1]
     new = new * (budget.sqrt() / (_channel_norm(new) + _TINY))
     return torch.where(window.pixels, new, change * ~other.pixels)
 
@@ -244,31 +251,33 @@ class Window:
     """A square window in each image of a batch."""
 
     row_offset: Tensor
-    """How far each row (B, H, 1) is below the window's first; 0 outside."""
+    """The offset of each row (B, H, 1) from the window's first row; 0 outside."""
     column_offset: Tensor
-    """How far each column (B, 1, W) is to the right of the window's first; 0 outside."""
+    """The offset of each column (B, 1, W) from the window's first column; 0 outside."""
     pixels: Tensor
-    """Which pixels (B, 1, H, W) are inside."""
+    """Whether each pixel (B, 1, H, W) is inside."""
 
     @staticmethod
     def place_at(numbers: Tensor, side: Tensor, height: int, width: int) -> Window:
-        """At a random place, by two numbers (B, 2) that are uniform between 0 and 1."""
-        down, rows = _offsets(numbers[:, 0], side, height)
-        right, columns = _offsets(numbers[:, 1], side, width)
-        return Window(down[:, :, None], right[:, None, :], rows[:, None, :, None] & columns[:, None, None, :])
-
-    def filled(self, patterns: Tensor, kind: Tensor, lying: Tensor) -> Tensor:
-        """A pattern of its size (B, 1, H, W), upright or lying on its side, and 0 outside."""
-        lying = lying[:, :, None]
-        row, column = (
-            torch.where(lying, self.column_offset, self.row_offset),
-            torch.where(lying, self.row_offset, self.column_offset),
+        """Return windows at random positions, from numbers (B, 2) that are uniform in [0, 1)."""
+        row_offset, rows = _offsets(numbers[:, 0], side, height)
+        column_offset, columns = _offsets(numbers[:, 1], side, width)
+        return Window(
+            row_offset[:, :, None], column_offset[:, None, :], rows[:, None, :, None] & columns[:, None, None, :]
         )
-        return patterns[kind[:, None, None], row, column].unsqueeze(1) * self.pixels
+
+    def filled(self, patterns: Tensor, size_index: Tensor, transposed: Tensor) -> Tensor:
+        """Return the pattern of the window's size (B, 1, H, W), upright or transposed, and 0 outside."""
+        transposed = transposed[:, :, None]
+        row, column = (
+            torch.where(transposed, self.column_offset, self.row_offset),
+            torch.where(transposed, self.row_offset, self.column_offset),
+        )
+        return patterns[size_index[:, None, None], row, column].unsqueeze(1) * self.pixels
 
 
 def _offsets(number: Tensor, side: Tensor, extent: int) -> tuple[Tensor, Tensor]:
-    """Where each row, or column, is in a window at a random place, and whether it is inside."""
+    """Return the offset of each row or column in a window at a random position, and whether it is inside."""
     first = (number * (extent - side + 1)).long()
     offset = torch.arange(extent, device=first.device) - first[:, None]
     inside = (offset >= 0) & (offset < side[:, None])
@@ -276,34 +285,34 @@ def _offsets(number: Tensor, side: Tensor, extent: int) -> tuple[Tensor, Tensor]
 
 
 def _signs(numbers: Tensor) -> Tensor:
-    """1 or -1, of numbers that are uniform between 0 and 1."""
+    """Return 1 or -1 for numbers that are uniform in [0, 1)."""
     return 1 - 2 * (numbers < 0.5).to(numbers.dtype)
 
 
 def _channel_norm(images: Tensor) -> Tensor:
-    """The Euclidean norm of each channel (B, C, 1, 1)."""
+    """Return the Euclidean norm of each channel (B, C, 1, 1)."""
     return torch.linalg.vector_norm(images, dim=(2, 3), keepdim=True)
 
 
 def _pattern(side: int) -> Tensor:
-    """A square with a positive bump in its upper half and a negative one in its lower half, of norm 1, float64."""
+    """Return a square of norm 1 with a positive upper and a negative lower half, in float64."""
     pattern = torch.cat([_bump(side // 2, side), -_bump(side - side // 2, side)])
     return pattern / torch.linalg.vector_norm(pattern)
 
 
 def _bump(height: int, width: int) -> Tensor:
-    """A rectangle of norm 1 that falls off from its middle: the sum of centred squares, 1/k^2 high and 2k - 1 wide."""
-    down, right = (torch.arange(extent) - extent // 2 for extent in (height, width))
-    distance = torch.maximum(down.abs()[:, None], right.abs())
+    """Return a rectangle of norm 1 with its peak at the centre: a sum of squares, 1/k^2 high and 2k - 1 wide."""
+    rows, columns = (torch.arange(extent) - extent // 2 for extent in (height, width))
+    distance = torch.maximum(rows.abs()[:, None], columns.abs())
     heights = torch.arange(1, max(height, width) // 2 + 2, dtype=torch.float64) ** -2
     bump = heights.flip(0).cumsum(0).flip(0)[distance]
     return bump / torch.linalg.vector_norm(bump).clamp_min(_TINY)
 
 
 def _tiles(height: int, width: int) -> tuple[Tensor, Tensor]:
-    """Patterns side by side over an image, upright and lying (2, H, W), and the number of each pixel's tile (H, W).
+    """Return tiled patterns, upright and transposed (2, H, W), and the tile of each pixel (H, W).
 
-    What they leave uncovered at the edges is zero.
+    Pixels at the edges that no tile covers are zero.
     """
     side = max(min(height, width) // _TILES, 1)
     down, across = height // side, width // side

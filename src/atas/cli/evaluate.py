@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -17,10 +16,8 @@ from atas._utils.files import check_output_path
 from atas.errors import UsageError
 
 if TYPE_CHECKING:
-    import torch
-
     from atas.cli.target import Target
-    from atas.evaluation import Evaluation
+    from atas.evaluation import Evaluation, EvaluationWarning
     from atas.training import Run
 
 
@@ -144,17 +141,18 @@ def evaluate_target(
 ) -> Evaluation:
     """Evaluate with a progress display, and write the result."""
     from atas._utils.files import check_writable
-    from atas.cli.evaluation_progress import EvaluationProgress
     from atas.distributed.world import init
     from atas.evaluation import evaluate as run_evaluation
+    from atas.evaluation.progress import EvaluationProgress
     from atas.recipes.values import parse_value
+    from atas.training.engine import select_device
 
     path = target.out
     check_writable(path)
     progress = path.with_name(f"{path.stem}.progress.json")
     with init() as process, EvaluationProgress(quiet=process.rank > 0) as display, _explain_resume(progress):
         result = run_evaluation(
-            target.model.to(_device(device, process.size)),
+            target.model.to(process.device(select_device(device))),
             target.test.images,
             target.test.labels,
             target.threat,
@@ -169,7 +167,7 @@ def evaluate_target(
         )
     if process.rank == 0:
         notes = [] if target.expected is None or step_size is not None else target.expected.compare(result)
-        _write(result, path, notes, show=show, logged=display.logged)
+        _write(result, path, notes, show=show, shown_warnings=display.shown_warnings)
     return result
 
 
@@ -186,13 +184,20 @@ def _explain_resume(progress: Path) -> Iterator[None]:
         raise AtasError(f"interrupted; the same command resumes from {progress}") from None
 
 
-def _write(result: Evaluation, path: Path, notes: list[str], *, show: OutputFormat, logged: set[str]) -> None:
+def _write(
+    result: Evaluation,
+    path: Path,
+    notes: list[str],
+    *,
+    show: OutputFormat,
+    shown_warnings: set[EvaluationWarning],
+) -> None:
     """Print and write the result; a closed pipe does not prevent the writing."""
     from atas._utils.files import write_text
 
     page = path.with_suffix(".md")
     try:
-        _show(result, show, logged)
+        _show(result, show, shown_warnings)
     finally:
         write_text(page, result.markdown())
         result.save(path)  # last, since it deletes the saved progress
@@ -203,24 +208,12 @@ def _write(result: Evaluation, path: Path, notes: list[str], *, show: OutputForm
         print_line(f"written: {path}")
 
 
-def _show(result: Evaluation, show: OutputFormat, logged: set[str]) -> None:
+def _show(result: Evaluation, show: OutputFormat, shown_warnings: set[EvaluationWarning]) -> None:
     if show == "json":
         print_json(json.dumps(result.to_json(), indent=2))
     elif show == "table":
         print_table(result.table())
-        for caution in result.warnings:
-            if f"warning: {caution}" not in logged:
-                print_line(f"warning: {caution}")
+        for warning in result.warnings:
+            if warning not in shown_warnings:
+                print_line(f"warning: {warning}")
         print_line(result.sentence())
-
-
-def _device(name: str, processes: int) -> torch.device:
-    """Of several processes, each has a GPU of its own."""
-    import torch
-
-    from atas.training.engine import select_device
-
-    device = select_device(name)
-    if device.type == "cuda" and device.index is None and processes > 1:
-        return torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))
-    return device

@@ -1,6 +1,6 @@
 """Fingerprints of weights, data and models.
 
-Results name their weights and data by short hashes. The logits of a few images tell models with equal weights apart.
+Results identify weights and data by short hashes. Logits of fixed images distinguish models with equal weights.
 """
 
 from __future__ import annotations
@@ -12,19 +12,19 @@ import torch
 from torch import Tensor, nn
 
 _DIGITS = 16
-LOGITS_KEY = "answers"
-_TOLERANCE = 1e-3  # of the largest; another device may compute by another algorithm
+LOGITS_KEY = "answers"  # in progress files
+_TOLERANCE = 1e-3  # relative to the largest logit; another device may use another algorithm
 
 
 def weights_hash(model: nn.Module) -> str:
-    """The hash of a model's state."""
+    """Return the hash of a model's state."""
     return state_hash(model.state_dict())
 
 
 def state_hash(state: Mapping[str, object]) -> str:
-    """SHA-256 over the bytes of a state dict's tensors in the order of their keys, shortened.
+    """Return the short SHA-256 of the bytes of a state dict's tensors in the order of their keys.
 
-    A wrapper that only puts a prefix before all keys does not change it.
+    A wrapper that only adds a prefix to all keys does not change it.
     """
     digest = hashlib.sha256()
     for _, value in sorted(state.items()):
@@ -34,7 +34,7 @@ def state_hash(state: Mapping[str, object]) -> str:
 
 
 class DataHash:
-    """SHA-256 over all images as float32 in [0, 1], then all labels as int64, shortened; fed batch by batch."""
+    """The short SHA-256 of all images as float32 in [0, 1], then all labels as int64, updated batch by batch."""
 
     def __init__(self) -> None:
         self._images, self._labels = hashlib.sha256(), bytearray()
@@ -45,7 +45,7 @@ class DataHash:
         self._labels += _bytes(labels.long())
 
     def hexdigest(self) -> str:
-        """The hash of all that was added."""
+        """Return the hash of all batches so far."""
         digest = self._images.copy()
         digest.update(self._labels)
         return digest.hexdigest()[:_DIGITS]
@@ -56,19 +56,19 @@ def _bytes(tensor: Tensor) -> memoryview:
 
 
 def logits_fingerprint(verifier: Callable[[Tensor], Tensor], images: Tensor) -> list[float] | None:
-    """The logits, one after the other; None where they are others the second time, and so say nothing."""
+    """Return the logits of the images as a list, or None if a second pass gives other logits."""
     with torch.no_grad():
-        found, again = (verifier(images).nan_to_num().flatten().tolist() for _ in range(2))
-    return found if same_logits(found, again) else None
+        first, second = (verifier(images).nan_to_num().flatten().tolist() for _ in range(2))
+    return first if same_logits(first, second) else None
 
 
-def same_logits(one: list[float] | None, other: list[float] | None) -> bool:
-    """Whether they are the same but for rounding.
+def same_logits(a: list[float] | None, b: list[float] | None) -> bool:
+    """Return whether two lists of logits are equal up to rounding.
 
     >>> same_logits([5.0, 1.0], [5.001, 1.0]), same_logits([5.0, 1.0], [5.1, 1.0]), same_logits(None, None)
     (True, False, True)
     """
-    if one is None or other is None:
-        return one is other
-    most = _TOLERANCE * max(map(abs, one), default=0.0)
-    return len(one) == len(other) and all(abs(a - b) <= most for a, b in zip(one, other, strict=True))
+    if a is None or b is None:
+        return a is b
+    tolerance = _TOLERANCE * max(map(abs, a), default=0.0)
+    return len(a) == len(b) and all(abs(x - y) <= tolerance for x, y in zip(a, b, strict=True))

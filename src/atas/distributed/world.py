@@ -33,6 +33,8 @@ class World:
 
     rank: int = 0
     size: int = 1
+    cpu_group: Any = None
+    """The process group of objects and CPU tensors; None for the default group."""
 
     @property
     def is_main(self) -> bool:
@@ -50,7 +52,7 @@ class World:
             except (AtasError, OSError) as error:
                 error.on_all_ranks = True  # type: ignore[union-attr]
                 outcome[1] = error
-        dist.broadcast_object_list(outcome, device=torch.device("cpu"))
+        dist.broadcast_object_list(outcome, group=self.cpu_group, device=torch.device("cpu"))
         if outcome[1] is not None:
             raise outcome[1]
         return outcome[0]
@@ -58,8 +60,24 @@ class World:
     def all_reduce_sum(self, tensor: Tensor) -> Tensor:
         """Sum a tensor over all ranks, in place."""
         if self.size > 1:
-            dist.all_reduce(tensor)
+            dist.all_reduce(tensor, group=self.cpu_group if tensor.device.type == "cpu" else None)
         return tensor
+
+    def all_gather(self, value: T) -> list[T]:
+        """Return the values of all processes, by rank."""
+        if self.size == 1:
+            return [value]
+        values: list[Any] = [None] * self.size
+        dist.all_gather_object(values, value, group=self.cpu_group)
+        return values
+
+    def rows(self, count: int) -> range:
+        """Return every `size`-th of `count` rows, from the rank on, so that hard and easy examples are spread evenly.
+
+        >>> World(1, 3).rows(8)
+        range(1, 8, 3)
+        """
+        return range(self.rank, count, self.size)
 
     def device(self, chosen: torch.device) -> torch.device:
         """Return this rank's device: with several ranks on a machine, each has a GPU of its own."""
@@ -117,7 +135,7 @@ class AnyFlag:
             work.wait()
             reduced = sent.bool().tolist()
         sent = torch.tensor([flag and not done for flag, done in zip(flags, reduced, strict=True)], dtype=torch.int32)
-        self._sent = sent, dist.all_reduce(sent, dist.ReduceOp.MAX, async_op=True)
+        self._sent = sent, dist.all_reduce(sent, dist.ReduceOp.MAX, self._world.cpu_group, async_op=True)
         return reduced
 
 
@@ -133,7 +151,8 @@ def init() -> Iterator[World]:
     The group is destroyed only if no error occurred, because other ranks may not answer any more after one.
     """
     if dist.is_available() and dist.is_initialized():
-        yield World(dist.get_rank(), dist.get_world_size())
+        with _cpu_group() as group:
+            yield World(dist.get_rank(), dist.get_world_size(), group)
         return
     count = launched_world_size()
     if count == 1:
@@ -152,6 +171,19 @@ def init() -> Iterator[World]:
         ) from error
     yield World(dist.get_rank(), count)
     dist.destroy_process_group()
+
+
+@contextmanager
+def _cpu_group() -> Iterator[Any]:
+    """Make a gloo group where the default group has no backend for the CPU, such as one of NCCL alone."""
+    if "cpu:" in dist.get_backend_config():
+        yield None
+        return
+    group = dist.new_group(backend="gloo")
+    try:
+        yield group
+    finally:
+        dist.destroy_process_group(group)
 
 
 def _is_communication_error(error: RuntimeError) -> bool:

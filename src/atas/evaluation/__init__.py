@@ -1,4 +1,4 @@
-"""How robust a model is: accuracy under attack, with intervals, verdicts per example and a file that says how."""
+"""Accuracy under attack: intervals, verdicts per example, warnings, and result files."""
 
 from __future__ import annotations
 

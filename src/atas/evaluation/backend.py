@@ -1,6 +1,6 @@
 """Prepare a model for evaluation: device, dtype, eval mode, input gradient, and how searches run on it.
 
-This is the only place that chooses the search model, the verifier, the number of slots and the way steps are run. The
+Only this module chooses the search model, the verifier, the number of slots and the way steps are run. The
 choice depends on the model, its device and the requested precision. Attacks and results know nothing of it.
 """
 
@@ -22,16 +22,9 @@ from atas.errors import UsageError, unknown
 from atas.ops.precision import strict_float32
 
 PRECISIONS = ("auto", "float32")
-_BATCH_SIZES = {"cuda": 1024}
-_DEFAULT_BATCH_SIZE = 256
-_PROBE_IMAGES = 16  # images to probe a model with
+COMPILE_ABOVE_QUERIES = 2_000_000  # forward passes that make up for the time of torch.compile
+_PROBE_IMAGES = 16
 _CUDA_POLL_INTERVAL = 10
-_COMPILE_ABOVE_QUERIES = 2_000_000  # passes from which on it pays to make things ready at length
-
-
-def default_batch_size(device: torch.device) -> int:
-    """As many as fill the device with a small network."""
-    return _BATCH_SIZES.get(device.type, _DEFAULT_BATCH_SIZE)
 
 
 @contextmanager
@@ -45,11 +38,20 @@ def prepare(
     queries: int = 0,
     log: Callable[[str], None] = print,
 ) -> Iterator[Scheduler]:
-    """Hold a model in eval mode, its weights without gradients, in full precision; all is put back at the end.
+    """Yield a scheduler for a model in eval mode and full precision, without gradients of its weights.
 
-    `precision` is that of the search: `float32`, or `auto` for what is fastest on the device. Whatever it is, a
-    verdict is given by the verifier alone. `images` are a few of those to come, `queries` is how often the model will
-    be asked about an image at most.
+    The model's mode and flags and the settings of PyTorch are restored at the end.
+
+    Args:
+        model: the model, on `device`.
+        device: the device of the slots and the batches.
+        precision: precision of the search: `float32`, or `auto` for the fastest on the device. Only the verifier gives
+            verdicts.
+        slots: the maximum number of images at a time.
+        images: a sample of the images to attack, on which the model is checked.
+        queries: the expected number of forward passes, in images; from `COMPILE_ABOVE_QUERIES` on the network is
+            compiled.
+        log: called with a sentence before a long preparation.
     """
     if precision not in PRECISIONS:
         raise unknown("precision", precision, PRECISIONS)
@@ -66,14 +68,14 @@ def prepare(
         with_input_gradient(model, sample),
     ):
         full = str(model_dtype(model)).removeprefix("torch.")
-        scheduler = Scheduler(verifier=verifier, search_model=verifier, precision=full, device=device, slots=slots)
+        scheduler = Scheduler(verifier, verifier, device, slots, precision=full)
         if device.type == "cuda" and full == "float32":
             scheduler = _prepare_cuda(
                 scheduler,
                 model,
                 images,
                 half_precision=precision == "auto",
-                compile_network=queries >= _COMPILE_ABOVE_QUERIES,
+                compile_network=queries >= COMPILE_ABOVE_QUERIES,
                 log=log,
             )
         yield scheduler
@@ -81,7 +83,7 @@ def prepare(
 
 @contextmanager
 def no_cudnn_benchmark() -> Iterator[None]:
-    """Keep cuDNN from trying out all its algorithms, seconds for each new number of images; the verifier sees many."""
+    """Disable cuDNN's benchmark, which takes seconds for each new batch size: the verifier sees many sizes."""
     before, torch.backends.cudnn.benchmark = torch.backends.cudnn.benchmark, False
     try:
         yield
@@ -98,55 +100,57 @@ def _prepare_cuda(
     compile_network: bool,
     log: Callable[[str], None],
 ) -> Scheduler:
-    """Steps recorded once and replayed, and the search in the first half precision that says what the model says."""
-    from atas.evaluation import cuda_backend  # of no use elsewhere
+    """Return a scheduler that replays its steps as a CUDA graph and searches in half precision if that agrees."""
+    from atas.evaluation import cuda_backend  # only useful on CUDA
 
     scheduler = replace(scheduler, run_steps=cuda_backend.run_cuda_graph, poll_interval=_CUDA_POLL_INTERVAL)
     if not half_precision:
         return scheduler
     batch = torch.empty(scheduler.slots, *images.shape[1:], device=scheduler.device)
-    for dtype in cuda_backend.HALF_DTYPES:
-        search_model = cuda_backend.half_precision(model, dtype, batch, compile_whole=compile_network, log=log)
-        if cuda_backend.predictions_agree(search_model, scheduler.verifier, images.to(scheduler.device)):
-            return replace(scheduler, search_model=search_model, precision=str(dtype).removeprefix("torch."))
-    return scheduler
+    return cuda_backend.search_in_half_precision(
+        scheduler,
+        images,
+        lambda dtype: cuda_backend.half_precision(model, dtype, batch, compile_whole=compile_network, log=log),
+    )
 
 
 def resolve_device(model: nn.Module, images: torch.device, requested: torch.device | str | None) -> torch.device:
-    """The model's device, which is where batches go; that of the images for a model without weights."""
+    """Return the model's device, or the device of the images for a model without weights.
+
+    Raise UsageError if `requested` is another one.
+    """
     first = next(itertools.chain(model.parameters(), model.buffers()), None)
     model_device = images if first is None else first.device
     try:
-        resolved = (
-            model_device if requested is None else torch.empty(0, device=requested).device
-        )  # "cuda" is then "cuda:0"
+        # A tensor's device has an index: "cuda" becomes "cuda:0".
+        resolved = model_device if requested is None else torch.empty(0, device=requested).device
     except (RuntimeError, AssertionError) as error:
-        raise UsageError(f"there is no device '{requested}' here: leave device out to use the model's") from error
+        raise UsageError(f"device '{requested}' is not available: omit device to use the model's") from error
     if first is not None and resolved != model_device:
-        raise UsageError(f"the model lives on {model_device} and is never moved: move it with model.to('{resolved}')")
+        raise UsageError(f"the model is on {model_device} and is never moved: move it with model.to('{resolved}')")
     return resolved
 
 
 def device_context(device: torch.device) -> AbstractContextManager[object]:
-    """Inside, this GPU is the one that streams, graphs and kernels are made on."""
+    """Return a context in which a GPU is the current device, for streams, graphs and kernels."""
     return torch.cuda.device(device) if device.type == "cuda" else nullcontext()
 
 
 def model_dtype(model: nn.Module) -> torch.dtype:
-    """Float64 where the weights are, else float32; half precision is refused."""
+    """Return float64 if all weights are, else float32; raise UsageError for weights in half precision."""
     weights: list[Any] = list(model.parameters()) or list(model.buffers())
-    found = {tensor.dtype for tensor in weights if tensor.dtype.is_floating_point}
-    if short := sorted(str(dtype) for dtype in found - {torch.float32, torch.float64}):
-        raise UsageError(f"the model holds {short[0]} weights, and evaluation is in float32: pass model.float()")
-    return torch.float64 if found == {torch.float64} else torch.float32
+    dtypes = {tensor.dtype for tensor in weights if tensor.dtype.is_floating_point}
+    if half := sorted(str(dtype) for dtype in dtypes - {torch.float32, torch.float64}):
+        raise UsageError(f"the model has {half[0]} weights, but verdicts need float32: pass model.float()")
+    return torch.float64 if dtypes == {torch.float64} else torch.float32
 
 
 @contextmanager
 def with_input_gradient(model: nn.Module, images: Tensor) -> Iterator[None]:
-    """Refuse a model that cannot take the images or writes into them.
+    """Check that the model accepts the images and does not modify them in place.
 
-    One whose output has no gradient gets one of zero while this lasts: attacks without gradients can be run on it, and
-    the others are seen to stay where they are.
+    If its output has no gradient with respect to the input, make it zero in this context: black-box attacks still work,
+    and the gradient diagnostics report the problem.
     """
     point = images.clone()
     version = point._version
@@ -154,7 +158,7 @@ def with_input_gradient(model: nn.Module, images: Tensor) -> Iterator[None]:
         check_logits(model(point), len(point))
     if point._version != version:
         raise UsageError(
-            "the model writes into its input, so it would change the images: let it begin with x = x.clone()"
+            "the model modifies its input in place, which would change the images: start its forward with x = x.clone()"
         )
     if _has_gradient(model, point):
         yield

@@ -1,18 +1,19 @@
 """Fast searches on a GPU: the model in half precision, and steps as a CUDA graph.
 
-Only the search uses half precision. Every verdict is given by the model itself in full precision. So half precision can
-make a search miss an adversarial point, but it cannot give a wrong verdict.
+Only the search uses half precision. The model itself gives every verdict in full precision. So half precision can make
+a search miss an adversarial input, but it cannot give a wrong verdict.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from atas.attacks.scheduler import Step
+from atas.attacks.scheduler import Scheduler, Step
 from atas.attacks.search import LogitsFunction
 from atas.core.dispatch import compile_function, use_fast_ops
 from atas.ops import enable_kernels
@@ -20,17 +21,17 @@ from atas.ops.cuda_graphs import capture, warm_up
 from atas.ops.networks import accelerate
 from atas.ops.precision import low_precision_copy
 
-# Both are as fast; the first is eight times as fine, the second holds larger numbers.
+# Both are equally fast; float16 has eight times the resolution, bfloat16 the larger range.
 HALF_DTYPES = torch.float16, torch.bfloat16
 _MIN_AGREEMENT = 0.98
 
 
 class _UnscaleGradient(torch.autograd.Function):
-    """The way in; on the way back it undoes the scale of `_ScaleGradient`, in full precision."""
+    """Identity whose backward pass undoes the scale of `_ScaleGradient`, in full precision."""
 
     @staticmethod
     def forward(ctx: Any, point: Tensor, scales: list[Tensor]) -> Tensor:
-        """The point itself."""
+        """Return the point."""
         ctx.scales = scales
         return point.view_as(point)
 
@@ -41,20 +42,20 @@ class _UnscaleGradient(torch.autograd.Function):
 
 
 class _ScaleGradient(torch.autograd.Function):
-    """The way out, in float32; on the way back each example's gradient is scaled to the middle of the range.
+    """Conversion to float32 whose backward pass scales each example's gradient to about 1.
 
-    Half precision holds nothing below 6e-8, and the gradient of a cross-entropy at a confident prediction is smaller.
+    Half precision has no numbers below 6e-8; the gradient of the cross-entropy at a confident prediction is smaller.
     """
 
     @staticmethod
     def forward(ctx: Any, logits: Tensor, scales: list[Tensor]) -> Tensor:
-        """The logits themselves."""
+        """Return the logits in float32."""
         ctx.scales = scales
         return logits.float()
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
-        """Scale by a power of two, which costs no precision."""
+        """Scale by a power of two, which loses no precision."""
         largest = gradient.abs().amax(1, keepdim=True)
         usable = largest.isfinite() & (largest > 0)
         scale = torch.where(usable, largest, torch.ones_like(largest)).log2().floor().exp2()
@@ -65,10 +66,10 @@ class _ScaleGradient(torch.autograd.Function):
 def half_precision(
     model: nn.Module, dtype: torch.dtype, batch: Tensor, *, compile_whole: bool, log: Callable[[str], None]
 ) -> LogitsFunction:
-    """A copy of the model that computes in this half precision, channels_last, with gradients that do not vanish.
+    """Return a copy of the model in half precision and channels_last, with gradients that do not underflow.
 
-    The model is on a GPU, in eval mode, and stays as it is. `batch` is of the shape that it will be asked about:
-    kernels are compiled for it. For a long evaluation a network without kernels of ours is compiled as a whole.
+    The model is on a GPU, in eval mode, and does not change. `batch` has the shape of the batches to come: kernels are
+    compiled for it. With `compile_whole`, a network without Triton kernels is compiled by torch.compile.
     """
     twin = low_precision_copy(model, dtype)
     for parameter in twin.parameters():
@@ -98,11 +99,11 @@ def half_precision(
 
 
 def compile_network(network: LogitsFunction, batch: Tensor, backend: str = "inductor") -> LogitsFunction | None:
-    """A network by torch.compile, for any number of images, there and back; None where it cannot be compiled."""
+    """Compile a network's forward and backward pass for any batch size; return None if that fails."""
     form = compile_function(network, backend, dynamic=None)
 
     def call(x: Tensor) -> Tensor:
-        if len(x) == 1:  # a size that compilers treat apart
+        if len(x) == 1:  # torch.compile specialises on this size
             return network(x)
         torch._dynamo.maybe_mark_dynamic(x, 0)
         return form(x)
@@ -112,23 +113,37 @@ def compile_network(network: LogitsFunction, batch: Tensor, backend: str = "indu
         torch.autograd.grad(call(point).sum(), point)
         with torch.no_grad():
             call(batch)
-    except Exception:  # whatever stops a compiler: the network as it is will do
+    except Exception:  # a compiler may raise anything; the network runs without it
         return None
     return call
 
 
 def predictions_agree(search_model: LogitsFunction, verifier: LogitsFunction, x: Tensor) -> bool:
-    """Whether half precision says what the model says of these images: finite logits, and nearly always one class."""
+    """Return whether the search model's logits are finite and nearly all its predictions are the verifier's."""
     with torch.no_grad():
-        found, expected = search_model(x), verifier(x)
-    same = (found.argmax(1) == expected.argmax(1)).float().mean()
-    return bool(found.isfinite().all()) and float(same) >= _MIN_AGREEMENT
+        output, expected = search_model(x), verifier(x)
+    same = (output.argmax(1) == expected.argmax(1)).float().mean()
+    return bool(output.isfinite().all()) and float(same) >= _MIN_AGREEMENT
+
+
+def search_in_half_precision(
+    scheduler: Scheduler, images: Tensor, make_search_model: Callable[[torch.dtype], LogitsFunction]
+) -> Scheduler:
+    """Return the scheduler with the first half-precision model that agrees with the verifier on the images.
+
+    If none agrees, return the scheduler as it is.
+    """
+    for dtype in HALF_DTYPES:
+        search_model = make_search_model(dtype)
+        if predictions_agree(search_model, scheduler.verifier, images.to(scheduler.device)):
+            return replace(scheduler, search_model=search_model, precision=str(dtype).removeprefix("torch."))
+    return scheduler
 
 
 def run_cuda_graph(step: Step) -> Callable[[int], None]:
-    """A number of steps, replayed from a record of one: the host only asks for the next.
+    """Return a function that replays a step, captured as a CUDA graph, a given number of times.
 
-    What surrounds the network runs by kernels written by hand, where there are any for it.
+    Triton kernels replace the operations around the network where they exist.
     """
     enable_kernels()
     with use_fast_ops():

@@ -1,6 +1,6 @@
 """`evaluate`: measure accuracy under attack, from its arguments to the result.
 
-With several processes, each evaluates a shard of the examples; `merge_shards` joins what they found.
+With several processes, each evaluates a share of the examples, and `merge_shards` joins the outcomes.
 """
 
 from __future__ import annotations
@@ -8,33 +8,35 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Iterable
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 
 from atas import __version__
 from atas import attacks as library
 from atas._utils.environment import environment_info
 from atas.attacks import Attack, Clean, StagedAttack
-from atas.attacks.scheduler import Scheduler
+from atas.attacks.scheduler import Scheduler, default_batch_size
 from atas.core.fingerprint import LOGITS_KEY, logits_fingerprint, weights_hash
 from atas.core.validation import check_module
+from atas.distributed.world import SINGLE, World, init
 from atas.errors import UsageError
-from atas.evaluation.backend import default_batch_size, device_context, model_dtype, prepare, resolve_device
+from atas.evaluation.backend import device_context, model_dtype, prepare, resolve_device
 from atas.evaluation.diagnostics import SAMPLE_SIZE, Diagnostics
-from atas.evaluation.inputs import ChunkReader, MapDataset, open_source
-from atas.evaluation.progress import ProgressCallback, ProgressFile, ProgressMeter
+from atas.evaluation.inputs import CHUNK_BYTES, ChunkReader, MapDataset, open_source
+from atas.evaluation.progress import SAVE_INTERVAL, ProgressCallback, ProgressFile, ProgressMeter
 from atas.evaluation.result import WORST, Evaluation, Stage
 from atas.evaluation.runner import FIRST_STAGE, ROBUST, AttackOutcome, AttackRunner, total_max_queries
-from atas.evaluation.sharing import Shard, shard_context
 from atas.evaluation.warnings import EvaluationWarning
 from atas.threat import Threat
 
-_FINGERPRINT_IMAGES = 4  # images by which a model is known again
-_ASSUMED_CLASSES = 10  # to guess how long it will take, before the model has said how many there are
+_FINGERPRINT_IMAGES = 4  # images whose logits identify a model
+_ASSUMED_CLASSES = 10  # for an estimate of the work before the model has run
 _VERDICT = (
     "prediction at the point that the attack returned (PGD: last iterate, worst over restarts; searches: any point "
     "inside the ball, confirmed by the model in full precision)"
@@ -55,36 +57,41 @@ def evaluate(
     precision: str = "auto",
     progress: ProgressCallback | None = None,
     progress_file: str | os.PathLike[str] | None = None,
+    progress_interval: float = SAVE_INTERVAL,
+    chunk_bytes: int = CHUNK_BYTES,
     shard: bool = False,
 ) -> Evaluation:
     """Measure a model's accuracy on clean images and under attacks, each on all examples.
 
-    An example counts as right under an attack if the model's prediction at the point that the attack returned is the
-    label. Verdicts are given in eval mode and in float32 without TF32 or autocast (in float64 if the model's weights
-    are); all of that is put back at the end. They depend neither on the batch size nor on the other attacks.
+    An example is correct under an attack if the model predicts the label at the point that the attack returned.
+    Verdicts are given in eval mode and in float32 without TF32 or autocast (in float64 if the weights are float64); the
+    model's mode and the settings of PyTorch are restored at the end. Verdicts depend neither on the batch size nor on
+    the other attacks.
 
-    The result says how far it can be trusted: `warnings` holds what was seen of models that give different answers to
-    the same image, return no logits, or have gradients that mislead attacks.
+    The `warnings` of the result list reasons not to trust it: models that give different outputs for the same image, do
+    not return logits, or have gradients that mislead attacks.
 
     Args:
-        model: maps images (N, C, H, W) in [0, 1] to logits (N, classes); it is never moved.
+        model: maps images (N, C, H, W) in [0, 1] to logits (N, classes). It is never moved to another device.
         images: float in [0, 1] or uint8, NCHW, as a tensor or an array; or, without labels, a dataset of
             (image, label) pairs, or an object with tensors `images` and `labels`, such as `atas.data.load(...).test`.
         labels: integers (N,).
-        threat: what the attacks may do, such as `atas.Linf(8/255)`.
-        attacks: names as in `atas.attacks.names()`, or attacks of your own. `clean` need not be named. A text is read
-            as on the command line: "pgd10,autoattack".
-        batch_size: how many images at a time; 1024 on CUDA and 256 elsewhere, if not given.
-        device: where batches are moved; the model's device if not given.
+        threat: the threat model, such as `atas.Linf(8/255)`.
+        attacks: names as in `atas.attacks.names()`, or your own attacks. `clean` is always included. A string is split
+            at commas, as on the command line: "pgd10,autoattack".
+        batch_size: number of images at a time; by default 1024 on CUDA and 256 elsewhere.
+        device: the device of the batches; by default the model's device.
         seed: another seed gives other random starts.
-        step_size: of every PGD, in pixel units; eps/5 if not given.
-        precision: of the search for adversarial inputs: `auto`, what is fastest on the device, or `float32`. What is
-            found counts only if it fools the model in float32.
-        progress: called with a `Status` now and then: what is being done, and how long the rest will take at most.
-        progress_file: where to keep what is known so far. After a stop, the same call goes on from there, with the same
-            verdicts. The file stays until the result is safe: `save` of the result removes it.
-        shard: share the examples among the processes of torch.distributed. All of them must call this, with the same
-            arguments, and all get the whole result.
+        step_size: step size of every PGD, in pixel units; by default eps/5.
+        precision: precision of the search for adversarial inputs: `auto` for the fastest on the device, or `float32`.
+            An adversarial input counts only if it fools the model in float32.
+        progress: called with a `Status` at each poll of a search: the running attack and the maximum time left.
+        progress_file: file for the progress. After a stop, the same call resumes from it, with the same verdicts. The
+            file stays until the result is saved: `Evaluation.save` removes it.
+        progress_interval: seconds between two writes of the progress file.
+        chunk_bytes: memory for the images that are read at a time. Searches need about twice as much in addition.
+        shard: share the examples among the processes of torch.distributed. All processes must call `evaluate` with the
+            same arguments, and all get the whole result.
 
     >>> from atas import Linf
     >>> model = nn.Sequential(nn.Flatten(), nn.Linear(16, 4))
@@ -95,8 +102,8 @@ def evaluate(
     """
     check_module(model)
     if not isinstance(threat, Threat):
-        found = "is missing" if threat is None else f"cannot be {threat!r}"
-        raise UsageError(f"the threat model {found}; give it after the labels, such as threat=atas.Linf(8/255)")
+        problem = "is missing" if threat is None else f"cannot be {threat!r}"
+        raise UsageError(f"the threat model {problem}; pass it after the labels, such as threat=atas.Linf(8/255)")
     resolved = _resolve_attacks(attacks, step_size)
     settings = {name: attack.settings(threat) for name, attack in resolved.items()}
     source = open_source(images, labels)
@@ -106,12 +113,12 @@ def evaluate(
         raise UsageError(f"batch_size must be at least 1; got {batch_size}")
 
     meter = ProgressMeter(progress)
-    with torch.inference_mode(False), device_context(target_device), shard_context(shard) as part:
-        reader = ChunkReader(source, dtype)
+    with torch.inference_mode(False), device_context(target_device), _world(shard) as world:
+        reader = ChunkReader(source, dtype, chunk_bytes)
         threat.check_budget(reader.shape)
-        weights, data = weights_hash(model), part.from_first(reader.digest() if part.rank == 0 else "")
+        weights, data = weights_hash(model), world.on_rank0(reader.digest)
         _, sample, _ = reader.sample(SAMPLE_SIZE)
-        queries = len(reader) // part.count * total_max_queries(resolved.values(), _ASSUMED_CLASSES)
+        queries = len(reader) // world.size * total_max_queries(resolved.values(), _ASSUMED_CLASSES)
         with prepare(
             model, target_device, precision=precision, slots=slots, images=sample, queries=queries, log=meter.notify
         ) as scheduler:
@@ -123,15 +130,17 @@ def evaluate(
                 "attacks": settings,
                 "seed": seed,
                 "precision": [str(dtype), scheduler.precision],
-                "processes": [part.rank, part.count],
+                "processes": [world.rank, world.size],
                 "atas": __version__,
                 LOGITS_KEY: logits_fingerprint(
                     scheduler.verifier, sample[: min(slots, _FINGERPRINT_IMAGES)].to(target_device)
                 ),
             }
-            saved = ProgressFile(_progress_path(progress_file, part), identity, meter.notify)
-            outcomes, warnings, seconds = _run(model, scheduler, resolved, threat, seed, reader, part, saved, meter)
-            kept = [path for path in part.gather(saved.owned_path) if path is not None]
+            file = ProgressFile(
+                _progress_path(progress_file, world), identity, meter.notify, interval=progress_interval
+            )
+            outcomes, warnings, seconds = _run(model, scheduler, resolved, threat, seed, reader, world, file, meter)
+            progress_files = [path for path in world.all_gather(file.owned_path) if path is not None]
 
     return Evaluation(
         threat=threat,
@@ -147,13 +156,13 @@ def evaluate(
             "mode": "eval",
             "image_shape": list(reader.shape),
             "batch_size": slots,
-            "processes": part.count,
+            "processes": world.size,
             "checks_seconds": seconds,
         },
         environment=environment_info(target_device),
         weights=weights,
         data=data,
-        progress_files=tuple(kept),
+        progress_files=tuple(progress_files),
     )
 
 
@@ -164,84 +173,95 @@ def _run(
     threat: Threat,
     seed: int,
     reader: ChunkReader,
-    part: Shard,
+    world: World,
     progress_file: ProgressFile,
     meter: ProgressMeter,
 ) -> tuple[dict[str, AttackOutcome], list[EvaluationWarning], float]:
-    """What each attack came to on all examples, the warnings, and the seconds that were spent on them alone."""
-    rows = part.rows(len(reader))
+    """Return each attack's outcome on all examples, the warnings, and the seconds that the diagnostics took."""
+    rows = world.rows(len(reader))
     chunks = reader.chunks(rows)
     began = time.perf_counter()
     diagnostics = Diagnostics(model, scheduler, threat, seed, *reader.sample(SAMPLE_SIZE))
-    warnings = diagnostics.check_model() if part.rank == 0 else []
+    warnings = diagnostics.check_model() if world.is_main else []
     seconds = time.perf_counter() - began
     for warning in warnings:
-        meter.notify(f"warning: {warning}")
+        meter.warn(warning)
 
     runner = AttackRunner(model, scheduler, resolved, threat, seed, progress_file, meter)
     runner.plan([len(chunk) for chunk in chunks], diagnostics.num_classes)
     for number, chunk in enumerate(chunks):
         if not runner.is_done(number):
             runner.run_chunk(number, *reader.read(chunk), torch.tensor(chunk))
-    outcomes = merge_shards(part.gather((rows, runner.outcomes(len(chunks)))), len(reader))
+    outcomes = merge_shards(world.all_gather((rows, runner.outcomes(len(chunks)))), len(reader))
 
     began = time.perf_counter()
-    if part.rank == 0:
+    if world.is_main:
         warnings += diagnostics.check_attacks(resolved, {name: outcome.code for name, outcome in outcomes.items()})
-    return outcomes, part.from_first(warnings), seconds + time.perf_counter() - began
+    return outcomes, world.on_rank0(lambda: warnings), seconds + time.perf_counter() - began
 
 
 def _resolve_attacks(attacks: Iterable[str | Attack], step_size: float | None) -> dict[str, Attack]:
-    """Every attack under the name that it was asked for by, clean first."""
+    """Return the attacks by the names under which they were requested, clean first."""
     resolved: dict[str, Attack] = {Clean.name: Clean()}
     for requested in [name.strip() for name in attacks.split(",")] if isinstance(attacks, str) else attacks:
         attack = library.create(requested, step_size) if isinstance(requested, str) else requested
         name = requested if isinstance(requested, str) else requested.name
         if name == WORST or resolved.get(name, attack) != attack:
-            raise UsageError(f"the name '{name}' is taken; give your attack another name")
+            raise UsageError(f"the name '{name}' is taken; rename your attack")
         resolved[name] = attack
     return resolved
 
 
-def _progress_path(path: str | os.PathLike[str] | None, part: Shard) -> Path | None:
-    """Every process has a progress file of its own."""
-    if path is None or part.count == 1:
+def _world(shard: bool) -> AbstractContextManager[World]:
+    """Return the processes that share the examples, as a context; raise UsageError if there is no process group."""
+    if not shard:
+        return nullcontext(SINGLE)
+    if not (dist.is_available() and dist.is_initialized()):
+        raise UsageError(
+            "shard=True needs a process group: start with torchrun and call torch.distributed.init_process_group"
+        )
+    return init()
+
+
+def _progress_path(path: str | os.PathLike[str] | None, world: World) -> Path | None:
+    """Return the path of this process's progress file."""
+    if path is None or world.size == 1:
         return None if path is None else Path(path)
-    return Path(path).with_name(f"{Path(path).name}-{part.rank + 1}-of-{part.count}")
+    return Path(path).with_name(f"{Path(path).name}-{world.rank + 1}-of-{world.size}")
 
 
-def merge_shards(parts: list[tuple[range, dict[str, AttackOutcome]]], examples: int) -> dict[str, AttackOutcome]:
-    """What all processes found, in the order of the examples. They work side by side: the longest time counts."""
-    found = {}
-    for name in parts[0][1]:
+def merge_shards(shards: list[tuple[range, dict[str, AttackOutcome]]], examples: int) -> dict[str, AttackOutcome]:
+    """Join the outcomes of all processes in the order of the examples. The slowest process gives the time."""
+    merged = {}
+    for name in shards[0][1]:
         code = torch.zeros(examples, dtype=torch.int64)
-        for rows, outcomes in parts:
+        for rows, outcomes in shards:
             code[rows.start :: rows.step] = outcomes[name].code
-        seconds = zip(*(outcomes[name].seconds for _, outcomes in parts), strict=True)
-        queries = zip(*(outcomes[name].queries for _, outcomes in parts), strict=True)
-        found[name] = AttackOutcome(code, [max(times) for times in seconds], [sum(counts) for counts in queries])
-    return found
+        seconds = zip(*(outcomes[name].seconds for _, outcomes in shards), strict=True)
+        queries = zip(*(outcomes[name].queries for _, outcomes in shards), strict=True)
+        merged[name] = AttackOutcome(code, [max(times) for times in seconds], [sum(counts) for counts in queries])
+    return merged
 
 
 def summarize(attacks: dict[str, Attack], outcomes: dict[str, AttackOutcome]) -> dict[str, Any]:
-    """Verdicts, what they cost and what broke which example, as an `Evaluation` has them."""
-    right = {name: outcome.code == ROBUST for name, outcome in outcomes.items()}
+    """Return the fields of an `Evaluation` that hold verdicts, their cost, and what broke each example."""
+    correct = {name: outcome.code == ROBUST for name, outcome in outcomes.items()}
     seconds = {name: sum(outcome.seconds) for name, outcome in outcomes.items()}
     queries = {name: sum(outcome.queries) for name, outcome in outcomes.items()}
     stages: dict[str, tuple[Stage, ...]] = {}
     broken_by: dict[str, list[str | None]] = {}
-    first: list[str | None] = [None] * len(right[Clean.name])
+    first: list[str | None] = [None] * len(correct[Clean.name])
     for name, attack in attacks.items():
-        codes, parts = outcomes[name].code.tolist(), _reported_stages(attack)
-        labels = [None, Clean.name, *(parts or [name] * len(outcomes[name].seconds))]
-        found = [labels[code] for code in codes]
-        if parts:
-            stages[name] = _stage_results(outcomes[name], parts)
-            broken_by[name] = found
-            found = [label if label in (None, Clean.name) else f"{name}: {label}" for label in found]
-        first = [earlier or label for earlier, label in zip(first, found, strict=True)]
+        stage_names = _reported_stages(attack)
+        names = [None, Clean.name, *(stage_names or [name] * len(outcomes[name].seconds))]
+        labels = [names[code] for code in outcomes[name].code.tolist()]
+        if stage_names:
+            stages[name] = _stage_results(outcomes[name], stage_names)
+            broken_by[name] = labels
+            labels = [label if label in (None, Clean.name) else f"{name}: {label}" for label in labels]
+        first = [earlier or label for earlier, label in zip(first, labels, strict=True)]
     return {
-        "correct": right | {WORST: torch.stack(list(right.values())).all(0)},
+        "correct": correct | {WORST: torch.stack(list(correct.values())).all(0)},
         "seconds": seconds | {WORST: sum(seconds.values())},
         "queries": queries | {WORST: sum(queries.values())},
         "stages": stages,
@@ -250,14 +270,14 @@ def summarize(attacks: dict[str, Attack], outcomes: dict[str, AttackOutcome]) ->
 
 
 def _reported_stages(attack: Attack) -> list[str]:
-    """The stages that are worth a figure: PGD's restarts, all of one name, are not."""
+    """Return the names of the stages to report; PGD's restarts, which share one name, are not reported."""
     names = [search.name for search in attack.stages] if isinstance(attack, StagedAttack) else []
     return names if len(set(names)) > 1 else []
 
 
 def _stage_results(outcome: AttackOutcome, names: list[str]) -> tuple[Stage, ...]:
-    n, found = len(outcome.code), []
-    for stage, name in enumerate(names):
-        right = int(((outcome.code == ROBUST) | (outcome.code > FIRST_STAGE + stage)).sum())
-        found.append(Stage(name, right, n, outcome.seconds[stage], outcome.queries[stage]))
-    return tuple(found)
+    n, stages = len(outcome.code), []
+    for number, name in enumerate(names):
+        num_correct = int(((outcome.code == ROBUST) | (outcome.code > FIRST_STAGE + number)).sum())
+        stages.append(Stage(name, num_correct, n, outcome.seconds[number], outcome.queries[number]))
+    return tuple(stages)

@@ -17,7 +17,7 @@ from atas.core.validation import check_images, check_shapes
 from atas.data import LazyImages, MapDataset
 from atas.errors import DataError, first_few
 
-CHUNK_BYTES = 2**30  # of images; searches keep about twice as much beside them
+CHUNK_BYTES = 2**30  # of images; searches need about twice as much in addition
 
 
 class InputSource(Sized, Protocol):
@@ -26,15 +26,14 @@ class InputSource(Sized, Protocol):
     device: torch.device
 
     def read(self, rows: range, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-        """Images in [0, 1] and labels, both on the CPU. There division by 255 is exact, so pixels do not depend on
-        where the images lived."""
+        """Return images in [0, 1] and labels, both on the CPU, where division by 255 is exact."""
 
 
 class TensorSource:
-    """Images and labels that are tensors already, or come as tensors from the disk; all floats are checked at once."""
+    """Images and labels as tensors in memory or on disk. Float images are checked once, at the start."""
 
     def __init__(self, images: Tensor | LazyImages, labels: Tensor) -> None:
-        # Only shapes and the labels' type are looked at here, so a stand-in without memory will do.
+        # Only shapes and the dtype of the labels are checked here: a meta tensor suffices.
         check_shapes(torch.empty(images.shape, device="meta"), labels, None, None)
         self._images, self._labels, self.device = images, labels, images.device
         if isinstance(images, Tensor) and images.dtype != torch.uint8:
@@ -44,13 +43,13 @@ class TensorSource:
         return len(self._images)
 
     def read(self, rows: range, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-        """A slice."""
-        part = slice(rows.start, rows.stop, rows.step)
-        return to_pixels(self._images[part].detach().cpu(), dtype), self._labels[part].cpu().long()
+        """Return a slice of the tensors."""
+        selected = slice(rows.start, rows.stop, rows.step)
+        return to_pixels(self._images[selected].detach().cpu(), dtype), self._labels[selected].cpu().long()
 
 
 class DatasetSource:
-    """A dataset whose items are (image, label), read and checked as they are needed."""
+    """A dataset of (image, label) items, which are read and checked when they are needed."""
 
     device = torch.device("cpu")
 
@@ -62,7 +61,7 @@ class DatasetSource:
         return len(self._dataset)
 
     def read(self, rows: range, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-        """The items of these positions."""
+        """Return the items at these positions."""
         items = [self._item(i) for i in rows]
         images = torch.stack([image for image, _ in items])
         labels = torch.stack([label for _, label in items])
@@ -74,78 +73,85 @@ class DatasetSource:
     def _item(self, position: int) -> tuple[Tensor, Tensor]:
         item = self._dataset[position]
         if not isinstance(item, (tuple, list)) or len(item) != 2:
-            raise DataError(f"item {position} of the dataset is no pair (image, label); make the dataset return both")
+            raise DataError(
+                f"item {position} of the dataset is not a pair (image, label); return both from the dataset"
+            )
         if not isinstance(item[0], (Tensor, np.ndarray)):
             raise DataError(
-                f"image {position} of the dataset is a {type(item[0]).__name__}; make the dataset return tensors "
-                "(C, H, W) in [0, 1] or uint8"
+                f"image {position} of the dataset is a {type(item[0]).__name__}; return tensors (C, H, W) in [0, 1] or "
+                "uint8 from the dataset"
             )
         image, label = as_tensor(item[0], "image").detach().cpu(), as_tensor(item[1], "label").cpu()
         self._shape = self._shape or image.shape
         if image.shape != self._shape:
             raise DataError(
-                f"image {position} has the shape {tuple(image.shape)} and the first {tuple(self._shape)}; "
+                f"image {position} has the shape {tuple(image.shape)}, the first {tuple(self._shape)}; "
                 "resize all images to one shape"
             )
         return image, label
 
 
 def open_source(images: object, labels: object) -> InputSource:
-    """Tensors or arrays with labels, an object that holds both as tensors, or a dataset of pairs."""
+    """Return the source of tensors or arrays with labels, of an object with both, or of a dataset of pairs."""
     source = _open(images, labels)
     if not len(source):
-        raise DataError("the data set is empty; give at least one image")
+        raise DataError("the data set is empty; pass at least one image")
     return source
 
 
 def _open(images: object, labels: object) -> InputSource:
     if isinstance(images, (Tensor, np.ndarray, LazyImages)):
         if labels is None:
-            raise DataError("labels are missing; give them after the images, or a dataset of (image, label) pairs")
-        kept = images if isinstance(images, LazyImages) else as_tensor(images, "images")
-        return TensorSource(kept, as_tensor(labels, "labels"))
+            raise DataError("labels are missing; pass them after the images, or pass a dataset of (image, label) pairs")
+        tensor = images if isinstance(images, LazyImages) else as_tensor(images, "images")
+        return TensorSource(tensor, as_tensor(labels, "labels"))
     if labels is not None:
-        raise DataError(f"images given with labels must be a tensor or an array; got {type(images).__name__}")
-    inner = getattr(images, "images", None), getattr(images, "labels", None)
-    if isinstance(inner[0], (Tensor, LazyImages)) and isinstance(inner[1], Tensor):
-        return TensorSource(inner[0], inner[1])
+        raise DataError(f"images with labels must be a tensor or an array; got {type(images).__name__}")
+    inner_images, inner_labels = getattr(images, "images", None), getattr(images, "labels", None)
+    if isinstance(inner_images, (Tensor, LazyImages)) and isinstance(inner_labels, Tensor):
+        return TensorSource(inner_images, inner_labels)
     if hasattr(images, "__getitem__") and hasattr(images, "__len__"):
         return DatasetSource(images)
     raise DataError(
-        f"cannot evaluate on {type(images).__name__}; give images and labels as tensors or arrays, or a dataset with "
+        f"cannot evaluate on {type(images).__name__}; pass images and labels as tensors or arrays, or a dataset with "
         "a length and items (image, label)"
     )
 
 
-def as_tensor(value: object, what: str) -> Tensor:
-    """A tensor of the value, sharing memory where that is possible."""
+def as_tensor(value: object, name: str) -> Tensor:
+    """Return a tensor of the value; it shares memory with the value if possible."""
     if isinstance(value, np.ndarray):
-        # Arrays that are read-only or run backwards cannot be shared.
+        # PyTorch cannot share arrays that are read-only or have negative strides.
         value = value if value.flags.writeable and value.flags.c_contiguous else np.array(value, order="C")
     try:
         return torch.as_tensor(value)
     except (TypeError, ValueError, RuntimeError) as error:
         kind = f"an array of {value.dtype}" if isinstance(value, np.ndarray) else type(value).__name__
-        raise DataError(f"cannot make a tensor of the {what}, {kind}; give numbers") from error
+        raise DataError(f"cannot convert the {name} ({kind}) to a tensor; pass numbers") from error
 
 
 def check_pixels(images: Tensor) -> None:
-    """Floats in [0, 1]."""
+    """Raise DataError unless the images are floats in [0, 1]."""
     if not images.dtype.is_floating_point:
         raise DataError(f"images must be float in [0, 1] or uint8; got {images.dtype}: convert them with .to()")
     check_images(images)
 
 
 def to_pixels(images: Tensor, dtype: torch.dtype) -> Tensor:
-    """Pixels in [0, 1] of the model's type, from uint8 or from floats."""
+    """Convert uint8 or float images to pixels in [0, 1] of a dtype."""
     return images.to(dtype) / 255 if images.dtype == torch.uint8 else images.to(dtype)
 
 
 class ChunkReader:
-    """Reads rows of a source as tensors, and keeps what it read last: often that is all there is."""
+    """Reads rows of a source as tensors, and caches the last rows: a small data set is read once.
 
-    def __init__(self, source: InputSource, dtype: torch.dtype) -> None:
-        self._source, self._dtype = source, dtype
+    >>> source = open_source(torch.rand(7, 1, 2, 2), torch.zeros(7, dtype=torch.int64))
+    >>> ChunkReader(source, torch.float32, chunk_bytes=3 * 2 * 2 * 4).chunks(range(7))
+    [range(0, 3), range(3, 6), range(6, 7)]
+    """
+
+    def __init__(self, source: InputSource, dtype: torch.dtype, chunk_bytes: int = CHUNK_BYTES) -> None:
+        self._source, self._dtype, self._chunk_bytes = source, dtype, chunk_bytes
         self._rows: range | None = None
         self.shape = torch.Size(self.read(range(1))[0].shape[1:])
 
@@ -153,58 +159,61 @@ class ChunkReader:
         return len(self._source)
 
     def read(self, rows: range) -> tuple[Tensor, Tensor]:
-        """Images and labels, on the CPU."""
+        """Return images and labels, on the CPU."""
         if rows != self._rows:
             x, y = self._source.read(rows, self._dtype)
-            # What was made in inference mode cannot take part in a backward pass; a copy can.
-            self._held = tuple(part.clone() if part.is_inference() else part for part in (x, y))
+            # Inference tensors cannot take part in a backward pass; copies can.
+            self._cached = tuple(tensor.clone() if tensor.is_inference() else tensor for tensor in (x, y))
             self._rows = rows
-        x, y = self._held
+        x, y = self._cached
         return x, y
 
     def sample(self, count: int) -> tuple[range, Tensor, Tensor]:
-        """At most so many rows, evenly spread, as a set may be sorted by class, and what is in them; what is kept
-        stays."""
+        """Return at most `count` rows with their images and labels, and leave the cache as it is.
+
+        The rows are evenly spread, because a data set may be sorted by class.
+        """
         rows = range(0, len(self), -(-len(self) // count))
         if self._rows == range(len(self)):
-            x, y = self._held
+            x, y = self._cached
             return rows, x[:: rows.step], y[:: rows.step]
         return rows, *ChunkReader(self._source, self._dtype).read(rows)
 
     def chunks(self, rows: range) -> list[range]:
-        """The rows in pieces."""
-        most = max(CHUNK_BYTES // (self.shape.numel() * self._dtype.itemsize), 1)
-        return [rows[first : first + most] for first in range(0, len(rows), most)]
+        """Split the rows into chunks of at most `chunk_bytes` of images."""
+        size = max(self._chunk_bytes // (self.shape.numel() * self._dtype.itemsize), 1)
+        return [rows[first : first + size] for first in range(0, len(rows), size)]
 
     def digest(self) -> str:
-        """The hash of all images and labels."""
-        found = DataHash()
+        """Return the hash of all images and labels."""
+        data_hash = DataHash()
         for rows in self.chunks(range(len(self))):
-            found.update(*self.read(rows))
-        return found.hexdigest()
+            data_hash.update(*self.read(rows))
+        return data_hash.hexdigest()
 
 
-def check_classes(known: Sequence[str], found: Sequence[str]) -> None:
-    """Refuse data whose classes are not those that a model was trained on, where both have names; nothing is known of a
-    model without any."""
-    known, found = list(known), list(found)
-    if not known or found == known or not _comparable(known, found):
+def check_classes(model_classes: Sequence[str], data_classes: Sequence[str]) -> None:
+    """Raise DataError if the data has other classes than the model; a model without class names takes any."""
+    known, given = list(model_classes), list(data_classes)
+    if not known or given == known or not _comparable(known, given):
         return
-    more, less = sorted(set(found) - set(known)), sorted(set(known) - set(found))
+    extra, missing = sorted(set(given) - set(known)), sorted(set(known) - set(given))
     differences = [
-        f"{what} {first_few(names)}" for what, names in (("only in the data:", more), ("missing there:", less)) if names
+        f"{label} {first_few(names)}"
+        for label, names in (("only in the data:", extra), ("missing there:", missing))
+        if names
     ]
     raise DataError(
-        f"the data has other classes than the model was trained on ({'; '.join(differences) or 'their order'}); give "
+        f"the data has other classes than the model was trained on ({'; '.join(differences) or 'their order'}); pass "
         f"data with the same class names in the same order"
     )
 
 
-def _comparable(known: list[str], found: list[str]) -> bool:
-    """Classes without names have numbers; beside names these say nothing.
+def _comparable(known: list[str], given: list[str]) -> bool:
+    """Return False if one list holds names and the other numbers, as of classes without names.
 
     >>> _comparable(["0", "1"], ["cat", "dog"]), _comparable(["0", "1", "2"], ["0", "2"])
     (False, True)
     """
-    numbered = any(names == [str(number) for number in range(len(names))] for names in (known, found))
-    return not numbered or not set(known).isdisjoint(found)
+    numbered = any(names == [str(number) for number in range(len(names))] for names in (known, given))
+    return not numbered or not set(known).isdisjoint(given)

@@ -1,7 +1,6 @@
-"""How far an evaluation is, how long the rest may take, and the file from which it resumes.
+"""The progress of an evaluation: the work left, the display of it, and the file from which a stopped run resumes.
 
-The progress file lies beside the result. It is replaced as a whole every few seconds and stays until the result is
-saved.
+The progress file lies beside the result. It is replaced atomically every 20 seconds, until the result is saved.
 """
 
 from __future__ import annotations
@@ -9,16 +8,21 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import torch
+from rich.console import Console
 from torch import Tensor
 
+from atas._utils.console import ProgressDisplay
 from atas._utils.files import write_text
+from atas._utils.formatting import format_duration
+from atas.attacks.scheduler import SearchProgress
 from atas.core.fingerprint import LOGITS_KEY, same_logits
 from atas.evaluation.result import decode_flags, encode_flags
+from atas.evaluation.warnings import EvaluationWarning
 
 StageKey = tuple[int, str, int]  # chunk, attack, stage
 
@@ -28,168 +32,241 @@ SAVE_INTERVAL = 20.0  # seconds
 
 @dataclass(frozen=True)
 class Status:
-    """What is told to whoever watches."""
+    """The state of an evaluation, as passed to the callback `progress`."""
 
     attack: str
-    """The attack under way, by the name that it was asked for."""
+    """The running attack, by the name under which it was requested."""
     stage: str
-    """Its stage, or the attack itself where it has none."""
+    """Its stage, or the attack itself if it has no stages."""
     num_correct: int
-    """Examples of this chunk that hold so far, or that are still to be looked at."""
+    """Examples of this chunk that are not broken so far."""
     examples: int
     """Examples of this chunk."""
     done: float
-    """Share of all the work, from 0 to 1; the work shrinks when examples break."""
+    """Fraction of the work that is done, from 0 to 1. The total work shrinks when examples break."""
     seconds_left: float | None
-    """At most, if it goes on at this pace; None while there is no telling."""
+    """The maximum time left at the current rate; None before the first measurement."""
     note: str | None = None
     """A sentence to show."""
+    warning: EvaluationWarning | None = None
+    """The warning that the note quotes. The result lists all warnings again."""
 
 
 ProgressCallback = Callable[[Status], None]
 
 
 class ProgressMeter:
-    """Counts work, in forward passes of the model: done by this process, done before a stop, and left at most."""
+    """Measures work in forward passes: done by this process, done before a stop, and the maximum that is left."""
 
-    def __init__(self, callback: ProgressCallback | None) -> None:
-        self._callback = callback
+    def __init__(self, callback: ProgressCallback | None, *, clock: Callable[[], float] = time.monotonic) -> None:
+        self._callback, self._clock = callback, clock
         self._left: dict[StageKey, float] = {}
         self._made = self._before = 0.0
         self._began: float | None = None
         self._last = Status("", "", 0, 0, 0.0, None)
 
     def set_remaining(self, key: StageKey, work: float) -> None:
-        """So much is left of a task at most. The first time, the clock starts."""
-        self._began = self._began or time.monotonic()
+        """Set the maximum work that is left of a stage. The first call starts the clock."""
+        if self._began is None:
+            self._began = self._clock()
         self._left[key] = work
 
     def resumed(self, work: float) -> None:
-        """So much was done before a stop."""
+        """Add work that was done before a stop."""
         self._before += work
 
     def completed(self, work: float) -> None:
-        """So much more was done."""
+        """Add work that this process has done."""
         self._made += work
 
     def update(self, attack: str, stage: str, num_correct: int, examples: int) -> None:
-        """Call the callback, if there is one."""
+        """Pass the current status to the callback."""
         left = sum(self._left.values())
         done = self._made + self._before
-        seconds = (time.monotonic() - self._began) / self._made * left if self._made and self._began else None
+        seconds = None
+        if self._made and self._began is not None:
+            seconds = (self._clock() - self._began) / self._made * left
         self._last = Status(attack, stage, num_correct, examples, done / max(done + left, 1), seconds)
         if self._callback is not None:
             self._callback(self._last)
 
     def notify(self, sentence: str) -> None:
-        """A sentence for the callback."""
+        """Pass a sentence to the callback."""
         if self._callback is not None:
-            last = self._last
-            self._callback(
-                Status(last.attack, last.stage, last.num_correct, last.examples, last.done, last.seconds_left, sentence)
-            )
+            self._callback(replace(self._last, note=sentence))
+
+    def warn(self, warning: EvaluationWarning) -> None:
+        """Pass a warning to the callback."""
+        if self._callback is not None:
+            self._callback(replace(self._last, note=f"warning: {warning}", warning=warning))
+
+
+class EvaluationProgress(ProgressDisplay):
+    """Shows the status of an evaluation on stderr: a progress bar in a terminal, a line now and then elsewhere.
+
+    A callback for `evaluate(progress=...)`.
+    """
+
+    refresh_interval = 0.2
+
+    def __init__(
+        self,
+        *,
+        quiet: bool = False,
+        console: Console | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        super().__init__(console or Console(stderr=True, quiet=quiet), clock=clock)
+        self.add_bar()
+        self._title = ""
+        self.shown_warnings: set[EvaluationWarning] = set()
+        """Warnings that are on the screen already."""
+
+    def __call__(self, status: Status) -> None:
+        """Show a note at once, and the rest of the status if an update is due."""
+        if status.note is not None:
+            self._show_note(status.note, status.warning)
+            return
+        title = status.attack if status.stage == status.attack else f"{status.attack}: {status.stage}"
+        is_new = self.bar is not None and title != self._title
+        if not is_new and not self.due():
+            return
+        self._title = title
+        text = f"{status.num_correct:,} of {status.examples:,} correct"
+        if status.seconds_left is not None:
+            text += f", at most {format_duration(status.seconds_left)} left"
+        plain = f"{title}  {100 * status.done:.0f}%  {text}"
+        self.show("evaluating", plain, description=title, completed=status.done, total=1.0, text=text)
+
+    def _show_note(self, note: str, warning: EvaluationWarning | None) -> None:
+        """Show a note. Without a terminal, leave warnings to the result, which lists them."""
+        if warning is None:
+            self.log(note)
+        elif self.bar is not None:
+            self.log(note)
+            self.shown_warnings.add(warning)
 
 
 @dataclass
 class StageProgress:
-    """What a stage has found so far: enough to go on from."""
+    """The results of one stage on one chunk so far, sufficient to resume it."""
 
     broken: Tensor = field(default_factory=lambda: torch.zeros(0, dtype=torch.bool))
-    """Whether each example is wrong, by this stage or before; of those that were looked at."""
+    """Whether this stage or an earlier one broke each example that was attacked (N,)."""
     seconds: float = 0.0
     queries: int = 0
     complete: bool = False
-    finished: Tensor | None = None
-    """Of a search under way: which jobs came to their end (N, jobs)."""
-    queries_per_example: Tensor | None = None
-    """Of a search under way: how often the model was evaluated (N,)."""
+    search: SearchProgress | None = None
+    """The progress of a running search; its flags `broken` are the ones above."""
+
+    def start_search(self, progress: SearchProgress) -> SearchProgress:
+        """Hold this progress, which the search updates at each poll, and return it."""
+        self.search, self.broken = progress, progress.broken
+        return progress
 
     def to_json(self) -> dict[str, Any]:
-        """Plain values."""
-        found: dict[str, Any] = {
+        """Return plain values."""
+        values: dict[str, Any] = {
             "broken": encode_flags(self.broken),
             "seconds": self.seconds,
             "queries": self.queries,
             "complete": self.complete,
         }
-        if not self.complete and self.finished is not None and self.queries_per_example is not None:
-            found["finished"] = [encode_flags(column) for column in self.finished.T]
-            found["evaluations"] = self.queries_per_example.tolist()
-        return found
+        if self.search is not None:
+            values["finished"] = [encode_flags(column) for column in self.search.finished.T]
+            values["evaluations"] = self.search.queries_per_example.tolist()
+        return values
 
     @staticmethod
-    def from_json(found: dict[str, Any]) -> StageProgress:
-        """What `to_json` wrote."""
-        record = StageProgress(
-            decode_flags(found["broken"]), float(found["seconds"]), int(found["queries"]), found["complete"]
+    def from_json(values: dict[str, Any]) -> StageProgress:
+        """Read the values that `to_json` returned."""
+        stage = StageProgress(
+            decode_flags(values["broken"]), float(values["seconds"]), int(values["queries"]), values["complete"]
         )
-        if "finished" in found:
-            record.finished = torch.stack([decode_flags(column) for column in found["finished"]], 1)
-            record.queries_per_example = torch.tensor(found["evaluations"], dtype=torch.int64)
-            if not len(record.finished) == len(record.queries_per_example) == len(record.broken):
-                raise ValueError("a search's columns are not of one length")
-        return record
+        if "finished" in values:
+            finished = torch.stack([decode_flags(column) for column in values["finished"]], 1)
+            queries = torch.tensor(values["evaluations"], dtype=torch.int64)
+            if not len(finished) == len(queries) == len(stage.broken):
+                raise ValueError("the columns of a search differ in length")
+            stage.search = SearchProgress(stage.broken, finished, queries)
+        return stage
 
 
 class ProgressFile:
-    """The progress of one evaluation, known by its `identity`: weights, data, attacks and the like."""
+    """The progress of one evaluation in a file.
 
-    def __init__(self, path: Path | None, identity: dict[str, Any], log: Callable[[str], None]) -> None:
+    The evaluation is recognised by its `identity`: weights, data, attacks and other values on which verdicts depend.
+    """
+
+    def __init__(
+        self,
+        path: Path | None,
+        identity: dict[str, Any],
+        log: Callable[[str], None],
+        *,
+        interval: float = SAVE_INTERVAL,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         self._path, self._log = path, log
-        self._identity = json.loads(json.dumps(identity))  # as it comes back from a file
-        self._saved = time.monotonic()
+        self._identity = json.loads(json.dumps(identity))  # tuples become lists, as in the file
+        self._interval, self._clock = interval, clock
+        self._saved = clock()
         self._ours = False
 
     def read(self) -> dict[StageKey, StageProgress]:
-        """What was known when the evaluation stopped; nothing where there is no file, or that of another."""
+        """Return the progress in the file; empty if there is no file or it belongs to another evaluation."""
         if self._path is None:
             return {}
-        for stale in self._path.parent.glob(f".{self._path.name}.*.tmp"):  # of a process that was killed in a write
+        for stale in self._path.parent.glob(f".{self._path.name}.*.tmp"):  # left by a process that was killed
             stale.unlink(missing_ok=True)
         if not self._path.exists():
             return {}
         try:
-            found = json.loads(self._path.read_text(encoding="utf-8"))
-            if found["format"] != _FORMAT:
+            content = json.loads(self._path.read_text(encoding="utf-8"))
+            if content["format"] != _FORMAT:
                 raise ValueError("another format")
-            differ = self._differing(found["identity"])
-            records = {_parse_key(name): StageProgress.from_json(record) for name, record in found["records"].items()}
+            different = self._differences(content["identity"])
+            stages = {_parse_key(name): StageProgress.from_json(stage) for name, stage in content["records"].items()}
         except (OSError, ValueError, KeyError, TypeError, AttributeError, RuntimeError) as error:
-            self._log(f"the progress file {self._path} cannot be read ({error}); beginning anew")
+            self._log(f"cannot read the progress file {self._path} ({error}); starting over")
             return {}
-        if differ:
-            what = "another number of processes" if differ == ["processes"] else f"other {', '.join(differ)}"
-            self._log(f"{self._path} holds the progress of another evaluation ({what}); beginning anew")
+        if different:
+            reason = (
+                "another number of processes" if different == ["processes"] else f"different {', '.join(different)}"
+            )
+            self._log(f"{self._path} holds the progress of another evaluation ({reason}); starting over")
             return {}
         self._ours = True
-        self._log(f"going on from {self._path}")
-        return records
+        self._log(f"resuming from {self._path}")
+        return stages
 
-    def _differing(self, found: dict[str, Any]) -> list[str]:
-        """What is not the same in another evaluation; the answers are looked at where all else is."""
+    def _differences(self, identity: dict[str, Any]) -> list[str]:
+        """Return the names of values that differ in another identity; compare logits only if all else is equal."""
         ours = self._identity
-        names = [name for name in ours if name != LOGITS_KEY and found.get(name) != ours[name]]
-        return names or ([] if same_logits(found.get(LOGITS_KEY), ours.get(LOGITS_KEY)) else [LOGITS_KEY])
+        names = [name for name in ours if name != LOGITS_KEY and identity.get(name) != ours[name]]
+        return names or ([] if same_logits(identity.get(LOGITS_KEY), ours.get(LOGITS_KEY)) else ["logits"])
 
-    def save(self, records: dict[StageKey, StageProgress], *, now: bool = False) -> None:
-        """Write if it is time, or at once. An evaluation goes on where that fails: it has only more to lose."""
-        if self._path is None or (not now and time.monotonic() - self._saved < SAVE_INTERVAL):
+    def save(self, stages: dict[StageKey, StageProgress], *, now: bool = False) -> None:
+        """Write the file if the interval has passed, or at once with `now`. Log an error of the disk and continue."""
+        if self._path is None or (not now and self._clock() - self._saved < self._interval):
             return
         content = {
             "format": _FORMAT,
             "identity": self._identity,
-            "records": {_format_key(key): record.to_json() for key, record in records.items()},
+            "records": {_format_key(key): stage.to_json() for key, stage in stages.items()},
         }
         try:
             write_text(self._path, json.dumps(content) + "\n")
             self._ours = True
         except OSError as error:
-            self._log(f"cannot save the progress in {self._path} ({error.strerror or error}); going on without")
-        self._saved = time.monotonic()
+            self._log(
+                f"cannot save the progress in {self._path} ({error.strerror or error}); continuing without saving"
+            )
+        self._saved = self._clock()
 
     @property
     def owned_path(self) -> Path | None:
-        """The file, if this evaluation has written or taken over one; that of another evaluation is not ours."""
+        """The path of the file if this evaluation wrote it or resumed from it, else None."""
         return self._path if self._ours else None
 
 

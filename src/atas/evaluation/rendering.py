@@ -19,44 +19,44 @@ HEADER = ("attack", "accuracy", "95% interval", "robust", "time", "queries/image
 
 
 def table_rows(result: Evaluation) -> list[tuple[str, ...]]:
-    """One row of text an attack, and below it one for each of its stages."""
+    """Return one row of text per attack, followed by one for each of its stages."""
     return [row for name in result.correct for row in attack_rows(result, name)]
 
 
 def attack_rows(result: Evaluation, name: str) -> list[tuple[str, ...]]:
-    """The row of an attack, and those of its stages."""
-    n, right = result.n, int(result.correct[name].sum())
-    found = [_row(name, right, n, result.interval[name], result.seconds[name], result.queries.get(name))]
+    """Return the row of an attack and the rows of its stages."""
+    n, num_correct = result.n, int(result.correct[name].sum())
+    rows = [_row(name, num_correct, n, result.interval[name], result.seconds[name], result.queries.get(name))]
     for stage in result.stages.get(name, ()):
-        found.append(_row(f"  after {stage.name}", stage.num_correct, n, stage.interval, stage.seconds, stage.queries))
-    return found
+        rows.append(_row(f"  after {stage.name}", stage.num_correct, n, stage.interval, stage.seconds, stage.queries))
+    return rows
 
 
 def _row(
-    label: str, right: int, n: int, interval: tuple[float, float], seconds: float, queries: int | None
+    label: str, num_correct: int, n: int, interval: tuple[float, float], seconds: float, queries: int | None
 ) -> tuple[str, ...]:
     return (
         label,
-        f"{100 * right / n:.2f}%",
+        f"{100 * num_correct / n:.2f}%",
         "{:.2f}% to {:.2f}%".format(*(100 * end for end in interval)),
-        f"{right}/{n}",
+        f"{num_correct}/{n}",
         f"{seconds:.1f} s",
         "-" if queries is None else f"{queries / n:,.0f}",
     )
 
 
 def rich_table(result: Evaluation) -> Table:
-    """For a terminal, by rich."""
+    """Return a table for a terminal."""
     table = Table(title=caption(result), box=box.SIMPLE, padding=(0, 1, 0, 0))
     for heading in HEADER:
         table.add_column(heading, justify="left" if heading == HEADER[0] else "right")
     for row in table_rows(result):
-        table.add_row(*map(Text, row))  # an attack's name is not read as markup
+        table.add_row(*map(Text, row))  # a name with brackets is not markup
     return table
 
 
 def plain_table(result: Evaluation) -> str:
-    """For a log or a prompt."""
+    """Return a table as plain text."""
     lines = [HEADER, *table_rows(result)]
     widths = [max(len(line[column]) for line in lines) for column in range(len(HEADER))]
     text = [
@@ -67,12 +67,12 @@ def plain_table(result: Evaluation) -> str:
 
 
 def caption(result: Evaluation) -> str:
-    """What was measured, in a line."""
+    """Return the threat model, the number of examples and the precision."""
     return f"{result.threat}, {result.n} examples, {result.protocol['precision']}"
 
 
 def markdown(result: Evaluation) -> str:
-    """Table, warnings, the line for a paper, and how it was measured."""
+    """Return a page with the table, the warnings, the sentence for a paper, and the protocol."""
     protocol, environment = result.protocol, result.environment
     lines = [
         f"# Evaluation: {caption(result)}",
@@ -82,7 +82,7 @@ def markdown(result: Evaluation) -> str:
     ]
     for name in result.correct:
         first, *stages = attack_rows(result, name)
-        # Without the indentation of the other tables, a stage might be taken for an attack of its own.
+        # Markdown drops the indentation that marks stages in the other tables, so name the attack too.
         lines += [
             _markdown_row(first),
             *(_markdown_row([f"{name}, {label.strip()}", *cells]) for label, *cells in stages),
@@ -111,7 +111,7 @@ def _markdown_row(cells: list[str] | tuple[str, ...]) -> str:
 
 
 def _settings(settings: dict[str, object]) -> str:
-    """Settings in a line; those of the stages in brackets."""
+    """Return settings in a line, with the settings of stages in brackets."""
     return ", ".join(
         f"{key} ({_settings(value)})" if isinstance(value, dict) else f"{key} {value}"
         for key, value in settings.items()
@@ -119,33 +119,37 @@ def _settings(settings: dict[str, object]) -> str:
 
 
 def sentence(result: Evaluation) -> str:
-    """Accuracies with their intervals, the threat, and what someone needs to repeat the measurement."""
+    """Return accuracies with intervals, the threat model, and the settings to reproduce them."""
     norm = {"linf": "L-infinity", "l2": "L2"}.get(result.threat.name, result.threat.name)
     eps = str(result.threat).partition("(")[2].rstrip(")")
     lowest = min(accuracy for name, accuracy in result.accuracy.items() if name != "worst")
     names = [name for name in result.correct if name != "worst" or result.accuracy[name] < lowest]
-    figures = ", ".join(f"{display_name(name)} {_figure(result, name)}" for name in names)
-    doubts = f"; with warnings ({', '.join(warning.kind for warning in result.warnings)})" if result.warnings else ""
+    accuracies = ", ".join(f"{display_name(name)} {_accuracy(result, name)}" for name in names)
+    warnings = f"; with warnings ({', '.join(warning.kind for warning in result.warnings)})" if result.warnings else ""
     settings = result.protocol.get("attacks", {})
-    sizes = {_step(settings[name]["step_size_value"], result.threat.eps) for name in filter(is_pgd, settings)}
+    sizes = {
+        _step(settings[name]["step_size_value"], result.threat.eps)
+        for name in filter(is_pgd, settings)
+        if "step_size_value" in settings[name]  # an attack of the user's own may have the name of a PGD
+    }
     steps = f", PGD in steps of {' and '.join(sorted(sizes))}" if sizes else ""
     return (
-        f"Accuracy in percent with 95% intervals: {figures}; {norm}, eps = {eps}{steps}, {result.n:,} images, "
+        f"Accuracy in percent with 95% intervals: {accuracies}; {norm}, eps = {eps}{steps}, {result.n:,} images, "
         f"verdicts in {result.protocol.get('precision', 'float32')}, seed {result.protocol.get('seed', 0)}, "
-        f"atas {result.environment.get('atas', '?')}, weights {result.weights}, data {result.data}{doubts}."
+        f"atas {result.environment.get('atas', '?')}, weights {result.weights}, data {result.data}{warnings}."
     )
 
 
-def _figure(result: Evaluation, name: str) -> str:
+def _accuracy(result: Evaluation, name: str) -> str:
     low, high = (100 * end for end in result.interval[name])
     return f"{100 * result.accuracy[name]:.2f} ({low:.2f} to {high:.2f})"
 
 
 def _step(size: float, eps: float) -> str:
-    """A size by eps, where it is a round part of it.
+    """Return a step size as a fraction of eps if that is eps/n, else in pixel units.
 
     >>> _step(8 / 255 / 5, 8 / 255), _step(3 / 255, 8 / 255), _step(0.01, 8 / 255)
     ('eps/5', '3/255', '0.01')
     """
-    parts = round(eps / size) if size else 0
-    return f"eps/{parts}" if parts and abs(parts * size - eps) < 1e-6 * eps else format_pixels(size)
+    divisor = round(eps / size) if size else 0
+    return f"eps/{divisor}" if divisor and abs(divisor * size - eps) < 1e-6 * eps else format_pixels(size)

@@ -1,4 +1,4 @@
-"""`Evaluation`: what an evaluation found, its JSON file, and all results in a run's folder."""
+"""`Evaluation`: the result of an evaluation, its JSON file, and all results in a run's folder."""
 
 from __future__ import annotations
 
@@ -31,21 +31,21 @@ _CHARACTERS = string.digits + string.ascii_letters
 
 @dataclass(frozen=True)
 class Stage:
-    """How a model stands after one stage of an attack that has several, such as AutoAttack.
+    """The accuracy after one stage of an attack that has several, such as AutoAttack.
 
-    A stage sees only the examples that held before it, so this is not what the stage would find on all of them.
+    A stage attacks only the examples that earlier stages did not break, so this is not its result on all examples.
     """
 
     name: str
     num_correct: int
-    """Examples that hold after it."""
+    """Examples that are correct after it."""
     n: int
     seconds: float
     queries: int
 
     @property
     def accuracy(self) -> float:
-        """After this stage, of all examples."""
+        """The fraction of all examples that are correct after this stage."""
         return self.num_correct / self.n
 
     @property
@@ -54,7 +54,7 @@ class Stage:
         return wilson(self.num_correct, self.n)
 
     def to_json(self) -> dict[str, Any]:
-        """Plain values."""
+        """Return plain values."""
         return {
             "after": self.name,
             "accuracy": self.accuracy,
@@ -65,32 +65,32 @@ class Stage:
         }
 
     @staticmethod
-    def from_json(found: dict[str, Any], n: int) -> Stage:
-        """What `to_json` gave."""
-        return Stage(str(found["after"]), int(found["right"]), n, float(found["seconds"]), int(found["queries"]))
+    def from_json(values: dict[str, Any], n: int) -> Stage:
+        """Read the values that `to_json` returned."""
+        return Stage(str(values["after"]), int(values["right"]), n, float(values["seconds"]), int(values["queries"]))
 
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Evaluation:
-    """Verdicts of every attack on every example, and what follows from them.
+    """Verdicts of every attack on every example, with accuracies, intervals and warnings.
 
-    The keys of `correct`, `accuracy`, `interval`, `seconds` and `queries` are `clean`, the attacks by name, and
-    `worst`: right on the clean image and under every attack.
+    The keys of `correct`, `accuracy`, `interval`, `seconds` and `queries` are `clean`, the names of the attacks, and
+    `worst`: correct on the clean image and under every attack.
 
     Attributes:
-        threat: the ball that the attacks were confined to.
-        correct: for each key a bool tensor (n,) on the CPU, true where the model was right.
-        seconds: for each key the time that it took; for `worst` all of it.
-        protocol: how it was measured: attacks and their settings, seed, precision, shapes.
+        threat: the threat model of the attacks.
+        correct: for each key a bool tensor (n,) on the CPU, true where the model was correct.
+        seconds: for each key the time; for `worst` the sum.
+        protocol: the settings of the measurement: attacks, seed, precision, shapes.
         environment: software, hardware and date.
         weights: short hash of the model's state.
         data: short hash of images and labels.
-        queries: for each key how often an image was put before the model to search; verdicts are not counted.
-        stages: for each attack of several stages, how the model stands after each of them.
-        broken_by: for each of these attacks, and for `worst`, what broke each example first: `clean` where the model is
-            wrong without an attack, a stage or an attack by name, or None where the example holds.
-        warnings: reasons to doubt the figures; see docs/evaluation.md.
-        progress_files: what was kept on the way, until the result is saved.
+        queries: for each key the number of images that the search passed through the model; verdicts are not counted.
+        stages: for each attack of several stages, the accuracy after each stage.
+        broken_by: for each of these attacks and for `worst`, the first attack or stage that broke each example:
+            `clean` if the model is wrong without an attack, None if nothing broke it.
+        warnings: reasons to doubt the accuracies; see docs/evaluation.md.
+        progress_files: the progress files, which `save` removes.
     """
 
     threat: Threat
@@ -108,34 +108,34 @@ class Evaluation:
 
     @property
     def has_autoattack(self) -> bool:
-        """Whether AutoAttack, of whatever version, is among the attacks."""
+        """Whether a version of AutoAttack is among the attacks."""
         return any(name.startswith("autoattack") for name in self.correct)
 
     @property
     def n(self) -> int:
-        """How many examples there were."""
+        """The number of examples."""
         return len(self.correct["clean"])
 
     @cached_property
     def accuracy(self) -> dict[str, float]:
-        """The fraction of examples that the model was right on, 0 to 1."""
+        """The fraction of examples that are correct, from 0 to 1, by attack."""
         return {name: int(verdicts.sum()) / self.n for name, verdicts in self.correct.items()}
 
     @cached_property
     def interval(self) -> dict[str, tuple[float, float]]:
-        """Wilson's 95% interval of each accuracy."""
+        """Wilson's 95% interval of each accuracy, by attack."""
         return {name: wilson(int(verdicts.sum()), self.n) for name, verdicts in self.correct.items()}
 
     def table(self) -> Table:
-        """A table to print with rich."""
+        """Return a table to print with rich."""
         return rich_table(self)
 
     def markdown(self) -> str:
-        """The whole result as a page of Markdown."""
+        """Return the whole result as a page of Markdown."""
         return markdown(self)
 
     def sentence(self) -> str:
-        """A line for a paper: figures with their intervals, and what someone needs to check them."""
+        """Return a sentence for a paper: accuracies with intervals, and the settings to reproduce them."""
         return sentence(self)
 
     def __str__(self) -> str:
@@ -146,7 +146,7 @@ class Evaluation:
         return f"Evaluation({self.threat}, n={self.n}, {figures})"
 
     def to_json(self) -> dict[str, Any]:
-        """Plain values for a JSON file; verdicts are strings of 0 and 1, an example a digit."""
+        """Return plain values for a JSON file; verdicts are strings of 0 and 1, one digit per example."""
         return {
             "format": _FORMAT,
             "threat": {"norm": self.threat.name, "eps": self.threat.eps, "text": str(self.threat)},
@@ -167,16 +167,13 @@ class Evaluation:
         }
 
     def save(self, path: str | os.PathLike[str], *, keep_progress: bool = False) -> None:
-        """Write the result as JSON; the file is replaced as a whole or not at all.
-
-        Then the progress file is not needed any more and goes, unless it is to be kept.
-        """
+        """Write the result as JSON, atomically; then remove the progress files unless `keep_progress`."""
         write_text(Path(path), json.dumps(self.to_json(), indent=1) + "\n")
         if not keep_progress:
             self.forget_progress()
 
     def forget_progress(self) -> None:
-        """Remove what was kept on the way, now that the result is safe."""
+        """Remove the progress files."""
         for path in self.progress_files:
             path.unlink(missing_ok=True)
 
@@ -184,42 +181,42 @@ class Evaluation:
     def load(cls, path: str | os.PathLike[str]) -> Evaluation:
         """Read a result that `save` wrote."""
         try:
-            found = json.loads(Path(path).read_text(encoding="utf-8"))
+            values = json.loads(Path(path).read_text(encoding="utf-8"))
         except OSError as error:
             raise DataError(f"cannot read the result file {path}: {error.strerror or error}") from error
         except ValueError as error:
             raise DataError(f"the result file {path} is damaged (no JSON); evaluate again") from error
         try:
-            return cls._from_json(found)
+            return cls._from_json(values)
         except (KeyError, TypeError, AttributeError, ValueError, AtasError) as error:
             raise DataError(f"the result file {path} is damaged ({_cause(error)}); evaluate again") from error
 
     @classmethod
-    def _from_json(cls, found: dict[str, Any]) -> Evaluation:
-        if found["format"] != _FORMAT:
-            raise ValueError(f"format {found['format']} rather than {_FORMAT}")
+    def _from_json(cls, values: dict[str, Any]) -> Evaluation:
+        if values["format"] != _FORMAT:
+            raise ValueError(f"format {values['format']}, expected {_FORMAT}")
         result = cls(
-            threat=create(found["threat"]["norm"], float(found["threat"]["eps"])),
-            correct={name: _verdicts(text, found["n"]) for name, text in found["correct"].items()},
-            seconds={name: float(found["seconds"][name]) for name in found["correct"]},
-            protocol=dict(found["protocol"]),
-            environment=dict(found["environment"]),
-            weights=str(found["weights"]),
-            data=str(found["data"]),
-            # Results of earlier versions do not have the rest.
-            queries={name: int(count) for name, count in found.get("queries", {}).items()},
+            threat=create(values["threat"]["norm"], float(values["threat"]["eps"])),
+            correct={name: _verdicts(text, values["n"]) for name, text in values["correct"].items()},
+            seconds={name: float(values["seconds"][name]) for name in values["correct"]},
+            protocol=dict(values["protocol"]),
+            environment=dict(values["environment"]),
+            weights=str(values["weights"]),
+            data=str(values["data"]),
+            # Results of earlier versions lack the keys below.
+            queries={name: int(count) for name, count in values.get("queries", {}).items()},
             stages={
-                name: tuple(Stage.from_json(stage, found["n"]) for stage in stages)
-                for name, stages in found.get("stages", {}).items()
+                name: tuple(Stage.from_json(stage, values["n"]) for stage in stages)
+                for name, stages in values.get("stages", {}).items()
             },
-            broken_by={name: decode_labels(names, found["n"]) for name, names in found.get("broken_by", {}).items()},
-            warnings=tuple(EvaluationWarning(**warning) for warning in found.get("warnings", [])),
+            broken_by={name: decode_labels(names, values["n"]) for name, names in values.get("broken_by", {}).items()},
+            warnings=tuple(EvaluationWarning(**warning) for warning in values.get("warnings", [])),
         )
         for name, names in result.broken_by.items():
             if result.correct[name].tolist() != [label is None for label in names]:
-                raise ValueError("verdicts and what broke the examples do not agree")
-        if result.accuracy != found["accuracy"]:
-            raise ValueError("accuracy and verdicts do not agree")
+                raise ValueError("correct and broken_by do not agree")
+        if result.accuracy != values["accuracy"]:
+            raise ValueError("correct and accuracy do not agree")
         return result
 
 
@@ -234,7 +231,7 @@ def _cause(error: Exception) -> str:
 
 
 def encode_flags(values: Tensor) -> str:
-    """Flags as a string of 0 and 1.
+    """Return flags as a string of 0 and 1.
 
     >>> encode_flags(torch.tensor([True, False, True]))
     '101'
@@ -243,54 +240,54 @@ def encode_flags(values: Tensor) -> str:
 
 
 def decode_flags(text: str) -> Tensor:
-    """A string of 0 and 1 as flags."""
+    """Return the flags of a string of 0 and 1."""
     if set(text) - {"0", "1"}:
         raise ValueError("verdicts are not digits of 0 and 1")
     return torch.tensor([digit == "1" for digit in text], dtype=torch.bool)
 
 
 def encode_labels(names: list[str | None]) -> dict[str, Any]:
-    """Names in the order of their first example.
+    """Return names, in the order of their first example, and one character per example.
 
     >>> encode_labels(["clean", None, "apgd-t", "clean"])
     {'names': ['clean', 'apgd-t'], 'examples': '0-10'}
     """
     order = list(dict.fromkeys(name for name in names if name is not None))
     if len(order) > len(_CHARACTERS):
-        raise UsageError(f"a result file tells at most {len(_CHARACTERS)} attacks apart; run fewer at a time")
+        raise UsageError(f"a result file holds at most {len(_CHARACTERS)} attacks and stages; evaluate fewer at a time")
     character = dict(zip(order, _CHARACTERS, strict=False))
     return {"names": order, "examples": "".join(_ROBUST if name is None else character[name] for name in names)}
 
 
-def decode_labels(found: dict[str, Any], n: int) -> list[str | None]:
-    """What `encode_labels` was given.
+def decode_labels(values: dict[str, Any], n: int) -> list[str | None]:
+    """Return the names that `encode_labels` was given.
 
     >>> decode_labels({"names": ["clean", "apgd-t"], "examples": "0-10"}, 4)
     ['clean', None, 'apgd-t', 'clean']
     """
-    name: dict[str, str | None] = dict(zip(_CHARACTERS, found["names"], strict=False))
+    name: dict[str, str | None] = dict(zip(_CHARACTERS, values["names"], strict=False))
     name[_ROBUST] = None
-    if len(found["examples"]) != n:
-        raise ValueError(f"what broke them is not known of {n} examples")
-    return [name[character] for character in found["examples"]]
+    if len(values["examples"]) != n:
+        raise ValueError(f"broken_by does not have {n} examples")
+    return [name[character] for character in values["examples"]]
 
 
 def load_results(folder: Path) -> list[Evaluation]:
-    """The run's own first, then the others on its images, by name: those that were given one with `--out`, too."""
+    """Return the results in a run's folder: `evaluation.json` first, then others on the same images, by file name."""
     paths = sorted(folder.glob("*.json"), key=lambda path: (path.stem != _MAIN_RESULT, path))
-    found = [Evaluation.load(path) for path in paths if _is_result(path)]
-    return [one for one in found if _same_images(found[0], one)]
+    results = [Evaluation.load(path) for path in paths if _is_result(path)]
+    return [result for result in results if _same_images(results[0], result)]
 
 
 def _is_result(path: Path) -> bool:
-    """Also one that is damaged, where its name says so; but not one on other data, nor progress."""
+    """Return whether a file is a result, damaged or not; results on other data and progress files are not."""
     if path.name.startswith(".") or path.name.endswith((".progress.json", f"-{_MAIN_RESULT}.json")):
         return False
     return path.stem == _MAIN_RESULT or read_json(path).keys() >= _RESULT_KEYS
 
 
-def _same_images(one: Evaluation, other: Evaluation) -> bool:
-    """Whether one may be of the first images of the other: a model that gives other answers is shown other images."""
-    count = min(one.n, other.n)
-    same = torch.equal(one.correct["clean"][:count], other.correct["clean"][:count])
-    return same or one.weights != other.weights
+def _same_images(a: Evaluation, b: Evaluation) -> bool:
+    """Return whether both may be on the same first images: with equal weights, clean verdicts must be equal."""
+    count = min(a.n, b.n)
+    same = torch.equal(a.correct["clean"][:count], b.correct["clean"][:count])
+    return same or a.weights != b.weights

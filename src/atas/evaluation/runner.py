@@ -19,25 +19,25 @@ from atas.evaluation.progress import ProgressFile, ProgressMeter, StageKey, Stag
 from atas.threat import Threat
 
 ROBUST, MISCLASSIFIED, FIRST_STAGE = 0, 1, 2
-_BACKWARD_COST = 1.5  # forward passes that a gradient takes
+_BACKWARD_COST = 1.5  # forward passes that take as long as one backward pass
 _TOLERANCE = 1e-3  # a quarter of a grey level
 
 
 @dataclass(frozen=True)
 class AttackOutcome:
-    """What an attack came to on the examples of this process."""
+    """The result of an attack on the examples of this process."""
 
     code: Tensor
-    """For each example (N,): ROBUST, MISCLASSIFIED where it is wrong without an attack and so left alone, or the stage
+    """For each example (N,): ROBUST; MISCLASSIFIED if it is wrong without an attack and therefore skipped; or the stage
     that broke it, counted from FIRST_STAGE."""
     seconds: list[float]
-    """Time of each stage."""
+    """The time of each stage."""
     queries: list[int]
-    """Passes of the model in each stage."""
+    """Forward passes of the model in each stage, in images."""
 
 
 class AttackRunner:
-    """Which attacks, on what model; what they found is in `records`, and in the progress file."""
+    """Runs attacks on a model, chunk by chunk. The results are in `stages` and in the progress file."""
 
     def __init__(
         self,
@@ -52,27 +52,27 @@ class AttackRunner:
         self._model, self._scheduler, self._attacks = model, scheduler, attacks
         self._threat, self._seed = threat, seed
         self._progress_file, self._meter = progress_file, meter
-        self._firsts = [attack.stages[0] for attack in attacks.values() if isinstance(attack, PGD)]
-        self.records: dict[StageKey, StageProgress] = progress_file.read()
+        self._first_restarts = [attack.stages[0] for attack in attacks.values() if isinstance(attack, PGD)]
+        self.stages: dict[StageKey, StageProgress] = progress_file.read()
 
     def plan(self, sizes: list[int], num_classes: int) -> None:
-        """Tell the meter what is ahead, for chunks of these sizes."""
+        """Tell the meter the maximum work of every stage on chunks of these sizes."""
         self._num_classes = num_classes
         for chunk, size in enumerate(sizes):
             for name, attack in self._attacks.items():
-                for stage, search in enumerate(_stages(attack)):
-                    key = chunk, name, stage
-                    record = self.records.get(key, StageProgress())
-                    self._meter.resumed(record.queries * query_cost(search))
-                    self._meter.set_remaining(key, 0 if record.complete else size * self._max_cost(search))
+                for number, search in enumerate(_searches(attack)):
+                    key = chunk, name, number
+                    stage = self.stages.get(key, StageProgress())
+                    self._meter.resumed(stage.queries * query_cost(search))
+                    self._meter.set_remaining(key, 0 if stage.complete else size * self._max_cost(search))
 
     def is_done(self, chunk: int) -> bool:
-        """Whether nothing is left to do on a chunk, so that it need not be read."""
-        keys = [(chunk, name, stage) for name, a in self._attacks.items() for stage in range(len(_stages(a)))]
-        return all(key in self.records and self.records[key].complete for key in keys)
+        """Return whether all attacks on a chunk are complete, so that it need not be read."""
+        keys = [(chunk, name, number) for name, a in self._attacks.items() for number in range(len(_searches(a)))]
+        return all(key in self.stages and self.stages[key].complete for key in keys)
 
     def run_chunk(self, chunk: int, x: Tensor, y: Tensor, index: Tensor) -> None:
-        """All attacks on one chunk, from where they were left."""
+        """Run all attacks on one chunk, or what is left of them."""
         try:
             began = time.perf_counter()
             examples = self._scheduler.examples(x, y, index)
@@ -81,182 +81,178 @@ class AttackRunner:
             for name, attack in self._attacks.items():
                 if isinstance(attack, Clean):
                     wrong = examples.misclassified().cpu()
-                    self.records[chunk, name, 0] = StageProgress(wrong, seconds, queries=0, complete=True)
-                    self._end((chunk, name, 0), name, self.records[chunk, name, 0])
+                    stage = self.stages[chunk, name, 0] = StageProgress(wrong, seconds, queries=0, complete=True)
+                    self._end((chunk, name, 0), name, stage)
                 elif isinstance(attack, StagedAttack):
                     self._run_staged(chunk, name, attack, examples)
                 else:
                     self._run_batch_attack(chunk, name, attack, examples)
-        except BaseException:  # also when a person has had enough
-            if any(record.queries for record in self.records.values()):
-                self._progress_file.save(self.records, now=True)
+        except BaseException:  # also KeyboardInterrupt
+            if any(stage.queries for stage in self.stages.values()):
+                self._progress_file.save(self.stages, now=True)
             raise
 
     def _run_staged(self, chunk: int, name: str, attack: StagedAttack, examples: Examples) -> None:
-        """Searches one after the other, each on what holds."""
+        """Run the searches of an attack, each on the examples that are not broken yet; skip complete ones."""
         broken = examples.misclassified().cpu() & attack.skips_misclassified
-        for stage, search in enumerate(attack.stages):
-            record = self.records.setdefault((chunk, name, stage), StageProgress())
-            position = _StagePosition(chunk, name, attack.stages, stage)
-            if not record.complete:
-                self._run_search(search, examples, broken, record, position)
-            broken = record.broken
-            self._end(position.key, position.description, record)
+        for number, search in enumerate(attack.stages):
+            stage = self.stages.setdefault((chunk, name, number), StageProgress())
+            position = _StagePosition(chunk, name, attack.stages, number)
+            if not stage.complete:
+                self._run_search(search, examples, broken, stage, position)
+            broken = stage.broken
+            self._end(position.key, position.description, stage)
 
     def _run_search(
-        self, search: Search, examples: Examples, broken: Tensor, record: StageProgress, position: _StagePosition
+        self, search: Search, examples: Examples, broken: Tensor, stage: StageProgress, position: _StagePosition
     ) -> None:
-        requested = any(other.extends(search) for other in self._firsts)
-        whole = record.finished is None and not broken.any()
-        progress = SearchProgress.start(search, examples, broken, record_warm_start=requested and whole)
-        if record.finished is not None and record.queries_per_example is not None:
-            progress.broken.copy_(record.broken)
-            progress.finished.copy_(record.finished)
-            progress.queries_per_example.copy_(record.queries_per_example)
-        # The search writes into these tensors, so the record is up to date at each poll.
-        record.broken, record.finished, record.queries_per_example = (
-            progress.broken,
-            progress.finished,
-            progress.queries_per_example,
+        # A longer search can continue only where every example has a last point of this one.
+        record_warm_start = any(other.extends(search) for other in self._first_restarts) and not bool(broken.any())
+        progress = stage.search or stage.start_search(
+            SearchProgress.start(search, examples, broken, record_warm_start=record_warm_start)
         )
         jobs = len(progress.pending_jobs())
-        began = time.perf_counter() - record.seconds
+        began = time.perf_counter() - stage.seconds
 
-        def report(left: int) -> None:
-            holds = int((~progress.broken).sum())
-            self._meter.set_remaining(position.key, left * query_cost(search))
+        def report(queries_left: int) -> None:
+            num_correct = int((~progress.broken).sum())
+            self._meter.set_remaining(position.key, queries_left * query_cost(search))
             for key, later in position.later():
-                self._meter.set_remaining(key, holds * self._max_cost(later))
-            self._meter.update(position.name, position.description, holds, len(progress.broken))
+                self._meter.set_remaining(key, num_correct * self._max_cost(later))
+            self._meter.update(position.name, position.description, num_correct, len(progress.broken))
 
-        def on_poll(left: int) -> None:
-            record.seconds, record.queries = time.perf_counter() - began, int(progress.queries_per_example.sum())
+        def on_poll(queries_left: int) -> None:
+            stage.seconds, stage.queries = time.perf_counter() - began, progress.queries
             self._meter.completed(self._scheduler.queries_per_poll(search, jobs) * query_cost(search))
-            report(left)
-            self._progress_file.save(self.records)
+            report(queries_left)
+            self._progress_file.save(self.stages)
 
         report(jobs * search.steps * search.queries_per_step)
-        warm_start = self._warm_start(search)
         self._scheduler.run(
-            search, examples, self._threat, progress, seed=self._seed, on_poll=on_poll, warm_start=warm_start
+            search,
+            examples,
+            self._threat,
+            progress,
+            seed=self._seed,
+            on_poll=on_poll,
+            warm_start=self._warm_start(search),
         )
         self._warm_starts += [] if progress.warm_start is None else [progress.warm_start]
-        record.seconds, record.queries = time.perf_counter() - began, int(progress.queries_per_example.sum())
-        record.finished = record.queries_per_example = None
-        record.complete = True
+        stage.seconds, stage.queries = time.perf_counter() - began, progress.queries
+        stage.search, stage.complete = None, True
 
     def _warm_start(self, search: Search) -> WarmStart | None:
-        """What an earlier attack did of this search on this chunk: PGD-50 begins with the steps of PGD-10."""
-        fitting = [
+        """Return the last points of the longest search on this chunk that `search` extends: PGD-50 extends PGD-10."""
+        extended = [
             start for start in self._warm_starts if isinstance(search, PGDRestart) and search.extends(start.search)
         ]
-        return max(fitting, key=lambda start: start.search.steps, default=None)
+        return max(extended, key=lambda start: start.search.steps, default=None)
 
     def _run_batch_attack(self, chunk: int, name: str, attack: Attack, examples: Examples) -> None:
-        """An attack that takes a batch and gives it back."""
+        """Run an attack that maps a batch of images to a batch of points."""
         key, count, size, index = (chunk, name, 0), len(examples.y), self._scheduler.slots, examples.index
-        record = self.records.setdefault(key, StageProgress())
-        while (start := len(record.broken)) < count:
-            part = slice(start, start + size)
-            x, y = examples.x[part], examples.y[part]
+        stage = self.stages.setdefault(key, StageProgress())
+        while (start := len(stage.broken)) < count:
+            batch = slice(start, start + size)
+            x, y = examples.x[batch], examples.y[batch]
             began = time.perf_counter()
             with _count_queries(self._model) as batch_sizes:
-                # Copies: an attack may write into what it is given.
-                found = attack(self._model, x.clone(), y.clone(), self._threat, seed=self._seed, index=index[part])
+                # Copies: an attack may write to its arguments.
+                points = attack(self._model, x.clone(), y.clone(), self._threat, seed=self._seed, index=index[batch])
             with torch.no_grad():
-                wrong = ~correct(self._scheduler.verifier(check_within_threat(found, x, self._threat, name)), y).cpu()
-            record.broken = torch.cat([record.broken, wrong])
-            record.seconds += time.perf_counter() - began
-            record.queries += sum(batch_sizes)
-            self._meter.set_remaining(key, count - len(record.broken))
+                wrong = ~correct(self._scheduler.verifier(check_within_threat(points, x, self._threat, name)), y).cpu()
+            stage.broken = torch.cat([stage.broken, wrong])
+            stage.seconds += time.perf_counter() - began
+            stage.queries += sum(batch_sizes)
+            self._meter.set_remaining(key, count - len(stage.broken))
             self._meter.completed(len(wrong))
-            self._meter.update(name, name, count - int(record.broken.sum()), count)
-            self._progress_file.save(self.records)
-        record.complete = True
-        self._end(key, name, record)
+            self._meter.update(name, name, count - int(stage.broken.sum()), count)
+            self._progress_file.save(self.stages)
+        stage.complete = True
+        self._end(key, name, stage)
 
-    def _end(self, key: StageKey, description: str, record: StageProgress) -> None:
+    def _end(self, key: StageKey, description: str, stage: StageProgress) -> None:
         self._meter.set_remaining(key, 0)
-        self._meter.update(key[1], description, int((~record.broken).sum()), len(record.broken))
-        self._progress_file.save(self.records)
+        self._meter.update(key[1], description, int((~stage.broken).sum()), len(stage.broken))
+        self._progress_file.save(self.stages)
 
     def _max_cost(self, search: Search | None) -> float:
-        """The work that a stage is for an example at most."""
+        """Return the maximum work of a stage per example."""
         return max_queries(search, self._num_classes) * query_cost(search)
 
     def outcomes(self, chunks: int) -> dict[str, AttackOutcome]:
-        """What each attack came to, all chunks together."""
+        """Return the outcome of each attack on all chunks."""
         return {name: self._outcome(name, attack, chunks) for name, attack in self._attacks.items()}
 
     def _outcome(self, name: str, attack: Attack, chunks: int) -> AttackOutcome:
-        codes, count = [], len(_stages(attack))
+        codes, count = [], len(_searches(attack))
         for chunk in range(chunks):
-            clean = self.records[chunk, Clean.name, 0].broken
+            clean = self.stages[chunk, Clean.name, 0].broken
             skips_misclassified = isinstance(attack, Clean) or (
                 isinstance(attack, StagedAttack) and attack.skips_misclassified
             )
             code = (clean & skips_misclassified).long() * MISCLASSIFIED
-            for stage in range(count):
-                broken = self.records[chunk, name, stage].broken
-                code = torch.where(broken & (code == ROBUST), FIRST_STAGE + stage, code)
+            for number in range(count):
+                broken = self.stages[chunk, name, number].broken
+                code = torch.where(broken & (code == ROBUST), FIRST_STAGE + number, code)
             codes.append(code)
-        records = [[self.records[chunk, name, stage] for chunk in range(chunks)] for stage in range(count)]
+        by_number = [[self.stages[chunk, name, number] for chunk in range(chunks)] for number in range(count)]
         return AttackOutcome(
             torch.cat(codes) if codes else torch.zeros(0, dtype=torch.int64),
-            [sum(record.seconds for record in stage) for stage in records],
-            [sum(record.queries for record in stage) for stage in records],
+            [sum(stage.seconds for stage in stages) for stages in by_number],
+            [sum(stage.queries for stage in stages) for stages in by_number],
         )
 
 
 def max_queries(search: Search | None, num_classes: int) -> int:
-    """Queries of an example at most, for a model with that many classes; None is an attack that is no search."""
+    """Return the maximum number of queries per example; None stands for an attack that is no search."""
     return 1 if search is None else max(search.num_targets(num_classes), 1) * search.steps * search.queries_per_step
 
 
 def query_cost(search: Search | None) -> float:
-    """The work of a pass of this search, in forward passes: some come with a gradient."""
+    """Return the work of one query of this search in forward passes, backward passes included."""
     return 1.0 if search is None else 1 + _BACKWARD_COST * search.backward_passes / search.queries_per_step
 
 
 def total_max_queries(attacks: Iterable[Attack], num_classes: int) -> int:
-    """The same of several attacks with all their stages."""
-    return sum(max_queries(search, num_classes) for attack in attacks for search in _stages(attack))
+    """Return the maximum number of queries per example of several attacks with all their stages."""
+    return sum(max_queries(search, num_classes) for attack in attacks for search in _searches(attack))
 
 
-def _stages(attack: Attack) -> tuple[Search | None, ...]:
+def _searches(attack: Attack) -> tuple[Search | None, ...]:
     return attack.stages if isinstance(attack, StagedAttack) else (None,)
 
 
 @dataclass(frozen=True)
 class _StagePosition:
-    """Where an attack is among its stages."""
+    """The position of a stage in its attack."""
 
     chunk: int
     name: str
     stages: tuple[Search, ...]
-    stage: int
+    number: int
 
     @property
     def key(self) -> StageKey:
-        return self.chunk, self.name, self.stage
+        return self.chunk, self.name, self.number
 
     @property
     def description(self) -> str:
-        """The name of the stage, or its number where all have the same: PGD's restarts."""
+        """The name of the stage, or its number if all stages have one name, as PGD's restarts do."""
         count = len(self.stages)
         if count > 1 and len({search.name for search in self.stages}) == 1:
-            return f"restart {self.stage + 1} of {count}"
-        return self.stages[self.stage].name
+            return f"restart {self.number + 1} of {count}"
+        return self.stages[self.number].name
 
     def later(self) -> Iterator[tuple[StageKey, Search]]:
-        """The stages that are still to come."""
-        for stage in range(self.stage + 1, len(self.stages)):
-            yield (self.chunk, self.name, stage), self.stages[stage]
+        """Yield the keys and searches of the stages after this one."""
+        for number in range(self.number + 1, len(self.stages)):
+            yield (self.chunk, self.name, number), self.stages[number]
 
 
 @contextmanager
 def _count_queries(model: nn.Module) -> Iterator[list[int]]:
-    """The sizes of all batches that a model is asked about inside."""
+    """Collect the sizes of all batches that pass through the model in this context."""
     sizes: list[int] = []
     hook = model.register_forward_pre_hook(lambda _, arguments: sizes.append(len(arguments[0])))
     try:
@@ -265,13 +261,15 @@ def _count_queries(model: nn.Module) -> Iterator[list[int]]:
         hook.remove()
 
 
-def check_within_threat(found: object, x: Tensor, threat: Threat, name: str) -> Tensor:
-    """The points that the attack of that name returned for these images, rid of rounding; others are refused."""
-    if not isinstance(found, Tensor) or found.shape != x.shape:
-        got = tuple(found.shape) if isinstance(found, Tensor) else type(found).__name__
-        raise UsageError(f"the attack '{name}' must return images of shape {tuple(x.shape)}, as it got them; got {got}")
-    point = found.detach().to(x)
-    allowed = threat.project(point, x)
-    if not bool((point - allowed).abs().max() <= _TOLERANCE):
+def check_within_threat(points: object, x: Tensor, threat: Threat, name: str) -> Tensor:
+    """Return the points of the attack `name`, projected to remove rounding; raise UsageError if they lie outside."""
+    if not isinstance(points, Tensor) or points.shape != x.shape:
+        got = tuple(points.shape) if isinstance(points, Tensor) else type(points).__name__
+        raise UsageError(
+            f"the attack '{name}' must return images of the shape of its input, {tuple(x.shape)}; got {got}"
+        )
+    points = points.detach().to(x)
+    allowed = threat.project(points, x)
+    if not bool((points - allowed).abs().max() <= _TOLERANCE):
         raise UsageError(f"the attack '{name}' leaves {threat} or [0, 1]: let it return threat.project(point, x)")
     return allowed

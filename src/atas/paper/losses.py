@@ -12,10 +12,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from atas.attacks.scheduler import Scheduler
+from atas.attacks.scheduler import Scheduler, default_batch_size
 from atas.core.autograd import input_gradient
 from atas.core.rng import CounterRNG, Stream
-from atas.evaluation.backend import default_batch_size, prepare
+from atas.evaluation.backend import prepare
 from atas.threat import Threat
 
 STEPS, STEPS_PER_EPS = 10, 5  # PGD-10 as evaluations run it

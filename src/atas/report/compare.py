@@ -6,25 +6,22 @@ of differences are paired, so they are narrower than the intervals of the two ac
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from statistics import NormalDist
 
 import torch
 from rich import box
 from rich.table import Table
 from rich.text import Text
-from torch import Tensor
 
 from atas._utils.plotting import BLUE, ORANGE, RED, new_figure, save_figure, style_axes
 from atas.attacks.registry import display_name
 from atas.evaluation import Evaluation, wilson
+from atas.evaluation.intervals import paired_difference
 from atas.report.formatting import attack_names
 from atas.report.summary import RunSummary
 
-_Z = NormalDist().inv_cdf(0.975)
 _WORST_CASE_MARGIN = 0.015  # the table shows the worst case if it is this much below every single attack
 _CURVES = {"clean": ("#999999", ":"), "fgsm": (ORANGE, "--"), "pgd10": (BLUE, "-")}
 
@@ -83,20 +80,6 @@ def rank(runs: Sequence[RunSummary]) -> Ranking | str:
         gap = int(own.sum() - best.sum()) / result.n
         ranked.append(RankedRun(run, int(own.sum()), result.n, gap, paired_difference(own, best)))
     return Ranking(common, ranked)
-
-
-def paired_difference(own: Tensor, other: Tensor) -> tuple[float, float]:
-    """Return the 95% interval of the difference of two accuracies on the same examples (Agresti and Min, 2005).
-
-    >>> own, other = torch.arange(100) < 60, torch.arange(100) < 50
-    >>> low, high = paired_difference(own, other)
-    >>> round(low, 3), round(high, 3)
-    (0.037, 0.159)
-    """
-    gained, lost, n = int((own & ~other).sum()) + 0.5, int((other & ~own).sum()) + 0.5, len(own) + 2
-    difference = (gained - lost) / n
-    half = _Z * math.sqrt(gained + lost - (gained - lost) ** 2 / n) / n
-    return difference - half, difference + half
 
 
 def table(runs: Sequence[RunSummary]) -> Table:

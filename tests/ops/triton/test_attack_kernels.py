@@ -15,7 +15,7 @@ from atas import threat
 from atas.attacks import apgd, fab, losses, projected_gradient_descent, search, square
 from atas.attacks.apgd import APGD
 from atas.attacks.fab import FAB
-from atas.attacks.scheduler import Examples, SearchProgress, run
+from atas.attacks.scheduler import Scheduler, SearchProgress
 from atas.attacks.search import Slots
 from atas.attacks.square import Square
 from atas.core.dispatch import use_fast_ops
@@ -414,9 +414,10 @@ def test_whole_searches(problem, name, eps):
     ball = atas.Linf(eps)
 
     def attacked():
-        examples = Examples.from_model(model, x, y, torch.arange(len(x), device=DEVICE), batch=8, device=x.device)
-        progress = SearchProgress.start(search, examples, examples.misclassified())
-        run(search, model, model, examples, ball, progress, seed=3, slots=6, poll_interval=3)
+        scheduler = Scheduler(model, model, x.device, slots=6, poll_interval=3)
+        examples = scheduler.examples(x, y, torch.arange(len(x)))
+        progress = SearchProgress.start(search, examples, examples.misclassified(), points=x.clone())
+        scheduler.run(search, examples, ball, progress, seed=3)
         return progress
 
     expected = attacked()
@@ -426,6 +427,6 @@ def test_whole_searches(problem, name, eps):
     assert torch.equal(found.broken, expected.broken)
     assert torch.equal(found.finished, expected.finished)
     assert torch.equal(found.queries_per_example, expected.queries_per_example)
-    torch.testing.assert_close(found.point, expected.point, rtol=0, atol=2e-5 if name == "fab-t" else 1e-6)
+    torch.testing.assert_close(found.points, expected.points, rtol=0, atol=2e-5 if name == "fab-t" else 1e-6)
     assert not found.broken.all() or eps > 0.03
     assert (found.broken & (found.queries_per_example > 0)).any() or eps < 0.03
