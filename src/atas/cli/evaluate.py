@@ -166,7 +166,8 @@ def evaluate_target(
             shard=process.size > 1,
         )
     if process.rank == 0:
-        notes = [] if target.expected is None or step_size is not None else target.expected.compare(result)
+        expected = target.expected if step_size is None else None
+        notes = [] if expected is None else expected.compare(result.n, result.accuracy)
         _write(result, path, notes, show=show, logged=display.logged)
     return result
 

@@ -26,7 +26,7 @@ from atas.recipes.values import parse_value
 from atas.threat import Threat
 from atas.training import Run
 from atas.training.data import eval_view, load_data
-from atas.training.run import RunFolder
+from atas.training.run import ROWS_KEY, RunFolder
 
 _DEFAULT_ATTACKS = ("pgd10", "pgd50")
 _AUTOATTACK = "autoattack"  # takes far longer than the others
@@ -57,7 +57,7 @@ def from_run(run: Run, options: EvaluateOptions) -> Target:
     out = options.out or output_path(run, options.root, dataset.test, examples, attack_threat, attacks)
     test = dataset.test.part(slice(examples))
     expectation = (
-        find_expected(run.recipe, read_json(RunFolder(run.folder).environment))
+        find_expected(run.recipe, on_subset=ROWS_KEY in read_json(RunFolder(run.folder).environment))
         if attack_threat == trained_for
         else None
     )

@@ -10,8 +10,8 @@ from atas import __version__
 from atas._utils.files import check_writable, write_text
 from atas.models.weights import GIVEN
 from atas.ops.precision import strict_float32
-from atas.recipes.expected import Paper
 from atas.report.html import Content, Markup, Section, tag
+from atas.report.paper import Paper
 from atas.report.run_view import RunView
 from atas.report.sections import classes, comparison, examples, notes, summary, training
 from atas.report.summary import summarise

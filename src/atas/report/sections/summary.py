@@ -7,16 +7,18 @@ from typing import Any
 from atas.attacks.registry import display_name
 from atas.evaluation import Evaluation
 from atas.models.weights import GIVEN
-from atas.recipes.expected import Expected, Paper, PaperRow, find_expected, paper_row
+from atas.recipes.expected import Expected, find_expected
 from atas.report.formatting import format_interval, format_seconds, percent, whisker
 from atas.report.headline import HeadlineAnswer, run_answers
 from atas.report.html import Cell, Content, Markup, Section, html_table, tag
+from atas.report.paper import Paper, PaperRow, paper_row
 from atas.report.run_view import RunView
+from atas.training.run import ROWS_KEY
 
 
 def summary_section(view: RunView, paper: Paper | None) -> Section:
     """The first screen."""
-    expectation = find_expected(view.recipe, view.environment)
+    expectation = find_expected(view.recipe, on_subset=ROWS_KEY in view.environment)
     parts: list[Content] = [answer_list(run_answers(view, expectation))]
     if view.evaluation is not None:
         parts.append(_accuracy(view.evaluation, expectation, paper_row(view.recipe, paper)))
