@@ -34,8 +34,8 @@ class Recorder:
 @pytest.fixture
 def collapse_once(script_probes):
     """The second probe of a run shows a collapse."""
-    healthy = ProbeResult(clean=0.9, fgsm=0.6, pgd10=0.5)
-    script_probes(healthy, ProbeResult(clean=0.9, fgsm=0.95, pgd10=0.02), *[healthy] * 10)
+    healthy = ProbeResult(clean=0.9, fgsm=0.6, pgd10=0.5, pgd10_loss=1.0)
+    script_probes(healthy, ProbeResult(clean=0.9, fgsm=0.95, pgd10=0.02, pgd10_loss=9.0), *[healthy] * 10)
 
 
 def killed_after_the_last_row(folder, train_toy, observer, **options):

@@ -65,7 +65,7 @@ class Engine:
         loader: Loader,
         world: World = SINGLE,
     ) -> None:
-        self.device, self.world = loader.images.device, world
+        self.device, self.world, self._distributed = loader.images.device, world, world.size > 1
         self.recipe, self.model, self.method, self.loader = recipe, model, method, loader
         precision = recipe.engine.precision
         self._mixed = precision == "bf16" or (precision == "auto" and self.device.type == "cuda")
@@ -182,18 +182,16 @@ class Engine:
 
     def backward(self, loss: Tensor, *inputs: Tensor) -> tuple[Tensor, ...]:
         """Collect weight gradients; part of `Update`."""
-        if self.world.size > 1:  # before the pass, in which a synchronised BatchNorm mixes what processes lose
+        if self._distributed:  # before the pass, in which a synchronised BatchNorm mixes what processes lose
             loss = loss * self._batch_share
         gradients = self._grad(loss, [*self._trainable, *inputs])
         count = len(self._trainable)
         for row, gradient in enumerate(gradients[:count]):
             earlier = self._gradients[row]
             self._gradients[row] = gradient if earlier is None else earlier if gradient is None else earlier + gradient
-        return (
-            gradients[count:]
-            if self.world.size == 1
-            else tuple(gradient / self._batch_share for gradient in gradients[count:])
-        )
+        if self._distributed:
+            return tuple(gradient / self._batch_share for gradient in gradients[count:])
+        return gradients[count:]
 
     def _grad(self, loss: Tensor, tensors: list[Tensor]) -> tuple[Tensor, ...]:
         """The gradients of a loss; None for what it does not depend on."""
@@ -201,7 +199,7 @@ class Engine:
 
     def apply(self) -> None:
         """One step of the optimiser; part of `Update`."""
-        if self.world.size > 1:
+        if self._distributed:
             self._all_reduce()
         rate, momentum = self._lr_table.index_select(0, self._update.view(1)).view(2).unbind()
         self._optimizer.step(self._gradients, rate, momentum)
