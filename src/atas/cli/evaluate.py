@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -17,8 +16,6 @@ from atas._utils.files import check_output_path
 from atas.errors import UsageError
 
 if TYPE_CHECKING:
-    import torch
-
     from atas.cli.target import Target
     from atas.evaluation import Evaluation
     from atas.training import Run
@@ -143,7 +140,7 @@ def evaluate_target(
     """Evaluate with progress on the screen, and write the result."""
     from atas._utils.files import check_writable
     from atas.cli.evaluation_progress import EvaluationProgress
-    from atas.distributed.world import init
+    from atas.distributed.world import init, select_device
     from atas.evaluation import evaluate as run_evaluation
     from atas.recipes.values import parse_value
 
@@ -152,7 +149,7 @@ def evaluate_target(
     progress = path.with_name(f"{path.stem}.progress.json")
     with init() as process, EvaluationProgress(quiet=process.rank > 0) as display, _explain_resume(progress):
         result = run_evaluation(
-            target.model.to(_device(device, process.size)),
+            target.model.to(select_device(device, process)),
             target.test.images,
             target.test.labels,
             target.threat,
@@ -211,15 +208,3 @@ def _show(result: Evaluation, show: OutputFormat, logged: set[str]) -> None:
             if f"warning: {caution}" not in logged:
                 print_line(f"warning: {caution}")
         print_line(result.sentence())
-
-
-def _device(name: str, processes: int) -> torch.device:
-    """Of several processes, each has a GPU of its own."""
-    import torch
-
-    from atas.training.engine import select_device
-
-    device = select_device(name)
-    if device.type == "cuda" and device.index is None and processes > 1:
-        return torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))
-    return device

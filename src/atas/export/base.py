@@ -25,7 +25,7 @@ from atas.evaluation.result import load_results
 from atas.models.weights import read_weights
 from atas.recipes import recipe_fingerprint
 from atas.training import Run
-from atas.training.data import eval_view, load_data
+from atas.training.data import load_eval_data
 from atas.training.run import RunFolder
 
 METADATA_FORMAT = 1  # of what the files say about their model
@@ -158,7 +158,7 @@ def _images(source: ExportSource) -> tuple[Tensor, str]:
     """Test images of the run's data where they are at hand, else random pixels; and which of them."""
     try:
         recipe = source.run.recipe
-        images = eval_view(load_data(recipe, to_train=False), recipe.data).test.images[:_NUM_IMAGES].float() / 255
+        images = load_eval_data(recipe).test.images[:_NUM_IMAGES].float() / 255
     except (AtasError, OSError):
         images = None
     if images is None or tuple(images.shape[1:]) != source.shape:

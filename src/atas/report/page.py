@@ -8,6 +8,7 @@ from pathlib import Path
 
 from atas import __version__
 from atas._utils.files import check_writable, write_text
+from atas.distributed.world import select_device
 from atas.models.weights import GIVEN
 from atas.ops.precision import strict_float32
 from atas.report.html import Content, Markup, Section, tag
@@ -15,7 +16,6 @@ from atas.report.paper import Paper
 from atas.report.run_view import RunView
 from atas.report.sections import classes, comparison, examples, notes, summary, training
 from atas.report.summary import summarise
-from atas.training.engine import select_device
 
 # Nothing is fetched: whatever a name or a class in the page may say, the browser is told so.
 _POLICY = (

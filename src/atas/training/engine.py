@@ -17,7 +17,6 @@ from torch import Tensor, nn
 from atas.data.loader import Loader
 from atas.distributed.batchnorm import running_statistics
 from atas.distributed.world import SINGLE, World, all_reduce_tensors
-from atas.errors import UsageError
 from atas.methods import AdaptiveStepSizes, Method
 from atas.ops.precision import low_precision_copy
 from atas.recipes import Recipe
@@ -26,26 +25,6 @@ from atas.training.metrics import EpochSums, accumulate_metrics
 from atas.training.optim import EMA, SGD, learning_rate, momentum_at
 
 _EVAL_BATCH_SIZE = 500
-
-
-def select_device(name: str) -> torch.device:
-    """The device of that name, or for `auto` the GPU where there is one. One with a number becomes the current one, on
-    which streams, graphs and kernels are made."""
-    if name == "auto":
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    try:
-        device = torch.device(name)
-    except RuntimeError as error:
-        raise UsageError(f"there is no device '{name}'; use auto, cpu or cuda") from error
-    if device.type not in ("cpu", "cuda"):
-        raise UsageError(f"training runs on auto, cpu or cuda, not on '{name}'")
-    if device.type == "cuda" and not torch.cuda.is_available():
-        raise UsageError("this machine has no CUDA device, or this PyTorch was built without CUDA; use device cpu")
-    if device.type == "cuda" and device.index is not None:
-        if device.index >= (count := torch.cuda.device_count()):
-            raise UsageError(f"there is no device '{name}'; this machine has cuda:0 to cuda:{count - 1}")
-        torch.cuda.set_device(device)
-    return device
 
 
 class Engine:
