@@ -24,9 +24,9 @@ from torch import Tensor
 
 import atas
 from atas._utils import environment
+from atas.distributed.world import select_device
 from atas.training import Run
 from atas.training.data import load_data
-from atas.training.engine import select_device
 
 STAGES = ("apgd-ce", "apgd-t", "fab-t", "square")
 RESULTS = Path(__file__).parent.parent / "results" / "autoattack"

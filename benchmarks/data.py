@@ -23,7 +23,7 @@ from PIL import Image
 from atas import data
 from atas._utils import environment
 from atas.data.streaming import StreamingLoader
-from atas.training.engine import select_device
+from atas.distributed.world import select_device
 
 
 def make_photos(root: Path, count: int) -> Path:

@@ -28,9 +28,10 @@ from atas._utils.files import write_text
 from atas.core.resized_crop import BoxView
 from atas.core.rng import CounterRNG
 from atas.data.loader import Batch, DeviceLoader
+from atas.distributed.world import select_device
 from atas.methods.base import PersistentPerturbation
 from atas.recipes import Recipe, from_dict
-from atas.training.engine import Engine, select_device
+from atas.training.engine import Engine
 
 IMAGES = 512  # stored images; examples share them
 

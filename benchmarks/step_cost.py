@@ -19,8 +19,9 @@ import torch
 import atas
 from atas._utils import environment
 from atas.data.loader import DeviceLoader
+from atas.distributed.world import select_device
 from atas.recipes import load
-from atas.training.engine import Engine, select_device
+from atas.training.engine import Engine
 
 
 def engine(name: str, args: argparse.Namespace, device: torch.device) -> Engine:

@@ -25,9 +25,10 @@ import torch
 from atas import data, recipes
 from atas._utils import environment
 from atas._utils.files import write_text
+from atas.distributed.world import select_device
 from atas.training import TrainingProgress
 from atas.training.build import build, build_model
-from atas.training.engine import Engine, select_device
+from atas.training.engine import Engine
 
 IMAGENET = 1_281_167  # training images
 

@@ -1,9 +1,9 @@
-"""Write into the recipes what they gave where they were run, by the records in `results/`.
+"""Write the table `[expected]` of the CIFAR-10 recipes from the records in `results/`.
 
     python scripts/expected.py
 
-The comment that a recipe begins with says it, after the command; `atas evaluate`, `atas report` and `atas ls` read it
-there. Those of the digits, which say more, are written by hand.
+`atas evaluate`, `atas report` and `atas ls` read the table. Those of the digits have no records and are kept as they
+are.
 """
 
 from __future__ import annotations
@@ -11,44 +11,50 @@ from __future__ import annotations
 from pathlib import Path
 
 from atas import recipes
-from atas.attacks.registry import display_name
 from atas.sweeps import Record, Store, Trial
 from atas.sweeps.seed_stats import summarize_seeds
 
 _HERE = Path(__file__).parent.parent
 _RECIPES, _RECORDS = _HERE / "src" / "atas" / "recipes", _HERE / "results" / "cifar10"
+_HEADER = "[expected]  # accuracy in percent; no part of the training\n"
 
 
-def sentence(records: list[Record]) -> str:
-    """What those records say that have the most attacks."""
+def table(records: list[Record]) -> str:
+    """Return the table of the records that have the most attacks."""
     names = max((record.attacks for record in records), key=len)
-    known = [record for record in records if not record.missing_attacks(names)]
-    seeds, hardware = [record.seed for record in known], sorted({record.hardware for record in known})
-    said = [f"{display_name(name)} {_figure(known, name)}" for name in names]
-    over = f"mean and range over seeds {seeds[0]} to {seeds[-1]}" if len(seeds) > 1 else f"with seed {seeds[0]}"
-    end = " It collapsed." if any(record.collapsed_in for record in known) else ""
-    n, where = f"{known[0].n:,}", " and ".join(hardware)
-    return f"Expect, on the {n} test images, {over} in percent: {', '.join(said)} ({where}).{end}"
+    records = [record for record in records if not record.missing_attacks(names)]
+    hardware = " and ".join(sorted({record.hardware for record in records}))
+    lines = [
+        f"examples = {records[0].n}",
+        f"seeds = {[record.seed for record in records]}",
+        f'hardware = "{hardware}"',
+        *(f"{name} = {_accuracy(records, name)}" for name in names),
+    ]
+    if any(record.collapsed_in for record in records):
+        lines.append("collapsed = true")
+    return _HEADER + "".join(f"{line}\n" for line in lines)
 
 
-def _figure(records: list[Record], name: str) -> str:
-    found = summarize_seeds(records, name)
-    assert found is not None
-    return str(found) if found.runs > 1 else f"{found.value:.2f}"
+def _accuracy(records: list[Record], name: str) -> str:
+    stats = summarize_seeds(records, name)
+    assert stats is not None
+    if stats.runs == 1:
+        return f"{stats.value:.2f}"
+    return f"{{ mean = {stats.value:.2f}, min = {stats.low:.2f}, max = {stats.high:.2f} }}"
 
 
-def made() -> dict[Path, str]:
-    """The recipes that have been run as they stand and attacked, with their comments."""
-    rows, found = Store(_RECORDS).by_row(), {}
+def updated_recipes() -> dict[Path, str]:
+    """Return the content of every recipe that was trained unchanged and attacked, with its table at the end."""
+    rows, contents = Store(_RECORDS).by_row(), {}
     for name in recipes.names():
         records = [record for record in rows.get(Trial(name).row, []) if len(record.attacks) > 1]
         if records:
-            command, *rest = (_RECIPES / f"{name}.toml").read_text(encoding="utf-8").splitlines(keepends=True)
-            body = next(place for place, line in enumerate(rest) if not line.startswith("#"))
-            found[_RECIPES / f"{name}.toml"] = "".join([command, f"# {sentence(records)}\n", *rest[body:]])
-    return found
+            path = _RECIPES / f"{name}.toml"
+            training, _, _ = path.read_text(encoding="utf-8").partition(_HEADER)
+            contents[path] = f"{training.rstrip()}\n\n{table(records)}"
+    return contents
 
 
 if __name__ == "__main__":
-    for path, content in made().items():
+    for path, content in updated_recipes().items():
         path.write_text(content, encoding="utf-8")

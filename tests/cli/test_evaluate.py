@@ -19,7 +19,7 @@ from atas.attacks.square import Square
 from atas.cli import evaluate as evaluate_command
 from atas.cli import target
 from atas.evaluation import progress, result
-from atas.recipes.expected import Expected
+from atas.recipes.expected import Expected, ExpectedAccuracy
 
 
 def test_a_table_and_a_file(command, copy_of):
@@ -43,9 +43,10 @@ def test_the_path_of_the_file_is_in_one_piece(command, copy_of, monkeypatch):
 
 def test_what_the_recipe_gave_elsewhere_is_told(command, copy_of, monkeypatch):
     folder = copy_of()
-    sentence = "Expect, on the 40 test images: clean 90.0, FGSM 90.0 (89.0 to 91.0)."
-    monkeypatch.setattr(target, "find_expected", lambda *_: Expected("tiny", sentence))
-    compared = f"the recipe says: {sentence}"
+    accuracy = {"clean": ExpectedAccuracy(90.0), "fgsm": ExpectedAccuracy(90.0, 89.0, 91.0)}
+    expected = Expected("tiny", 40, (0, 1), accuracy)
+    monkeypatch.setattr(target, "find_expected", lambda *_, **__: expected)
+    compared = f"the recipe says: {expected.sentence}"
     said = command("evaluate", folder).out.splitlines()
     assert said[-4] == compared
     assert said[-3].startswith("note: this run is far from that (")

@@ -28,7 +28,7 @@ def elsewhere(monkeypatch):
             patch.setattr(torch, "autocast", nothing)  # it knows devices by name
             patch.setattr(backend, "strict_float32", nothing)
             for module in (build, execute):
-                patch.setattr(module, "select_device", lambda _: found)
+                patch.setattr(module, "select_device", lambda *_: found)
             yield found
 
     return device

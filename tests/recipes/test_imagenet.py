@@ -11,7 +11,7 @@ from atas import methods, recipes
 from atas.paper import published
 from atas.recipes import fingerprint
 from atas.training import TrainingProgress, checkpoint
-from atas.training.data import eval_view, load_data, train_resolution
+from atas.training.data import load_eval_data, train_resolution
 from atas.training.optim import learning_rate
 
 METHODS = ("free", "yopo", "fgsm-rs", "fgsm-ga", "atta", "atas")
@@ -125,7 +125,7 @@ def test_imagenette_in_small(method, photos, tmp_path):
     run = atas.train(f"imagenette-resnet18-{method}", out=tmp_path, values=values, live=TrainingProgress(quiet=True))
     losses = [row["loss"] for row in run.metrics]
     assert losses[-1] < losses[0]
-    test = eval_view(load_data(run.recipe), run.recipe.data).test
+    test = load_eval_data(run.recipe).test
     result = atas.evaluate(run.model, test, threat=run.recipe.threat, attacks=("pgd10",))
     assert result.protocol["image_shape"] == [3, 32, 32]
     assert result.accuracy["pgd10"] <= result.accuracy["clean"]

@@ -1,15 +1,11 @@
 """The three answers at the top: they must not promise more than was measured."""
 
 import dataclasses
-import runpy
-from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 
-from atas import recipes
 from atas.evaluation import EvaluationWarning
-from atas.recipes.expected import Expected, find_expected
+from atas.recipes.expected import Expected, ExpectedAccuracy
 from atas.report.headline import run_answers
 
 
@@ -136,71 +132,7 @@ def test_clean_images_alone_say_nothing_of_robustness(told):
 # What was expected
 
 
-def test_what_a_recipe_says():
-    found = find_expected(recipes.load("digits-small-cnn-atas"))
-    assert found.figure("clean") == "94.1 (92.4 to 95.2)"
-    assert found.figure("pgd50") == "62.5 (44.0 to 75.0)"
-    assert found.figure("autoattack") == "3.2"
-    assert found.figure("pgd10") is None
-    assert found.figure("pgd5") is None
-    assert found.differences == ()
-
-
-def test_what_a_run_did_otherwise():
-    changed = recipes.load("digits-small-cnn-atas").with_values({"training.epochs": 3, "training.seed": 7})
-    assert find_expected(changed).differences == ("training.epochs: 80 became 3",)
-
-
-def test_a_run_on_a_part_of_the_images_is_another_one():
-    atas = recipes.load("digits-small-cnn-atas")
-    assert find_expected(atas, {"device": "cpu"}) == find_expected(atas)
-    assert find_expected(atas, {"device": "cpu", "rows": 100}) is None
-
-
-def test_recipes_that_say_nothing():
-    assert find_expected(recipes.load("cifar100-preact-resnet18-atas")) is None
-    assert find_expected(recipes.from_dict({}, "mine")) is None
-
-
-def test_recipes_say_what_the_records_do():
-    """After new results: python scripts/expected.py."""
-    made = runpy.run_path(str(Path(__file__).parents[2] / "scripts" / "expected.py"))["made"]()
-    assert made
-    for path, content in made.items():
-        assert path.read_text(encoding="utf-8") == content
-
-
-RANGES = "Expect, on the 10,000 test images, mean and range over seeds 0 to 2 in percent: clean 81.5 (81.2 to 81.8), "
-
-
-def result(n=10_000, **percent):
-    """Of an evaluation, what matters here."""
-    return SimpleNamespace(n=n, correct=percent, accuracy={name: value / 100 for name, value in percent.items()})
-
-
-@pytest.mark.parametrize(
-    ("sentence", "percent", "far"),
-    [
-        (RANGES + "PGD-50 47.4 (47.1 to 47.7).", {"clean": 70, "pgd50": 45.5, "fgsm": 9}, None),
-        (RANGES + "PGD-50 47.4 (47.1 to 47.7).", {"clean": 81, "pgd50": 45.3}, "PGD-50 -2.1"),
-        (RANGES + "PGD-10 60.0 (50.0 to 70.0), PGD-50 47.0.", {"clean": 81, "pgd10": 41, "pgd50": 9}, None),
-        (RANGES + "PGD-10 60.0 (50.0 to 70.0), PGD-50 47.0.", {"clean": 81, "pgd10": 81}, "PGD-10 +21.0"),
-    ],
-)
-def test_a_run_is_held_against_the_recipe(sentence, percent, far):
-    """By the range over seeds; of a single seed none is known, and clean accuracy after a collapse may be any."""
-    said, *notes = Expected("r", sentence).compare(result(**percent))
-    assert said == f"the recipe says: {sentence}"
-    assert notes == ([f"note: this run is far from that ({far} points); look for what differs"] if far else [])
-
-
-def test_another_training_or_fewer_images_are_not_held_against_it():
-    sentence = RANGES + "PGD-50 47.4 (47.1 to 47.7)."
-    assert Expected("r", sentence, ("training.epochs: 80 became 3",)).compare(result(clean=9, pgd50=9)) == []
-    assert Expected("r", sentence).compare(result(1000, clean=9, pgd50=9)) == []
-
-
 def test_the_range_over_seeds_is_told(told):
-    foreseen = Expected("r", "Expect, mean and range: PGD-50 59.7 (44.0 to 69.0).")
+    foreseen = Expected("r", 100, (0, 1), {"pgd50": ExpectedAccuracy(59.7, 44.0, 69.0)})
     _, sure, _ = told(clean=90, pgd50=60, foreseen=foreseen)
     assert "59.7 (44.0 to 69.0)" in sure.why

@@ -12,8 +12,8 @@ import atas
 from atas import recipes, report
 from atas.errors import DataError
 from atas.paper import published
-from atas.recipes.expected import paper_row
 from atas.report import page
+from atas.report.paper import paper_row
 from atas.training import TrainingProgress
 
 SECTIONS = ["summary", "training", "steps", "gallery", "surface", "classes", "warnings", "repeat"]

@@ -7,8 +7,8 @@ from types import SimpleNamespace
 import pytest
 
 from atas.errors import UsageError
-from atas.training import monitor
 from atas.training.metrics import read_metrics
+from atas.training.monitor import ProbeResult
 from atas.training.trainer import Interrupted
 
 OFF = {"training.loggers": ()}
@@ -32,15 +32,10 @@ class Recorder:
 
 
 @pytest.fixture
-def collapse_once(monkeypatch):
-    """The second look of a run finds a collapse."""
-    looks = []
-
-    def update(self, probe):
-        looks.append(probe)
-        return len(looks) == 2
-
-    monkeypatch.setattr(monitor.Monitor, "update", update)
+def collapse_once(script_probes):
+    """The second probe of a run shows a collapse."""
+    healthy = ProbeResult(clean=0.9, fgsm=0.6, pgd10=0.5, pgd10_loss=1.0)
+    script_probes(healthy, ProbeResult(clean=0.9, fgsm=0.95, pgd10=0.02, pgd10_loss=9.0), *[healthy] * 10)
 
 
 def killed_after_the_last_row(folder, train_toy, observer, **options):

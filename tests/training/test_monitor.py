@@ -51,7 +51,10 @@ def test_the_sentence_names_the_sign():
     monitor = Monitor(torch.zeros(10), torch.arange(10), atas.Linf(0.1))
     monitor.update(ProbeResult(0.99, 0.95, 0.9))
     assert monitor.update(ProbeResult(0.99, 0.94, 0.1))
-    assert "while FGSM accuracy is 94.0%" in monitor.collapse_message(1, ProbeResult(0.99, 0.94, 0.1))
+    (event,) = monitor.events({"epoch": 1, "clean": 0.99, "fgsm": 0.94, "pgd10": 0.1})
+    assert event.row == {"event": "collapse", "epoch": 1, "pgd10": 0.1, "fgsm": 0.94}
+    assert "while FGSM accuracy is 94.0%" in event.message
+    assert monitor.events({"epoch": 2, "clean": 0.99, "fgsm": 0.94, "pgd10": 0.1}) == []
 
 
 def test_a_breakdown_is_no_collapse():
@@ -61,9 +64,8 @@ def test_a_breakdown_is_no_collapse():
     assert not any(monitor.update(probe) for probe in epochs)
     assert monitor.update(ProbeResult(0.5, 0.1, 0.0)) is False
     assert monitor.update(ProbeResult(0.5, 0.1, 0.0)) is True
-    assert "while clean accuracy is 50.0%. The model has lost" in monitor.collapse_message(
-        4, ProbeResult(0.5, 0.1, 0.0)
-    )
+    (event,) = monitor.events({"epoch": 4, "clean": 0.5, "fgsm": 0.1, "pgd10": 0.0})
+    assert "while clean accuracy is 50.0%. The model has lost" in event.message
 
 
 def test_a_collapse_to_weak_robustness_is_one_too():
@@ -264,7 +266,7 @@ def test_the_slice_is_of_the_training_set_and_held_out_where_it_decides(
 
 
 def test_what_is_held_out_is_never_trained_on(
-    tmp_path, train_toy, toy_data, monkeypatch, toy_recipe, tiny_net, observer
+    tmp_path, train_toy, toy_data, monkeypatch, script_probes, toy_recipe, tiny_net, observer
 ):
     """As the method sees it, over a whole run with a rollback in it."""
     from atas.methods import FGSMRS
@@ -281,7 +283,7 @@ def test_what_is_held_out_is_never_trained_on(
     values = {"training.on_collapse": "rollback", "data.pad": 0, "data.flip": False}
     trainer = make_trainer(tmp_path / "x", toy_recipe("fgsm-rs", values), toy_data, tiny_net(), observer)
     probed = keys_of(trainer.monitor.images)
-    script(monkeypatch, HEALTHY, COLLAPSED, HEALTHY, HEALTHY)
+    script_probes(HEALTHY, COLLAPSED, HEALTHY, HEALTHY)
     train_toy(tmp_path / "run", "fgsm-rs", values)
     assert seen == keys_of(toy_data.train.images) - probed
 
@@ -312,13 +314,6 @@ def test_the_slice_never_changes():
 # What is done about a collapse
 
 
-def script(monkeypatch, *probes):
-    """Let the monitor find these, one an epoch; more are an error."""
-    left = iter(probes)
-    monkeypatch.setattr(Monitor, "probe", lambda self, model, ask: next(left))
-    return left
-
-
 @pytest.fixture
 def watched(observer):
     """A live view with the weights at every epoch's end and at every sentence, of a model to be trained."""
@@ -346,8 +341,8 @@ def collapse_sentences(live):
     return [text for text in live.said if "Catastrophic overfitting" in text]
 
 
-def test_warn_says_it_once_and_goes_on(tmp_path, train_toy, monkeypatch, observer, rows_of):
-    script(monkeypatch, HEALTHY, COLLAPSED, COLLAPSED, COLLAPSED)
+def test_warn_says_it_once_and_goes_on(tmp_path, train_toy, script_probes, observer, rows_of):
+    script_probes(HEALTHY, COLLAPSED, COLLAPSED, COLLAPSED)
     live = observer()
     run = train_toy(tmp_path / "run", values={"training.epochs": 4}, live=live)
     (sentence,) = collapse_sentences(live)
@@ -359,8 +354,8 @@ def test_warn_says_it_once_and_goes_on(tmp_path, train_toy, monkeypatch, observe
     assert not (tmp_path / "run" / "checkpoints" / "healthy.safetensors").exists()
 
 
-def test_it_is_said_once_across_a_resume(tmp_path, train_toy, monkeypatch, observer, rows_of, interrupt_after):
-    script(monkeypatch, HEALTHY, COLLAPSED, COLLAPSED, COLLAPSED)
+def test_it_is_said_once_across_a_resume(tmp_path, train_toy, script_probes, observer, rows_of, interrupt_after):
+    script_probes(HEALTHY, COLLAPSED, COLLAPSED, COLLAPSED)
     values = {"training.epochs": 4}
     live = interrupt_after(10)
     with pytest.raises(Interrupted):
@@ -372,18 +367,18 @@ def test_it_is_said_once_across_a_resume(tmp_path, train_toy, monkeypatch, obser
     assert len([row for row in rows_of(tmp_path / "run") if "event" in row]) == 1
 
 
-def test_a_model_on_the_edge_is_not_spoken_of_in_every_epoch(tmp_path, train_toy, monkeypatch, observer):
+def test_a_model_on_the_edge_is_not_spoken_of_in_every_epoch(tmp_path, train_toy, script_probes, observer):
     """Once it was said, falling back and forth over the line is no news."""
     edge = ProbeResult(clean=0.9, fgsm=0.7, pgd10=0.26)
-    script(monkeypatch, HEALTHY, COLLAPSED, edge, COLLAPSED, edge, COLLAPSED)
+    script_probes(HEALTHY, COLLAPSED, edge, COLLAPSED, edge, COLLAPSED)
     live = observer()
     train_toy(tmp_path / "run", values={"training.epochs": 6}, live=live)
     assert len(collapse_sentences(live)) == 1
 
 
-def test_a_fallen_epoch_is_not_returned_to(tmp_path, train_toy, monkeypatch, tiny_net, watched):
+def test_a_fallen_epoch_is_not_returned_to(tmp_path, train_toy, script_probes, tiny_net, watched):
     """Whether it was a bad one or the beginning of a collapse shows later."""
-    script(monkeypatch, HEALTHY, ProbeResult(clean=0.6, fgsm=0.3, pgd10=0.1), COLLAPSED)
+    script_probes(HEALTHY, ProbeResult(clean=0.6, fgsm=0.3, pgd10=0.1), COLLAPSED)
     net = tiny_net()
     live = watched(net)
     run = train_toy(
@@ -393,8 +388,8 @@ def test_a_fallen_epoch_is_not_returned_to(tmp_path, train_toy, monkeypatch, tin
     assert_equal_states(run.model.state_dict(), live.at_epochs[0][1])
 
 
-def test_stop_ends_with_the_healthy_weights(tmp_path, train_toy, monkeypatch, tiny_net, watched, rows_of):
-    script(monkeypatch, HEALTHY, HEALTHY, COLLAPSED)
+def test_stop_ends_with_the_healthy_weights(tmp_path, train_toy, script_probes, tiny_net, watched, rows_of):
+    script_probes(HEALTHY, HEALTHY, COLLAPSED)
     net = tiny_net()
     live = watched(net)
     run = train_toy(
@@ -411,8 +406,8 @@ def test_stop_ends_with_the_healthy_weights(tmp_path, train_toy, monkeypatch, ti
     assert_equal_states(Run.load(tmp_path / "run", model=tiny_net()).model.state_dict(), live.at_epochs[1][1])
 
 
-def test_a_run_that_stopped_is_finished(tmp_path, train_toy, monkeypatch, observer):
-    script(monkeypatch, HEALTHY, COLLAPSED)
+def test_a_run_that_stopped_is_finished(tmp_path, train_toy, script_probes, observer):
+    script_probes(HEALTHY, COLLAPSED)
     values = {"training.epochs": 6, "training.on_collapse": "stop"}
     run = train_toy(tmp_path / "run", values=values)
     metrics = (tmp_path / "run" / "metrics.jsonl").read_bytes()
@@ -423,7 +418,7 @@ def test_a_run_that_stopped_is_finished(tmp_path, train_toy, monkeypatch, observ
     assert_equal_states(again.model.state_dict(), run.model.state_dict())
 
 
-def test_stop_with_averaged_weights_ends_with_the_healthy_average(tmp_path, train_toy, monkeypatch):
+def test_stop_with_averaged_weights_ends_with_the_healthy_average(tmp_path, train_toy, monkeypatch, script_probes):
     healthy = {}
     save = checkpoint.save
 
@@ -433,16 +428,16 @@ def test_stop_with_averaged_weights_ends_with_the_healthy_average(tmp_path, trai
         save(path, tensors, state)
 
     monkeypatch.setattr(checkpoint, "save", spy)
-    script(monkeypatch, HEALTHY, HEALTHY, COLLAPSED)
+    script_probes(HEALTHY, HEALTHY, COLLAPSED)
     run = train_toy(tmp_path / "run", values={"training.on_collapse": "stop", "training.ema": 0.9})
     for name, tensor in run.model.state_dict().items():
         assert torch.equal(tensor, healthy[f"ema.model.{name}"])
 
 
-def test_a_training_that_broke_down_is_told_once(tmp_path, train_toy, monkeypatch, observer, rows_of):
+def test_a_training_that_broke_down_is_told_once(tmp_path, train_toy, script_probes, observer, rows_of):
     robust = ProbeResult(clean=0.9, fgsm=0.8, pgd10=0.75)
     lost = ProbeResult(clean=1 / 3, fgsm=1 / 3, pgd10=1 / 3)  # of three classes
-    script(monkeypatch, robust, lost, lost, lost)
+    script_probes(robust, lost, lost, lost)
     live = observer()
     train_toy(tmp_path / "run", values={"training.epochs": 4, "training.on_collapse": "stop"}, live=live)
     (said,) = [text for text in live.said if "broke down" in text]
@@ -453,10 +448,10 @@ def test_a_training_that_broke_down_is_told_once(tmp_path, train_toy, monkeypatc
     assert state["epoch"] == 1
 
 
-def test_healthy_checkpoint_is_not_replaced_in_a_breakdown(tmp_path, train_toy, monkeypatch):
+def test_healthy_checkpoint_is_not_replaced_in_a_breakdown(tmp_path, train_toy, script_probes):
     """A breakdown shows in clean accuracy before half of the PGD accuracy is gone."""
     robust, lost = ProbeResult(clean=0.9, fgsm=0.7, pgd10=0.6), ProbeResult(clean=1 / 3, fgsm=1 / 3, pgd10=1 / 3)
-    script(monkeypatch, robust, lost, lost)
+    script_probes(robust, lost, lost)
     train_toy(tmp_path / "run", values={"training.epochs": 3, "training.on_collapse": "rollback"})
     _, state = checkpoint.load(tmp_path / "run" / "checkpoints" / "healthy.safetensors")
     assert state["epoch"] == 1
@@ -464,9 +459,9 @@ def test_healthy_checkpoint_is_not_replaced_in_a_breakdown(tmp_path, train_toy, 
 
 @pytest.mark.parametrize("method", ["atas", "fgsm-rs", "free", "trades"])
 def test_rollback_goes_on_from_health_with_smaller_steps(
-    method, tmp_path, train_toy, monkeypatch, tiny_net, watched, rows_of
+    method, tmp_path, train_toy, script_probes, tiny_net, watched, rows_of
 ):
-    script(monkeypatch, HEALTHY, HEALTHY, COLLAPSED, HEALTHY, HEALTHY)
+    script_probes(HEALTHY, HEALTHY, COLLAPSED, HEALTHY, HEALTHY)
     net = tiny_net()
     live = watched(net)
     values = {"training.epochs": 4, "training.on_collapse": "rollback"}
@@ -488,18 +483,18 @@ def test_rollback_goes_on_from_health_with_smaller_steps(
     assert not torch.equal(live.at_epochs[2][1]["fc.weight"], live.at_epochs[3][1]["fc.weight"])
 
 
-def test_rollback_really_takes_smaller_steps(tmp_path, train_toy, monkeypatch):
+def test_rollback_really_takes_smaller_steps(tmp_path, train_toy, script_probes):
     """In the warm-up every step of ATAS is eps."""
-    script(monkeypatch, HEALTHY, COLLAPSED, COLLAPSED, HEALTHY)
+    script_probes(HEALTHY, COLLAPSED, COLLAPSED, HEALTHY)
     values = {"training.epochs": 2, "training.on_collapse": "rollback", "method.warmup_epochs": 10}
     run = train_toy(tmp_path / "run", "atas", values)
     assert [row["step_size"] for row in run.metrics] == pytest.approx([0.1, 0.1 * 0.75**2], rel=1e-5)
 
 
 def test_a_collapse_after_a_rollback_is_said_again_and_shrinks_again(
-    tmp_path, train_toy, monkeypatch, observer, rows_of
+    tmp_path, train_toy, script_probes, observer, rows_of
 ):
-    script(monkeypatch, HEALTHY, COLLAPSED, HEALTHY, COLLAPSED, HEALTHY)
+    script_probes(HEALTHY, COLLAPSED, HEALTHY, COLLAPSED, HEALTHY)
     live = observer()
     train_toy(tmp_path / "run", values={"training.on_collapse": "rollback"}, live=live)
     rows = rows_of(tmp_path / "run")
@@ -509,8 +504,8 @@ def test_a_collapse_after_a_rollback_is_said_again_and_shrinks_again(
     assert [row.get("event", row["epoch"]) for row in rows][-1] == 2
 
 
-def test_rollbacks_have_an_end(tmp_path, train_toy, monkeypatch, tiny_net, watched, rows_of):
-    script(monkeypatch, HEALTHY, *[COLLAPSED] * 50)
+def test_rollbacks_have_an_end(tmp_path, train_toy, script_probes, tiny_net, watched, rows_of):
+    script_probes(HEALTHY, *[COLLAPSED] * 50)
     net = tiny_net()
     live = watched(net)
     run = train_toy(tmp_path / "run", values={"training.on_collapse": "rollback"}, model=net, live=live)
@@ -522,14 +517,14 @@ def test_rollbacks_have_an_end(tmp_path, train_toy, monkeypatch, tiny_net, watch
 
 @pytest.mark.parametrize("batches", [4, 7, 9, 10, 13])
 def test_resume_in_a_run_with_rollbacks(
-    batches, tmp_path, train_toy, monkeypatch, interrupt_after, assert_same_run, rows_of
+    batches, tmp_path, train_toy, script_probes, interrupt_after, assert_same_run, rows_of
 ):
     """Held out are 20 of 60 images: three batches an epoch; collapses are found in the third and, again, the fourth."""
     probes = (HEALTHY, HEALTHY, COLLAPSED, HEALTHY, COLLAPSED, HEALTHY)
     values = {"training.epochs": 4, "training.on_collapse": "rollback", "training.ema": 0.9}
-    script(monkeypatch, *probes)
+    script_probes(*probes)
     train_toy(tmp_path / "whole", values=values)
-    script(monkeypatch, *probes)
+    script_probes(*probes)
     with pytest.raises(Interrupted):
         train_toy(tmp_path / "parts", values=values, live=interrupt_after(batches))
     train_toy(tmp_path / "parts", values=values, resume=True)
@@ -538,16 +533,16 @@ def test_resume_in_a_run_with_rollbacks(
 
 
 def test_a_healthy_run_is_the_same_whether_it_would_stop_or_roll_back(
-    tmp_path, train_toy, monkeypatch, assert_same_run
+    tmp_path, train_toy, script_probes, assert_same_run
 ):
     for on_collapse in ("stop", "rollback"):
-        script(monkeypatch, HEALTHY, HEALTHY, HEALTHY)
+        script_probes(HEALTHY, HEALTHY, HEALTHY)
         train_toy(tmp_path / on_collapse, values={"training.on_collapse": on_collapse})
     assert_same_run(tmp_path / "stop", tmp_path / "rollback")
 
 
-def test_events_are_left_out_of_the_metrics_of_a_run(tmp_path, train_toy, monkeypatch):
-    script(monkeypatch, HEALTHY, COLLAPSED, HEALTHY, HEALTHY)
+def test_events_are_left_out_of_the_metrics_of_a_run(tmp_path, train_toy, script_probes):
+    script_probes(HEALTHY, COLLAPSED, HEALTHY, HEALTHY)
     run = train_toy(tmp_path / "run", values={"training.on_collapse": "rollback"})
     assert [row["epoch"] for row in run.metrics] == [0, 1, 2]
     assert all("event" not in row for row in run.metrics)

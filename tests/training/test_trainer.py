@@ -13,10 +13,10 @@ from torch import nn
 from torch.utils.data import TensorDataset
 
 import atas
+from atas.distributed.world import select_device
 from atas.errors import DataError, UsageError
 from atas.methods import Standard
 from atas.training import Run, TrainingProgress, checkpoint
-from atas.training.engine import select_device
 from atas.training.model_checks import check_model
 
 KEYS = {"epoch", "updates", "rate", "loss", "train_accuracy", "clean", "fgsm", "pgd10", "pgd10_loss", "collapsed"}

@@ -141,18 +141,17 @@ def evaluate_target(
 ) -> Evaluation:
     """Evaluate with a progress display, and write the result."""
     from atas._utils.files import check_writable
-    from atas.distributed.world import init
+    from atas.distributed.world import init, select_device
     from atas.evaluation import evaluate as run_evaluation
     from atas.evaluation.progress import EvaluationProgress
     from atas.recipes.values import parse_value
-    from atas.training.engine import select_device
 
     path = target.out
     check_writable(path)
     progress = path.with_name(f"{path.stem}.progress.json")
     with init() as process, EvaluationProgress(quiet=process.rank > 0) as display, _explain_resume(progress):
         result = run_evaluation(
-            target.model.to(process.device(select_device(device))),
+            target.model.to(select_device(device, process)),
             target.test.images,
             target.test.labels,
             target.threat,
@@ -166,7 +165,8 @@ def evaluate_target(
             shard=process.size > 1,
         )
     if process.rank == 0:
-        notes = [] if target.expected is None or step_size is not None else target.expected.compare(result)
+        expected = target.expected if step_size is None else None
+        notes = [] if expected is None else expected.compare(result.n, result.accuracy)
         _write(result, path, notes, show=show, shown_warnings=display.shown_warnings)
     return result
 

@@ -25,8 +25,8 @@ from atas.recipes.expected import Expected, find_expected
 from atas.recipes.values import parse_value
 from atas.threat import Threat
 from atas.training import Run
-from atas.training.data import eval_view, load_data
-from atas.training.run import RunFolder
+from atas.training.data import load_eval_data
+from atas.training.run import ROWS_KEY, RunFolder
 
 _DEFAULT_ATTACKS = ("pgd10", "pgd50")
 _AUTOATTACK = "autoattack"
@@ -51,13 +51,13 @@ def from_run(run: Run, options: EvaluateOptions) -> Target:
     config, trained_for = run.recipe.evaluation, run.recipe.threat
     attack_threat = threat.create(options.norm or trained_for.name, _eps(options, trained_for))
     with _data_progress() as progress:
-        dataset = eval_view(load_data(run.recipe, options.root, progress, to_train=False), run.recipe.data)
+        dataset = load_eval_data(run.recipe, options.root, progress)
     _check_classes(RunFolder(run.folder).model, dataset)
     examples, attacks = options.examples or config.examples, options.attacks_or_default(config.attacks)
     out = options.out or output_path(run, options.root, dataset.test, examples, attack_threat, attacks)
     test = dataset.test.part(slice(examples))
     expectation = (
-        find_expected(run.recipe, read_json(RunFolder(run.folder).environment))
+        find_expected(run.recipe, on_subset=ROWS_KEY in read_json(RunFolder(run.folder).environment))
         if attack_threat == trained_for
         else None
     )

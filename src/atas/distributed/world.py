@@ -200,3 +200,26 @@ def all_reduce_tensors(tensors: Sequence[Tensor], world: World) -> list[Tensor]:
     flat = world.all_reduce_sum(torch.cat([tensor.to(dtype).flatten() for tensor in tensors]))
     pieces = flat.split([tensor.numel() for tensor in tensors])
     return [piece.view(tensor.shape) for piece, tensor in zip(pieces, tensors, strict=True)]
+
+
+def select_device(name: str, world: World = SINGLE) -> torch.device:
+    """Return the device of that name for this rank; `auto` is the GPU if there is one.
+
+    With several ranks each has a GPU of its own. A GPU with a number becomes the current one, on which streams, graphs
+    and kernels are made.
+    """
+    if name == "auto":
+        return world.device(torch.device("cuda" if torch.cuda.is_available() else "cpu"))
+    try:
+        device = torch.device(name)
+    except RuntimeError as error:
+        raise UsageError(f"there is no device '{name}'; use auto, cpu or cuda") from error
+    if device.type not in ("cpu", "cuda"):
+        raise UsageError(f"training runs on auto, cpu or cuda, not on '{name}'")
+    if device.type == "cuda" and not torch.cuda.is_available():
+        raise UsageError("this machine has no CUDA device, or this PyTorch was built without CUDA; use device cpu")
+    if device.type == "cuda" and device.index is not None:
+        if device.index >= (count := torch.cuda.device_count()):
+            raise UsageError(f"there is no device '{name}'; this machine has cuda:0 to cuda:{count - 1}")
+        torch.cuda.set_device(device)
+    return world.device(device)

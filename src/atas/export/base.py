@@ -26,7 +26,7 @@ from atas.models.weights import read_weights
 from atas.recipes import recipe_fingerprint
 from atas.report.summary import first_collapse, strongest_result
 from atas.training import Run
-from atas.training.data import eval_view, load_data
+from atas.training.data import load_eval_data
 from atas.training.run import RunFolder
 
 METADATA_FORMAT = 1  # version of the metadata in exported files
@@ -159,7 +159,7 @@ def _images(source: ExportSource) -> tuple[Tensor, str]:
     """Return test images of the run's data, or random pixels if it cannot be loaded, and a description."""
     try:
         recipe = source.run.recipe
-        images = eval_view(load_data(recipe, to_train=False), recipe.data).test.images[:_NUM_IMAGES].float() / 255
+        images = load_eval_data(recipe).test.images[:_NUM_IMAGES].float() / 255
     except (AtasError, OSError):
         images = None
     if images is None or tuple(images.shape[1:]) != source.shape:

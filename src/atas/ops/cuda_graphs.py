@@ -36,6 +36,26 @@ def capture(function: Callable[[], R]) -> tuple[torch.cuda.CUDAGraph, R]:
     return graph, result
 
 
+class GraphedFunction:
+    """A function of tensors as a CUDA graph. The inputs of a call are copied to the memory that was captured."""
+
+    def __init__(self, function: Callable[..., Tensor], inputs: tuple[Tensor, ...]) -> None:
+        self._inputs = [tensor.clone() for tensor in inputs]
+        warm_up(lambda: function(*self._inputs), times=1)
+        self._graph, self._output = capture(lambda: function(*self._inputs))
+
+    def accepts(self, inputs: tuple[Tensor, ...]) -> bool:
+        """Return whether the inputs have the shapes that were captured."""
+        return [tensor.shape for tensor in inputs] == [tensor.shape for tensor in self._inputs]
+
+    def __call__(self, inputs: tuple[Tensor, ...]) -> Tensor:
+        """Replay the graph with these inputs."""
+        for old, new in zip(self._inputs, inputs, strict=True):
+            old.copy_(new)
+        self._graph.replay()
+        return self._output.clone()
+
+
 class SideStream:
     """A second stream on every GPU for work that is needed only later. `wait` makes the main streams wait for it."""
 

@@ -1,98 +1,150 @@
-"""What a run was expected to give: by the recipe's first comment, and by the paper."""
+"""The table `[expected]` of a recipe: the accuracy that the recipe gave where it was measured.
+
+    [expected]
+    examples = 10000
+    seeds = [0, 1, 2]
+    hardware = "NVIDIA H200"
+    clean = { mean = 81.57, min = 81.30, max = 81.75 }  # over the seeds; of one seed: clean = 72.97
+    autoattack = { mean = 44.12, seeds = [0] }          # measured with other seeds than the rest
+
+Accuracies are in percent. `collapsed = true` marks a training that collapsed, and `note` adds a sentence. The table is
+no part of a `Recipe`, and a recipe that extends another does not inherit it.
+"""
 
 from __future__ import annotations
 
-import re
-from collections.abc import Callable, Container
+import tomllib
+from collections.abc import Mapping
 from dataclasses import dataclass
-from importlib import resources
-from typing import Protocol
+from typing import Any
 
 from atas.attacks.registry import display_name
-from atas.evaluation import Evaluation
-from atas.recipes import Recipe, differences, load, names
-from atas.recipes.fingerprint import RESUME_MAY_CHANGE
-from atas.training.run import ROWS_KEY
+from atas.recipes.fingerprint import RESUME_MAY_CHANGE, differences
+from atas.recipes.loading import load, names, packaged_content
+from atas.recipes.schema import Recipe
 
-_NUMBER = r"\d+(?:\.\d+)?"
 _FAR_POINTS = 2.0  # points; seeds of CIFAR-10's recipes differ by less than one
 _MAY_DIFFER = (*RESUME_MAY_CHANGE, "training.seed", "training.on_collapse")
+_NOT_ACCURACY = ("examples", "seeds", "hardware", "collapsed", "note")
+_TWO_DECIMALS_FROM = 1000  # images; with fewer, one image is more than 0.1 points
 
 
-class PaperRow(Protocol):
-    """A row of the paper's tables, in percent."""
+@dataclass(frozen=True)
+class ExpectedAccuracy:
+    """An accuracy in percent: the mean over seeds and its range, or the value of one seed. `seeds` is empty if they are
+    those of the table."""
 
-    def accuracy(self, attack: str) -> float | None:
-        """None for an attack that the paper did not run."""
+    mean: float
+    min: float | None = None
+    max: float | None = None
+    seeds: tuple[int, ...] = ()
 
-
-Paper = Callable[[str, str, float, str], PaperRow | None]
-"""By data, network, budget and method."""
+    @property
+    def range(self) -> tuple[float, float] | None:
+        """The smallest and the largest accuracy over seeds; None for one seed."""
+        return None if self.min is None or self.max is None else (self.min, self.max)
 
 
 @dataclass(frozen=True)
 class Expected:
-    """The sentence of a recipe, and what this run did otherwise."""
+    """The expected accuracies of a recipe, and the keys in which a run differs from it."""
 
     recipe: str
-    sentence: str
+    examples: int
+    seeds: tuple[int, ...]
+    accuracy: Mapping[str, ExpectedAccuracy]
+    hardware: str | None = None
+    collapsed: bool = False
+    note: str | None = None
     differences: tuple[str, ...] = ()
 
-    def figure(self, attack: str) -> str | None:
-        """What the sentence says of an attack, if it does.
+    @property
+    def sentence(self) -> str:
+        """The whole table in words.
 
-        >>> Expected("r", "Expect: clean 94.0 (92.4 to 94.8). AutoAttack, seed 0: 3.2.").figure("autoattack")
-        '3.2'
+        >>> Expected("r", 500, (0,), {"clean": ExpectedAccuracy(94.2), "pgd50": ExpectedAccuracy(60.0)}).sentence
+        'Expect, on the 500 test images, with seed 0 in percent: clean 94.2, PGD-50 60.0.'
         """
-        name = re.escape(display_name(attack))
-        found = re.search(
-            rf"(?<![\w-]){name}(?:, seed \d+:)? ({_NUMBER}(?: \({_NUMBER} to {_NUMBER}\))?)", self.sentence
-        )
-        return found[1] if found else None
+        several = len(self.seeds) > 1
+        seeds = f"mean and range over {_format_seeds(self.seeds)}" if several else f"with {_format_seeds(self.seeds)}"
+        common = [f"{display_name(name)} {self.figure(name)}" for name, own in self.accuracy.items() if not own.seeds]
+        hardware = f" ({self.hardware})" if self.hardware else ""
+        sentences = [
+            f"Expect, on the {self.examples:,} test images, {seeds} in percent: {', '.join(common)}{hardware}."
+        ]
+        for name, accuracy in self.accuracy.items():
+            if accuracy.seeds:
+                sentences.append(f"{display_name(name)}, {_format_seeds(accuracy.seeds)}: {self.figure(name)}.")
+        if self.collapsed:
+            sentences.append("It collapsed.")
+        if self.note:
+            sentences.append(self.note)
+        return " ".join(sentences)
 
-    def compare(self, result: Evaluation) -> list[str]:
-        """What to tell of a result of a run that did nothing otherwise, on as many images: the sentence, and attacks
-        that left far more or less than its seeds say; of a single one nothing is known of their range."""
-        if self.differences or f"on the {result.n:,} test images" not in self.sentence:
+    def figure(self, attack: str) -> str | None:
+        """Return the accuracy under an attack and its range over seeds as text; None for an attack not in the table.
+
+        >>> Expected("r", 500, (0, 1), {"pgd50": ExpectedAccuracy(62.5, 44.0, 75.0)}).figure("pgd50")
+        '62.5 (44.0 to 75.0)'
+        """
+        accuracy = self.accuracy.get(attack)
+        if accuracy is None:
+            return None
+        decimals = 2 if self.examples >= _TWO_DECIMALS_FROM else 1
+        over = "" if accuracy.range is None else " ({:.{d}f} to {:.{d}f})".format(*accuracy.range, d=decimals)
+        return f"{accuracy.mean:.{decimals}f}{over}"
+
+    def compare(self, examples: int, accuracy: Mapping[str, float]) -> list[str]:
+        """Return the lines to print after an evaluation of a run: the sentence, and a note that names the attacks under
+        which the run is far from it.
+
+        Nothing is returned for a run that differs from the recipe or was evaluated on another number of examples.
+        `accuracy` holds shares, not percent. Attacks without a range over seeds are not compared.
+        """
+        if self.differences or examples != self.examples:
             return []
-        gaps = {}
-        for name in result.correct:
-            mean, *ends = map(float, re.findall(_NUMBER, self.figure(name) or "0"))
-            gap = 100 * result.accuracy[name] - mean
-            if ends and name != "clean" and abs(gap) > max(_FAR_POINTS, ends[1] - ends[0]):
-                gaps[name] = f"{display_name(name)} {gap:+.1f}"
-        messages = [f"the recipe says: {self.sentence}"]
+        gaps = []
+        for name, share in accuracy.items():
+            expected = self.accuracy.get(name)
+            if expected is None or expected.range is None or name == "clean":
+                continue
+            gap, (low, high) = 100 * share - expected.mean, expected.range
+            if abs(gap) > max(_FAR_POINTS, high - low):
+                gaps.append(f"{display_name(name)} {gap:+.1f}")
+        lines = [f"the recipe says: {self.sentence}"]
         if gaps:
-            messages.append(
-                f"note: this run is far from that ({', '.join(gaps.values())} points); look for what differs"
-            )
-        return messages
+            lines.append(f"note: this run is far from that ({', '.join(gaps)} points); look for what differs")
+        return lines
 
 
-def find_expected(recipe: Recipe, environment: Container[str] = ()) -> Expected | None:
-    """What the recipe of that name says to expect, if it comes with the package and says so; nothing of a run whose
-    environment has it that only a part of the images was learnt from."""
-    if recipe.name not in names() or ROWS_KEY in environment:
+def find_expected(recipe: Recipe, *, on_subset: bool = False) -> Expected | None:
+    """Return the expected accuracies of the packaged recipe with this name, if it has any.
+
+    `on_subset` tells that the run was trained on a part of the training images: nothing is expected of it.
+    """
+    if recipe.name not in names() or on_subset:
         return None
-    sentence = _comment(recipe.name)
-    if not sentence:
+    table = tomllib.loads(packaged_content(recipe.name).decode("utf-8")).get("expected")
+    if table is None:
         return None
+    changed = tuple(differences(load(recipe.name), recipe, ignore=_MAY_DIFFER))
     return Expected(
         recipe.name,
-        sentence,
-        tuple(differences(load(recipe.name), recipe, ignore=_MAY_DIFFER)),
+        table["examples"],
+        tuple(table["seeds"]),
+        {name: _parse_accuracy(entry) for name, entry in table.items() if name not in _NOT_ACCURACY},
+        table.get("hardware"),
+        table.get("collapsed", False),
+        table.get("note"),
+        changed,
     )
 
 
-def paper_row(recipe: Recipe, paper: Paper | None) -> PaperRow | None:
-    """The paper's row of this recipe, where it has one."""
-    if paper is None or recipe.method.norm != "linf":
-        return None
-    return paper(recipe.data.name, recipe.model.name, recipe.method.eps, recipe.method.name)
+def _parse_accuracy(entry: float | dict[str, Any]) -> ExpectedAccuracy:
+    if not isinstance(entry, dict):
+        return ExpectedAccuracy(entry)
+    return ExpectedAccuracy(**{**entry, "seeds": tuple(entry.get("seeds", ()))})
 
 
-def _comment(name: str) -> str:
-    """The comment that a recipe begins with, but for its first line, which is the command."""
-    lines = resources.files("atas.recipes").joinpath(f"{name}.toml").read_text(encoding="utf-8").splitlines()
-    first = next((row for row, line in enumerate(lines) if not line.startswith("#")), len(lines))
-    return " ".join(line.removeprefix("#").strip() for line in lines[1:first])
+def _format_seeds(seeds: tuple[int, ...]) -> str:
+    return f"seeds {seeds[0]} to {seeds[-1]}" if len(seeds) > 1 else f"seed {seeds[0]}"

@@ -46,7 +46,12 @@ def find(source: str | Path) -> RecipeFile:
     name = str(source)
     if name not in names():
         raise unknown("recipe", name, names(), see="`atas ls recipes` shows them")
-    return RecipeFile(name, name, (resources.files("atas") / "recipes" / f"{name}.toml").read_bytes())
+    return RecipeFile(name, name, packaged_content(name))
+
+
+def packaged_content(name: str) -> bytes:
+    """Return the content of a recipe that comes with the package."""
+    return (resources.files("atas") / "recipes" / f"{name}.toml").read_bytes()
 
 
 def load(source: str | Path | Recipe) -> Recipe:
@@ -74,6 +79,7 @@ def _read(source: str | Path, seen: tuple[str, ...]) -> tuple[dict[str, Any], st
         document = tomllib.loads(content.decode("utf-8"))
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise UsageError(f"recipe {source} is not valid TOML: {error}") from error
+    document.pop("expected", None)  # a result of this recipe, which others do not inherit
     if not document.keys() - {"name"}:
         raise UsageError(
             f'recipe {source} is empty; begin it from another, such as extends = "cifar10-preact-resnet18-atas"'

@@ -6,18 +6,23 @@ import dataclasses
 import functools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, TypeVar, get_type_hints
+from typing import Annotated, Any, TypeVar, get_type_hints
 
 from atas import methods, threat
 from atas.errors import UsageError, nearest, unknown
-from atas.recipes.checks import check
+from atas.recipes.checks import Bound, OneOf, check
 from atas.recipes.loading import inherit
 from atas.recipes.values import format_toml, parse_value
 
 _VIEW_SIZE = 224  # where data.view_size is not set
 _ALIASES = {"lr": "schedule.peak", "learning_rate": "schedule.peak"}  # what other programs call a key
 
+_MAX_EPOCHS = 100_000  # the learning rate of every update is kept on the device
+
 S = TypeVar("S")
+_AT_LEAST_1 = Bound("must be at least 1", ge=1)
+_NOT_NEGATIVE = Bound("must not be negative", ge=0)
+_BELOW_1 = Bound("must be in [0, 1)", ge=0, lt=1)
 
 
 @dataclass(frozen=True)
@@ -36,16 +41,16 @@ class DataConfig:
     name: str = "cifar10"
     root: str | None = None
     size: int | None = None
-    pad: int = 4
+    pad: Annotated[int, _NOT_NEGATIVE] = 4
     flip: bool = True
-    view: str = "pad"
+    view: Annotated[str, OneOf("pad", "crop", "resized")] = "pad"
     view_size: int | None = None
     view_start: int | None = None
-    view_ramp: float | None = None
+    view_ramp: Annotated[float | None, Bound("is a share of the training in (0, 1]", gt=0, le=1)] = None
     view_scale: tuple[float, float] | None = None
-    loading: str = "auto"
-    workers: int | None = None
-    shards: int | None = None
+    loading: Annotated[str, OneOf("auto", "resident", "streaming")] = "auto"
+    workers: Annotated[int | None, Bound("must be at least 1, or left out", ge=1)] = None
+    shards: Annotated[int | None, _AT_LEAST_1] = None
 
     @property
     def eval_resolution(self) -> int | None:
@@ -78,8 +83,8 @@ class MethodConfig:
 class OptimizerConfig:
     """Stochastic gradient descent."""
 
-    momentum: float = 0.9
-    weight_decay: float = 5e-4
+    momentum: Annotated[float, _BELOW_1] = 0.9
+    weight_decay: Annotated[float, _NOT_NEGATIVE] = 5e-4
     nesterov: bool = False
 
 
@@ -89,12 +94,15 @@ class ScheduleConfig:
     reached at `peak_at`, and down to 0). Milestones and peak_at are shares of the whole training. With `peak_momentum`
     the momentum of a cyclic training goes from the optimiser's to this one at the peak, and back."""
 
-    name: str = "piecewise"
-    peak: float = 0.1
-    milestones: tuple[float, ...] = (24 / 30, 28 / 30)
-    factor: float = 0.1
-    peak_at: float = 0.5
-    peak_momentum: float | None = None
+    name: Annotated[str, OneOf("piecewise", "cyclic")] = "piecewise"
+    peak: Annotated[float, Bound("must be above zero", gt=0)] = 0.1
+    milestones: Annotated[tuple[float, ...], Bound("are shares of the training such as 24/30", gt=0, le=1)] = (
+        24 / 30,
+        28 / 30,
+    )
+    factor: Annotated[float, Bound("must be in (0, 1]", gt=0, le=1)] = 0.1
+    peak_at: Annotated[float, Bound("is a share of the training in (0, 1)", gt=0, lt=1)] = 0.5
+    peak_momentum: Annotated[float | None, _BELOW_1] = None
 
 
 @dataclass(frozen=True)
@@ -103,14 +111,14 @@ class TrainingConfig:
     number of training images that the monitor attacks after every epoch, always with the weights themselves, not their
     average; `checkpoint_every` is in seconds; `loggers` are tensorboard (where it is installed) and wandb."""
 
-    epochs: int = 30
-    batch_size: int = 128
-    seed: int = 0
-    ema: float = 0.0
-    on_collapse: str = "warn"
-    probe: int = 1000
-    checkpoint_every: float = 60.0
-    loggers: tuple[str, ...] = ("tensorboard",)
+    epochs: Annotated[int, _AT_LEAST_1, Bound(f"must be at most {_MAX_EPOCHS:,}", le=_MAX_EPOCHS)] = 30
+    batch_size: Annotated[int, _AT_LEAST_1] = 128
+    seed: Annotated[int, Bound("must fit 64 bits", ge=-(2**63), lt=2**63)] = 0
+    ema: Annotated[float, Bound("must be in [0, 1), such as 0.999", ge=0, lt=1)] = 0.0
+    on_collapse: Annotated[str, OneOf("warn", "stop", "rollback")] = "warn"
+    probe: Annotated[int, Bound("must be at least 1 image", ge=1)] = 1000
+    checkpoint_every: Annotated[float, _NOT_NEGATIVE] = 60.0
+    loggers: Annotated[tuple[str, ...], OneOf("tensorboard", "wandb")] = ("tensorboard",)
 
 
 @dataclass(frozen=True)
@@ -119,9 +127,9 @@ class EngineConfig:
     auto (bf16 on CUDA), bf16 or float32; `deterministic` makes runs on CUDA repeat to the bit, as on the CPU;
     `sync_batchnorm` has BatchNorm normalise by the global batch where several processes train together."""
 
-    kind: str = "auto"
+    kind: Annotated[str, OneOf("auto", "eager", "captured")] = "auto"
     device: str = "auto"
-    precision: str = "auto"
+    precision: Annotated[str, OneOf("auto", "bf16", "float32")] = "auto"
     deterministic: bool = False
     sync_batchnorm: bool = False
 
@@ -131,8 +139,8 @@ class EvaluationConfig:
     """What `atas evaluate` runs on the test set; `examples` limits it to the first so many."""
 
     attacks: tuple[str, ...] = ("pgd10", "pgd50")
-    examples: int | None = None
-    batch_size: int | None = None
+    examples: Annotated[int | None, _AT_LEAST_1] = None
+    batch_size: Annotated[int | None, _AT_LEAST_1] = None
 
 
 @dataclass(frozen=True)

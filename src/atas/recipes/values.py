@@ -88,7 +88,8 @@ def _describe_type(kind: Any) -> str:
         return " or ".join(f"'{option}'" for option in get_args(kind))
     if get_origin(kind) is tuple:
         inner = get_args(kind)
-        return "a list of numbers" if inner[-1] is Ellipsis else f"a list of {len(inner)} numbers"
+        elements = "names" if inner[0] is str else "numbers"
+        return f"a list of {elements}" if inner[-1] is Ellipsis else f"a list of {len(inner)} {elements}"
     names = {int: "a whole number", bool: "true or false", str: "a text", type(None): f"'{_NONE}'"}
     return names.get(kind) or " or ".join(f"'{name}'" for name in _DTYPES)
 

@@ -6,14 +6,14 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from atas._utils.files import check_writable, write_text
+from atas.distributed.world import select_device
 from atas.models.weights import GIVEN
 from atas.ops.precision import strict_float32
-from atas.recipes.expected import Paper
 from atas.report.elements import Section
+from atas.report.paper import Paper
 from atas.report.run_view import RunView, SampleSizes
 from atas.report.sections import classes, comparison, examples, notes, summary, training
 from atas.report.summary import summarise
-from atas.training.engine import select_device
 
 
 def write_page(

@@ -19,6 +19,7 @@ from atas._utils.files import read_json
 from atas._utils.formatting import shell_quote
 from atas.core.autograd import freeze, input_gradient, set_mode
 from atas.data import Dataset, Split
+from atas.distributed.world import select_device
 from atas.errors import AtasError
 from atas.evaluation import Evaluation
 from atas.evaluation.inputs import ChunkReader, check_classes, open_source
@@ -26,7 +27,6 @@ from atas.models.weights import GIVEN, read_weights
 from atas.report.summary import RunSummary
 from atas.training import Run
 from atas.training.data import eval_view, load_data
-from atas.training.engine import select_device
 from atas.training.run import RunFolder
 
 T = TypeVar("T")

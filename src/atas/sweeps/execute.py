@@ -19,6 +19,7 @@ from atas.attacks import Clean
 from atas.core.fingerprint import weights_hash
 from atas.core.rng import Stream, generator_seed
 from atas.data import Dataset, Split
+from atas.distributed.world import select_device
 from atas.errors import UsageError
 from atas.evaluation import evaluate
 from atas.models.weights import load_weights
@@ -31,7 +32,7 @@ from atas.sweeps.trial import FinishedTraining, Measurement, Trial, missing_meas
 from atas.training import train
 from atas.training.callbacks import StepInfo
 from atas.training.data import eval_view
-from atas.training.engine import Engine, select_device
+from atas.training.engine import Engine
 from atas.training.run import RunFolder
 
 LoadData = Callable[[Trial], Dataset]

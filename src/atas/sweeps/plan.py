@@ -17,7 +17,7 @@ import torch
 
 from atas._utils.formatting import format_duration
 from atas.data import Dataset
-from atas.distributed.world import launched_world_size
+from atas.distributed.world import launched_world_size, select_device
 from atas.errors import AtasError, UsageError
 from atas.sweeps.execute import DefaultMeasurements, execute, free_memory, is_done, remaining_cost
 from atas.sweeps.locks import Locks
@@ -26,7 +26,6 @@ from atas.sweeps.record import Record
 from atas.sweeps.store import Store
 from atas.sweeps.trial import Trial, unique_measurements
 from atas.training.data import load_data
-from atas.training.engine import select_device
 from atas.training.trainer import Interrupted
 
 WAIT_SECONDS = 1.0  # between checks of what other processes have finished

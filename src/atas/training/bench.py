@@ -21,11 +21,12 @@ from torch.utils.flop_counter import flop_registry
 
 from atas import data
 from atas._utils import environment
+from atas.distributed.world import select_device
 from atas.methods import InputPerturbation
 from atas.recipes import Recipe
 from atas.training.build import build, build_model
 from atas.training.data import load_data
-from atas.training.engine import Engine, select_device
+from atas.training.engine import Engine
 from atas.training.progress import TrainingProgress
 
 _WARMUP_STEPS = 3

@@ -25,13 +25,13 @@ from atas.data.streaming import StreamingLoader
 from atas.distributed.batchnorm import convert_sync_batchnorm
 from atas.distributed.sharding import DataShard
 from atas.distributed.state import broadcast_weights
-from atas.distributed.world import SINGLE, World
+from atas.distributed.world import SINGLE, World, select_device
 from atas.errors import DataError, UsageError
 from atas.methods import Free, Method
 from atas.models.weights import GIVEN, per_channel
 from atas.recipes import Recipe, recipe_fingerprint
 from atas.training.data import eval_view, train_resolution
-from atas.training.engine import Engine, select_device
+from atas.training.engine import Engine
 from atas.training.model_checks import check_empty_batch, check_model, check_single_image
 from atas.training.monitor import Monitor, split_probe
 
@@ -62,7 +62,7 @@ def build(
 
     It learns from all training images or from those in `rows`; the monitor's are of all.
     """
-    device = world.device(select_device(recipe.engine.device))
+    device = select_device(recipe.engine.device, world)
     training = recipe.training
     seen = eval_view(data, recipe.data)
     check_model(model, seen)

@@ -24,7 +24,7 @@ from atas.distributed.world import SINGLE, World
 from atas.errors import AtasError
 from atas.methods import Method
 from atas.ops import enable_kernels
-from atas.ops.cuda_graphs import capture, warm_up
+from atas.ops.cuda_graphs import GraphedFunction, capture, warm_up
 from atas.ops.cuda_graphs import weight_grad_stream as weights_aside
 from atas.ops.networks import CompiledNetwork, accelerate
 from atas.recipes import Recipe
@@ -32,6 +32,10 @@ from atas.training.engine import Engine
 from atas.training.metrics import accumulate_metrics
 from atas.training.optim import FusedSGD
 
+_FALLBACKS = {
+    "fast": "cannot be compiled ({why}); capturing it without compilation",
+    "plain": "cannot be captured ({why}); running it eagerly, slower",
+}
 _Shape = tuple[int, int | None]  # images in a batch, and the side at which they are shown
 
 
@@ -104,32 +108,23 @@ class CudaGraphEngine(Engine):
             )
 
     def _capture_or_fall_back(self, size: int, *, fast: bool) -> torch.cuda.CUDAGraph | None:
+        """Return the graph of a step, fast or else plain; None if the step cannot be captured at all."""
         name = f"the step of method {self.recipe.method.name} on this model"
-        if fast:
+        if not fast and not self.method.compilable and not self._graphs:
+            self._log(f"{name} cannot be compiled; capturing it without compilation")
+        for attempt in ("fast", "plain") if fast else ("plain",):
             try:
-                return self._capture(size, fast=True)
+                return self._capture(size, fast=attempt == "fast")
             except AtasError:
                 raise
             except Exception as error:
-                self._refuse_if_distributed(error)
-                self._log(f"{name} cannot be compiled ({_first_line(error)}); capturing it as it is")
-        elif not self.method.compilable and not self._graphs:
-            self._log(f"{name} cannot be compiled; capturing it as it is")
-        try:
-            return self._capture(size, fast=False)
-        except AtasError:
-            raise
-        except Exception as error:
-            self._refuse_if_distributed(error)
-            self._log(f"{name} cannot be captured ({_first_line(error)}); running it as it comes, slower")
-            return None
-
-    def _refuse_if_distributed(self, error: Exception) -> None:
-        """Several processes must all record the same or nothing."""
-        if self.world.size > 1:
-            raise AtasError(
-                f"the step cannot be recorded ({_first_line(error)}); with several processes set engine.kind=eager"
-            ) from error
+                if self.world.size > 1:  # all ranks must replay the same graph
+                    raise AtasError(
+                        f"the step cannot be captured ({_first_line(error)}); with several processes set "
+                        f"engine.kind=eager"
+                    ) from error
+                self._log(f"{name} {_FALLBACKS[attempt].format(why=_first_line(error))}")
+        return None
 
     @property
     def eval_batch_size(self) -> int:
@@ -257,26 +252,6 @@ class CudaGraphEngine(Engine):
         """A step that leaves the place in the epoch's order where it was."""
         self.training_step(size)
         self._position -= size
-
-
-class GraphedFunction:
-    """A function of tensors as a CUDA graph. The inputs of later calls are copied to where those of the first lived."""
-
-    def __init__(self, function: Callable[..., Tensor], inputs: tuple[Tensor, ...]) -> None:
-        self._inputs = [tensor.clone() for tensor in inputs]
-        warm_up(lambda: function(*self._inputs), times=1)
-        self._graph, self._output = capture(lambda: function(*self._inputs))
-
-    def accepts(self, inputs: tuple[Tensor, ...]) -> bool:
-        """Whether these are of the shapes that it was recorded with."""
-        return [tensor.shape for tensor in inputs] == [tensor.shape for tensor in self._inputs]
-
-    def __call__(self, inputs: tuple[Tensor, ...]) -> Tensor:
-        """Replay it."""
-        for old, new in zip(self._inputs, inputs, strict=True):
-            old.copy_(new)
-        self._graph.replay()
-        return self._output.clone()
 
 
 def _first_line(error: Exception) -> str:

@@ -64,6 +64,11 @@ def eval_view(images: Dataset, data: DataConfig) -> Dataset:
     return Dataset(images.name, images.train.centre(size), images.test.centre(size))
 
 
+def load_eval_data(recipe: Recipe, root: str | None = None, progress: ProgressCallback | None = None) -> Dataset:
+    """Load the data of a recipe as the evaluation sees it. Training images of a folder are decoded only when read."""
+    return eval_view(load_data(recipe, root, progress, to_train=False), recipe.data)
+
+
 def load_data(
     recipe: Recipe, root: str | None = None, progress: ProgressCallback | None = None, *, to_train: bool = True
 ) -> Dataset:

@@ -17,7 +17,6 @@ from torch import Tensor, nn
 from atas.data.loader import Loader
 from atas.distributed.batchnorm import running_statistics
 from atas.distributed.world import SINGLE, World, all_reduce_tensors
-from atas.errors import UsageError
 from atas.methods import Method
 from atas.ops.precision import low_precision_copy
 from atas.recipes import Recipe
@@ -26,26 +25,6 @@ from atas.training.metrics import EpochSums, accumulate_metrics
 from atas.training.optim import EMA, SGD, learning_rate, momentum_at
 
 _EVAL_BATCH_SIZE = 500
-
-
-def select_device(name: str) -> torch.device:
-    """The device of that name, or for `auto` the GPU where there is one. One with a number becomes the current one, on
-    which streams, graphs and kernels are made."""
-    if name == "auto":
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    try:
-        device = torch.device(name)
-    except RuntimeError as error:
-        raise UsageError(f"there is no device '{name}'; use auto, cpu or cuda") from error
-    if device.type not in ("cpu", "cuda"):
-        raise UsageError(f"training runs on auto, cpu or cuda, not on '{name}'")
-    if device.type == "cuda" and not torch.cuda.is_available():
-        raise UsageError("this machine has no CUDA device, or this PyTorch was built without CUDA; use device cpu")
-    if device.type == "cuda" and device.index is not None:
-        if device.index >= (count := torch.cuda.device_count()):
-            raise UsageError(f"there is no device '{name}'; this machine has cuda:0 to cuda:{count - 1}")
-        torch.cuda.set_device(device)
-    return device
 
 
 class Engine:
@@ -65,7 +44,7 @@ class Engine:
         loader: Loader,
         world: World = SINGLE,
     ) -> None:
-        self.device, self.world = loader.images.device, world
+        self.device, self.world, self._distributed = loader.images.device, world, world.size > 1
         self.recipe, self.model, self.method, self.loader = recipe, model, method, loader
         precision = recipe.engine.precision
         self._mixed = precision == "bf16" or (precision == "auto" and self.device.type == "cuda")
@@ -182,18 +161,16 @@ class Engine:
 
     def backward(self, loss: Tensor, *inputs: Tensor) -> tuple[Tensor, ...]:
         """Collect weight gradients; part of `Update`."""
-        if self.world.size > 1:  # before the pass, in which a synchronised BatchNorm mixes what processes lose
+        if self._distributed:  # before the pass, in which a synchronised BatchNorm mixes what processes lose
             loss = loss * self._batch_share
         gradients = self._grad(loss, [*self._trainable, *inputs])
         count = len(self._trainable)
         for row, gradient in enumerate(gradients[:count]):
             earlier = self._gradients[row]
             self._gradients[row] = gradient if earlier is None else earlier if gradient is None else earlier + gradient
-        return (
-            gradients[count:]
-            if self.world.size == 1
-            else tuple(gradient / self._batch_share for gradient in gradients[count:])
-        )
+        if self._distributed:
+            return tuple(gradient / self._batch_share for gradient in gradients[count:])
+        return gradients[count:]
 
     def _grad(self, loss: Tensor, tensors: list[Tensor]) -> tuple[Tensor, ...]:
         """The gradients of a loss; None for what it does not depend on."""
@@ -201,7 +178,7 @@ class Engine:
 
     def apply(self) -> None:
         """One step of the optimiser; part of `Update`."""
-        if self.world.size > 1:
+        if self._distributed:
             self._all_reduce()
         rate, momentum = self._lr_table.index_select(0, self._update.view(1)).view(2).unbind()
         self._optimizer.step(self._gradients, rate, momentum)

@@ -11,7 +11,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -50,6 +50,14 @@ class ProbeResult:
     gradient_norms: Sequence[float] = field(default=(), compare=False)  # rounding may differ from batch to batch
 
 
+class MonitorEvent(NamedTuple):
+    """A verdict to report once: the row for the metrics (None for advice that is only printed), and the message."""
+
+    row: dict[str, Any] | None
+    message: str
+    style: str | None = None
+
+
 @dataclass
 class Monitor:
     """Probes a fixed slice of images and recognises catastrophic overfitting.
@@ -77,6 +85,7 @@ class Monitor:
     epochs_at_chance: int = 0  # epochs in a row in which what was learnt is gone
     collapse_reported: bool = False  # a run says it once
     breakdown_reported: bool = False
+    step_size_reported: bool = False
     adversarial: bool = True  # the images that the model learns from
     world: World = SINGLE
 
@@ -132,31 +141,50 @@ class Monitor:
             return False
         return self.robust_drop and probe.pgd10 <= _NOT_ROBUST * best.pgd10 and probe.clean >= _DROP * best.clean
 
-    def collapse_message(self, epoch: int, probe: ProbeResult) -> str:
-        """What to tell a person of the collapse that this probe shows."""
-        best, now = self.best, f"{100 * probe.pgd10:.1f}%"
-        fell = "is" if best is None or best.pgd10 <= probe.pgd10 else f"fell from {100 * best.pgd10:.1f}% to"
-        if best is None or probe.fgsm >= best.fgsm or probe.fgsm - probe.pgd10 >= _MASKING_GAP:
-            rest = f"FGSM accuracy is {100 * probe.fgsm:.1f}%"
+    def events(self, row: dict[str, Any]) -> list[MonitorEvent]:
+        """Return the verdicts on the epoch of this row of metrics that have not been returned before."""
+        events = []
+        if self.collapsed and not self.collapse_reported:
+            self.collapse_reported = True
+            values = {"epoch": row["epoch"], "pgd10": row["pgd10"], "fgsm": row["fgsm"]}
+            events.append(MonitorEvent({"event": "collapse", **values}, self._collapse_message(row), "bold red"))
+        if not self.step_size_reported and (message := step_size_warning(row, self.threat.eps)):
+            self.step_size_reported = True
+            events.append(MonitorEvent(None, message))
+        if self.broken_down and not self.breakdown_reported:
+            self.breakdown_reported = True
+            values = {"epoch": row["epoch"] + 1 - self.epochs_at_chance, "clean": row["clean"]}
+            events.append(MonitorEvent({"event": "breakdown", **values}, self._breakdown_message(**values), "bold red"))
+        return events
+
+    def _collapse_message(self, row: dict[str, Any]) -> str:
+        best, pgd10, fgsm = self.best, row["pgd10"], row["fgsm"]
+        fell = "is" if best is None or best.pgd10 <= pgd10 else f"fell from {100 * best.pgd10:.1f}% to"
+        if best is None or fgsm >= best.fgsm or fgsm - pgd10 >= _MASKING_GAP:
+            rest = f"FGSM accuracy is {100 * fgsm:.1f}%"
             what = "The model withstands the attack that it is trained with and no other"
         else:
-            rest = f"clean accuracy is {100 * probe.clean:.1f}%"
+            rest = f"clean accuracy is {100 * row['clean']:.1f}%"
             what = "The model has lost its robustness and not the rest"
         return (
-            f"Catastrophic overfitting in epoch {epoch + 1}: PGD-10 accuracy {fell} {now} while {rest}. {what}; a "
-            f"smaller step, or method atas, avoids this."
+            f"Catastrophic overfitting in epoch {row['epoch'] + 1}: PGD-10 accuracy {fell} {100 * pgd10:.1f}% while "
+            f"{rest}. {what}; a smaller step, or method atas, avoids this."
         )
+
+    @property
+    def healthy(self) -> bool:
+        """Whether the last probe shows neither a collapse nor the beginning of one, nor of a breakdown."""
+        return not (self.collapsed or self.robust_drop or self.epochs_at_chance)
 
     @property
     def broken_down(self) -> bool:
         """Whether training has broken down."""
         return self.epochs_at_chance >= _PATIENCE
 
-    def breakdown_message(self, epoch: int, probe: ProbeResult) -> str:
-        """What to tell a person of a training that has broken down."""
+    def _breakdown_message(self, epoch: int, clean: float) -> str:
         assert self.best is not None
         return (
-            f"The training broke down in epoch {epoch + 1}: clean accuracy is {100 * probe.clean:.1f}%, hardly "
+            f"The training broke down in epoch {epoch + 1}: clean accuracy is {100 * clean:.1f}%, hardly "
             f"more than naming one class for all images gives, and was {100 * self.best.clean:.1f}%. Begin anew with a "
             f"smaller schedule.peak or another training.seed."
         )

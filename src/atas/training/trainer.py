@@ -28,7 +28,7 @@ from atas.training.callbacks import Callback, Logger, StepInfo
 from atas.training.checkpoint import CheckpointManager
 from atas.training.loggers import open_loggers
 from atas.training.metrics import MetricsFile, epoch_row, examples_per_second
-from atas.training.monitor import ProbeResult, step_size_warning
+from atas.training.monitor import ProbeResult
 from atas.training.progress import TrainingProgress
 from atas.training.run import DIVERGED, RunFolder, divergence_advice
 
@@ -94,7 +94,6 @@ class Trainer:
         self._saved_at = time.monotonic()
         self._timer = DeviceTimer(self.device)
         self._probe: ProbeResult | None = None
-        self._step_size_warned = False
         self.engine.prepare(self.epoch)
         self.progress.start(self.recipe.name, epochs * len(self.loader), self._global_step)
         try:
@@ -163,18 +162,13 @@ class Trainer:
         self.epoch, self.batch = self.epoch + 1, 0
         self.progress.end_epoch(self._global_step, row, epochs)
         engine.epoch_sums.sums.zero_()
-        if collapsed and not self.monitor.collapse_reported:
-            self._report_collapse(probe)
-        if not self._step_size_warned and (message := step_size_warning(row, self.recipe.threat.eps)):
-            self._step_size_warned = True
-            self.progress.log(message)
-        if self.monitor.broken_down and not self.monitor.breakdown_reported:
-            self._report_breakdown(probe)
+        for event in self.monitor.events(row):
+            if event.row is not None:
+                self._metrics.write(event.row)
+            self.progress.log(event.message, style=event.style)
         if collapsed and self._keeps_healthy and self.world.on_rank0(self.run_folder.healthy_checkpoint.exists):
             self._roll_back(epochs)
-        elif (
-            self._keeps_healthy and not collapsed and not self.monitor.robust_drop and not self.monitor.epochs_at_chance
-        ):
+        elif self._keeps_healthy and self.monitor.healthy:
             self._write(self.run_folder.healthy_checkpoint)
         if self.epoch == epochs:
             self._save()
@@ -188,17 +182,6 @@ class Trainer:
                 f"{divergence_advice(self.recipe)}"
             )
         return means
-
-    def _report_collapse(self, probe: ProbeResult) -> None:
-        epoch, self.monitor.collapse_reported = self.epoch - 1, True
-        self._metrics.write({"event": "collapse", "epoch": epoch, "pgd10": probe.pgd10, "fgsm": probe.fgsm})
-        self.progress.log(self.monitor.collapse_message(epoch, probe), style="bold red")
-
-    def _report_breakdown(self, probe: ProbeResult) -> None:
-        self.monitor.breakdown_reported = True
-        began = self.epoch - self.monitor.epochs_at_chance
-        self._metrics.write({"event": "breakdown", "epoch": began, "clean": probe.clean})
-        self.progress.log(self.monitor.breakdown_message(began, probe), style="bold red")
 
     def _roll_back(self, epochs: int) -> None:
         """Go back to the last healthy checkpoint, to end there or to go on with smaller steps."""

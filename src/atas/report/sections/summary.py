@@ -8,16 +8,18 @@ from atas._utils.formatting import format_seconds
 from atas.attacks.registry import display_name
 from atas.evaluation import Evaluation
 from atas.models.weights import GIVEN
-from atas.recipes.expected import Expected, Paper, PaperRow, find_expected, paper_row
+from atas.recipes.expected import Expected, find_expected
 from atas.report.elements import Cell, DataTable, Section, Whisker
 from atas.report.formatting import format_interval, percent
 from atas.report.headline import run_answers
+from atas.report.paper import Paper, PaperRow, paper_row
 from atas.report.run_view import RunView
+from atas.training.run import ROWS_KEY
 
 
 def summary_section(view: RunView, paper: Paper | None) -> Section:
     """Return the first screen."""
-    expected, evaluation = find_expected(view.recipe, view.environment), view.evaluation
+    expected, evaluation = find_expected(view.recipe, on_subset=ROWS_KEY in view.environment), view.evaluation
     context = {
         "answers": run_answers(view, expected),
         "accuracy": None
