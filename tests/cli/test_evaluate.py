@@ -146,7 +146,7 @@ def test_not_the_folder_of_a_run(command, tmp_path):
 def test_an_unfinished_run(command, unfinished, contents):
     before = contents(unfinished)
     result = command("evaluate", unfinished)
-    result.sentence("has not finished; go on with: atas train --resume --out", str(unfinished), status=1)
+    result.sentence("has not finished; continue with: atas train --resume --out", str(unfinished), status=1)
     assert contents(unfinished) == before
 
 

@@ -187,7 +187,7 @@ def test_resume_and_overwrite_contradict_each_other(command, tiny, copy_of, cont
     before = contents(folder)
     for given in ([tiny], []):
         result = command("train", *given, "--out", folder, "--resume", "--overwrite")
-        result.sentence("--resume goes on with a run and --overwrite gives it up", status=2)
+        result.sentence("--resume continues a run and --overwrite deletes it", status=2)
     assert contents(folder) == before
 
 
@@ -214,9 +214,9 @@ def test_resume_writes_lost_weights_of_a_finished_run_anew(content, command, cop
     remedy = f"atas train --resume --out {folder}"
     assert remedy in command("evaluate", folder).sentence(status=1)
     result = command("train", "--resume", "--out", folder)
-    assert "has finished already; its weights, missing or damaged, are written anew from the last" in result.out
+    assert "has finished already; its weights, missing or damaged, are restored from the last" in result.out
     assert weights.read_bytes() == (finished / "model.safetensors").read_bytes()
-    assert "written anew" not in command("train", "--resume", "--out", folder).out
+    assert "restored" not in command("train", "--resume", "--out", folder).out
 
 
 def test_resume_of_nothing(command, tmp_path):
@@ -261,7 +261,7 @@ def test_a_full_disk_in_a_process(tiny, tmp_path, process, command, contents):
     folder = tmp_path / "run"
     small = {"preexec_fn": lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (300_000, 300_000))}
     result = process("train", tiny, "--out", folder, "--set", "training.checkpoint_every=0", **small)
-    result.sentence("cannot write the checkpoint", "make room on the disk", "go on with --resume", status=1)
+    result.sentence("cannot write the checkpoint", "make room on the disk", "continue with --resume", status=1)
     assert not [path for path in contents(folder) if path.name.endswith(".tmp")]
     assert command("train", "--resume", "--out", folder).status == 0
     Run.load(folder)
@@ -305,5 +305,5 @@ def test_ctrl_c_saves_and_says_how_to_go_on(tiny, tmp_path):
     assert running.returncode == 1
     assert err.startswith("atas: stopped after batch ")
     assert err.count("\n") == 1
-    assert "all is saved, go on with: atas train --resume --out run" in err
+    assert "the run is saved, continue with: atas train --resume --out run" in err
     assert (tmp_path / "run" / "checkpoints" / "last.safetensors").exists()

@@ -187,7 +187,7 @@ def rewritten(exported, path, about=None, tensors=None):
         ({"num_classes": 10**15}, "damaged"),
         ({"mean": [0.1, 0.2]}, "mean is"),
         ({"channels": 3, "mean": None, "std": None}, "do not fit this model"),
-        ({"weights": "0" * 16}, "its tensors are not those that were written"),
+        ({"weights": "0" * 16}, "the hash of its tensors is wrong"),
     ],
     ids=str,
 )

@@ -45,7 +45,7 @@ class Net(nn.Module):
 
 
 class Rigid(nn.Module):
-    """A network that cannot take a batch without images."""
+    """A network that cannot take an empty batch."""
 
     def __init__(self):
         super().__init__()

@@ -369,7 +369,7 @@ def test_a_file_that_is_no_recipe(tmp_path):
 def test_a_file_that_says_nothing(content, tmp_path):
     path = tmp_path / "mine.toml"
     path.write_text(content)
-    with pytest.raises(UsageError, match=r"mine\.toml is empty; begin it from another, such as extends = "):
+    with pytest.raises(UsageError, match=r"mine\.toml is empty; extend another one, such as extends = "):
         recipes.load(path)
 
 

@@ -103,7 +103,7 @@ def test_truncated(share, saved):
     path.write_bytes(content[: int(share * len(content))])
     with pytest.raises(CheckpointError) as error:
         checkpoint.load(path)
-    one_sentence(error, str(path), "is damaged", "restore it from a copy, or begin anew with --overwrite")
+    one_sentence(error, str(path), "is damaged", "restore it from a copy, or start again with --overwrite")
 
 
 @pytest.mark.parametrize("content", [b"garbage", b"\x00" * 100, b"\xff" * 4096, b"\x02\0\0\0\0\0\0\0{}", b"PK\x03\x04"])
@@ -211,7 +211,7 @@ def test_a_full_disk(where, saved, monkeypatch):
             patch.setattr(type(path), "replace", full)
         with pytest.raises(CheckpointError, match="No space left on device") as error:
             checkpoint.save(path, tensors, state | {"epoch": 4})
-        one_sentence(error, str(path), "the checkpoint before it stays", "make room on the disk", "--resume")
+        one_sentence(error, str(path), "the previous checkpoint is unchanged", "make room on the disk", "--resume")
     assert path.read_bytes() == before
     assert [file.name for file in path.parent.iterdir()] == [path.name]
     assert checkpoint.load(path)[1] == state
@@ -222,7 +222,7 @@ def test_a_full_disk_at_the_first_checkpoint(tmp_path, monkeypatch):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     monkeypatch.setattr(checkpoint, "save_file", full)
-    with pytest.raises(CheckpointError, match="there is none before it"):
+    with pytest.raises(CheckpointError, match="there is no previous checkpoint"):
         checkpoint.save(tmp_path / "checkpoints" / "last.safetensors", {"x": torch.zeros(3)}, {})
 
 
@@ -263,7 +263,7 @@ def test_a_full_disk_when_the_weights_are_written(stopped, train_toy, tmp_path, 
 
     with monkeypatch.context() as patch:
         patch.setattr(weights, "save_file", full)
-        with pytest.raises(CheckpointError, match=r"cannot write the weights .*make room and go on with --resume"):
+        with pytest.raises(CheckpointError, match=r"cannot write the weights .*make room and continue with --resume"):
             train_toy(stopped, resume=True)
     train_toy(stopped, resume=True)
     train_toy(tmp_path / "whole")
@@ -291,7 +291,7 @@ def test_a_real_limit_on_the_size_of_files(tmp_path):
         preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (200_000, 200_000)),
     )
     assert done.returncode == 0, done.stderr
-    assert "the checkpoint before it stays as it was: make room on the disk" in done.stdout
+    assert "the previous checkpoint is unchanged: make room on the disk" in done.stdout
     assert len(done.stdout.splitlines()) == 1
     tensors, state = checkpoint.load(path)
     assert state == {"size": 1_000}

@@ -189,7 +189,7 @@ def test_another_number_of_processes_goes_on(before, after, method, ranks, train
     train(1, tmp_path / "whole", settings, "norm")
     stopped = ranks(before, tmp_path / "run", settings, "norm", acts={str(before - 1): ["int", 4]})
     assert stopped["codes"] == [1] * before, stopped["said"]
-    assert stopped["said"].count("all is saved") == 1
+    assert stopped["said"].count("the run is saved") == 1
     train(after, tmp_path / "run", settings, "norm", resume=True)
     assert_same_training(tmp_path / "whole", tmp_path / "run", rows_of)
     (event,) = [row for row in rows_of(tmp_path / "run") if "event" in row]
@@ -219,7 +219,7 @@ def test_wrong_use_is_said_once(ranks, settings_of, tmp_path):
     assert few["said"].count("data.shards = 2 gives work to 2 of 3 processes") == 1
     rigid = ranks(2, tmp_path / "rigid", settings_of(**{"data.shards": 2}), "rigid")
     assert rigid["codes"] == [2, 2]
-    assert rigid["said"].count("the model cannot take a batch without images") == 1
+    assert rigid["said"].count("the model cannot take an empty batch") == 1
     assert not (tmp_path / "rigid").exists()
 
 
@@ -229,14 +229,14 @@ def test_a_single_value_has_no_variance(sync, ranks, settings_of, tmp_path):
     values = {"data.shards": 2, "engine.sync_batchnorm": sync}
     answer = ranks(2, tmp_path / "run", settings_of(**values), "flat")
     assert answer["codes"] == [2, 2]
-    assert answer["said"].count("the model cannot learn from a single image") == 1
+    assert answer["said"].count("the model cannot be trained on a single image") == 1
     assert not (tmp_path / "run").exists()
 
 
 def test_other_data_elsewhere_is_refused(ranks, settings_of, tmp_path):
     answer = ranks(2, tmp_path / "run", settings_of(), other_data={"1": 1})
     assert answer["codes"] == [1, 1]
-    assert "process 1 of 2 has another recipe or other training images than the first" in answer["said"]
+    assert "process 1 of 2 has another recipe or other training images than process 0" in answer["said"]
     assert "Traceback" not in answer["said"]
 
 
@@ -293,7 +293,7 @@ def test_under_torchrun(tmp_path):
     os.killpg(job.pid, signal.SIGINT)
     said, _ = job.communicate(timeout=60)
     assert job.returncode != 0
-    assert said.count("all is saved, go on with") == 1
+    assert said.count("the run is saved, continue with") == 1
 
     job = start("--resume", *often)
     wait_for_checkpoint(job, (folder / "checkpoints" / "last.safetensors").stat().st_mtime)
@@ -303,7 +303,7 @@ def test_under_torchrun(tmp_path):
     said, _ = job.communicate(timeout=60)
     assert job.returncode != 0
     assert time.monotonic() - began < 60
-    assert "cannot reach another, which has ended or hangs; go on from the last checkpoint with --resume" in said
+    assert "cannot reach another, which has ended or hangs; continue from the last checkpoint with --resume" in said
 
     job = start("--resume", "--evaluate")
     said, _ = job.communicate(timeout=120)

@@ -114,7 +114,7 @@ def test_a_failing_logger_is_said_once_and_changes_nothing(where, tmp_path, trai
     assert len(said) == 1
     assert "the logger Failing failed" in said[0]
     assert "(no way)" in said[0]
-    assert "training goes on" in said[0]
+    assert "training continues" in said[0]
     assert other.rows == numbers_of(run.metrics)
     assert other.closed == 1
     train_toy(tmp_path / "without", values=OFF)

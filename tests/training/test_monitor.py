@@ -469,7 +469,7 @@ def test_rollback_goes_on_from_health_with_smaller_steps(
     assert [epoch for epoch, _ in live.at_epochs] == [0, 1, 2, 2, 3]
     ((_, back),) = [(text, state) for text, state in live.at_sentences if text.startswith("Back to the end of epoch 2")]
     assert_equal_states(back, live.at_epochs[1][1])
-    assert any("going on with 0.750 of the step size" in text for text in live.said)
+    assert any("continuing with 0.750 of the step size" in text for text in live.said)
     rows = rows_of(tmp_path / "run")
     assert [row.get("event", row["epoch"]) for row in rows] == [0, 1, 2, "collapse", "rollback", 2, 3]
     assert rows[4] == {"event": "rollback", "epoch": 2, "to_epoch": 2, "step_scale": 0.75}

@@ -90,7 +90,7 @@ def test_square_brackets_in_a_path_are_no_markup(tmp_path, train_toy, interrupt_
         train_toy(folder, live=interrupt_after(2))
     live = observer()
     train_toy(folder, live=live, resume=True)
-    assert f"going on in {folder} at epoch 1, batch 3" in live.out.getvalue()
+    assert f"resuming {folder} at epoch 1, batch 3" in live.out.getvalue()
 
 
 @pytest.mark.parametrize(("size", "text"), [(8 / 255, "step 8.0/255"), (0.3, "step 0.300"), (9.3 / 255, "9.3/255")])

@@ -18,7 +18,9 @@ METHODS += ["atas-literal", "pgd", "trades"]
 def test_interrupted_in_the_middle_of_an_epoch(method, tmp_path, train_toy, interrupt_after, assert_same_run):
     values = {"training.ema": 0.9, "training.epochs": 2}
     train_toy(tmp_path / "whole", method, values)
-    with pytest.raises(Interrupted, match=r"stopped after batch 2 of epoch 2; all is saved, go on with: atas train"):
+    with pytest.raises(
+        Interrupted, match=r"stopped after batch 2 of epoch 2; the run is saved, continue with: atas train"
+    ):
         train_toy(tmp_path / "parts", method, values, live=interrupt_after(6))
     train_toy(tmp_path / "parts", method, values, resume=True)
     assert_same_run(tmp_path / "whole", tmp_path / "parts")
@@ -137,7 +139,7 @@ def test_resume_says_where_it_goes_on(tmp_path, train_toy, interrupt_after, obse
         train_toy(tmp_path / "run", live=interrupt_after(6))
     live = observer()
     train_toy(tmp_path / "run", resume=True, live=live)
-    assert live.said[1].startswith("going on in ")
+    assert live.said[1].startswith("resuming ")
     assert live.said[1].endswith("at epoch 2, batch 3")
     assert live.batches == 2 + 4
 
@@ -188,7 +190,7 @@ def test_a_finished_run_is_not_said_to_go_on(tmp_path, train_toy, observer):
     train_toy(tmp_path / "run")
     live = observer()
     train_toy(tmp_path / "run", resume=True, live=live)
-    assert not any("going on" in sentence for sentence in live.said), live.said
+    assert not any("resuming" in sentence for sentence in live.said), live.said
 
 
 def test_resume_where_nothing_was_begun_begins(tmp_path, train_toy, assert_same_run):
@@ -234,7 +236,7 @@ def test_a_changed_recipe_is_refused_by_name(key, value, tmp_path, train_toy, in
     with pytest.raises(Interrupted):
         train_toy(tmp_path / "run", live=interrupt_after(6))
     kept = {path: path.read_bytes() for path in (tmp_path / "run").rglob("*") if path.is_file()}
-    with pytest.raises(UsageError, match=rf"begun with another recipe \({key}: .* became .*--resume --out"):
+    with pytest.raises(UsageError, match=rf"started with another recipe \({key}: .* became .*--resume --out"):
         train_toy(tmp_path / "run", values={key: value}, resume=True)
     assert {path: path.read_bytes() for path in (tmp_path / "run").rglob("*") if path.is_file()} == kept
 

@@ -244,7 +244,7 @@ def test_the_default_folder_is_named_by_the_recipe(tmp_path, monkeypatch, toy_re
 def test_a_recipe_s_name_that_leads_out_of_the_runs(name, tmp_path, monkeypatch, toy_recipe):
     (tmp_path / "here").mkdir()
     monkeypatch.chdir(tmp_path / "here")
-    with pytest.raises(UsageError, match="is not that of a folder below runs; change it or give --out"):
+    with pytest.raises(UsageError, match="cannot be the name of a folder in runs; change it or give --out"):
         atas.train(dataclasses.replace(toy_recipe(), name=name))
     assert [path.name for path in tmp_path.rglob("*")] == ["here"]
 
@@ -276,11 +276,11 @@ def test_own_model_and_data_objects(tmp_path, toy_data, tiny_net, train_toy):
     assert_equal_states(weights_of(loaded.model), weights_of(net))
     assert loaded.metrics == run.metrics
     assert not loaded.model.training
-    with pytest.raises(UsageError, match=r"was made in Python; pass it to atas\.Run\.load\(folder, model=\.\.\.\)"):
+    with pytest.raises(UsageError, match=r"was passed in Python; pass it to atas\.Run\.load\(folder, model=\.\.\.\)"):
         Run.load(tmp_path / "run")
     with pytest.raises(DataError, match="do not fit this model"):
         Run.load(tmp_path / "run", model=tiny_net(width=5))
-    with pytest.raises(UsageError, match=r"was given in Python \('toy'\); pass it there again"):
+    with pytest.raises(UsageError, match=r"was given in Python \('toy'\); pass it again"):
         atas.train(tmp_path / "run" / "recipe.toml", out=tmp_path / "again", model=tiny_net())
     with pytest.raises(UsageError, match=r"given in Python \(given:TinyNet\); pass it to atas\.train\(model=\.\.\.\)"):
         atas.train(tmp_path / "run" / "recipe.toml", out=tmp_path / "again", data=toy_data)
@@ -351,7 +351,7 @@ def test_a_batch_norm_that_its_owner_froze_stays_frozen(tmp_path, train_toy, tin
 def test_a_batch_of_one_image_that_the_model_cannot_normalise(tmp_path, train_toy, tiny_net):
     """It would come at the end of an epoch: 60 images in batches of 59."""
     flat = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(64, 3), torch.nn.BatchNorm1d(3))
-    with pytest.raises(UsageError, match=r"cannot learn from a single image.*; use another training.batch_size"):
+    with pytest.raises(UsageError, match=r"cannot be trained on a single image.*; use another training.batch_size"):
         train_toy(tmp_path / "flat", values={"training.batch_size": 59}, model=flat)
     assert flat[2].num_batches_tracked == 0
     train_toy(tmp_path / "flat", values={"training.batch_size": 58, "training.epochs": 1}, model=flat)
@@ -363,7 +363,7 @@ def test_a_batch_of_one_image_that_the_model_cannot_normalise(tmp_path, train_to
 def test_a_single_class_is_named(tmp_path):
     pixels = np.zeros((4, 1, 8, 8), np.uint8)
     data = atas.data.from_arrays("one", pixels, [0] * 4, pixels, [0] * 4, classes=["cat"])
-    with pytest.raises(DataError, match="the data has a single class, cat, and nothing to tell it from"):
+    with pytest.raises(DataError, match="the data has a single class, cat; a classifier needs two or more"):
         atas.train("digits-small-cnn-atas", out=tmp_path / "run", data=data)
 
 
@@ -425,7 +425,7 @@ def test_bf16_trains_resumes_and_leaves_float32_weights(tmp_path, train_toy, int
 def test_a_loss_that_diverges_is_an_error_with_a_remedy(tmp_path, train_toy):
     with pytest.raises(DataError, match=r"in epoch \d+: training has diverged; .* smaller schedule\.peak"):
         train_toy(tmp_path / "run", "fgsm-rs", {"schedule.peak": 1e30})
-    with pytest.raises(DataError, match=r"it diverged in epoch \d+; begin anew with --overwrite and a smaller sched"):
+    with pytest.raises(DataError, match=r"it diverged in epoch \d+; start again with --overwrite and a smaller sched"):
         Run.load(tmp_path / "run", model=nn.Flatten())
     with pytest.raises(DataError, match=r"a smaller optimizer\.weight_decay or schedule\.peak"):
         train_toy(tmp_path / "decay", values={"optimizer.weight_decay": 1e30})
@@ -534,7 +534,9 @@ def test_a_folder_that_holds_something_else(tmp_path, train_toy):
 def test_a_folder_that_holds_a_run(tmp_path, train_toy, assert_same_run):
     train_toy(tmp_path / "run", values={"training.epochs": 1})
     kept = {path: path.read_bytes() for path in (tmp_path / "run").rglob("*") if path.is_file()}
-    with pytest.raises(UsageError, match=r"there is a run in .* already; go on with --resume, begin anew with --overw"):
+    with pytest.raises(
+        UsageError, match=r"there is a run in .* already; continue it with --resume, start again with --overw"
+    ):
         train_toy(tmp_path / "run")
     assert {path: path.read_bytes() for path in (tmp_path / "run").rglob("*") if path.is_file()} == kept
     (tmp_path / "run" / "evaluation.json").write_text("{}")

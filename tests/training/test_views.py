@@ -157,7 +157,7 @@ def test_images_that_are_too_small_or_no_squares():
         split = Split(torch.zeros(2, 1, *sides, dtype=torch.uint8), torch.tensor([0, 1]), ("a", "b"))
         return Dataset("x", split, split)
 
-    with pytest.raises(UsageError, match=r"images of 40 x 30 pixels cannot be shown at data.view_size = 32"):
+    with pytest.raises(UsageError, match=r"images of 40 x 30 pixels are smaller than data.view_size = 32"):
         eval_view(data(40, 30), DataConfig(view="resized", view_size=32))
     with pytest.raises(UsageError, match=r"data\.view = crop is for square images"):
         eval_view(data(40, 50), DataConfig(view="crop", view_size=32))
@@ -202,7 +202,7 @@ def test_a_run_is_evaluated_on_centres(photos, tmp_path, train_toy, tiny_net):
         assert torch.equal(subject.test.images[:], centres)
     result = atas.evaluate(runs[0].model, subject.test, threat=atas.Linf(0.1), attacks=("fgsm",))
     assert result.protocol["image_shape"] == [3, 32, 32]
-    with pytest.raises(DataError, match=r"images of 40 pixels, and the recipe wants data\.size = 44; pack it with"):
+    with pytest.raises(DataError, match=r"images of 40 pixels, and the recipe has data\.size = 44; pack it with"):
         train_toy(tmp_path / "5", values=packed | {"data.size": 44}, data=None, model=tiny_net(channels=3))
 
 
@@ -396,8 +396,11 @@ def test_a_captured_step_is_the_eager_step_at_every_size(method, tiny_net):
         ({"data.view_start": 0, "data.view_ramp": 0.5}, "data.view_start must be at least 1 pixel"),
         ({"data.view_start": 128, "data.view_ramp": 1.5}, "data.view_ramp is a share of the training in (0, 1]"),
         ({"data.view_start": 128, "data.view_ramp": 0}, "data.view_ramp is a share of the training in (0, 1]"),
-        ({"method.grid": None}, "method atas cannot remember every pixel; set method.grid = 32"),
-        ({"method.name": "atta"}, "method atta cannot remember every pixel; set method.grid = 32"),
+        ({"method.grid": None}, "method atas cannot keep a perturbation for every stored pixel; set method.grid = 32"),
+        (
+            {"method.name": "atta"},
+            "method atta cannot keep a perturbation for every stored pixel; set method.grid = 32",
+        ),
         ({"method.name": "fgsm-rs"}, None),
         ({"method.name": "free", "data.view_start": 128, "data.view_ramp": 0.5}, "leave out data.view_start"),
     ],

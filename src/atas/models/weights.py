@@ -1,7 +1,7 @@
-"""Weights of a trained model as safetensors, with what is needed to build the model again.
+"""Weights of a trained model as safetensors, with the metadata to build the model again.
 
-Reading one runs no code that a file brings along, and what is damaged is told from what is whole by a hash in the file.
-Files of torch.save are read where they hold tensors alone.
+Reading a file runs no code from it. A hash in the file detects damage. Files of torch.save are read if they hold only
+tensors.
 """
 
 from __future__ import annotations
@@ -21,52 +21,46 @@ from atas._utils.formatting import shell_quote
 from atas.core.fingerprint import state_hash
 from atas.errors import AtasError, CheckpointError, DataError, UsageError
 
-LAST_CHECKPOINT = Path("checkpoints", "last.safetensors")  # in a run's folder, the one to resume from
+LAST_CHECKPOINT = Path("checkpoints", "last.safetensors")  # in a run's folder
 _KEY = "atas-model-1"
-_PICKLES = (
-    b"PK\x03\x04",
-    b"\x80\x02",
-    b"\x80\x03",
-    b"\x80\x04",
-    b"\x80\x05",
-)  # what torch.save writes, today and long ago
+_PICKLES = (b"PK\x03\x04", b"\x80\x02", b"\x80\x03", b"\x80\x04", b"\x80\x05")  # first bytes of torch.save files
 _PROGRAMS = {".onnx": "onnxruntime.InferenceSession", ".pt2": "torch.export.load"}
-_STATE_DICT_KEYS = ("state_dict", "model_state_dict", "model", "net")  # of weights in checkpoints
+_STATE_DICT_KEYS = ("state_dict", "model_state_dict", "model", "net")  # of the weights in a checkpoint
 _PARALLEL = "module."
-GIVEN = "given:"  # marks a model or data set that was passed in Python and has no name to load it by
+GIVEN = "given:"  # prefix of the name of a model or data set that was passed in Python
 
 
 def save_weights(path: Path, model: nn.Module, metadata: dict[str, Any]) -> None:
-    """Weights as safetensors; `metadata` holds name, num_classes, channels, mean and std, and what else is known."""
+    """Write weights as safetensors; `metadata` holds at least name, num_classes, channels, mean and std."""
     tensors = unshare_storage(model.state_dict())
     header = {_KEY: json.dumps(metadata | {"weights": state_hash(tensors)})}
     try:
         write_atomically(path, lambda temporary: save_file(tensors, temporary, header))
     except (OSError, SafetensorError) as error:
         raise CheckpointError(
-            f"cannot write the weights {path} ({error}); make room and go on with --resume"
+            f"cannot write the weights {path} ({error}); make room and continue with --resume"
         ) from error
 
 
 def read_weights(path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
-    """What a file says about its model (nothing, where another program wrote it), and the tensors, verified."""
+    """Return the metadata of a file (empty if another program wrote it) and its tensors, verified."""
     try:
         with safe_open(path, framework="pt") as file:
             metadata = json.loads((file.metadata() or {}).get(_KEY, "{}"))
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
     except (OSError, SafetensorError, ValueError) as error:
-        if _is_pickle(path):  # asked only now: the length that safetensors begin with may look like one
+        if _is_pickle(path):  # only after an error: the first bytes of a safetensors file may look alike
             return {}, _unpickled(path)
         raise _unreadable(path, error) from error
     if not isinstance(metadata, dict):
-        raise _damaged(path, "what it says of its model is no JSON object")
+        raise _damaged(path, "its metadata is no JSON object")
     if "weights" in metadata and metadata["weights"] != state_hash(tensors):
-        raise _damaged(path, "its tensors are not those that were written")
+        raise _damaged(path, "the hash of its tensors is wrong")
     return metadata, tensors
 
 
 def is_readable(path: Path) -> bool:
-    """Whether a weights file is there and can be read."""
+    """Return whether a weights file exists and can be read."""
     try:
         read_weights(path)
     except DataError:
@@ -75,7 +69,7 @@ def is_readable(path: Path) -> bool:
 
 
 def load_weights(path: Path, model: nn.Module | None = None) -> nn.Module:
-    """The model of a weights file, built by its name on the CPU, or given and left where it is; in eval mode."""
+    """Load a model in eval mode: built by its name on the CPU, or the given model on its device."""
     metadata, tensors = read_weights(path)
     if model is None:
         model = _build(path, metadata)
@@ -89,25 +83,25 @@ def load_weights(path: Path, model: nn.Module | None = None) -> nn.Module:
 
 
 def per_channel(values: Any) -> Any:
-    """A recipe writes one number for all channels as a list of one; models take the number."""
+    """Return the number in a list of one: recipes write a value for all channels so, and models take the number."""
     return values[0] if isinstance(values, list | tuple) and len(values) == 1 else values
 
 
 def _build(path: Path, metadata: dict[str, Any]) -> nn.Module:
     name = metadata.get("name")
     if name is None and not metadata:
-        raise UsageError(f"{path} does not say which model its weights are of; name it with --model, or pass it")
+        raise UsageError(f"{path} does not name the model of its weights; name it with --model, or pass it")
     if not isinstance(name, str) or name.startswith(GIVEN):
-        raise UsageError(f"the model of {path} was made in Python; pass it to atas.Run.load(folder, model=...)")
+        raise UsageError(f"the model of {path} was passed in Python; pass it to atas.Run.load(folder, model=...)")
     missing = [key for key in ("num_classes", "channels", "mean", "std") if key not in metadata]
     if missing:
-        raise _damaged(path, f"it does not say {missing[0]}")
+        raise _damaged(path, f"{missing[0]} is missing in its metadata")
     with torch.random.fork_rng(devices=[]):
         try:
             mean, std = per_channel(metadata["mean"]), per_channel(metadata["std"])
             return models.create(name, metadata["num_classes"], metadata["channels"], mean, std)
         except (AtasError, ValueError, TypeError, RuntimeError, MemoryError) as error:
-            if ":" in name:  # the user's own code
+            if ":" in name:  # the error is in the user's own code
                 raise
             raise _damaged(path, str(error).splitlines()[0]) from error
 
@@ -120,7 +114,7 @@ def _is_pickle(path: Path) -> bool:
 
 
 def _unpickled(path: Path) -> dict[str, Tensor]:
-    """The state dict in a file of torch.save, by itself or in a checkpoint, and without what DataParallel adds."""
+    """Return the state dict in a file of torch.save, also from a checkpoint, without the prefix of DataParallel."""
     if path.suffix in _PROGRAMS:
         raise DataError(f"{path} holds a program, not weights; load it with {_PROGRAMS[path.suffix]}")
     try:
@@ -156,12 +150,12 @@ def _damaged(path: Path, why: str) -> DataError:
 
 def _remedy(path: Path) -> str:
     if (path.parent / LAST_CHECKPOINT).exists():
-        return f"write it anew from the last checkpoint: atas train --resume --out {shell_quote(path.parent)}"
+        return f"restore it from the last checkpoint: atas train --resume --out {shell_quote(path.parent)}"
     return "restore it or train again"
 
 
 def unshare_storage(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-    """The tensors on the host, no two in the same memory: tied weights are written once for each of their names."""
+    """Return the tensors on the host, no two in the same memory: tied weights are written once per name."""
     separate: dict[str, Tensor] = {}
     storages: set[int] = set()
     for name, tensor in tensors.items():

@@ -1,7 +1,7 @@
 """Recipes: the TOML files that come with the package, and the code that reads them.
 
-A recipe holds everything that decides how a run goes. Names are looked up on first use, so that listing and finding
-recipes, as shell completion does, needs no torch.
+A recipe holds everything that determines a run. Names are imported on first use, so that shell completion can list
+recipes without importing torch.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ __all__ = [
 
 _FINGERPRINT = ("differences", "recipe_fingerprint")
 
-if not TYPE_CHECKING:  # to a type checker, a name that is not imported above is an error
+if not TYPE_CHECKING:  # type checkers must report names that are not imported above
 
     def __getattr__(name):
         if name not in __all__:

@@ -58,8 +58,8 @@ def check(recipe: Recipe) -> None:
     shards = recipe.data.shards or 1
     if recipe.training.batch_size % shards:
         raise UsageError(
-            f"training.batch_size must be a multiple of data.shards, as every shard gives as many examples to a batch; "
-            f"got {recipe.training.batch_size} and {shards}"
+            f"training.batch_size must be a multiple of data.shards, because every shard gives the same number "
+            f"of examples to a batch; got {recipe.training.batch_size} and {shards}"
         )
     check_views(recipe)
     for attack in recipe.evaluation.attacks:
@@ -77,13 +77,13 @@ def check_bounds(section: str, config: Any) -> None:
 
 @functools.cache
 def _bounds(kind: type) -> dict[str, tuple[Bound | OneOf, ...]]:
-    """The bounds of each key of a section."""
+    """Return the bounds of each key of a section."""
     hints = get_type_hints(kind, include_extras=True)
     return {name: hint.__metadata__ for name, hint in hints.items() if hasattr(hint, "__metadata__")}
 
 
 def check_views(recipe: Recipe) -> None:
-    """An error for settings that contradict each other."""
+    """Raise UsageError for keys of [data] that contradict each other or the method."""
     data, size = recipe.data, recipe.data.eval_resolution
     if size is None:
         for key in ("view_size", "view_start", "view_ramp", "view_scale"):
@@ -102,8 +102,8 @@ def check_views(recipe: Recipe) -> None:
     name, hyperparameters = recipe.method.name, recipe.method.settings
     if "grid" in methods.settings(name) and hyperparameters.get("grid") is None:
         raise UsageError(
-            f"with data.view = {data.view} no image is shown as it is stored, so method {name} cannot remember every "
-            f"pixel; set method.grid = 32"
+            f"with data.view = {data.view} views are resized, so method {name} cannot keep a perturbation for every "
+            f"stored pixel; set method.grid = 32"
         )
     if methods.get(name) is methods.Free and data.view_start is not None:
         raise UsageError(

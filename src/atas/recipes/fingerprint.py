@@ -1,4 +1,4 @@
-"""Which keys of a recipe decide the weights: the fingerprint of a recipe, and the differences between two."""
+"""The keys of a recipe that determine the weights: fingerprint of a recipe, and differences between two."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 from atas.recipes.schema import Recipe, section_types
 
-# What may change between a run and its resume: where things are, and what is done after the training.
+# Keys that may change when a run is resumed: paths, devices, and the evaluation after the training.
 RESUME_MAY_CHANGE = (
     "engine.kind",
     "engine.device",
@@ -24,38 +24,38 @@ RESUME_MAY_CHANGE = (
 )
 
 
-# Keys that came later, or did not count before, and what they stand for where they are not set. There they do not count
-# in what tells runs from each other, so that checkpoints and results from before are found.
+# Keys that were added later, with the value that older recipes stand for. With this value a key is no part of the
+# fingerprint, so that older checkpoints and results keep theirs.
 _LATER_DEFAULTS = {"data.view": "pad", "method.grid": None, "engine.sync_batchnorm": False}
 
 
 def differences(one: Recipe, other: Recipe, ignore: Sequence[str] = ()) -> list[str]:
-    """The dotted keys in which two recipes differ, with both values."""
+    """Return the dotted keys in which two recipes differ, with both values."""
     first, second = one.to_dict(), other.to_dict()
-    found = []
+    changed = []
     for section in section_types():
         for key in {**first[section], **second[section]}:
             if section in ignore or f"{section}.{key}" in ignore:
                 continue
             a, b = first[section].get(key), second[section].get(key)
             if a != b:
-                found.append(f"{section}.{key}: {a} became {b}")
-    return found
+                changed.append(f"{section}.{key}: {a} became {b}")
+    return changed
 
 
 def recipe_fingerprint(recipe: Recipe) -> str:
-    """What tells a run from others: the same for the same recipe, but for what a resume may change."""
+    """Return a hash of the keys that determine the weights; keys that a resume may change are left out."""
     return hashlib.sha256(repr(weight_keys(recipe.to_dict())).encode()).hexdigest()[:16]
 
 
 def weight_keys(document: Mapping[str, Any]) -> dict[str, Any]:
-    """The sections of a recipe with nothing but what decides the weights."""
-    found = {section: dict(entries) for section, entries in document.items() if section != "name"}
+    """Return the sections of a recipe with only the keys that determine the weights."""
+    sections = {section: dict(entries) for section, entries in document.items() if section != "name"}
     for key in RESUME_MAY_CHANGE:
         section, _, name = key.partition(".")
-        found[section] = {k: v for k, v in found[section].items() if name and k != name}
+        sections[section] = {k: v for k, v in sections[section].items() if name and k != name}
     for key, default in _LATER_DEFAULTS.items():
         section, _, name = key.partition(".")
-        if found[section].get(name) == default:
-            found[section].pop(name, None)
-    return found
+        if sections[section].get(name) == default:
+            sections[section].pop(name, None)
+    return sections

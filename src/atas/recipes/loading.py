@@ -1,8 +1,8 @@
 """Find recipes by name or path, and read them.
 
-A recipe may begin from another with `extends = "name"` and state only what differs. The recipe that is saved with a run
-is the resolved one, complete and without `extends`; running that file again gives the same run. Listing and finding
-recipes needs no torch: the schema is imported when a recipe is loaded.
+A recipe may extend another with `extends = "name"` and hold only the keys that differ. The recipe that is saved with a
+run is complete and without `extends`; running that file again gives the same run. Listing and finding recipes needs no
+torch: the schema is imported when a recipe is loaded.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 class RecipeFile(NamedTuple):
-    """A recipe as it was found; the identity is the same only for the same file."""
+    """The file of a recipe. `identity` differs between a packaged recipe and a file of the same name."""
 
     name: str
     identity: str
@@ -28,12 +28,12 @@ class RecipeFile(NamedTuple):
 
 
 def names() -> list[str]:
-    """The recipes that come with the package."""
+    """Return the names of the recipes that come with the package."""
     return list(_packaged())
 
 
 def find(source: str | Path) -> RecipeFile:
-    """The file of a recipe, by name or path.
+    """Return the file of a recipe, by name or path.
 
     >>> find("digits-small-cnn-atas").content[:12]
     b'# atas train'
@@ -42,10 +42,10 @@ def find(source: str | Path) -> RecipeFile:
     if path.is_file():
         return RecipeFile(path.stem, str(path.resolve()), path.read_bytes())
     if path.suffix == ".toml":
-        raise UsageError(f"there is no recipe file {path}; `atas ls recipes` shows those that come with atas")
+        raise UsageError(f"there is no recipe file {path}; `atas ls recipes` lists those that come with atas")
     name = str(source)
     if name not in names():
-        raise unknown("recipe", name, names(), see="`atas ls recipes` shows them")
+        raise unknown("recipe", name, names(), see="`atas ls recipes` lists them")
     return RecipeFile(name, name, packaged_content(name))
 
 
@@ -55,7 +55,7 @@ def packaged_content(name: str) -> bytes:
 
 
 def load(source: str | Path | Recipe) -> Recipe:
-    """A recipe by name or path.
+    """Load a recipe by name or path.
 
     >>> load("cifar10-preact-resnet18-atas").method.name
     'atas'
@@ -82,7 +82,7 @@ def _read(source: str | Path, seen: tuple[str, ...]) -> tuple[dict[str, Any], st
     document.pop("expected", None)  # a result of this recipe, which others do not inherit
     if not document.keys() - {"name"}:
         raise UsageError(
-            f'recipe {source} is empty; begin it from another, such as extends = "cifar10-preact-resnet18-atas"'
+            f'recipe {source} is empty; extend another one, such as extends = "cifar10-preact-resnet18-atas"'
         )
     base = document.pop("extends", None)
     if base is None:
@@ -100,8 +100,8 @@ def _read(source: str | Path, seen: tuple[str, ...]) -> tuple[dict[str, Any], st
 
 
 def inherit(section: str, entries: dict[str, Any], name: Any) -> dict[str, Any]:
-    """What stays of a section when the name in it changes: settings belong to the method that they were made for, and
-    a model of one's own normalises for itself."""
+    """Return the keys of a section that stay when its `name` changes: hyperparameters belong to their method, and a
+    user's own model has its own normalisation."""
     if name is None or name == entries.get("name"):
         return dict(entries)
     if section == "method":

@@ -14,8 +14,8 @@ from atas.recipes.checks import Bound, OneOf, check
 from atas.recipes.loading import inherit
 from atas.recipes.values import format_toml, parse_value
 
-_VIEW_SIZE = 224  # where data.view_size is not set
-_ALIASES = {"lr": "schedule.peak", "learning_rate": "schedule.peak"}  # what other programs call a key
+_VIEW_SIZE = 224  # the default of data.view_size
+_ALIASES = {"lr": "schedule.peak", "learning_rate": "schedule.peak"}  # names of the key in other programs
 
 _MAX_EPOCHS = 100_000  # the learning rate of every update is kept on the device
 
@@ -27,16 +27,17 @@ _BELOW_1 = Bound("must be in [0, 1)", ge=0, lt=1)
 
 @dataclass(frozen=True)
 class DataConfig:
-    """What is trained on. `size` is the side of stored images, for image folders; a packed set has its own, checked.
+    """The training data. `size` is the side of stored images in image folders; a packed set has its own, which must
+    agree.
 
-    `view` is how images are shown: `pad`, crops of images padded by `pad`; `crop`, crops of `view_size` pixels (224);
-    `resized`, boxes with a share of the image in `view_scale` ((0.08, 1)), resized to `view_size`. With `view_start`
-    and `view_ramp` the size rises from the one to `view_size` over the first so much of the training.
+    `view` is the random view of an image: `pad`, a crop of the image padded by `pad`; `crop`, a crop of `view_size`
+    pixels (224); `resized`, a box with a share of the image in `view_scale` ((0.08, 1)), resized to `view_size`. With
+    `view_start` and `view_ramp` the size rises from `view_start` to `view_size` over the first `view_ramp` of the
+    training.
 
-    `loading` is where the training images are kept: `resident` on the device, `streaming` where they are, from which
-    `workers` processes (by default one a processor) read a few batches ahead, or `auto`, resident where they fit.
-    `shards`, 1 if it is left out, is into how many parts examples are dealt, of which each of several processes takes
-    one or more."""
+    `loading` is the location of the training images: `resident` on the device; `streaming` from files or host memory,
+    from which `workers` processes (by default one per CPU core) read ahead; or `auto`, resident if they fit. `shards`
+    (1) is the number of shards of the examples; each rank takes one or more."""
 
     name: str = "cifar10"
     root: str | None = None
@@ -54,7 +55,7 @@ class DataConfig:
 
     @property
     def eval_resolution(self) -> int | None:
-        """The side in pixels at which images are shown in the end; None for `pad`, where they are as stored."""
+        """The final side in pixels of the views; None for `pad`, where it is that of the stored images."""
         if self.view == "pad":
             return None
         return _VIEW_SIZE if self.view_size is None else self.view_size
@@ -71,7 +72,7 @@ class ModelConfig:
 
 @dataclass(frozen=True)
 class MethodConfig:
-    """The training method, its threat model, and its own settings (any further keys)."""
+    """The training method, its threat model, and its hyperparameters (all other keys)."""
 
     name: str = "atas"
     norm: str = "linf"
@@ -92,7 +93,7 @@ class OptimizerConfig:
 class ScheduleConfig:
     """The learning rate by update: `piecewise` (drops by `factor` at `milestones`) or `cyclic` (up from 0 to `peak`,
     reached at `peak_at`, and down to 0). Milestones and peak_at are shares of the whole training. With `peak_momentum`
-    the momentum of a cyclic training goes from the optimiser's to this one at the peak, and back."""
+    the momentum of a cyclic schedule changes from the optimiser's to this value at the peak, and back."""
 
     name: Annotated[str, OneOf("piecewise", "cyclic")] = "piecewise"
     peak: Annotated[float, Bound("must be above zero", gt=0)] = 0.1
@@ -107,9 +108,9 @@ class ScheduleConfig:
 
 @dataclass(frozen=True)
 class TrainingConfig:
-    """How long, in which order, and what is watched. `ema` is the decay of averaged weights, 0 for none; `probe` the
-    number of training images that the monitor attacks after every epoch, always with the weights themselves, not their
-    average; `checkpoint_every` is in seconds; `loggers` are tensorboard (where it is installed) and wandb."""
+    """Length, order and monitoring of the training. `ema` is the decay of averaged weights, 0 for none; `probe` is the
+    number of training images that the monitor attacks after every epoch, with the current weights, not their average;
+    `checkpoint_every` is in seconds; `loggers` are tensorboard (if it is installed) and wandb."""
 
     epochs: Annotated[int, _AT_LEAST_1, Bound(f"must be at most {_MAX_EPOCHS:,}", le=_MAX_EPOCHS)] = 30
     batch_size: Annotated[int, _AT_LEAST_1] = 128
@@ -125,7 +126,7 @@ class TrainingConfig:
 class EngineConfig:
     """How steps are run: `kind` auto (captured on CUDA), eager or captured; `device` auto, cpu or cuda; `precision`
     auto (bf16 on CUDA), bf16 or float32; `deterministic` makes runs on CUDA repeat to the bit, as on the CPU;
-    `sync_batchnorm` has BatchNorm normalise by the global batch where several processes train together."""
+    `sync_batchnorm` makes BatchNorm use the global batch if several processes train together."""
 
     kind: Annotated[str, OneOf("auto", "eager", "captured")] = "auto"
     device: str = "auto"
@@ -136,7 +137,7 @@ class EngineConfig:
 
 @dataclass(frozen=True)
 class EvaluationConfig:
-    """What `atas evaluate` runs on the test set; `examples` limits it to the first so many."""
+    """The evaluation of `atas evaluate`: attacks, the number of test images (the first ones), and the batch size."""
 
     attacks: tuple[str, ...] = ("pgd10", "pgd50")
     examples: Annotated[int | None, _AT_LEAST_1] = None
@@ -166,14 +167,16 @@ class Recipe:
         return threat.create(self.method.norm, self.method.eps)
 
     def with_values(self, values: Mapping[str, Any]) -> Recipe:
-        """The recipe with other values, by dotted keys such as `training.epochs`."""
+        """Return the recipe with other values, by dotted keys such as `training.epochs`."""
         document = self.to_dict()
-        for key in sorted(values, key=lambda key: key not in ("method.name", "model.name")):  # their settings follow
+        for key in sorted(
+            values, key=lambda key: key not in ("method.name", "model.name")
+        ):  # first, as they reset others
             _assign(document, key, values[key])
         return from_dict(document, self.name)
 
     def to_dict(self) -> dict[str, Any]:
-        """Sections as dictionaries, without what is not set."""
+        """Return the sections as dictionaries, without keys that are None."""
         document: dict[str, Any] = {"name": self.name}
         for section in section_types():
             values = dataclasses.asdict(getattr(self, section))
@@ -182,7 +185,7 @@ class Recipe:
         return document
 
     def to_toml(self) -> str:
-        """The recipe as a file that gives this recipe again."""
+        """Return the recipe as TOML, from which the same recipe is loaded."""
         lines = [f"name = {format_toml(self.name)}"]
         for section in section_types():
             lines += ["", f"[{section}]"]
@@ -192,7 +195,7 @@ class Recipe:
 
 
 def from_dict(document: Mapping[str, Any], name: str) -> Recipe:
-    """A recipe from sections as dictionaries; an unknown key is an error that names the nearest known one."""
+    """Create a recipe from sections as dictionaries; an unknown key is an error that names the nearest known one."""
     known = section_types()
     values: dict[str, Any] = {"name": str(document.get("name", name))}
     for section, entries in document.items():
@@ -208,13 +211,13 @@ def from_dict(document: Mapping[str, Any], name: str) -> Recipe:
 
 @functools.cache
 def section_types() -> dict[str, Any]:
-    """The sections of a recipe and their dataclasses."""
+    """Return the sections of a recipe with their dataclasses."""
     return {name: kind for name, kind in get_type_hints(Recipe).items() if name != "name"}
 
 
 @functools.cache
 def _keys() -> dict[str, dict[str, Any]]:
-    """The keys of each section and their types."""
+    """Return the keys of each section with their types."""
     return {name: get_type_hints(kind) for name, kind in section_types().items()}
 
 
@@ -238,12 +241,12 @@ def _parse_section(kind: type[S], section: str, entries: Mapping[str, Any]) -> S
 
 
 def _unknown_key(section: str, key: str, known: Sequence[str]) -> UsageError:
-    """The error for a key that a section does not have; it may belong to another one, or look like one of its keys."""
-    backwards = reversed(_keys().items())  # so that the first section with such a key counts
-    homes = {name: f"{owner}.{name}" for owner, keys in backwards for name in keys}
+    """Return the error for an unknown key; it suggests this key of another section, or the nearest in this one."""
+    backwards = reversed(_keys().items())  # so that the first section with such a key wins
+    others = {name: f"{owner}.{name}" for owner, keys in backwards for name in keys}
     near = nearest(key, known)
-    meant = (homes | _ALIASES).get(key) or (f"{section}.{near}" if near else None)
-    hint = f"; did you mean '{meant}'?" if meant else "."
+    suggestion = (others | _ALIASES).get(key) or (f"{section}.{near}" if near else None)
+    hint = f"; did you mean '{suggestion}'?" if suggestion else "."
     return UsageError(f"unknown recipe key '{section}.{key}'{hint} Known in [{section}]: {', '.join(known)}.")
 
 

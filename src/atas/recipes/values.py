@@ -14,12 +14,12 @@ from atas.errors import UsageError
 
 _NUMBER = r"[-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?"
 _FRACTION = re.compile(rf"\s*({_NUMBER})\s*/\s*({_NUMBER})\s*")
-_NONE = "none"  # TOML has no word for it
+_NONE = "none"  # TOML has no null
 _DTYPES = {"int8": torch.int8, "float16": torch.float16, "float32": torch.float32}
 
 
 def parse_fraction(text: str) -> float | None:
-    """The value of a fraction or number in writing, or None where it is neither.
+    """Return the value of a fraction or number in a text; None if it is neither.
 
     >>> parse_fraction("8/255") == 8 / 255
     True
@@ -31,7 +31,7 @@ def parse_fraction(text: str) -> float | None:
 
 
 def parse_value(value: Any, kind: Any, key: str) -> Any:
-    """The value as the type that a key has, in plain Python, or an error that names the key.
+    """Convert a value to the type of a key; raise UsageError with the key if that is not possible.
 
     >>> parse_value("4/255", float, "method.step_size") == 4 / 255
     True
@@ -49,7 +49,7 @@ _MISMATCH: Any = object()
 
 
 def _parse_as(value: Any, kind: Any) -> Any:
-    """The value as one type, or `_MISMATCH`."""
+    """Return the value as this type, or `_MISMATCH`."""
     origin, inner = get_origin(kind), get_args(kind)
     if kind is type(None):
         return None if value is None or value == _NONE else _MISMATCH
@@ -95,7 +95,7 @@ def _describe_type(kind: Any) -> str:
 
 
 def format_toml(value: Any, as_255ths: bool = False) -> str:
-    """A value as TOML; with `as_255ths`, for budgets and steps, as k/255 where that is the very same number."""
+    """Format a value as TOML. With `as_255ths`, for budgets and step sizes, write k/255 if that is exact."""
     if value is None:
         return f'"{_NONE}"'
     if isinstance(value, bool):

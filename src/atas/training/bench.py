@@ -1,8 +1,8 @@
-"""How fast a recipe trains on this machine, and what its time goes into.
+"""Measure how fast a recipe trains on this machine, and the time of each stage of a step.
 
-Everything is measured in one process: the engine that `atas train` would use, its data alone, the plain eager loop as
-reference, and the ceiling of the device (a large matrix product in the same precision), so that ratios hold even where
-the machine's speed does not.
+All is measured in one process: the engine that `atas train` would use, its data alone, the eager engine as reference,
+and the ceiling of the device (a large matrix product in the same precision). So ratios hold even if the machine's speed
+changes between runs.
 """
 
 from __future__ import annotations
@@ -30,16 +30,16 @@ from atas.training.engine import Engine
 from atas.training.progress import TrainingProgress
 
 _WARMUP_STEPS = 3
-_MIN_EPOCHS = 30  # a schedule that lasts for all rounds, however few steps an epoch has
+_MIN_EPOCHS = 30  # so that the schedule lasts for all rounds
 _ROUNDS = 5
 _SIZES = {"cifar10": (50_000, (3, 32, 32), 10), "cifar100": (50_000, (3, 32, 32), 100)}
 _FOLDER_EXAMPLES = 2048
-_DATA_BOUND = 0.9  # of a step's time that batches take by themselves where it is they that a step waits for
+_DATA_BOUND = 0.9  # of a step's time: if data alone takes more, steps wait for data
 
 
 @dataclass(frozen=True)
 class Timing:
-    """Milliseconds a step: the median over rounds, the fastest and the slowest round."""
+    """Milliseconds per step: the median over rounds, the fastest and the slowest round."""
 
     median: float
     low: float
@@ -49,7 +49,7 @@ class Timing:
 
 @dataclass(frozen=True)
 class BenchResult:
-    """What a benchmark found."""
+    """The result of a benchmark."""
 
     recipe: str
     batch_size: int
@@ -68,22 +68,22 @@ class BenchResult:
 
     @property
     def limit(self) -> str:
-        """What sets the pace: `data` where batches alone, without a step, come hardly faster than steps; `compute`."""
+        """The bottleneck: `data` if loading batches takes at least 90% of the time of a step, else `compute`."""
         return "data" if self.data.median >= _DATA_BOUND * self.step.median else "compute"
 
     @property
     def achieved(self) -> float:
-        """Floating-point operations a second of convolutions and matrix products."""
+        """Floating-point operations per second of convolutions and matrix products."""
         return self.flop / (self.step.median * 1e-3)
 
     def to_json(self) -> dict[str, Any]:
-        """Plain values."""
+        """Return the result as plain values."""
         return asdict(self) | {"achieved": self.achieved, "limit": self.limit}
 
 
 def bench(recipe: Recipe, steps: int = 20, progress: TrainingProgress | None = None) -> BenchResult:
-    """Time `steps` steps in each of five rounds, after a warm-up; on random images of the recipe's size,
-    or on the recipe's own where their way to the device is a part of what is timed."""
+    """Time `steps` steps in each of five rounds, after a warm-up. Images are random, of the recipe's size; streamed and
+    packed data is read itself."""
     progress = progress or TrainingProgress(quiet=True)
     device = select_device(recipe.engine.device)
     images = _images(recipe)
@@ -95,15 +95,15 @@ def bench(recipe: Recipe, steps: int = 20, progress: TrainingProgress | None = N
         torch.cuda.reset_peak_memory_stats(device)
     step = _time(engine, steps, device)
     peak = torch.cuda.max_memory_allocated(device) if device.type == "cuda" else _resident_bytes()
-    batches_alone = _time_data(engine, steps, device)
-    progress.log("timing the plain eager loop ...")
+    data_timing = _time_data(engine, steps, device)
+    progress.log("timing the eager engine ...")
     plain = recipe.with_values({"engine.kind": "eager"})
     reference = _engine(plain, images, progress)
     eager = step if engine.kind == reference.kind else _time(reference, max(3, steps // 10), device)
     stages = _stages(reference, device)
     flop = _flop(reference)
-    for used in (engine, reference):
-        used.loader.close()
+    for each in (engine, reference):
+        each.loader.close()
     batches = len(engine.loader)
     epoch = step.median * 1e-3 * (batches - 1 + engine.loader.size(batches - 1) / engine.loader.batch_size)
     return BenchResult(
@@ -112,7 +112,7 @@ def bench(recipe: Recipe, steps: int = 20, progress: TrainingProgress | None = N
         engine=engine.kind,
         start_up_seconds=start_up,
         step=step,
-        data=batches_alone,
+        data=data_timing,
         epoch_seconds=epoch,
         training_seconds=epoch * recipe.training.epochs,
         eager=eager,
@@ -125,8 +125,8 @@ def bench(recipe: Recipe, steps: int = 20, progress: TrainingProgress | None = N
 
 
 def _images(recipe: Recipe) -> data.Dataset:
-    """Random images in the number and size of the recipe's data: speed does not depend on what they show. A packed set,
-    or a folder that is streamed, is read itself: how fast it is decoded is a part of what is timed."""
+    """Return random images in the number and size of the recipe's data: speed does not depend on their content. A
+    packed set or a streamed folder is loaded itself, because decoding is a part of the measurement."""
     streamed = recipe.data.name == "imagefolder" and recipe.data.loading == "streaming"
     if streamed or recipe.data.name in ("digits", "packed"):
         return load_data(recipe)
@@ -150,23 +150,23 @@ def _time(engine: Engine, steps: int, device: torch.device) -> Timing:
 
 
 def _time_data(engine: Engine, steps: int, device: torch.device) -> Timing:
-    """The same batches read, brought to the device, cut out and resized, with no step."""
+    """Time the data alone: read batches, copy them to the device, crop and resize."""
     loader, epoch = engine.loader, engine.method.epoch
     order = loader.order(engine.recipe.training.epochs - 1)
     indices = order.split(loader.batch_size)
 
-    def show(batch: int) -> None:
+    def load(batch: int) -> None:
         loader.prefetch(batch)
         loader.take(indices[batch].to(device), epoch)
 
-    return _rounds(lambda: loader.start_epoch(order, 0), show, engine, steps, device)
+    return _rounds(lambda: loader.start_epoch(order, 0), load, engine, steps, device)
 
 
 def _rounds(
     begin: Callable[[], None], step: Callable[[int], None], engine: Engine, steps: int, device: torch.device
 ) -> Timing:
     steps = min(steps, max(1, len(engine.loader) - 1))
-    found = []
+    times = []
     for _ in range(_ROUNDS + 1):
         begin()
         for batch in range(min(_WARMUP_STEPS, steps)):
@@ -175,13 +175,13 @@ def _rounds(
         began = _now(device)
         for batch in range(steps):
             step(batch)
-        found.append((_now(device) - began) / steps * 1e3)
-    found = found[1:]
-    return Timing(statistics.median(found), min(found), max(found), steps * _ROUNDS)
+        times.append((_now(device) - began) / steps * 1e3)
+    times = times[1:]
+    return Timing(statistics.median(times), min(times), max(times), steps * _ROUNDS)
 
 
 def _stages(engine: Engine, device: torch.device) -> dict[str, float]:
-    """Shares of an eager step, with the device waited for after every part."""
+    """Return the share of each stage in an eager step; the device is synchronised after every stage."""
     spent: dict[str, float] = {}
 
     def timed(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
@@ -225,7 +225,7 @@ def _replaced(parts: list[tuple[Any, str, str]], wrap: Callable[..., Any]) -> It
 
 
 def _flop(engine: Engine) -> int:
-    """Operations of a step's convolutions and matrix products, counted as they are dispatched."""
+    """Count the operations of a step's convolutions and matrix products as they are dispatched."""
     engine.start_epoch(engine.recipe.training.epochs - 1, 0)
     with _Counter() as counter:
         engine.step()
@@ -233,23 +233,23 @@ def _flop(engine: Engine) -> int:
 
 
 class _Counter(TorchDispatchMode):
-    """Adds up what torch's own table knows of each operation. (Its counter also tracks modules, by hooks that do not
-    go together with gradients of inputs alone.)"""
+    """Counts operations by torch's table. torch's own counter also tracks modules, by hooks that fail when gradients
+    are taken for inputs only."""
 
     def __init__(self) -> None:
         super().__init__()
         self.total = 0
 
     def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        found = function(*args, **(kwargs or {}))
+        result = function(*args, **(kwargs or {}))
         count = flop_registry.get(function._overloadpacket)
         if count is not None:
-            self.total += count(*args, **(kwargs or {}), out_val=found)
-        return found
+            self.total += count(*args, **(kwargs or {}), out_val=result)
+        return result
 
 
 def _ceiling(device: torch.device, precision: str) -> float:
-    """Operations a second of a large matrix product on random numbers: the best of a few."""
+    """Return the operations per second of a large matrix product on random numbers: the best of six."""
     mixed = precision == "bf16" or (precision == "auto" and device.type == "cuda")
     side = 8192 if device.type == "cuda" else 1024
     a, b = (torch.randn(side, side, device=device, dtype=torch.bfloat16 if mixed else torch.float32) for _ in range(2))

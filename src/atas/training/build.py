@@ -1,7 +1,6 @@
 """Build a training: a recipe, data and a model become a method, a loader, an engine and a monitor.
 
-Everything that can be checked before the first step is checked here. Each process of several gets its shard of the
-examples.
+All checks that need no training step are made here. Each rank gets its shard of the examples.
 """
 
 from __future__ import annotations
@@ -35,7 +34,7 @@ from atas.training.engine import Engine
 from atas.training.model_checks import check_empty_batch, check_model, check_single_image
 from atas.training.monitor import Monitor, split_probe
 
-# The share of a device's memory that images may take; the perturbations of a method can take as much again.
+# The share of a device's memory that images may take; a method's perturbations may take the same again.
 RESIDENT_MEMORY_SHARE = 0.4
 
 Log = Callable[[str], None]
@@ -43,11 +42,11 @@ Log = Callable[[str], None]
 
 @dataclass(frozen=True)
 class TrainingParts:
-    """All that a training works with, in one process or in one of several, each with its shard of the examples."""
+    """The parts of a training on one rank."""
 
     engine: Engine
     monitor: Monitor
-    data_fingerprints: tuple[str, ...]  # the fingerprints of the images that it learns from
+    data_fingerprints: tuple[str, ...]  # they identify the training images
 
 
 def build(
@@ -58,14 +57,14 @@ def build(
     rows: Tensor | None = None,
     world: World = SINGLE,
 ) -> TrainingParts:
-    """Put a training together, with everything checked that can be before its first step.
+    """Build the parts of a training, and check them.
 
-    It learns from all training images or from those in `rows`; the monitor's are of all.
+    The model is trained on all training images or on those in `rows`; the monitor's images are chosen from all.
     """
     device = select_device(recipe.engine.device, world)
     training = recipe.training
-    seen = eval_view(data, recipe.data)
-    check_model(model, seen)
+    eval_data = eval_view(data, recipe.data)
+    check_model(model, eval_data)
     fingerprints = _data_fingerprints(data, rows)
     check_same_run(recipe, fingerprints, world)
     probe, rest = split_probe(len(data.train), training.probe, held_out=training.on_collapse != "warn")
@@ -75,11 +74,11 @@ def build(
     shard = data_shard(recipe, len(examples), world)
     sizes = batch_sizes(shard, training.batch_size, world)
     if 0 in sizes:
-        check_empty_batch(model, seen)
+        check_empty_batch(model, eval_data)
     if recipe.engine.sync_batchnorm:
         sizes = batch_sizes(shard, training.batch_size, SINGLE)
     if 1 in sizes:
-        check_single_image(model, seen, train_resolution(recipe.data, 0, training.epochs))
+        check_single_image(model, eval_data, train_resolution(recipe.data, 0, training.epochs))
     loader = open_loader(
         examples if shard.is_whole else examples.part(shard.global_index(torch.arange(len(shard)))),
         recipe.data.loading,
@@ -92,19 +91,19 @@ def build(
         log=log,
     )
     loader.set_shard(shard)
-    method = _build_method(recipe, shard, seen.shape, device)
+    method = _build_method(recipe, shard, eval_data.shape, device)
     if recipe.engine.sync_batchnorm and world.size > 1:
         convert_sync_batchnorm(model)
     broadcast_weights(list(model.state_dict().values()), world)
     engine = _build_engine(recipe, model.to(device), method, loader, log, world)
-    probed = seen.train.images[probe].to(device), seen.train.labels[probe].to(device)
+    probed = eval_data.train.images[probe].to(device), eval_data.train.labels[probe].to(device)
     adversarial = method.adversarial
     monitor = Monitor(*probed, recipe.threat, batch_size=engine.eval_batch_size, adversarial=adversarial, world=world)
     return TrainingParts(engine, monitor, fingerprints)
 
 
 def _build_method(recipe: Recipe, shard: DataShard, shape: Sequence[int], device: torch.device) -> Method:
-    """The recipe's method, with a memory for the examples of this shard."""
+    """Create the recipe's method, with rows for the examples of this shard."""
     name, hyperparameters = recipe.method.name, dict(recipe.method.settings)
     if methods.get(name) is Free:
         hyperparameters["batch_size"] = shard.local_count(hyperparameters.get("batch_size", recipe.training.batch_size))
@@ -118,7 +117,7 @@ def _build_method(recipe: Recipe, shard: DataShard, shape: Sequence[int], device
 
 
 def _build_engine(recipe: Recipe, model: nn.Module, method: Method, loader: Loader, log: Log, world: World) -> Engine:
-    """The recipe's engine; for `auto` the captured one where a single process has a GPU."""
+    """Create the recipe's engine; `auto` is CUDA graphs for a single process with a GPU, else eager."""
     kind, on_gpu = recipe.engine.kind, loader.images.device.type == "cuda"
     if kind == "captured" and not on_gpu:
         raise UsageError("the captured engine needs a CUDA device; set engine.kind=eager or auto")
@@ -130,7 +129,7 @@ def _build_engine(recipe: Recipe, model: nn.Module, method: Method, loader: Load
 
 
 def _data_fingerprints(data: Dataset, rows: Tensor | None) -> tuple[str, ...]:
-    """Of the images that a run learns from."""
+    """Return the fingerprints of the images that a run is trained on."""
     fingerprints = data.train.fingerprints()
     if rows is not None:
         fingerprints = tuple(
@@ -148,39 +147,39 @@ def open_loader(
     log: Callable[[str], object] = print,
     **how: Unpack[LoaderOptions],
 ) -> Loader:
-    """The batches of a training set: `resident`, `streaming`, or for `auto` resident where the images fit the device.
+    """Open the loader of a training set: `resident`, `streaming`, or for `auto` resident if the images fit the device.
 
-    What was chosen is said where it is not a matter of course.
+    The choice is logged if images are streamed, or read from files into the device's memory.
     """
     images, labels = split.images, split.labels
     size, memory = images.shape.numel(), _device_memory(device)
-    place = images.location if isinstance(images, LazyImages) else "memory"
+    location = images.location if isinstance(images, LazyImages) else "memory"
     resident = loading == "resident" or (loading == "auto" and size <= RESIDENT_MEMORY_SHARE * memory)
-    about = f"{len(labels):,} training images, {format_bytes(size)} as pixels,"
+    summary = f"{len(labels):,} training images, {format_bytes(size)} as pixels,"
     if not resident:
         loader = StreamingLoader(images, labels, device=device, workers=workers, **how)
         why = "" if loading == "streaming" else f", as {device.type} has {memory / 1e9:.0f} GB (data.loading = auto)"
         processes = "1 process" if loader.workers == 1 else f"{loader.workers} processes"
-        log(f"{about} are streamed from {place} by {processes}{why}")
+        log(f"{summary} are streamed from {location} by {processes}{why}")
         return loader
     if isinstance(images, LazyImages):
-        log(f"{about} are read from {place} into the memory of {device.type}")
+        log(f"{summary} are read from {location} into the memory of {device.type}")
     return DeviceLoader(images, labels, device=device, **how)
 
 
 def _device_memory(device: torch.device) -> int:
-    """All the memory of a device, in bytes."""
+    """Return the total memory of a device in bytes."""
     if device.type == "cuda":
         return torch.cuda.get_device_properties(device).total_memory
     return host_memory()
 
 
 def data_shard(recipe: Recipe, examples: int, world: World) -> DataShard:
-    """The shard of a training set that this process takes."""
+    """Return this rank's shard of a training set."""
     shards = recipe.data.shards or 1
     if shards < world.size:
         raise UsageError(
-            f"data.shards = {shards} gives work to {shards} of {world.size} processes; begin the run with --set "
+            f"data.shards = {shards} gives work to {shards} of {world.size} processes; start the run with --set "
             f"data.shards={world.size}, or a multiple, or start fewer processes"
         )
     if examples < shards:
@@ -189,34 +188,32 @@ def data_shard(recipe: Recipe, examples: int, world: World) -> DataShard:
 
 
 def check_same_run(recipe: Recipe, data: tuple[str, ...], world: World) -> None:
-    """Refuse a process that would train something else than the first."""
-    mine = recipe_fingerprint(recipe)
-    first, images = world.on_rank0(lambda: (mine, data))
-    if first != mine or not set(images) & set(data):
+    """Raise DataError if this rank has another recipe or other data than rank 0."""
+    local = recipe_fingerprint(recipe)
+    first, images = world.on_rank0(lambda: (local, data))
+    if first != local or not set(images) & set(data):
         raise DataError(
-            f"process {world.rank} of {world.size} has another recipe or other training images than the first; give "
-            f"the same command and the same data on every machine"
+            f"process {world.rank} of {world.size} has another recipe or other training images than process 0; "
+            f"give the same command and the same data on every machine"
         )
 
 
 def batch_sizes(shard: DataShard, batch_size: int, world: World) -> set[int]:
-    """How many images some process has in a full batch, or in the short last one of an epoch."""
+    """Return the numbers of images that a rank may have in a full batch or in the last, shorter one."""
     last = shard.examples % batch_size or batch_size
     counts = {last} if shard.examples < batch_size else {last, batch_size}
-    every = [DataShard.for_rank(shard.examples, shard.shards, rank, world.size) for rank in range(world.size)]
-    return {shard.local_count(count) for shard in every for count in counts}
+    ranks = [DataShard.for_rank(shard.examples, shard.shards, rank, world.size) for rank in range(world.size)]
+    return {shard.local_count(count) for shard in ranks for count in counts}
 
 
 def build_model(recipe: Recipe, data: Dataset) -> nn.Module:
-    """The model of a recipe with fresh weights, drawn by the recipe's seed; the caller's random state stays."""
+    """Create the model of a recipe, with weights drawn by the recipe's seed; the caller's random state stays."""
     if recipe.model.name.startswith(GIVEN):
         raise UsageError(
             f"the model of this recipe was given in Python ({recipe.model.name}); pass it to atas.train(model=...)"
         )
     if data.num_classes == 1:
-        raise DataError(
-            f"the data has a single class, {data.train.classes[0]}, and nothing to tell it from; give two or more"
-        )
+        raise DataError(f"the data has a single class, {data.train.classes[0]}; a classifier needs two or more")
     mean, std = per_channel(recipe.model.mean), per_channel(recipe.model.std)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(recipe.training.seed)

@@ -1,6 +1,6 @@
-"""The protocols that a trainer talks to: `Callback`, which looks at a training after its steps, and `Logger`.
+"""The protocols that a trainer calls: `Callback` after steps, `Logger` after epochs.
 
-A callback keeps what it sees for itself: the training does not change.
+A callback observes; it must not change the training.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class StepInfo:
-    """Where a training stands: `batch` of the `batches` of an epoch, counted from 0, are done; and whether the monitor
-    found it collapsed when it last looked."""
+    """The position of a training: `batch` of `batches` steps of the epoch are done. Epochs count from 0. `collapsed` is
+    the last verdict of the monitor."""
 
     epoch: int
     batch: int
@@ -32,29 +32,29 @@ class StepInfo:
 
     @property
     def step(self) -> int:
-        """Training steps since the beginning."""
+        """The number of training steps so far."""
         return self.epoch * self.batches + self.batch
 
 
 class Callback(Protocol):
-    """Something that looks at a training. After a resume it may see a step again, and has to put up with that."""
+    """An observer of training steps. After a resume it may be called for a step again."""
 
     def due(self, info: StepInfo) -> bool:
-        """Whether to look now; asked after every step, so it has to be quick."""
+        """Return whether to call `on_step_end` now; called after every step, so it must be fast."""
 
     def on_step_end(self, info: StepInfo, engine: Engine) -> None:
-        """Look, while the clock of the training stands still."""
+        """Observe the engine after a step. The time is not counted as training time."""
 
 
 class Logger(Protocol):
-    """What a logger can do. One that raises is left out for the rest of the run, and the training goes on."""
+    """A receiver of metrics. A logger that raises is dropped for the rest of the run, and the training continues."""
 
     def start(self, epoch: int) -> None:
-        """The next epoch is this one, counted from 0: what was logged of it and of later ones has been taken back, by a
-        resume or by a return to an earlier checkpoint."""
+        """Start at this epoch, counted from 0. Earlier logs of it and of later epochs are void, after a resume or a
+        rollback."""
 
     def log(self, epoch: int, scalars: Mapping[str, float], histograms: Mapping[str, Tensor]) -> None:
-        """What is known at the end of an epoch: the numbers of its row of metrics, and values of every example."""
+        """Log the end of an epoch: the numbers of its row of metrics, and histograms over all examples."""
 
     def close(self) -> None:
-        """Nothing more will come."""
+        """Finish: nothing more is logged."""

@@ -1,8 +1,8 @@
 """Checkpoints: everything that the next step depends on, in one safetensors file.
 
 Each tensor has a checksum; counters and the monitor are JSON in the header. The file is written under a temporary name,
-synced and renamed, so a crash in the middle of a write leaves the last checkpoint as it was. `CheckpointManager` writes
-from one process for all, and restores a checkpoint only into the run that it belongs to.
+synced and renamed, so a crash during a write leaves the previous checkpoint as it was. `CheckpointManager` writes on
+rank 0 for all ranks, and restores a checkpoint only into the run that it belongs to.
 """
 
 from __future__ import annotations
@@ -24,27 +24,27 @@ from atas.models.weights import unshare_storage
 from atas.recipes import recipe_fingerprint
 from atas.training.engine import Engine
 
-_KEY = "atas-checkpoint-1"  # the one entry of the header: with several, their order would change from file to file
+_KEY = "atas-checkpoint-1"  # one entry: with several, their order would differ between files
 
 
 def save(path: Path, tensors: dict[str, Tensor], state: dict[str, Any]) -> None:
-    """Write a checkpoint; if that fails, the one before it stays."""
+    """Write a checkpoint; if that fails, the previous one stays."""
     tensors = unshare_storage(tensors)
     body = json.dumps({"state": state, "tensors": {name: _describe(tensor) for name, tensor in tensors.items()}})
     metadata = {_KEY: f"{zlib.crc32(body.encode()):08x}{body}"}
-    stays = "the checkpoint before it stays as it was" if path.exists() else "there is none before it"
+    stays = "the previous checkpoint is unchanged" if path.exists() else "there is no previous checkpoint"
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         write_atomically(path, lambda temporary: save_file(tensors, temporary, metadata))
     except (OSError, SafetensorError) as error:
         raise CheckpointError(
             f"cannot write the checkpoint {path} ({error}); {stays}: "
-            f"make room on the disk or choose another folder, then go on with --resume"
+            f"make room on the disk or choose another folder, then continue with --resume"
         ) from error
 
 
 def load(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """Read a checkpoint, verified."""
+    """Read a checkpoint and verify its checksums; return its tensors and state."""
     try:
         with safe_open(path, framework="pt") as file:
             header = (file.metadata() or {}).get(_KEY)
@@ -57,30 +57,29 @@ def load(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
     if header[:8] != f"{zlib.crc32(body.encode()):08x}":
         raise _damaged(path, "the checksum of its header is wrong")
     content = json.loads(body)
-    found = {name: _describe(tensor) for name, tensor in tensors.items()}
-    if found != content["tensors"]:
-        wrong = [name for name in {**found, **content["tensors"]} if found.get(name) != content["tensors"].get(name)]
+    actual, saved = {name: _describe(tensor) for name, tensor in tensors.items()}, content["tensors"]
+    if actual != saved:
+        wrong = [name for name in {**actual, **saved} if actual.get(name) != saved.get(name)]
         raise _damaged(path, f"the checksum of {wrong[0]} is wrong")
     return tensors, content["state"]
 
 
 def _damaged(path: Path, why: str) -> CheckpointError:
     return CheckpointError(
-        f"the checkpoint {path} is damaged ({why}); restore it from a copy, or begin anew with --overwrite"
+        f"the checkpoint {path} is damaged ({why}); restore it from a copy, or start again with --overwrite"
     )
 
 
 def _describe(tensor: Tensor) -> list[Any]:
-    """Checksum, type and shape."""
+    """Return checksum, type and shape."""
     data = tensor.contiguous().flatten().view(torch.uint8).numpy().data if tensor.numel() else b""
     return [zlib.crc32(data), str(tensor.dtype), list(tensor.shape)]
 
 
 class CheckpointManager:
-    """Between a training and its files: what the engine holds goes out and in, beside a `state` of plain values.
+    """Saves and restores the tensors of an engine, with a `state` of plain values.
 
-    `data_fingerprints` are those of the images that the run learns from; a checkpoint with one of them is of the same
-    run.
+    `data_fingerprints` identify the training images; a checkpoint that holds one of them belongs to the same run.
     """
 
     def __init__(self, folder: Path, engine: Engine, data_fingerprints: tuple[str, ...]) -> None:
@@ -89,13 +88,13 @@ class CheckpointManager:
         self._recipe = recipe_fingerprint(engine.recipe)
 
     def save(self, path: Path, state: dict[str, Any]) -> None:
-        """Keep the engine as it is now."""
+        """Write the state of the engine."""
         state = {**state, "updates": self._engine.updates, "recipe": self._recipe, "data": self._data_fingerprints}
         tensors = gather_state(self._engine.state_tensors(), self._shard, self._world)
         self._world.on_rank0(lambda: save(path, tensors, state))
 
     def restore(self, path: Path) -> dict[str, Any]:
-        """Put the engine back to where a checkpoint was taken; the state that was kept beside it."""
+        """Restore the engine from a checkpoint; return the state that was saved with it."""
         tensors: dict[str, Tensor] = {}
 
         def read() -> dict[str, Any]:
@@ -104,18 +103,18 @@ class CheckpointManager:
             return state
 
         state = self._world.on_rank0(read)
-        saved = state["data"]  # one of them in checkpoints from before there were several
+        saved = state["data"]  # older checkpoints hold one fingerprint, not a list
         if not {*self._data_fingerprints} & {*([saved] if isinstance(saved, str) else saved)}:
             raise CheckpointError(
                 f"the checkpoint in {self._folder} was made with other training images; resume with the same data"
             )
         if state["recipe"] != self._recipe:
             raise CheckpointError(
-                f"the checkpoint in {self._folder} belongs to another run or model; put back what this run wrote"
+                f"the checkpoint in {self._folder} belongs to another run or model; restore this run's own file"
             )
-        mine = scatter_state(tensors, self._shard, self._world)
+        local = scatter_state(tensors, self._shard, self._world)
         try:
-            self._engine.load_state_tensors(mine, state["updates"])
+            self._engine.load_state_tensors(local, state["updates"])
         except (RuntimeError, KeyError) as error:
             raise CheckpointError(
                 f"the checkpoint in {self._folder} belongs to another run or model "

@@ -1,9 +1,9 @@
 """The CUDA graph engine: a whole training step as one CUDA graph over compiled code.
 
 The step is the same function that the eager engine runs. The network and the small functions around it run as
-hand-written kernels; functions without a kernel are compiled. The step runs a few times to warm up, is captured as a
-graph, and is replayed from then on: the host does nothing else. The short last batch of an epoch gets its own graph,
-in which nothing is compiled, because it is one step in hundreds. So does every resolution of the images.
+Triton kernels; functions without a kernel are compiled. The step runs three times to warm up, is captured as a graph,
+and is replayed from then on. The short last batch of an epoch has its own graph, in which nothing is compiled, because
+it is one step in hundreds. Each resolution of the images has its own graphs.
 """
 
 from __future__ import annotations
@@ -36,17 +36,18 @@ _FALLBACKS = {
     "fast": "cannot be compiled ({why}); capturing it without compilation",
     "plain": "cannot be captured ({why}); running it eagerly, slower",
 }
-_Shape = tuple[int, int | None]  # images in a batch, and the side at which they are shown
+_Shape = tuple[int, int | None]  # number of images in a batch, and their side in pixels
 
 
 def channels_last(model: nn.Module) -> nn.Module:
-    """The model with its weights laid out as convolutions on tensor cores want them; values stay."""
+    """Lay out the weights of convolutions for tensor cores, in place; values stay."""
     for parameter in model.parameters():
         if parameter.dim() == 4:
             parameter.data = parameter.data.contiguous(memory_format=torch.channels_last)
     return model
 
 
+@functools.cache
 def register_kernels() -> None:
     """Register all Triton kernels, with that of a function of this package."""
     if enable_kernels():
@@ -56,7 +57,7 @@ def register_kernels() -> None:
 
 
 class CudaGraphEngine(Engine):
-    """Runs a step a few times to record it, then replays the record."""
+    """Captures a step as a CUDA graph, and replays it."""
 
     kind = "captured"
 
@@ -83,12 +84,11 @@ class CudaGraphEngine(Engine):
         self._untracked_batches = 0
 
     def prepare(self, epoch: int = 0) -> None:
-        """Compile and capture the step for whole batches and for the short last one, at the size of this epoch.
+        """Compile and capture the step for full batches and for the last, shorter one.
 
-        What cannot be compiled is captured as it is, and what cannot be captured either runs as it comes; that is said
-        once a size. Records of another size are given up before, as they hold the memory of a whole step each. With
-        several processes the averages lie in the record, and all processes must record alike: whole batches alone, and
-        a step that cannot be is an error.
+        Fall back to capture without compilation, then to eager, and log each fallback once per resolution. Graphs of
+        other resolutions are freed first: each holds the memory of a whole step. With several ranks the all-reduce is
+        part of the graph, so only full batches are captured and a failed capture is an error.
         """
         super().prepare(epoch)
         for shape in [shape for shape in self._graphs if shape[1] != self.resolution]:
@@ -128,7 +128,7 @@ class CudaGraphEngine(Engine):
 
     @property
     def eval_batch_size(self) -> int:
-        """As in training: the kernels are there."""
+        """The number of images that the monitor probes at once: as in training, so kernels are compiled already."""
         return self.loader.size(0)
 
     @property
@@ -137,9 +137,9 @@ class CudaGraphEngine(Engine):
         return self._accelerated or self.compute_model
 
     def run(self, function: Callable[..., Tensor], *inputs: Tensor) -> Tensor:
-        """As ever, but recorded at the first call and replayed at those with inputs of the same shapes.
+        """Call a function of tensors; capture it at the first call, and replay it for inputs of the same shapes.
 
-        Weights and statistics are read where they live, so a replay sees them as they are then.
+        A graph reads weights and statistics from their memory, so a replay uses their current values.
         """
         with use_fast_ops():
             if self._eval_graph is None and self._captures_eval:
@@ -154,12 +154,12 @@ class CudaGraphEngine(Engine):
         except AtasError:
             raise
         except Exception as error:
-            self._log(f"the monitor's look cannot be captured ({_first_line(error)}); running it as it comes, slower")
+            self._log(f"the monitor's probe cannot be captured ({_first_line(error)}); running it eagerly, slower")
             self._captures_eval = False
             return None
 
     def execute_step(self, size: int) -> None:
-        """Replay a step with a batch of this size."""
+        """Replay the step with a batch of this size; run it eagerly if it was not captured."""
         graph = self._graphs.get((size, self.resolution))
         if graph is None or self._batch_share != self.loader.batch_fraction(0):
             self.training_step(size)
@@ -168,13 +168,13 @@ class CudaGraphEngine(Engine):
         self._untracked_batches += self._forward_passes[size, self.resolution]
 
     def _grad(self, loss: Tensor, tensors: list[Tensor]) -> tuple[Tensor, ...]:
-        """The gradients of a loss, with those that were computed on the second stream."""
-        found = super()._grad(loss, tensors)
+        """Return the gradients of a loss, with those that were computed on the second stream."""
+        gradients = super()._grad(loss, tensors)
         weights_aside.wait()
-        return found
+        return gradients
 
     def state_tensors(self) -> dict[str, Tensor]:
-        """As ever; BatchNorm's count of batches, which the kernels leave alone, is brought up to date first."""
+        """Return all tensors that the next step depends on; first update BatchNorm's counts, which kernels do not."""
         for module in self.model.modules():
             if isinstance(module, nn.BatchNorm2d) and module.num_batches_tracked is not None:
                 module.num_batches_tracked += self._untracked_batches
@@ -193,10 +193,10 @@ class CudaGraphEngine(Engine):
         if compiles:
             at = "" if self.resolution is None else f" for images of {self.resolution} x {self.resolution}"
             self._log(f"compiling the training step{at} ...")
-        self.method.before_step(torch.arange(size))  # where a step finds its rows does not change from now on
+        self.method.before_step(torch.arange(size))  # the addresses of a step's rows are fixed from now on
         before = [(tensor, where, tensor[where].clone()) for tensor, where in self._mutable_state(size)]
         for counter in (self._update, self._position):
-            counter.zero_()  # at the end of an epoch, or of all, there is no next step to rehearse
+            counter.zero_()  # after the last step of an epoch there is no next one to warm up with
         try:
             backend = "inductor" if compiles and not self.recipe.engine.deterministic else None
             with self._use_fast_network(backend) if fast else nullcontext():
@@ -216,27 +216,27 @@ class CudaGraphEngine(Engine):
             for tensor, where, value in before:
                 tensor[where] = value
             self._optimizer.refresh()
-            self._gradients = [None] * len(self._trainable)  # of a step that failed
+            self._gradients = [None] * len(self._trainable)  # a failed step may have left some
         torch.cuda.synchronize()
         if compiles:
             self._log(f"compiled and captured in {time.perf_counter() - began:.1f} s")
         return graph
 
     def _mutable_state(self, size: int) -> list[tuple[Tensor, Tensor | EllipsisType]]:
-        """What rehearsals with a batch of this size change, and where in it; host memory they do not touch.
+        """Return the tensors on the device that warm-up steps change, with the rows that change.
 
-        Of a memory of perturbations, the largest of all (3.9 GB for ImageNet), a step writes the rows of its batch
-        alone, and every rehearsal is of the first batch in the epoch's order.
+        Of stored perturbations, the largest tensor (3.9 GB for ImageNet), a step writes the rows of its batch only.
+        Every warm-up step takes the first batch of the epoch's order.
         """
-        memories = {
+        stores = {
             f"method.{name}.delta" for name, part in self.method.named_modules() if isinstance(part, PerturbationStore)
         }
         rows = self._order[:size].unique()
-        found: list[tuple[Tensor, Tensor | EllipsisType]] = [(self._update, ...), (self._position, ...)]
+        state: list[tuple[Tensor, Tensor | EllipsisType]] = [(self._update, ...), (self._position, ...)]
         for name, tensor in self.state_tensors().items():
             if tensor.device.type == self.device.type:
-                found.append((tensor, rows if name in memories else ...))
-        return found
+                state.append((tensor, rows if name in stores else ...))
+        return state
 
     @contextmanager
     def _use_fast_network(self, compile_with: str | None) -> Iterator[None]:
@@ -249,7 +249,7 @@ class CudaGraphEngine(Engine):
             self.network = self.compute_model
 
     def _warmup_step(self, size: int) -> None:
-        """A step that leaves the place in the epoch's order where it was."""
+        """Run a step and keep the position in the epoch's order."""
         self.training_step(size)
         self._position -= size
 

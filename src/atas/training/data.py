@@ -1,9 +1,8 @@
-"""The data of a recipe, and the views that training and evaluation have of its images.
+"""The data of a recipe, and the views of its images in training and evaluation.
 
-With `data.view = pad` images are used as they are stored. With `crop` and `resized` they are boxes of a larger stored
+With `data.view = pad` images are used at their stored size. With `crop` and `resized` they are boxes of a larger stored
 image. Training draws boxes at random, and their resolution may grow over the epochs (progressive resolution). The
-monitor and the evaluation take the centre at the final resolution: 224 of 256 stored pixels is the usual protocol of
-ImageNet.
+monitor and the evaluation use the centre at the final resolution; 224 of 256 stored pixels is the protocol of ImageNet.
 """
 
 from __future__ import annotations
@@ -22,11 +21,11 @@ from atas.recipes import DataConfig, Recipe
 
 _SCALE = (0.08, 1.0)
 _MULTIPLE = 32  # networks halve images five times
-_TINY = 1e-6  # of a pixel; what rounding may cost
+_TINY = 1e-6  # of a pixel, for rounding errors
 
 
 def train_resolution(data: DataConfig, epoch: int, epochs: int) -> int | None:
-    """The side in pixels at which images are shown in an epoch, counted from 0; None for `pad`.
+    """Return the side in pixels of training images in an epoch, counted from 0; None for `pad`.
 
     It rises linearly from `view_start` over the first `view_ramp` of the training, in multiples of 32.
     """
@@ -38,25 +37,25 @@ def train_resolution(data: DataConfig, epoch: int, epochs: int) -> int | None:
 
 
 def train_views(data: DataConfig, size: int, frame: tuple[int, int]) -> Callable[[CounterRNG], AnyView]:
-    """What draws the boxes of stored images of this height and width, to be shown at this size."""
+    """Return a function that draws boxes of stored images, of height and width `frame`, resized to `size`."""
     if data.view == "crop":
         full = data.eval_resolution
         assert full is not None
-        whole = round(frame[0] * size / full)  # smaller images show as large a part
+        whole = round(frame[0] * size / full)  # smaller images show the same share of the stored image
         return lambda draw: BoxView.crop(draw, size, whole, data.flip)
     scale = _SCALE if data.view_scale is None else data.view_scale
     return lambda draw: BoxView.resized(draw, size, frame, scale, flip=data.flip)
 
 
 def eval_view(images: Dataset, data: DataConfig) -> Dataset:
-    """The data set as the monitor and the evaluation see it: the centre of each image."""
+    """Return the data as the monitor and the evaluation use it: the centre of each image."""
     size = data.eval_resolution
     if size is None:
         return images
     _, high, wide = images.shape
     if size > min(high, wide):
         raise UsageError(
-            f"images of {high} x {wide} pixels cannot be shown at data.view_size = {size}; store them larger or set a "
+            f"images of {high} x {wide} pixels are smaller than data.view_size = {size}; store them larger or set a "
             f"smaller one"
         )
     if data.view == "crop" and high != wide:
@@ -72,16 +71,16 @@ def load_eval_data(recipe: Recipe, root: str | None = None, progress: ProgressCa
 def load_data(
     recipe: Recipe, root: str | None = None, progress: ProgressCallback | None = None, *, to_train: bool = True
 ) -> Dataset:
-    """The data of a recipe, from its own folder or another; `progress` is told how far the decoding is. Where nothing
-    is to be trained, training images are not decoded before they are asked for."""
+    """Load the data of a recipe from its own folder or from `root`; `progress` is called while images are decoded.
+    Without `to_train`, training images of a folder are decoded only when they are read."""
     if recipe.data.name.startswith(GIVEN):
         name = recipe.data.name.removeprefix(GIVEN)
         raise UsageError(
-            f"the data of this recipe was given in Python ('{name}'); pass it there again, to atas.train(data=...) or "
-            f"to atas.evaluate"
+            f"the data of this recipe was given in Python ('{name}'); pass it again, to atas.train(data=...) or to "
+            f"atas.evaluate"
         )
     config, folder = recipe.data, root or recipe.data.root
-    if config.name == "imagefolder":  # other sets are always read in one way
+    if config.name == "imagefolder":  # only folders can be read lazily
         lazy: bool | Literal["train"] | None = {"resident": False, "streaming": True}.get(config.loading)
         if not to_train and not lazy:
             lazy = "train"
@@ -92,7 +91,7 @@ def load_data(
     side = packed.shape[1]
     if config.size not in (None, side):
         raise DataError(
-            f"the packed set in {folder} has images of {side} pixels, and the recipe wants data.size = {config.size}; "
+            f"the packed set in {folder} has images of {side} pixels, and the recipe has data.size = {config.size}; "
             f"pack it with --size {config.size}, or set data.size={side}"
         )
     return packed

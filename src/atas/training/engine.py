@@ -1,8 +1,8 @@
-"""The engine: one training step as a function of tensors, and how it is run.
+"""The engine: one training step as a function of tensors, run eagerly.
 
-All that changes between steps lives in tensors on the device: the position in the epoch's order, the number of updates
-(and with it the learning rate), the epoch. So a step reads nothing from the host and leaves nothing to it, and the
-same function can be run as it is or captured once and replayed.
+All state that changes between steps is in tensors on the device: the position in the epoch's order, the number of
+updates (and with it the learning rate), the epoch. A step exchanges nothing with the host, so the same function can be
+run eagerly, or captured once and replayed.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ _EVAL_BATCH_SIZE = 500
 
 
 class Engine:
-    """Method, data, optimiser, schedule and averaged weights, put together. This one runs every step as it comes.
+    """Runs training steps: method, loader, optimiser, schedule and averaged weights together.
 
-    Of several processes each makes its steps on its own rows; before weights change, gradients and BatchNorm's running
-    statistics are averaged over all rows, so that all have the same model at every moment.
+    With several ranks, each rank steps on its own rows. Before the weights change, gradients and BatchNorm's running
+    statistics are averaged over all rows, so that all ranks keep the same model.
     """
 
     kind: ClassVar[str] = "eager"
@@ -60,44 +60,42 @@ class Engine:
         schedule, default = recipe.schedule, recipe.optimizer.momentum
         update = torch.arange(total + 1)
         table = learning_rate(schedule, update, total), momentum_at(schedule, default, update, total)
-        self._lr_table = torch.stack(table, dim=1).to(self.device)  # rate and momentum of each update
+        self._lr_table = torch.stack(table, dim=1).to(self.device)  # learning rate and momentum of each update
         self._update = torch.zeros((), dtype=torch.int64, device=self.device)
         self._order = torch.zeros(len(loader.labels), dtype=torch.int64, device=self.device)
         self._position = torch.zeros((), dtype=torch.int64, device=self.device)
-        self._epoch_batches: tuple[Tensor, ...] = ()  # the epoch's batches, on the host
-        self._next_order: tuple[int, Tensor] | None = None  # an epoch to come, and its order
+        self._epoch_batches: tuple[Tensor, ...] = ()  # indices of the epoch's batches, on the host
+        self._next_order: tuple[int, Tensor] | None = None  # the next epoch and its order
         self._epoch = self._next_batch = self.updates = 0
-        self.resolution: int | None = (
-            None  # the side of images in this epoch, where they are not shown as they are stored
-        )
-        self._batch_share = 1.0  # of the examples of the step's global batch
+        self.resolution: int | None = None  # side of the images in this epoch; None: as stored
+        self._batch_share = 1.0  # this rank's share of the examples in the global batch
 
     @property
     def final_model(self) -> nn.Module:
-        """The model to evaluate: averaged weights where there are any."""
+        """The model to evaluate: with averaged weights if there are any."""
         return self.model if self.ema is None else self.ema.model
 
     @property
     def precision_name(self) -> str:
-        """bf16 or float32."""
+        """The precision of training: bf16 or float32."""
         return "bf16" if self._mixed else "float32"
 
     def precision(self) -> AbstractContextManager[object]:
-        """The precision that this run trains in. Weights change within a step, so no cast of them may be kept."""
+        """Return a context with the precision of this run. Weights change within a step, so casts are not cached."""
         return torch.autocast(self.device.type, dtype=torch.bfloat16, enabled=self._mixed, cache_enabled=False)
 
     def learning_rate(self) -> float:
-        """The learning rate of the next update."""
+        """Return the learning rate of the next update."""
         return float(self._lr_table[self.updates, 0])
 
     @property
     def eval_batch_size(self) -> int:
-        """How many images to ask about at a time."""
+        """The number of images that the monitor probes at once."""
         return _EVAL_BATCH_SIZE
 
     @property
     def eval_model(self) -> nn.Module:
-        """The model to look at during training."""
+        """The model that the monitor probes during training."""
         return self.model
 
     def run(self, function: Callable[..., Tensor], *inputs: Tensor) -> Tensor:
@@ -106,14 +104,14 @@ class Engine:
             return function(*inputs)
 
     def prepare(self, epoch: int = 0) -> None:
-        """What takes time once, before the first step at the size that images have in this epoch."""
+        """Prepare for the resolution of this epoch; called before its first step, outside of the measured time."""
         data, frame = self.recipe.data, self.loader.images.shape[2:]
         self.resolution = train_resolution(data, epoch, self.recipe.training.epochs)
         if self.resolution is not None:
             self.loader.views = train_views(data, self.resolution, (frame[0], frame[1]))
 
     def start_epoch(self, epoch: int, first: int) -> None:
-        """Get ready for an epoch, from the given batch on."""
+        """Start an epoch at the batch `first`."""
         self.prepare(epoch)
         self.method.start_epoch(epoch, self.recipe.training.epochs)
         order = self._next_order[1] if self._next_order and self._next_order[0] == epoch else self.loader.order(epoch)
@@ -126,7 +124,7 @@ class Engine:
         self._prefetch()
 
     def step(self) -> None:
-        """The next training step of the epoch."""
+        """Run the next training step of the epoch."""
         index = self._epoch_batches[self._next_batch]
         self._batch_share = self.loader.batch_fraction(self._next_batch)
         self.loader.prefetch(self._next_batch)
@@ -136,7 +134,7 @@ class Engine:
         self._next_batch += 1
         self._prefetch()
         self.updates += self.method.updates_per_step
-        if self._next_batch == len(self._epoch_batches):  # the device has still much to do: the host uses the time
+        if self._next_batch == len(self._epoch_batches):  # the host draws the next order while the device is busy
             self._next_order = self._epoch + 1, self.loader.order(self._epoch + 1)
 
     def _prefetch(self) -> None:
@@ -144,7 +142,7 @@ class Engine:
             self.method.prefetch(self._epoch_batches[self._next_batch])
 
     def execute_step(self, size: int) -> None:
-        """Make a step with a batch of this size."""
+        """Run a step with a batch of this size."""
         self.training_step(size)
 
     def training_step(self, size: int) -> None:
@@ -160,8 +158,8 @@ class Engine:
         self._position += size
 
     def backward(self, loss: Tensor, *inputs: Tensor) -> tuple[Tensor, ...]:
-        """Collect weight gradients; part of `Update`."""
-        if self._distributed:  # before the pass, in which a synchronised BatchNorm mixes what processes lose
+        """Add up weight gradients and return those of `inputs`; part of `Update`."""
+        if self._distributed:  # before the pass: synchronised BatchNorm mixes the losses of all ranks in it
             loss = loss * self._batch_share
         gradients = self._grad(loss, [*self._trainable, *inputs])
         count = len(self._trainable)
@@ -173,11 +171,11 @@ class Engine:
         return gradients[count:]
 
     def _grad(self, loss: Tensor, tensors: list[Tensor]) -> tuple[Tensor, ...]:
-        """The gradients of a loss; None for what it does not depend on."""
+        """Return the gradients of a loss; None for tensors that it does not depend on."""
         return torch.autograd.grad(loss, tensors, allow_unused=True)
 
     def apply(self) -> None:
-        """One step of the optimiser; part of `Update`."""
+        """Run one step of the optimiser with the gradients so far; part of `Update`."""
         if self._distributed:
             self._all_reduce()
         rate, momentum = self._lr_table.index_select(0, self._update.view(1)).view(2).unbind()
@@ -188,25 +186,25 @@ class Engine:
             self.ema.update()
 
     def _all_reduce(self) -> None:
-        """Gradients and running statistics become those of the global batch."""
+        """Replace gradients and running statistics by those of the global batch."""
         gradients = {row: gradient for row, gradient in enumerate(self._gradients) if gradient is not None}
         statistics = running_statistics(self.compute_model)
         summed = all_reduce_tensors(
             [*gradients.values(), *(self._batch_share * statistic for statistic in statistics)], self.world
         )
-        for row, agreed in zip(gradients, summed, strict=False):
-            self._gradients[row] = agreed
-        for statistic, agreed in zip(statistics, summed[len(gradients) :], strict=True):
-            statistic.copy_(agreed)
+        for row, total in zip(gradients, summed, strict=False):
+            self._gradients[row] = total
+        for statistic, total in zip(statistics, summed[len(gradients) :], strict=True):
+            statistic.copy_(total)
 
     def __call__(self, loss: Tensor, *inputs: Tensor) -> tuple[Tensor, ...]:
-        """Collect and apply; part of `Update`."""
+        """Run `backward` and `apply`; part of `Update`."""
         gradients = self.backward(loss, *inputs)
         self.apply()
         return gradients
 
     def state_tensors(self) -> dict[str, Tensor]:
-        """Everything that the next step depends on, by name."""
+        """Return all tensors that the next step depends on, by name."""
         parts: dict[str, nn.Module] = {"model": self.model, "method": self.method, "totals": self.epoch_sums}
         if self.ema is not None:
             parts["ema"] = self.ema
@@ -216,7 +214,7 @@ class Engine:
         return tensors | self._momentum()
 
     def load_state_tensors(self, tensors: dict[str, Tensor], updates: int) -> None:
-        """Take up where `tensors` were taken, after so many updates."""
+        """Restore the state that `state_tensors` returned after this number of updates."""
 
         def part(prefix: str) -> dict[str, Tensor]:
             return {name.removeprefix(prefix): tensor for name, tensor in tensors.items() if name.startswith(prefix)}

@@ -1,7 +1,7 @@
 """`train()`: from a recipe to a finished run.
 
-Here are the rules for a folder: a new run, one that is resumed, and one that is overwritten. Nothing of an earlier run
-is deleted before everything in the call has been checked.
+It holds the rules for a run's folder: new, resumed or overwritten. Nothing of an earlier run is deleted before all
+arguments have been checked.
 """
 
 from __future__ import annotations
@@ -56,11 +56,11 @@ def train(
     """Train a robust classifier.
 
     `recipe` is a recipe's name, its path or a Recipe; `values` overrides keys such as `{"training.epochs": 10}`. The
-    run goes into the folder `out`, `runs/<recipe>` by default. With `resume`, a run that was stopped there goes on, and
-    the recipe may be left out. `model` and `data` put your own in place of the recipe's; `loggers` get the metrics of
-    every epoch besides the recipe's own, and `observers` look at the training on its way. `rows` are the training
-    images to learn from, where that is not all of them. Processes that torchrun started, or that are a group of
-    torch.distributed already, train together; the first of them writes the folder.
+    run is written to the folder `out`, by default `runs/<recipe>`. With `resume`, a stopped run in that folder
+    continues, and the recipe may be left out. `model` and `data` replace the recipe's. `loggers` get the metrics of
+    every epoch, in addition to the recipe's own loggers; `observers` are called after steps. `rows` are the indices of
+    the training images to use, by default all. Processes that torchrun started, or that form a group of
+    torch.distributed, train together; rank 0 writes the folder.
 
     >>> run = train("digits-small-cnn-atas", out="/tmp/run", values={"training.epochs": 1})  # doctest: +SKIP
     """
@@ -75,7 +75,7 @@ def train(
             named = dataclasses.replace(resolved.data, name=f"{GIVEN}{data.name}")
             resolved = dataclasses.replace(resolved, data=named)
         run_folder = RunFolder(Path(out) if out is not None else _default_folder(resolved.name))
-        with world.comm_errors(f"go on from the last checkpoint with --resume --out {shell_quote(run_folder.path)}"):
+        with world.comm_errors(f"continue from the last checkpoint with --resume --out {shell_quote(run_folder.path)}"):
             resumes = world.on_rank0(lambda: _resumes(run_folder, resolved, resume=resume, overwrite=overwrite))
             with (
                 live or TrainingProgress(quiet=not world.is_main) as progress,
@@ -88,17 +88,17 @@ def train(
                 with _locked(run_folder, world):
                     progress.start_run(_headline(trainer))
                     if resume and not resumes:
-                        progress.log(f"there is nothing in {run_folder.path} to go on with; beginning anew")
+                        progress.log(f"there is nothing to resume in {run_folder.path}; starting from the beginning")
                     if resumes:
                         _resume(trainer, resolved, run_folder, progress)
-                    else:  # only now, when nothing in the call can be wrong any more, is an earlier run given up
+                    else:  # only now, after all checks, is an earlier run deleted
                         world.on_rank0(lambda: _start_new(run_folder, trainer, rows_count))
                     trainer.fit()
                     return _finish(trainer, _model_metadata(resolved, data))
 
 
 def _check_given(model: object, data: object) -> None:
-    """An error where what was passed in Python is of another kind."""
+    """Raise UsageError if `model` or `data` has the wrong type."""
     if model is not None:
         check_module(model)
     if data is not None and not isinstance(data, datasets.Dataset):
@@ -109,7 +109,7 @@ def _check_given(model: object, data: object) -> None:
 
 
 def _with_seed(values: Mapping[str, Any], seed: int | None) -> dict[str, Any]:
-    """The values, and the seed among them."""
+    """Return the values with the seed among them."""
     if seed is None:
         return dict(values)
     if values.get("training.seed", seed) != seed:
@@ -118,14 +118,14 @@ def _with_seed(values: Mapping[str, Any], seed: int | None) -> dict[str, Any]:
 
 
 def _default_folder(name: str) -> Path:
-    """Where a recipe's run goes; an error where its name leads to somewhere else."""
+    """Return the folder of a recipe's run; raise UsageError if its name is not that of a folder."""
     if name in ("", ".", "..") or set(name) & set("/\\\0"):
-        raise UsageError(f"the recipe's name {name!r} is not that of a folder below runs; change it or give --out")
+        raise UsageError(f"the recipe's name {name!r} cannot be the name of a folder in runs; change it or give --out")
     return Path("runs", name)
 
 
 def _headline(trainer: Trainer) -> str:
-    """What is about to be done, in a line."""
+    """Return one line about the training that starts."""
     recipe, engine, images = trainer.recipe, trainer.engine, trainer.engine.loader.shard.examples
     device = environment.environment_info(trainer.device)["device"]
     where = device if trainer.world.size == 1 else f"{trainer.world.size} x {device}"
@@ -135,7 +135,7 @@ def _headline(trainer: Trainer) -> str:
 
 
 def _recipe_of_run(out: str | Path | None, resume: bool) -> Recipe:
-    """The recipe of the run that goes on."""
+    """Return the recipe of the run to resume."""
     if not (resume and out is not None):
         raise UsageError("give a recipe, or with resume the folder of a run (out); `atas ls recipes` shows recipes")
     return load_recipe(RunFolder(Path(out)))
@@ -143,20 +143,20 @@ def _recipe_of_run(out: str | Path | None, resume: bool) -> Recipe:
 
 @contextmanager
 def _locked(run_folder: RunFolder, world: World) -> Iterator[None]:
-    """The folder exists, and no other run writes into it."""
+    """Create the folder, and keep other runs from writing into it."""
     with ExitStack() as stack:
 
-        def keep() -> None:
+        def lock() -> None:
             run_folder.path.mkdir(parents=True, exist_ok=True)
             sentence = f"another process trains in {run_folder.path}; wait for it or choose another --out"
             stack.enter_context(file_lock(run_folder.lock, sentence))
 
-        world.on_rank0(keep)
+        world.on_rank0(lock)
         yield
 
 
 def _finish(trainer: Trainer, metadata: dict[str, Any]) -> Run:
-    """Write the weights that the training ended with; the run, whose folder the first process alone must see."""
+    """Write the final weights, and return the run. Only rank 0 needs access to the folder."""
     model, run_folder, world = revert_sync_batchnorm(trainer.engine.final_model), trainer.run_folder, trainer.world
     world.on_rank0(lambda: save_weights(run_folder.model, model, metadata))
     if world.is_main:
@@ -165,7 +165,7 @@ def _finish(trainer: Trainer, metadata: dict[str, Any]) -> Run:
 
 
 def _resumes(run_folder: RunFolder, recipe: Recipe, *, resume: bool, overwrite: bool) -> bool:
-    """Whether a run in the folder goes on; an error where it holds what must not be lost."""
+    """Return whether to resume the run in the folder; raise UsageError if the folder must not be overwritten."""
     if not run_folder.recipe.exists():
         if run_folder.path.exists() and any(not path.name.startswith(".") for path in run_folder.path.iterdir()):
             raise UsageError(
@@ -174,26 +174,27 @@ def _resumes(run_folder: RunFolder, recipe: Recipe, *, resume: bool, overwrite: 
             )
         return False
     if resume and overwrite:
-        raise UsageError("--resume goes on with a run and --overwrite gives it up; leave one of them out")
+        raise UsageError("--resume continues a run and --overwrite deletes it; leave one of them out")
     if resume:
         changed = differences(load_recipe(run_folder), recipe, ignore=RESUME_MAY_CHANGE)
         if changed:
             raise UsageError(
-                f"the run in {run_folder.path} was begun with another recipe ({'; '.join(changed[:3])}); resume it "
+                f"the run in {run_folder.path} was started with another recipe ({'; '.join(changed[:3])}); resume it "
                 f"with its own (atas train --resume --out {shell_quote(run_folder.path)}) or choose another folder "
                 f"with --out"
             )
         return True
     if not overwrite:
         raise UsageError(
-            f"there is a run in {run_folder.path} already; go on with --resume, begin anew with --overwrite, "
-            f"or choose another folder with --out"
+            f"there is a run in {run_folder.path} already; continue it with --resume, start again with "
+            f"--overwrite, or choose another folder with --out"
         )
     return False
 
 
 def _start_new(run_folder: RunFolder, trainer: Trainer, rows_count: int | None) -> None:
-    """Give up what an earlier run left, its recipe last, when the new one replaces it."""
+    """Delete the files of an earlier run, and write recipe and environment of the new one. The earlier recipe stays
+    until the new one replaces it."""
     results = [
         path for kind in ("json*", "md") for path in run_folder.path.glob(f"{run_folder.evaluation.stem}*.{kind}")
     ]
@@ -207,18 +208,18 @@ def _start_new(run_folder: RunFolder, trainer: Trainer, rows_count: int | None) 
 
 
 def _resume(trainer: Trainer, recipe: Recipe, run_folder: RunFolder, progress: TrainingProgress) -> None:
-    """Go on from the last checkpoint, and say where."""
+    """Resume from the last checkpoint, and log the position."""
     if trainer.world.is_main:
-        for stale in run_folder.path.rglob(".*.tmp"):  # a process that was killed in the middle of a write left them
+        for stale in run_folder.path.rglob(".*.tmp"):  # left by a process that was killed during a write
             stale.unlink()
     if not trainer.resume():
-        progress.log(f"there is no checkpoint in {run_folder.path} yet; beginning anew")
+        progress.log(f"there is no checkpoint in {run_folder.path} yet; starting from the beginning")
     elif trainer.epoch == recipe.training.epochs:
         lost = trainer.world.is_main and not is_readable(run_folder.model)
-        more = "; its weights, missing or damaged, are written anew from the last checkpoint" if lost else ""
+        more = "; its weights, missing or damaged, are restored from the last checkpoint" if lost else ""
         progress.log(f"the run in {run_folder.path} has finished already{more}")
     else:
-        progress.log(f"going on in {run_folder.path} at epoch {trainer.epoch + 1}, batch {trainer.batch + 1}")
+        progress.log(f"resuming {run_folder.path} at epoch {trainer.epoch + 1}, batch {trainer.batch + 1}")
     if trainer.world.is_main:
         before, now = read_json(run_folder.environment), _environment(trainer)
         keys = ("atas", "torch", "device", "cuda", "engine", "precision", "processes")
@@ -253,10 +254,10 @@ def _model_metadata(recipe: Recipe, data: datasets.Dataset) -> dict[str, Any]:
 
 @contextmanager
 def deterministic(enabled: bool) -> Iterator[None]:
-    """Inside, where enabled, only algorithms whose results do not change from run to run.
+    """Use only deterministic algorithms in this context, if enabled.
 
-    An operation of a user's model that has none raises an error that names it. cuDNN's search for the fastest algorithm
-    is off, since its choice hangs on timings; enabled or not, it is put back to what it was.
+    An operation without a deterministic algorithm raises an error that names it. cuDNN's benchmark mode is off, because
+    its choice depends on timings; it is restored at the end, enabled or not.
     """
     algorithms, benchmark = torch.are_deterministic_algorithms_enabled(), torch.backends.cudnn.benchmark
     filling = torch.utils.deterministic.fill_uninitialized_memory  # type: ignore[attr-defined]

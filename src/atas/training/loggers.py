@@ -1,7 +1,7 @@
-"""Loggers: where the metrics of a run go while it trains, besides its own file.
+"""Loggers: TensorBoard, Weights & Biases, and loggers of the user's own.
 
-TensorBoard and Weights & Biases get the same scalars and histograms after every epoch; so does a logger of your own. A
-logger that raises is dropped, and the training goes on.
+Each gets the same scalars and histograms after every epoch. A logger that raises is dropped; training
+continues.
 """
 
 from __future__ import annotations
@@ -25,18 +25,15 @@ if TYPE_CHECKING:
     from atas.training.run import RunFolder
 
 
-NAMES = ("tensorboard", "wandb")
-
-
 def create(name: str, run_folder: RunFolder, recipe: Recipe) -> Logger | None:
-    """The logger of that name; None where it is on by default and its package is not installed."""
+    """Create the logger of that name; None for TensorBoard if it is not installed."""
     if name == "wandb":
         return WeightsAndBiases(run_folder, recipe)
     return TensorBoard(run_folder.tensorboard) if tensorboard_installed() else None
 
 
 class Loggers:
-    """All loggers of a run. What one of them raises is said once and never stops a training."""
+    """All loggers of a run. A logger that raises is dropped with one message."""
 
     def __init__(self, loggers: Sequence[Logger], log: Callable[[str], None]) -> None:
         self._loggers, self._log = list(loggers), log
@@ -45,44 +42,48 @@ class Loggers:
         return bool(self._loggers)
 
     def start(self, epoch: int) -> None:
-        """Begin, or go back to the beginning of an epoch."""
+        """Start all loggers at this epoch."""
         self._each(lambda logger: logger.start(epoch))
 
     def log(self, row: Mapping[str, Any], histograms: Mapping[str, Tensor]) -> None:
-        """All numbers of an epoch's row, and the histograms."""
+        """Log all numbers of an epoch's row, and the histograms."""
         scalars = {name: value for name, value in row.items() if isinstance(value, int | float) and name != "epoch"}
         self._each(lambda logger: logger.log(row["epoch"], scalars, histograms))
 
     def close(self) -> None:
-        """Finish all of them."""
+        """Close all loggers."""
         self._each(lambda logger: logger.close())
         self._loggers = []
 
-    def _each(self, act: Callable[[Logger], None]) -> None:
+    def _each(self, action: Callable[[Logger], None]) -> None:
         for logger in list(self._loggers):
             try:
-                act(logger)
+                action(logger)
             except Exception as error:
                 self._loggers.remove(logger)
                 why = str(error).strip().splitlines()
                 self._log(
-                    f"the logger {type(logger).__name__} failed and is left out from here on "
-                    f"({why[0] if why else type(error).__name__}); training goes on, and metrics.jsonl has every row"
+                    f"the logger {type(logger).__name__} failed and is dropped "
+                    f"({why[0] if why else type(error).__name__}); training continues, and metrics.jsonl has every row"
                 )
 
 
 def open_loggers(
     recipe: Recipe, run_folder: RunFolder, more: Sequence[Logger], log: Callable[[str], None], world: World
 ) -> Loggers:
-    """The loggers that a recipe names, and more; of several processes the first alone has any."""
-    if not world.is_main:
-        return Loggers((), log)
-    named = (create(name, run_folder, recipe) for name in recipe.training.loggers)
-    return Loggers([logger for logger in (*named, *more) if logger is not None], log)
+    """Open the loggers that a recipe names, and those in `more`, on rank 0; an error is raised on all ranks."""
+    loggers: list[Logger] = []
+
+    def open_all() -> None:
+        named = (create(name, run_folder, recipe) for name in recipe.training.loggers)
+        loggers.extend(logger for logger in (*named, *more) if logger is not None)
+
+    world.on_rank0(open_all)
+    return Loggers(loggers, log)
 
 
 def tensorboard_installed() -> bool:
-    """Whether TensorBoard can be written."""
+    """Return whether TensorBoard is installed."""
     try:
         import torch.utils.tensorboard  # noqa: F401
     except ImportError:
@@ -91,21 +92,21 @@ def tensorboard_installed() -> bool:
 
 
 class TensorBoard:
-    """Writes event files into a folder; look at them with `tensorboard --logdir`."""
+    """Writes event files into a folder, to be shown by `tensorboard --logdir`."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._writer: Any = None
 
     def start(self, epoch: int) -> None:
-        """A new file, which takes back what earlier ones say of this epoch and later ones."""
+        """Open a new file, which replaces this epoch and later ones in earlier files."""
         from torch.utils.tensorboard import SummaryWriter
 
         self.close()
         self._writer = SummaryWriter(str(self._folder), purge_step=epoch)
 
     def log(self, epoch: int, scalars: Mapping[str, float], histograms: Mapping[str, Tensor]) -> None:
-        """Seen at once, not when a buffer is full."""
+        """Log an epoch, and flush so that it is shown at once."""
         for name, value in scalars.items():
             self._writer.add_scalar(name, value, epoch)
         for name, values in histograms.items():
@@ -113,7 +114,7 @@ class TensorBoard:
         self._writer.flush()
 
     def close(self) -> None:
-        """Finish the file."""
+        """Close the file."""
         if self._writer is not None:
             self._writer.close()
 
@@ -122,11 +123,11 @@ _PROJECT = "atas"
 
 
 class WeightsAndBiases:
-    """One run there for one run here, also over stops and resumes.
+    """Logs to one run of Weights & Biases, also across stops and resumes.
 
-    Its step is the number of the row among the epochs in metrics.jsonl: rows that were sent before a crash have a step
-    that is known there, and are not sent again; an epoch that is trained once more after a collapse has a new one. The
-    charts are drawn over the epoch.
+    The step is the number of the row among the epochs in metrics.jsonl. Rows that were sent before a crash have a known
+    step and are not sent again; an epoch that is trained again after a rollback has a new one. Charts have the epoch as
+    their axis.
     """
 
     def __init__(self, run_folder: RunFolder, recipe: Recipe) -> None:
@@ -135,14 +136,14 @@ class WeightsAndBiases:
         except ImportError as error:
             raise UsageError(
                 f"training.loggers names wandb, which is not installed ({error}); pip install 'atas[wandb]', "
-                f"or leave it out"
+                f"or remove it from the list"
             ) from error
         self._wandb: Any = wandb
         self._run_folder, self._recipe = run_folder, recipe
         self._run: Any = None
 
     def start(self, epoch: int) -> None:
-        """Open the run, or go on with it; a return to an earlier epoch only adds rows."""
+        """Open the run or resume it; after a rollback the run stays open and rows are added."""
         if self._run is not None:
             return
         self._run_folder.wandb.mkdir(parents=True, exist_ok=True)
@@ -155,23 +156,23 @@ class WeightsAndBiases:
             config=self._recipe.to_dict(),
         )
         self._run.define_metric("*", step_metric="epoch")
-        self._known = int(self._run.step)
+        self._sent_steps = int(self._run.step)
 
     def log(self, epoch: int, scalars: Mapping[str, float], histograms: Mapping[str, Tensor]) -> None:
-        """The row that metrics.jsonl has got just now, unless it is known there."""
+        """Send the last row of metrics.jsonl, unless it was sent before."""
         step = sum("event" not in row for row in read_metrics(self._run_folder.metrics)) - 1
-        if step < self._known:
+        if step < self._sent_steps:
             return
-        drawn = {name: self._wandb.Histogram(values.numpy()) for name, values in histograms.items()}
-        self._run.log({"epoch": epoch, **scalars, **drawn}, step=step, commit=True)
+        charts = {name: self._wandb.Histogram(values.numpy()) for name, values in histograms.items()}
+        self._run.log({"epoch": epoch, **scalars, **charts}, step=step, commit=True)
 
     def close(self) -> None:
-        """Send the rest."""
+        """Send what is buffered, and finish the run."""
         if self._run is not None:
             self._run.finish()
 
     def _id(self) -> str:
-        """Drawn once for a run, and kept in its folder."""
+        """Return the id of the run, which is drawn once and kept in its folder."""
         path = self._run_folder.wandb / "run-id"
         if not path.exists():
             write_text(path, uuid.uuid4().hex[:12])

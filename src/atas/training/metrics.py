@@ -1,4 +1,4 @@
-"""Metrics of a run: sums over the steps of an epoch, the row that an epoch leaves behind, and `metrics.jsonl`.
+"""Metrics of a run: sums over the steps of an epoch, the row of an epoch, and `metrics.jsonl`.
 
 The sums, and the quantiles and decile means of step sizes and gradient norms, are computed on the device and read once.
 """
@@ -30,9 +30,9 @@ _DECILES = 10
 def epoch_row(
     epoch: int, engine: Engine, means: tuple[float, float, float], probe: ProbeResult, collapsed: bool, seconds: float
 ) -> tuple[dict[str, Any], dict[str, Tensor]]:
-    """What is known at the end of an epoch, and values of every example where the method remembers any.
+    """Return the row of an epoch, and histograms over all examples if the method has step sizes per example.
 
-    `means` are those of `EpochSums`, `seconds` were spent in training steps since the first epoch.
+    `means` are those of `EpochSums`; `seconds` is the time of all training steps since the first epoch.
     """
     loss, right, step_size = means
     row: dict[str, Any] = {
@@ -52,8 +52,8 @@ def epoch_row(
     }
     histograms: dict[str, Tensor] = {}
     if isinstance(engine.method, AdaptiveStepSizes):
-        remembered = engine.method.step_sizes, engine.method.gradient_norms
-        sizes, norms = (gather_rows(values, engine.loader.shard, engine.world) for values in remembered)
+        local = engine.method.step_sizes, engine.method.gradient_norms
+        sizes, norms = (gather_rows(values, engine.loader.shard, engine.world) for values in local)
         row |= {
             "step_size": step_size,
             "gradient_norm": float(norms.mean()),
@@ -69,13 +69,13 @@ def epoch_row(
 
 
 def examples_per_second(engine: Engine, epochs: int, batches: int, seconds: float) -> float:
-    """Of all processes together, after so many whole epochs and batches of the next."""
+    """Return the speed of all ranks together, after `epochs` whole epochs and `batches` batches of the next."""
     examples = engine.loader.shard.examples
     return (epochs * examples + min(batches * engine.recipe.training.batch_size, examples)) / max(seconds, 1e-9)
 
 
 def quantiles(values: Tensor) -> list[float]:
-    """The values at the shares `QUANTILES` of the examples, by nearest rank.
+    """Return the quantiles at the shares `QUANTILES`, by nearest rank.
 
     >>> quantiles(torch.arange(101.0))
     [5.0, 25.0, 50.0, 75.0, 95.0]
@@ -86,7 +86,7 @@ def quantiles(values: Tensor) -> list[float]:
 
 
 def decile_means(norms: Tensor, values: Tensor) -> list[float]:
-    """The mean of `values` over each tenth of the examples, those with the smallest norms first.
+    """Return the mean of `values` over each tenth of the examples, ordered by norm.
 
     >>> decile_means(torch.tensor([3.0, 1.0, 2.0] * 10), torch.tensor([30.0, 10.0, 20.0] * 10))[::9]
     [10.0, 30.0]
@@ -97,8 +97,11 @@ def decile_means(norms: Tensor, values: Tensor) -> list[float]:
 
 
 class MetricsFile:
-    """Lines of JSON, one an epoch or an event. A resume cuts the file back to where the checkpoint was taken. Without a
-    path nothing is written: of several processes one keeps the file."""
+    """The file metrics.jsonl: one line of JSON per epoch or event.
+
+    On resume the file is cut back to the size that it had at the checkpoint. Without a path nothing is written: only
+    rank 0 writes the file.
+    """
 
     def __init__(self, path: Path | None, keep_bytes: int = 0) -> None:
         self.path = path
@@ -110,11 +113,11 @@ class MetricsFile:
 
     @property
     def size(self) -> int:
-        """Bytes written so far."""
+        """The size of the file in bytes."""
         return 0 if self.path is None else self.path.stat().st_size
 
     def write(self, row: dict[str, Any]) -> None:
-        """Append one line and see it onto the disk."""
+        """Append one line and sync it to the disk."""
         if self.path is None:
             return
         try:
@@ -124,12 +127,12 @@ class MetricsFile:
                 os.fsync(file.fileno())
         except OSError as error:
             raise AtasError(
-                f"cannot write {self.path} ({error.strerror}); make room on the disk and go on with --resume"
+                f"cannot write {self.path} ({error.strerror}); make room on the disk and continue with --resume"
             ) from error
 
 
 def read_metrics(path: Path) -> list[dict[str, Any]]:
-    """All whole lines of a metrics file; a line that a crash cut off is left out."""
+    """Return the rows of a metrics file; a line that a crash cut off is left out."""
     if not path.exists():
         return []
     rows = []
@@ -144,8 +147,8 @@ def read_metrics(path: Path) -> list[dict[str, Any]]:
 
 
 class EpochSums(nn.Module):
-    """Sums over the steps of an epoch, on the device: loss, right answers, step sizes, examples. Each of several
-    processes has those of its own examples."""
+    """Sums over the steps of an epoch, on the device: loss, correct predictions, step sizes, examples. Each rank has
+    the sums of its own examples."""
 
     sums: Tensor
 
@@ -154,7 +157,7 @@ class EpochSums(nn.Module):
         self.register_buffer("sums", torch.zeros(4, dtype=torch.float64, device=device))
 
     def read(self, world: World = SINGLE) -> tuple[float, float, float]:
-        """Mean loss, accuracy and step size so far, over these processes; waits for the device."""
+        """Return mean loss, accuracy and step size so far, over all ranks; waits for the device."""
         loss, right, step_size, count = world.all_reduce_sum(self.sums.clone()).tolist()
         return (loss / count, right / count, step_size / count) if count else (0.0, 0.0, 0.0)
 
@@ -163,7 +166,7 @@ class EpochSums(nn.Module):
 def accumulate_metrics(
     sums: Tensor, loss: Tensor, logits: Tensor, y: Tensor, index: Tensor, step_sizes: Tensor | None
 ) -> None:
-    """Add a step's loss, right answers, step sizes and examples to the sums of `EpochSums`."""
+    """Add a step's loss, correct predictions, step sizes and examples to the sums of `EpochSums`."""
     right = (logits.argmax(1) == y).sum()
     size = torch.zeros_like(loss) if step_sizes is None else step_sizes[index].sum()
     values = (loss * len(y), right, size, torch.full_like(loss, len(y)))
@@ -171,7 +174,7 @@ def accumulate_metrics(
 
 
 def completed_epochs(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The rows of the epochs that count: events are left out, and what a rollback or a stop took back."""
+    """Return the rows of epochs, without events and without epochs that a rollback or a stop undid."""
     kept: list[dict[str, Any]] = []
     for row in rows:
         if "event" not in row:

@@ -1,4 +1,4 @@
-"""Try the model before training: its outputs, its gradients, and batches of one image and of none."""
+"""Try the model before training: outputs, gradients, a batch of one image and an empty batch."""
 
 from __future__ import annotations
 
@@ -13,26 +13,26 @@ from atas.data import Dataset
 from atas.errors import UsageError
 
 _EMPTY_BATCH = (
-    "the model cannot take a batch without images, as some process gets at the end of an epoch ({why}); use "
+    "the model cannot take an empty batch, as a process gets at the end of an epoch ({why}); use "
     "x.flatten(1) rather than x.view(len(x), -1), or other data.shards or training.batch_size"
 )
 
 _SINGLE_IMAGE = (
-    "the model cannot learn from a single image, as some process gets in a batch ({why}); use another "
+    "the model cannot be trained on a single image, as a process gets in a batch ({why}); use another "
     "training.batch_size, whose remainder at the end of an epoch is not one image, or other data.shards"
 )
 
 
 def check_single_image(model: nn.Module, data: Dataset, size: int | None) -> None:
-    """Try the model on one image of this side as in training, where BatchNorm has no variance of a single value."""
+    """Try the model in train mode on one image of this side: BatchNorm has no variance of a single value."""
     with explain_model_errors(_SINGLE_IMAGE):
         _train_mode_outputs(model, _first_images(model, data, 1)[..., :size, :size])
 
 
 def check_model(model: nn.Module, data: Dataset) -> None:
-    """Try the model on two images, there and back, before anything is trained or given up."""
+    """Try forward and backward passes on two images, before training starts or an earlier run is deleted."""
     if not any(parameter.requires_grad for parameter in model.parameters()):
-        raise UsageError("the model has no weights to train; set requires_grad on some")
+        raise UsageError("the model has no weights to train; set requires_grad on parameters")
     x, y = _first_images(model, data, 2), data.train.labels[:2].long()
     with explain_model_errors(_failure_message(model, data)), set_mode(model, training=False), torch.enable_grad():
         logits = check_logits(model(x.requires_grad_(True)), len(x))
@@ -44,12 +44,12 @@ def check_model(model: nn.Module, data: Dataset) -> None:
                 "logarithms and roots in its forward()"
             )
         _check_gradients(model, x, F.cross_entropy(to_float32(logits), y.to(logits.device)))
-        if len(x) > 1 and not isinstance(model, torch.jit.ScriptModule):  # which buffers cannot be lent to
+        if len(x) > 1 and not isinstance(model, torch.jit.ScriptModule):  # functional_call does not take one
             check_logits(_train_mode_outputs(model, x.detach()), len(x))
 
 
 def _check_gradients(model: nn.Module, x: Tensor, loss: Tensor) -> None:
-    """A gradient reaches the images and some of the weights; it is left in none of them."""
+    """Raise UsageError unless gradients reach the images and at least one weight; no `.grad` is written."""
     weights = [parameter for parameter in model.parameters() if parameter.requires_grad]
     gradients = torch.autograd.grad(loss, [x, *weights], allow_unused=True) if loss.requires_grad else (None,)
     missing = (
@@ -63,25 +63,25 @@ def _check_gradients(model: nn.Module, x: Tensor, loss: Tensor) -> None:
 
 
 def check_empty_batch(model: nn.Module, data: Dataset) -> None:
-    """Try the model on a batch without images."""
+    """Try the model on an empty batch."""
     with explain_model_errors(_EMPTY_BATCH), set_mode(model, training=False), torch.no_grad():
         check_logits(model(_first_images(model, data, 0)), 0)
 
 
 def _train_mode_outputs(model: nn.Module, x: Tensor) -> object:
-    """What the model gives in train mode; running statistics and random states stay as they were."""
+    """Return the model's outputs in train mode; running statistics and random states stay."""
     buffers = {name: buffer.clone() for name, buffer in model.named_buffers()}
     with set_mode(model, training=True), torch.no_grad(), torch.random.fork_rng(devices=[]):
         return functional_call(model, buffers, (x,))
 
 
 def _first_images(model: nn.Module, data: Dataset, images: int) -> Tensor:
-    """The first training images, where the model is."""
+    """Return the first training images on the model's device."""
     return data.train.images[:2][:images].to(next(model.parameters()).device).float() / 255
 
 
 def _failure_message(model: nn.Module, data: Dataset) -> str:
-    """The sentence for a model that raises, with the remedy where its precision may be the cause."""
+    """Return the message for a model that raises, with a remedy if its precision may be the cause."""
     sentence = MODEL_FAILED.format(shape=tuple(data.shape))
     others = {parameter.dtype for parameter in model.parameters()} - {torch.float32}
     if not others:

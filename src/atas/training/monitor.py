@@ -1,9 +1,8 @@
-"""The monitor: after every epoch, how the model stands under a real attack, and whether training has collapsed or
-broken down.
+"""The monitor: attacks a fixed set of images after every epoch, and detects collapse and breakdown.
 
 Catastrophic overfitting is not visible in the training loss: the model learns to fool the single-step attack that it
-is trained with, so FGSM accuracy rises while PGD accuracy falls to zero. The monitor attacks a fixed slice of images,
-never of the test set, with both.
+is trained with, so FGSM accuracy rises while PGD accuracy falls to zero. The monitor runs both attacks on a part of the
+training images, never on the test set.
 """
 
 from __future__ import annotations
@@ -27,27 +26,27 @@ from atas.training.metrics import quantiles
 
 _DROP = 0.5  # of the best PGD accuracy so far
 _MIN_DROP = 0.1
-_NOT_ROBUST = 0.1  # of that best: so little is left
-_MASKING_GAP = 0.8  # no honest model is so much better against one step than against ten
-_LEARNT_MARGIN = 0.1  # of what always naming the most frequent class gets wrong
-_PATIENCE = 2  # epochs in a row: one may be bad
-_VALUES = 5  # figures of each image
-_STEPS, _STEPS_ACROSS = 10, 5  # PGD-10 as evaluations run it: ten steps cross the ball once
-_FIRST_EPOCHS = 2  # in which steps are long in any training
+_NOT_ROBUST = 0.1  # of the best PGD accuracy so far
+_MASKING_GAP = 0.8  # between FGSM and PGD-10 accuracy; without masked gradients it is smaller
+_LEARNT_MARGIN = 0.1  # of the error of a classifier that always predicts the most frequent class
+_PATIENCE = 2  # epochs in a row, because a single one may be bad
+_VALUES = 5  # measured for each image
+_STEPS, _STEPS_ACROSS = 10, 5  # PGD-10 as in evaluations: ten steps cross the ball once
+_FIRST_EPOCHS = 2  # gradients are small in them, so steps are long in any training
 
 Runner = Callable[..., Tensor]  # calls a function of tensors with its arguments
 
 
 @dataclass(frozen=True)
 class ProbeResult:
-    """Accuracy on the slice: clean, under one step of size eps, and under PGD-10; there also the mean cross-entropy.
-    And the quantiles of the gradient norm at its images."""
+    """Accuracy on the probe set: clean, under FGSM with step eps, and under PGD-10; the mean cross-entropy under
+    PGD-10; and quantiles of the gradient norm at the clean images."""
 
     clean: float
     fgsm: float
     pgd10: float
     pgd10_loss: float | None = None
-    gradient_norms: Sequence[float] = field(default=(), compare=False)  # rounding may differ from batch to batch
+    gradient_norms: Sequence[float] = field(default=(), compare=False)  # rounding depends on the batch size
 
 
 class MonitorEvent(NamedTuple):
@@ -60,18 +59,18 @@ class MonitorEvent(NamedTuple):
 
 @dataclass
 class Monitor:
-    """Probes a fixed slice of images and recognises catastrophic overfitting.
+    """Probes a fixed set of images, and detects collapse (catastrophic overfitting) and breakdown.
 
-    A collapse is a PGD accuracy of at most half of the best so far, by 10 points at least, while FGSM accuracy is no
-    lower than it was at that best. A bad epoch lowers both; so may the first epochs of a collapse, which is told apart
-    when FGSM accuracy rises again, or, where the training attacks at all, when two epochs in a row have not a tenth of
-    that best and half of its clean accuracy at least. A model that has learnt nothing yet has no best, though one that
-    always names the same class withstands every attack. Training that was never robust has nothing to fall from: there
-    a gap of 80 points between the two tells. Several processes share the images and come to one judgement.
+    A collapse is reported when PGD-10 accuracy has fallen to half its best or less, by at least 10 points, and either
+    FGSM accuracy is no lower than at that best or, for methods that attack, PGD-10 accuracy has been at a tenth of its
+    best or less for two epochs while clean accuracy kept at least half. A gap of 80 points between FGSM and PGD-10 is
+    always a collapse. A best is recorded only once clean accuracy beats the majority class: a model that predicts one
+    class withstands every attack.
 
-    Training that has broken down is something else: the model has been robust, and now, two epochs in a row, is hardly
-    better than one that always names the same class, clean or attacked. The loss may stay finite, so nothing else
-    tells. One that was never robust may forget all on its way to become so, and is given the time.
+    A breakdown is reported when a model that was robust has been at the accuracy of the majority class, clean, for two
+    epochs. The loss may stay finite. A model that was never robust may pass through such epochs before it becomes so.
+
+    With several ranks, each probes its share of the images, and all get the same result.
     """
 
     images: Tensor
@@ -80,47 +79,47 @@ class Monitor:
     batch_size: int = 500
     best: ProbeResult | None = None
     collapsed: bool = False
-    robust_drop: bool = False  # half of the best PGD accuracy is gone, in a bad epoch or in a collapse
-    epochs_not_robust: int = 0  # epochs in a row in which robustness is, and clean accuracy is not
-    epochs_at_chance: int = 0  # epochs in a row in which what was learnt is gone
-    collapse_reported: bool = False  # a run says it once
+    robust_drop: bool = False  # PGD accuracy is at half its best or less, in a bad epoch or in a collapse
+    epochs_not_robust: int = 0  # epochs in a row without robustness, but with clean accuracy
+    epochs_at_chance: int = 0  # epochs in a row at the accuracy of the majority class
+    collapse_reported: bool = False  # once in a run
     breakdown_reported: bool = False
     step_size_reported: bool = False
-    adversarial: bool = True  # the images that the model learns from
+    adversarial: bool = True  # whether the method attacks its training images
     world: World = SINGLE
 
     def probe(self, model: nn.Module, run: Runner | None = None) -> ProbeResult:
-        """Attack the slice in eval mode. `run` calls a function of tensors: an engine may have a fast way to do so."""
-        seen = torch.zeros(_VALUES, len(self.images), dtype=torch.float64, device=self.images.device)
-        mine = torch.arange(len(self.images), device=seen.device)[self.world.rank :: self.world.size]
+        """Attack the probe set in eval mode. `run` calls a function of tensors; an engine may capture and replay it."""
+        values = torch.zeros(_VALUES, len(self.images), dtype=torch.float64, device=self.images.device)
+        local = torch.arange(len(self.images), device=values.device)[self.world.rank :: self.world.size]
         function = functools.partial(self._probe_batch, model)
         with torch.inference_mode(False), torch.no_grad(), set_mode(model, training=False), freeze(model):
-            for index in mine.split(self.batch_size) if len(mine) else ():
+            for index in local.split(self.batch_size) if len(local) else ():
                 x, y = self.images[index].float() / 255, self.labels[index].long()
-                seen[:, index] = (function(x, y, index) if run is None else run(function, x, y, index)).double()
-        *means, norms = self.world.all_reduce_sum(seen)
+                values[:, index] = (function(x, y, index) if run is None else run(function, x, y, index)).double()
+        *means, norms = self.world.all_reduce_sum(values)
         clean, fgsm, pgd10, loss = torch.stack(means).mean(1).tolist()
         return ProbeResult(clean, fgsm, pgd10, loss, quantiles(norms.float()))
 
     def _probe_batch(self, model: nn.Module, x: Tensor, y: Tensor, index: Tensor) -> Tensor:
-        """A column an example: whether the model is right on the image, after one step, and after ten from a random
-        start; the loss there; and the norm of the gradient at the image."""
+        """Return a column per example: whether the model is correct on the image, under FGSM, and under PGD-10 from a
+        random start; the loss under PGD-10; the norm of the gradient at the image."""
 
-        def up(point: Tensor, gradient: Tensor, size: float) -> Tensor:
+        def ascend(point: Tensor, gradient: Tensor, size: float) -> Tensor:
             return self.threat.ascend(point, gradient.nan_to_num(), size, x)
 
         start = torch.zeros((), dtype=torch.int64, device=x.device)
         point = self.threat.random_start(x, CounterRNG(0, start, index))
         for _ in range(_STEPS):
-            point = up(point, input_gradient(model, point, y)[0], self.threat.eps / _STEPS_ACROSS)
+            point = ascend(point, input_gradient(model, point, y)[0], self.threat.eps / _STEPS_ACROSS)
         gradient, _ = input_gradient(model, x, y)
-        logits = [model(point) for point in (x, up(x, gradient, self.threat.eps), point)]
-        right = [attacks.correct(outputs, y).float() for outputs in logits]
+        logits = [model(point) for point in (x, ascend(x, gradient, self.threat.eps), point)]
+        correct = [attacks.correct(outputs, y).float() for outputs in logits]
         loss = F.cross_entropy(to_float32(logits[-1]), y, reduction="none")
-        return torch.stack([*right, loss.float(), l2_norm(gradient).nan_to_num().float()])
+        return torch.stack([*correct, loss.float(), l2_norm(gradient).nan_to_num().float()])
 
     def update(self, probe: ProbeResult) -> bool:
-        """Whether this probe shows a collapse; remembers the best one, and for how long all that was learnt is gone."""
+        """Update the best probe and the counts of bad epochs; return whether this probe shows a collapse."""
         best = self.best
         learnt = self._above_majority(probe.clean)
         self.epochs_at_chance = (
@@ -185,21 +184,21 @@ class Monitor:
         assert self.best is not None
         return (
             f"The training broke down in epoch {epoch + 1}: clean accuracy is {100 * clean:.1f}%, hardly "
-            f"more than naming one class for all images gives, and was {100 * self.best.clean:.1f}%. Begin anew with a "
-            f"smaller schedule.peak or another training.seed."
+            f"above that of predicting one class for all images, and was {100 * self.best.clean:.1f}%. Start again "
+            f"with a smaller schedule.peak or another training.seed."
         )
 
     def _above_majority(self, accuracy: float) -> bool:
-        """Whether an accuracy is more than always naming the most frequent class gives."""
+        """Return whether an accuracy is above that of always predicting the most frequent class."""
         return accuracy > self._majority_accuracy + _LEARNT_MARGIN * (1 - self._majority_accuracy)
 
     @functools.cached_property
     def _majority_accuracy(self) -> float:
-        """The accuracy of always naming the most frequent class."""
+        """The accuracy of always predicting the most frequent class."""
         return float(self.labels.bincount().max()) / len(self.labels)
 
     def state(self) -> dict[str, Any]:
-        """What a checkpoint keeps."""
+        """Return the state for a checkpoint."""
         best = None if self.best is None else asdict(self.best)
         reported = {"said": self.collapse_reported, "said_broken_down": self.breakdown_reported}
         return {
@@ -211,18 +210,16 @@ class Monitor:
         }
 
     def load_state(self, state: dict[str, Any]) -> None:
-        """Take up where a checkpoint left off."""
+        """Restore the state from a checkpoint."""
         self.best = None if state["best"] is None else ProbeResult(**state["best"])
         self.collapsed, self.collapse_reported = state["collapsed"], state["said"]
-        self.epochs_not_robust, self.epochs_at_chance = (
-            state.get("gone", 0),
-            state.get("lost", 0),
-        )  # older versions did not look
+        self.epochs_not_robust = state.get("gone", 0)  # older versions did not save the last three
+        self.epochs_at_chance = state.get("lost", 0)
         self.breakdown_reported = state.get("said_broken_down", False)
 
 
 def split_probe(examples: int, probe: int, *, held_out: bool) -> tuple[Tensor, Tensor | None]:
-    """Which training images the monitor attacks, the same in every run, and which are left to train on (None: all)."""
+    """Return the training images that the monitor attacks, the same in every run, and those to train on (None: all)."""
     generator = torch.Generator().manual_seed(generator_seed(0, 0, Stream.PROBE))
     order = torch.randperm(examples, generator=generator)
     if not held_out:
@@ -235,12 +232,12 @@ def split_probe(examples: int, probe: int, *, held_out: bool) -> tuple[Tensor, T
 
 
 def step_size_warning(row: dict[str, Any], eps: float) -> str | None:
-    """What to tell a person where even the shortest adaptive steps are longer than the ball is wide. In the first
-    epochs they are in any training, as gradients are small."""
+    """Return a warning if even the shortest adaptive steps are longer than the ball is wide; None otherwise, and in the
+    first epochs."""
     shortest = row.get("step_size_by_tenth", [0.0])[-1]
     if row["epoch"] < _FIRST_EPOCHS or shortest < (2 - 1e-6) * eps:
         return None
     return (
-        f"Steps are too long to adapt: even the shortest tenth of them has {shortest / eps:.3g} times eps, where 2 eps "
-        f"end at the edge of the ball wherever they begin; set method.max_step to about 2 eps, method.clip below it."
+        f"Steps are too long to adapt: the mean of the shortest tenth is {shortest / eps:.3g} times eps, and a step of "
+        f"2 eps ends at the edge of the ball from any start; set method.max_step to about 2 eps, method.clip below it."
     )

@@ -1,7 +1,7 @@
-"""The optimiser, its schedules and the average of weights: `SGD`, learning rate and momentum by update, `EMA`.
+"""SGD, the schedules of learning rate and momentum, and averaged weights (`EMA`).
 
-Rate and momentum are tensors, so a step can be captured and replayed. The weights may have a copy in bf16 that the
-forward pass uses.
+Learning rate and momentum are tensors, so a step can be captured and replayed. The forward pass may use a copy of the
+weights in bf16.
 """
 
 from __future__ import annotations
@@ -16,11 +16,10 @@ from atas.recipes import OptimizerConfig, ScheduleConfig
 
 
 class SGD:
-    """g <- g + decay w, m <- momentum m + g, w <- w - rate m (with Nesterov: g + momentum m in place of m).
+    """g <- g + decay w, m <- momentum m + g, w <- w - rate m (with Nesterov: g + momentum m instead of m).
 
-    As `torch.optim.SGD`, but nothing in a step is read by the host, so that a step can be captured and replayed.
-    `compute_weights` are the tensors that the forward pass uses: the weights themselves, or copies of them in lower
-    precision, which follow.
+    Computes the same as `torch.optim.SGD`, without reading anything on the host. `compute_weights` are the tensors that
+    the forward pass uses: the weights themselves, or copies in lower precision, which each step updates.
     """
 
     def __init__(self, config: OptimizerConfig, weights: Sequence[Tensor], compute_weights: Sequence[Tensor]) -> None:
@@ -30,30 +29,30 @@ class SGD:
 
     @torch.no_grad()
     def step(self, gradients: Sequence[Tensor | None], rate: Tensor, momentum: Tensor) -> None:
-        """Change the weights; those without a gradient stay."""
+        """Update the weights; those without a gradient stay."""
         rows = [row for row, gradient in enumerate(gradients) if gradient is not None]
         weights = [self.weights[row] for row in rows]
-        speeds = [self.momentum[row] for row in rows]
+        momenta = [self.momentum[row] for row in rows]
         steps = [gradients[row].to(self.weights[row].dtype) for row in rows]  # type: ignore[union-attr]
         steps = list(torch._foreach_add(steps, weights, alpha=self.config.weight_decay))
-        torch._foreach_mul_(speeds, momentum)
-        torch._foreach_add_(speeds, steps)
+        torch._foreach_mul_(momenta, momentum)
+        torch._foreach_add_(momenta, steps)
         if self.config.nesterov:
-            torch._foreach_add_(steps, torch._foreach_mul(speeds, momentum))
+            torch._foreach_add_(steps, torch._foreach_mul(momenta, momentum))
         else:
-            steps = speeds
+            steps = momenta
         torch._foreach_sub_(weights, torch._foreach_mul(steps, rate))
         self.refresh()
 
     def begin_capture(self, steps: int) -> None:
-        """Called before so many steps are captured."""
+        """Prepare for the capture of `steps` steps; nothing to do here."""
 
     def finish_capture(self) -> None:
-        """Called when they are."""
+        """Finish the capture; nothing to do here."""
 
     @torch.no_grad()
     def refresh(self) -> None:
-        """Bring the copies up to date."""
+        """Copy the weights to `compute_weights`."""
         for weight, compute_weight in zip(self.weights, self.compute_weights, strict=True):
             if compute_weight is not weight:
                 compute_weight.copy_(weight)
@@ -83,7 +82,7 @@ class FusedSGD(SGD):
 
 
 def learning_rate(schedule: ScheduleConfig, update: Tensor, updates: int) -> Tensor:
-    """The rates of some updates, counted from 0, in a training of so many updates.
+    """Return the learning rate at each `update`, counted from 0, in a training of `updates` updates.
 
     >>> cyclic = ScheduleConfig(name="cyclic", peak=0.2)
     >>> learning_rate(cyclic, torch.arange(4), 4).tolist()
@@ -98,7 +97,8 @@ def learning_rate(schedule: ScheduleConfig, update: Tensor, updates: int) -> Ten
 
 
 def momentum_at(schedule: ScheduleConfig, default: float, update: Tensor, updates: int) -> Tensor:
-    """The momenta of some updates: the default one, unless it goes against the rate as PyTorch's `CyclicLR` lets it.
+    """Return the momentum at each `update`: the default, or in a cycle opposite to the learning rate, as in PyTorch's
+    `CyclicLR`.
 
     >>> cyclic = ScheduleConfig(name="cyclic", peak_momentum=0.8)
     >>> momentum_at(cyclic, 0.9, torch.arange(4), 4).round(decimals=3).tolist()
@@ -110,15 +110,15 @@ def momentum_at(schedule: ScheduleConfig, default: float, update: Tensor, update
 
 
 def _cycle_height(schedule: ScheduleConfig, update: Tensor, updates: int) -> Tensor:
-    """Where a cycle is between its foot, 0, and its peak, 1."""
+    """Return the position in a cycle: 0 at its ends, 1 at its peak."""
     peak, position = schedule.peak_at * updates, update.double()
     return torch.where(position < peak, position / peak, (updates - position) / (updates - peak))
 
 
 class EMA(nn.Module):
-    """A copy of a model that follows it slowly. Running statistics are averaged with the weights.
+    """Exponential moving average of a model's weights and running statistics.
 
-    In the first updates the decay is smaller, (1 + t) / (10 + t), so that the random start is forgotten.
+    At update t the decay is at most (1 + t) / (10 + t), so that the random start is forgotten soon.
     """
 
     updates: Tensor
@@ -136,7 +136,7 @@ class EMA(nn.Module):
 
     @torch.no_grad()
     def update(self) -> None:
-        """Move a little towards the model; called after every update of its weights."""
+        """Average with the current weights; called after every update of them."""
         decay = ((1 + self.updates) / (10 + self.updates)).clamp_max(self.decay)
         averages, values = [list(side) for side in zip(*self._averaged, strict=True)]
         torch._foreach_mul_(averages, decay)
@@ -145,6 +145,6 @@ class EMA(nn.Module):
         self.updates += 1
 
     def copy_integers(self) -> None:
-        """Whole numbers, such as BatchNorm's count of batches, are the model's own."""
+        """Copy whole numbers, such as BatchNorm's count of batches, from the model."""
         for copied, value in self._copied:
             copied.copy_(value)

@@ -1,4 +1,4 @@
-"""A run: a folder with everything that a training was and gave."""
+"""A run: the folder of a training with its recipe, metrics, checkpoints and weights."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from atas.models.weights import LAST_CHECKPOINT, load_weights
 from atas.recipes import Recipe
 from atas.training.metrics import completed_epochs, read_metrics
 
-DIVERGED = "diverged"  # the event that ends the metrics of such a run
-ROWS_KEY = "rows"  # in the environment of a run on a part of the training images: how many
+DIVERGED = "diverged"  # the event that ends the metrics of a run whose loss became infinite or NaN
+ROWS_KEY = "rows"  # in environment.json of a run on a part of the training images: their number
 
 
 @dataclass(frozen=True)
 class RunFolder:
-    """Where things lie in a run's folder."""
+    """The paths in a run's folder."""
 
     path: Path
 
@@ -32,12 +32,12 @@ class RunFolder:
 
     @property
     def environment(self) -> Path:
-        """Versions and hardware."""
+        """Versions and hardware, as JSON."""
         return self.path / "environment.json"
 
     @property
     def metrics(self) -> Path:
-        """A line an epoch."""
+        """One line of JSON per epoch or event."""
         return self.path / "metrics.jsonl"
 
     @property
@@ -77,18 +77,18 @@ class RunFolder:
 
     @property
     def report(self) -> Path:
-        """What `atas report` wrote."""
+        """The page that `atas report` writes."""
         return self.path / "report.html"
 
     @property
     def exports(self) -> Path:
-        """What `atas export` wrote, a folder a format."""
+        """The exports, a folder per format."""
         return self.path / "export"
 
 
 @dataclass(frozen=True)
 class Run:
-    """A finished run: its folder, the recipe, the trained model in eval mode, and a row of metrics an epoch."""
+    """A finished run: its folder, the recipe, the trained model in eval mode, and a row of metrics per epoch."""
 
     folder: Path
     recipe: Recipe = field(repr=False)
@@ -97,7 +97,7 @@ class Run:
 
     @classmethod
     def load(cls, folder: str | Path, model: nn.Module | None = None) -> Run:
-        """A run from its folder; `model` is needed only where it was passed in Python at training."""
+        """Load a run from its folder; `model` is needed only if it was passed in Python for the training."""
         run_folder = RunFolder(Path(folder))
         recipe = load_recipe(run_folder)
         rows = read_metrics(run_folder.metrics)
@@ -107,22 +107,22 @@ class Run:
 
 
 def _resume_hint(run_folder: RunFolder, recipe: Recipe, rows: list[dict[str, Any]]) -> str:
-    """What is left to do with a run that has no weights; one that diverged would do so again."""
+    """Return what to do about a run without weights; a run that diverged would diverge again if it was resumed."""
     if rows and rows[-1].get("event") == DIVERGED:
         advice = divergence_advice(recipe)
-        return f": it diverged in epoch {rows[-1]['epoch'] + 1}; begin anew with --overwrite and {advice}"
-    return f"; go on with: atas train --resume --out {shell_quote(run_folder.path)}"
+        return f": it diverged in epoch {rows[-1]['epoch'] + 1}; start again with --overwrite and {advice}"
+    return f"; continue with: atas train --resume --out {shell_quote(run_folder.path)}"
 
 
 def divergence_advice(recipe: Recipe) -> str:
-    """What to set where a training diverges."""
+    """Return what to change in the recipe of a training that diverged."""
     large = recipe.optimizer.weight_decay >= 1
     return "a smaller optimizer.weight_decay or schedule.peak" if large else "a smaller schedule.peak"
 
 
 def load_recipe(run_folder: RunFolder) -> Recipe:
-    """The recipe of a run's folder."""
+    """Load the recipe of a run's folder."""
     if not run_folder.recipe.exists():
         why = "it holds no recipe.toml" if run_folder.path.exists() else "there is no such folder"
-        raise DataError(f"{run_folder.path} is not the folder of a run: {why}; give one that `atas train` made")
+        raise DataError(f"{run_folder.path} is not the folder of a run: {why}; give a folder that `atas train` wrote")
     return recipes.load(run_folder.recipe)

@@ -1,7 +1,7 @@
-"""The trainer: epochs of steps, a probe of the model after each, and checkpoints that make a crash harmless.
+"""The trainer: epochs of steps, a probe of the model after each epoch, timed checkpoints, rollback, stop signals.
 
-A signal (Ctrl-C, termination, a lost terminal) asks for a stop, which is answered between two steps. The time of a run
-is that of its training steps alone, with the work of the device included.
+After a signal (Ctrl-C, termination, a lost terminal) the run stops between two steps. The time of a run is the time of
+its training steps only, including the work of the device.
 """
 
 from __future__ import annotations
@@ -37,9 +37,9 @@ _MAX_ROLLBACKS = 8
 
 
 class Trainer:
-    """One run, in one process or as one of several, each with its part of the examples.
+    """Trains one run, in a single process or as one of several ranks.
 
-    It learns from all training images or from those in `rows`; the monitor's are of all.
+    The model is trained on all training images or on those in `rows`; the monitor's images are chosen from all.
     """
 
     def __init__(
@@ -56,7 +56,7 @@ class Trainer:
     ) -> None:
         self.recipe, self.run_folder, self.progress, self.world = recipe, run_folder, progress, world
         if callbacks and world.size > 1:
-            raise UsageError("what observes a training sees one process; start it without torchrun")
+            raise UsageError("observers see the examples of one process only; start the training without torchrun")
         self._callbacks = callbacks
         self._loggers = open_loggers(recipe, run_folder, loggers, progress.log, world)
         parts = build(recipe, data, model, progress.log, rows, world)
@@ -65,8 +65,8 @@ class Trainer:
         self._checkpoints = CheckpointManager(run_folder.path, self.engine, parts.data_fingerprints)
         self._keeps_healthy = recipe.training.on_collapse != "warn"
         self.epoch = self.batch = self.rollbacks = 0
-        self.seconds = 0.0  # spent in training steps alone
-        self._metrics_bytes = 0  # of the file, to be kept when training begins
+        self.seconds = 0.0  # spent in training steps
+        self._metrics_bytes = 0  # the part of the metrics file that stays when training starts
         self._stop = StopSignal(ignore_repeats=world.size > 1)
         self._any_flag = AnyFlag(world)
 
@@ -75,26 +75,27 @@ class Trainer:
         return self.epoch * len(self.loader) + self.batch
 
     def resume(self) -> bool:
-        """Take up the last checkpoint; False where there is none yet."""
+        """Restore the last checkpoint; return False if there is none."""
         if not self.world.on_rank0(self.run_folder.last_checkpoint.exists):
             return False
         self._metrics_bytes = self._restore(self.run_folder.last_checkpoint)["metrics_bytes"]
         return True
 
     def log_event(self, row: dict[str, Any]) -> None:
-        """A line in the metrics for something that happened between the epochs."""
+        """Write a row for an event before the training starts."""
         MetricsFile(self.run_folder.metrics, self._metrics_bytes).write(row)
         self._metrics_bytes = self.run_folder.metrics.stat().st_size
 
     def fit(self) -> None:
-        """Train to the end. What was reached is saved when a signal asks to stop."""
+        """Train to the end; after a stop signal, save a checkpoint and raise `Interrupted`."""
         epochs = self.recipe.training.epochs
         self._metrics = MetricsFile(self.run_folder.metrics if self.world.is_main else None, self._metrics_bytes)
         self._loggers.start(self.epoch)
         self._saved_at = time.monotonic()
         self._timer = DeviceTimer(self.device)
         self._probe: ProbeResult | None = None
-        self.engine.prepare(self.epoch)
+        if self.epoch < epochs:  # a finished run needs no engine
+            self.engine.prepare(self.epoch)
         self.progress.start(self.recipe.name, epochs * len(self.loader), self._global_step)
         try:
             with self._stop:
@@ -106,7 +107,7 @@ class Trainer:
 
     def _run_epoch(self, epochs: int) -> None:
         engine = self.engine
-        engine.prepare(self.epoch)  # where images get larger, before the clock starts
+        engine.prepare(self.epoch)  # outside of the measured time: a new resolution is compiled here
         self._timer.start()
         engine.start_epoch(self.epoch, self.batch)
         while self.batch < len(self.loader):
@@ -122,7 +123,7 @@ class Trainer:
                 self._save()
                 if stop:
                     raise Interrupted(
-                        f"stopped after batch {self.batch} of epoch {self.epoch + 1}; all is saved, go on with: "
+                        f"stopped after batch {self.batch} of epoch {self.epoch + 1}; the run is saved, continue with: "
                         f"atas train --resume --out {shell_quote(self.run_folder.path)}"
                     )
                 self._timer.start()
@@ -178,20 +179,20 @@ class Trainer:
         if not math.isfinite(loss):
             self._metrics.write({"event": DIVERGED, "epoch": self.epoch})
             raise DataError(
-                f"the loss is {loss} in epoch {self.epoch + 1}: training has diverged; begin anew with --overwrite and "
-                f"{divergence_advice(self.recipe)}"
+                f"the loss is {loss} in epoch {self.epoch + 1}: training has diverged; start again with --overwrite "
+                f"and {divergence_advice(self.recipe)}"
             )
         return means
 
     def _roll_back(self, epochs: int) -> None:
-        """Go back to the last healthy checkpoint, to end there or to go on with smaller steps."""
+        """Restore the last healthy checkpoint, to end the run there or to continue with smaller steps."""
         method, collapsed_in = self.engine.method, self.epoch - 1
         scale, rollbacks, seconds = method.step_scale.clone(), self.rollbacks + 1, self.seconds
         self._restore(self.run_folder.healthy_checkpoint)
         self.rollbacks, self.seconds = rollbacks, seconds
-        where = {"epoch": collapsed_in, "to_epoch": self.epoch}
+        epochs_of_event = {"epoch": collapsed_in, "to_epoch": self.epoch}
         if self.recipe.training.on_collapse == "stop" or rollbacks > _MAX_ROLLBACKS:
-            self._metrics.write({"event": "stop", **where})
+            self._metrics.write({"event": "stop", **epochs_of_event})
             self._loggers.start(self.epoch)
             self.progress.log(f"Stopped; the run ends with the weights of epoch {self.epoch}, the last healthy one.")
             self.epoch = epochs
@@ -199,13 +200,13 @@ class Trainer:
         method.step_scale.copy_(scale)
         method.shrink_steps(_ROLLBACK_STEP_FACTOR)
         factor = float(method.step_scale)
-        self._metrics.write({"event": "rollback", **where, "step_scale": factor})
+        self._metrics.write({"event": "rollback", **epochs_of_event, "step_scale": factor})
         self._loggers.start(self.epoch)
-        self.progress.log(f"Back to the end of epoch {self.epoch}; going on with {factor:.3f} of the step size.")
+        self.progress.log(f"Back to the end of epoch {self.epoch}; continuing with {factor:.3f} of the step size.")
         self._save()
 
     def _save(self) -> None:
-        """The checkpoint to resume from; never of a training that has diverged."""
+        """Write the checkpoint to resume from, unless the training has diverged."""
         self._check_loss()
         self._write(self.run_folder.last_checkpoint)
         self._saved_at = time.monotonic()
@@ -230,7 +231,7 @@ class Trainer:
 
 
 class Interrupted(AtasError):  # noqa: N818  (nothing went wrong)
-    """A signal ended the run; everything is saved."""
+    """A signal stopped the run, whose state is saved."""
 
     on_all_ranks = True
 
@@ -249,7 +250,7 @@ class StopSignal:
         self._previous: dict[int, signal._HANDLER] = {}
 
     def __enter__(self) -> StopSignal:
-        if threading.current_thread() is threading.main_thread():  # elsewhere signals cannot be caught
+        if threading.current_thread() is threading.main_thread():  # Python handles signals there only
             hangup = () if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN else (signal.SIGHUP,)
             for number in (signal.SIGINT, signal.SIGTERM, *hangup):
                 self._previous[number] = signal.signal(number, self._receive)
@@ -277,18 +278,18 @@ class DeviceTimer:
         self._started: float | None = None
 
     def start(self) -> None:
-        """Begin, when the device has nothing left to do."""
+        """Start, after the device has finished earlier work."""
         self._wait()
         self._started = time.perf_counter()
 
     def stop(self) -> float:
-        """The seconds since the start, when the device has done all that was asked."""
+        """Wait for the device, and return the seconds since the start."""
         self._wait()
         seconds, self._started = self.elapsed(), None
         return seconds
 
     def elapsed(self) -> float:
-        """The seconds since the start, without waiting."""
+        """Return the seconds since the start, without waiting for the device."""
         return 0.0 if self._started is None else time.perf_counter() - self._started
 
     def _wait(self) -> None:
