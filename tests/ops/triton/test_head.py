@@ -30,7 +30,7 @@ def test_logits_and_gradients(width, side, classes, monkeypatch):
 
 
 def test_second_derivatives_are_refused():
-    """Also where the gradient that comes in needs none, as that of a sum: they would be zero, and nothing would say so."""
+    """Also if the incoming gradient itself needs none, as that of a sum: they would be silently zero."""
     active = torch.rand(2, 8, 2, 2, device=DEVICE).to(memory_format=torch.channels_last).requires_grad_()
     weight, bias = torch.randn(3, 8, device=DEVICE), torch.zeros(3, device=DEVICE)
     for loss in (torch.sum, torch.logsumexp):
