@@ -14,7 +14,7 @@ def cache_dir() -> Path:
 
 
 def use_compile_cache() -> None:
-    """Have Triton and torch.compile keep what they compile in one directory, unless the user has chosen others.
+    """Have Triton and torch.compile cache compiled code in one directory, unless the user has chosen others.
 
     The directory survives a reboot, unlike PyTorch's default under /tmp. Triton stores absolute paths in it, so its
     kernels are compiled again if it is moved.

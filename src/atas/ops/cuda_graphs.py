@@ -19,7 +19,7 @@ _WARMUP_CALLS = 3
 
 
 def warm_up(function: Callable[[], object], times: int = _WARMUP_CALLS) -> None:
-    """Call a function a few times on another stream before its capture: libraries choose algorithms and allocate."""
+    """Call a function on another stream before its capture: libraries choose algorithms and allocate memory."""
     stream = torch.cuda.Stream()
     stream.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(stream):

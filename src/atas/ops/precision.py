@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import nn
 
-_backends: Any = torch.backends  # PyTorch's own annotations leave out half of what is used here
+_backends: Any = torch.backends  # PyTorch's annotations lack half of these settings
 
 # A setting of "none" follows its parent: an operation its back end, a back end the first of all. The one of mkldnn is
 # not among them because assigning to it changes the first of all instead (seen in torch 2.11 and 2.13).
@@ -38,8 +38,8 @@ def strict_float32(device: torch.device) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _ieee_float32() -> Iterator[None]:
-    """PyTorch keeps two sets of switches, and complains where they contradict each other: so both are set. The old
-    ones alone would not do, since their "off" means "as the parent says"."""
+    """Set float32 to IEEE arithmetic in both of PyTorch's sets of switches: it raises an error if they contradict each
+    other, and "off" in the old set alone means "as the parent setting"."""
     old = _LegacySettings()
     new = _save_settings()
     try:
@@ -55,17 +55,17 @@ def _ieee_float32() -> Iterator[None]:
 
 
 def _save_settings() -> list[tuple[Any, str]]:
-    """Every setting's own value, leaving "none". Parents come first: only below a parent of "none" does a setting
-    show its own value rather than an inherited one."""
-    found = []
+    """Return the own value of every setting, and set it to "none". Parents come first: only below a parent of "none"
+    does a setting show its own value rather than an inherited one."""
+    saved = []
     for setting in (*_PARENTS, *_OPERATIONS):
-        found.append((setting, setting.fp32_precision))
+        saved.append((setting, setting.fp32_precision))
         setting.fp32_precision = "none"
-    return found
+    return saved
 
 
 class _LegacySettings:
-    """The older switches; where they contradict the new ones they cannot be read, and then stay off."""
+    """The older switches. If they contradict the new ones they cannot be read, and stay off."""
 
     def __init__(self) -> None:
         self._matmul: str | None = None
@@ -86,19 +86,19 @@ _LOW_PRECISION_LAYERS = (nn.modules.conv._ConvNd, nn.Linear)
 
 
 def low_precision_copy(model: nn.Module, dtype: torch.dtype) -> nn.Module:
-    """The model with the weights of its convolutions and linear layers in `dtype`; all other tensors are shared.
+    """Return the model with the weights of its convolutions and linear layers in `dtype`; all other tensors are shared.
 
-    Casting every weight in every forward pass, as autocast does, costs a kernel a layer and pass; a copy that the
-    optimiser keeps up to date costs none.
+    Casting every weight in every forward pass, as autocast does, costs one kernel per layer and pass; a copy that
+    the optimiser keeps up to date costs none.
     """
     shared = {id(tensor): tensor for tensor in (*model.parameters(), *model.buffers())}
-    twin = copy.deepcopy(model, dict(shared))
+    low_precision = copy.deepcopy(model, dict(shared))
     cast: dict[int, nn.Parameter] = {}
-    for module in twin.modules():
+    for module in low_precision.modules():
         if isinstance(module, _LOW_PRECISION_LAYERS):
             for name, parameter in module._parameters.items():
                 if parameter is not None and parameter.dtype == torch.float32:
                     low = cast.setdefault(id(parameter), nn.Parameter(parameter.detach().to(dtype)))
                     low.requires_grad_(parameter.requires_grad)
                     module._parameters[name] = low
-    return twin
+    return low_precision

@@ -27,3 +27,14 @@ def test_logits_and_gradients(width, side, classes, monkeypatch):
     if ON_GPU:
         head.weight_grad_stream.wait()
     torch.testing.assert_close(by_hand, torch.autograd.grad(expected, inputs, gradient))
+
+
+def test_second_derivatives_are_refused():
+    """Also if the incoming gradient itself needs none, as that of a sum: they would be silently zero."""
+    active = torch.rand(2, 8, 2, 2, device=DEVICE).to(memory_format=torch.channels_last).requires_grad_()
+    weight, bias = torch.randn(3, 8, device=DEVICE), torch.zeros(3, device=DEVICE)
+    for loss in (torch.sum, torch.logsumexp):
+        logits = head.PoolLinear.apply(active, weight, bias)
+        value = loss(logits) if loss is torch.sum else loss(logits, (0, 1))
+        with pytest.raises(RuntimeError, match="no second derivative"):
+            torch.autograd.grad(value, active, create_graph=True)

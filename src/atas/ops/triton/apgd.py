@@ -28,7 +28,7 @@ def _step_kernel(
     best_gradient, last_loss, best_loss, checked_loss, step_size, increases, halved, table, eps, initial_step_size,
     inv_passes, steps, size: tl.constexpr, block: tl.constexpr,
 ):
-    """`atas.attacks.apgd.apgd_update` of one slot. Of the state, only what this step needs is read."""
+    """`atas.attacks.apgd.apgd_update` of one slot. Reads only the state that this step needs."""
     slot = tl.program_id(0)
     if is_running(active, broken, done, slot):
         step_index = tl.load(clock + slot)
@@ -48,8 +48,8 @@ def _step_kernel(
         new_step_size = tl.where(is_first, initial_step_size, tl.where(halve, new_step_size * 0.5, new_step_size))
 
         is_adversarial = tl.load(correct + slot) == 0
-        restart_from_best = halve & ~better  # to a best point that is not the one just evaluated
-        report_best = ~is_adversarial & ~better  # that one is also what there is to judge
+        restart_from_best = halve & ~better  # the best point is not the one just evaluated
+        report_best = ~is_adversarial & ~better  # the verifier then judges the best point
         for first in range(0, size, block):
             offs = first + tl.arange(0, block)
             mask = offs < size
@@ -70,7 +70,7 @@ def _step_kernel(
             tl.store(best_gradient + image_offs, grad, mask_if(better, mask))
             tl.store(point + image_offs, tl.where(report_best, best_image, evaluated_image), mask)
 
-        tl.debug_barrier()  # every thread has read what follows
+        tl.debug_barrier()  # all threads have read the state that is written below
         tl.store(last_loss + slot, loss)
         tl.store(best_loss + slot, best)
         tl.store(checked_loss + slot, tl.where(is_first | at_checkpoint, best, checkpoint_loss))

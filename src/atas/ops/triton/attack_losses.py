@@ -28,7 +28,7 @@ _TINY = tl.constexpr(DIVISION_EPSILON)
 def _load_rows(
     logits, rows, classes: tl.constexpr, block_classes: tl.constexpr, block_rows: tl.constexpr
 ):
-    """Some rows of logits: which rows, their cells, which of these there are, the logits, and which rows have a NaN."""
+    """Load a block of rows: their numbers, offsets, mask and logits, and which rows have a NaN."""
     row, column = tl.program_id(0) * block_rows + tl.arange(0, block_rows), tl.arange(0, block_classes)
     offs = row[:, None] * classes + column[None, :]
     mask = (row < rows)[:, None] & (column < classes)[None, :]
@@ -39,7 +39,7 @@ def _load_rows(
 
 @triton.jit
 def _nan_last(z):
-    """What can be put in order: what is not a number comes last."""
+    """Replace NaN by the least value, so that it comes last in the order."""
     return tl.where(z == z, z, float("-inf"))
 
 
@@ -62,7 +62,7 @@ def _loss_kernel(
     logits, labels, targets, losses, gradient, rows, kind: tl.constexpr, needs_grad: tl.constexpr,
     classes: tl.constexpr, block_classes: tl.constexpr, block_rows: tl.constexpr,
 ):
-    """The loss of each row, and, if it is wanted, the gradient by its logits."""
+    """The loss of each row and, with `needs_grad`, the gradient by its logits."""
     row, offs, mask, z, has_nan = _load_rows(logits, rows, classes, block_classes, block_rows)
     column = tl.arange(0, block_classes)[None, :]
     is_label = column == tl.load(labels + row, row < rows, 0)[:, None]

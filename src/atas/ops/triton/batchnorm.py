@@ -214,7 +214,7 @@ def forward_train(
     momentum: float,
     eps: float,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """(a + b, relu(bn(a + b)), what the backward pass needs); running statistics are updated."""
+    """Return a + b, relu(bn(a + b)) and the state for the backward pass; update the running statistics."""
     bn_grid = BatchNormGrid(a)
     pre_bn, out = a if b is None else torch.empty_like(a), torch.empty_like(a)
     bn_state = torch.empty(4, bn_grid.channels, dtype=torch.float32, device=a.device)

@@ -264,7 +264,7 @@ def _residual_args(
     tile_grid: TileGrid, x: Tensor, conv: nn.Conv2d, residual: Tensor | Projection | None, out: Tensor
 ) -> tuple[tuple[Any, Any, Any], Tensor, dict[str, Any]]:
     """Return a kernel's arguments for the residual: the shortcut's input and weights, or a tensor; placeholders for
-    what is absent."""
+    absent ones."""
     if isinstance(residual, Projection):
         shortcut_grid = TileGrid(out, residual.conv.in_channels, tile_grid.tiling)
         descriptors = (

@@ -66,7 +66,7 @@ def _accumulate_kernel(
         mask_row, mask_class = row < rows, column < classes
         z = tl.load(logits + row[:, None] * classes + column[None, :], mask_row[:, None] & mask_class[None, :], 0.0)
         z = z.to(tl.float32)
-        z = tl.where(z == z, z, float("inf"))  # what is not a number is the largest, as for torch
+        z = tl.where(z == z, z, float("inf"))  # NaN is the largest, as in torch
         z = tl.where(mask_class[None, :], z, float("-inf"))
         correct += (mask_row & (tl.argmax(z, 1) == tl.load(labels + row, mask_row, 0))).to(tl.int32)
         if adaptive:

@@ -11,7 +11,7 @@ import triton.language as tl
 
 from atas.ops.triton.batch_statistics import finalize_statistics, reduce_partials, sum_groups
 
-_MIN_BLOCK_C = tl.constexpr(64)  # channels of the smallest block: counters are told apart by it
+_MIN_BLOCK_C = tl.constexpr(64)  # channels of the smallest block: the index of a counter depends on it
 
 
 @triton.jit

@@ -93,7 +93,7 @@ def _boundary_step_kernel(
     far, far_x = tl.where(abs_grad > 0, tl.minimum(t, room), 0.0), tl.where(abs_grad > 0, tl.minimum(t_x, room_x), 0.0)
     distance, distance_x = tl.maximum(tl.max(far, 0), _MIN_DISTANCE), tl.maximum(tl.max(far_x, 0), _MIN_DISTANCE)
     alpha = tl.minimum(distance / (distance + distance_x), alpha_max)
-    # Again rather than still: what waits in registers while t rises keeps other programs out.
+    # Loaded again: values kept in registers during the loop would leave room for fewer programs.
     point = tl.load(points + image_offs, mask, 0.0, eviction_policy="evict_first")
     image = tl.load(x + image_offs, mask, 0.0, eviction_policy="evict_first")
     normal = tl.load(gradient + image_offs, mask, 0.0, eviction_policy="evict_first")
@@ -131,7 +131,7 @@ def _update_best_kernel(
             image = tl.load(x + image_offs, mask_if(is_adversarial, mask), 0.0)
             tl.store(current + image_offs, tl.where(is_adversarial, image + beta * (end - image), end), mask)
             tl.store(point + image_offs, end, mask_if(is_best, mask))
-        tl.debug_barrier()  # every thread has read what follows
+        tl.debug_barrier()  # all threads have read the state that is written below
         tl.store(closest + slot, tl.where(is_adversarial, tl.minimum(closest_so_far, distance), closest_so_far))
         tl.store(broken + slot, is_inside)
         advance_clock(clock, done, slot, step_index, steps)

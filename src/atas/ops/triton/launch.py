@@ -1,4 +1,4 @@
-"""Launching kernels, compiling them in parallel, and what kernels on batches of images share.
+"""Launching kernels, compiling them in parallel, and helpers for kernels on batches of images.
 
 Triton compiles a kernel when it is first launched, one after the other: a minute for a whole network. Inside
 `compile_only` nothing is launched; kernels are handed to threads that compile them in parallel.

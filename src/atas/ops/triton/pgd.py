@@ -36,7 +36,7 @@ def _step_kernel(
                 sign_step(tl.load(current + image_offs, mask, 0.0), grad, step_size, image, eps),
                 mask,
             )
-        tl.debug_barrier()  # every thread has read what follows
+        tl.debug_barrier()  # all threads have read the state that is written below
         advance_clock(clock, done, slot, step_index, steps)
 
 

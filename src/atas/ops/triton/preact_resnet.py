@@ -29,7 +29,7 @@ from atas.ops.triton.launch import compile_only, first_order, parallel_compile
 
 @dataclass
 class LayerState:
-    """What a layer keeps for its backward pass: `bn_state` in train mode only, `patches` in the stem only."""
+    """The tensors that a layer keeps for its backward pass: `bn_state` in train mode, `patches` in the stem."""
 
     x: Tensor
     pre_bn: Tensor | None
@@ -69,21 +69,21 @@ def stem_forward(x: Tensor, normalize: Normalize, conv: nn.Conv2d, bn: nn.BatchN
 
 
 def stem_input_grad(gradient: Tensor, x: Tensor, normalize: Normalize, conv: nn.Conv2d) -> Tensor:
-    """The gradient by the image."""
+    """Return the gradient by the image."""
     if stem_kernels.supports(conv):
         return stem_kernels.input_grad(gradient, x, normalize, conv)
     return conv_input_grad(gradient, conv, normalized_input(x, normalize, conv)).to(x.dtype) / normalize.std
 
 
 def stem_weight_grad(gradient: Tensor, state: LayerState, normalize: Normalize, conv: nn.Conv2d) -> Tensor:
-    """The gradient by the first convolution's weight."""
+    """Return the gradient by the weight of the first convolution."""
     if state.patches is not None:
         return stem_kernels.weight_grad(gradient, state.patches, conv)
     return conv_weight_grad(gradient, conv, normalized_input(state.x, normalize, conv))
 
 
 def normalized_input(x: Tensor, normalize: Normalize, conv: nn.Conv2d) -> Tensor:
-    """The image as the first convolution sees it."""
+    """Return the image as the first convolution takes it."""
     return normalize(x).to(conv.weight.dtype, memory_format=torch.channels_last)
 
 
@@ -144,14 +144,14 @@ def bn_relu_backward(
 
 
 def conv2d(x: Tensor, conv: nn.Conv2d) -> Tensor:
-    """As `nn.Conv2d`."""
+    """Convolve as `nn.Conv2d` does."""
     return torch.conv2d(x, conv.weight, None, conv.stride, conv.padding, conv.dilation, conv.groups)
 
 
 def conv_input_grad(gradient: Tensor, conv: nn.Conv2d, x: Tensor) -> Tensor:
-    """The gradient by the input of a convolution.
+    """Return the gradient by the input of a convolution.
 
-    Without a stride that is a convolution as well, by weights turned around, and cuDNN's forward kernels are faster.
+    Without a stride this is a convolution with rotated weights, and cuDNN's forward kernels are faster.
     """
     same = tuple(size // 2 for size in conv.kernel_size)
     odd = all(size % 2 for size in conv.kernel_size)
@@ -162,16 +162,16 @@ def conv_input_grad(gradient: Tensor, conv: nn.Conv2d, x: Tensor) -> Tensor:
 
 
 def conv_weight_grad(gradient: Tensor, conv: nn.Conv2d, x: Tensor) -> Tensor:
-    """The gradient by the weight of a convolution."""
+    """Return the gradient by the weight of a convolution."""
     return _convolution_backward(gradient, conv, x, 1)
 
 
 def _convolution_backward(gradient: Tensor, conv: nn.Conv2d, x: Tensor, which: int) -> Tensor:
     needs_grad = [which == 0, which == 1, False]
     arguments = (None, conv.stride, conv.padding, conv.dilation, False, [0, 0], conv.groups, needs_grad)
-    found = torch.ops.aten.convolution_backward(gradient, x, conv.weight, *arguments)[which]
-    assert found is not None
-    return found
+    result = torch.ops.aten.convolution_backward(gradient, x, conv.weight, *arguments)[which]
+    assert result is not None
+    return result
 
 
 class PreActNetwork(AcceleratedNetwork):
@@ -216,7 +216,7 @@ class PreActNetwork(AcceleratedNetwork):
         return states
 
     def _residual(self, block: Any, block_input: LayerState) -> Tensor | Projection:
-        """Return what a block's shortcut adds."""
+        """Return the term that a block's shortcut adds."""
         projects = isinstance(block.shortcut, nn.Conv2d)
         source = block_input.act if projects and self.activated_shortcut else block_input.pre_bn
         assert source is not None
@@ -253,19 +253,19 @@ class FirstLayerSplit:
         self._network, self._model = network, network.model
 
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """The logits, and what stands for the convolution's result: it has its shape and gets its gradient."""
+        """Return the logits, and a tensor of the shape of the convolution's output that gets its gradient."""
         conv = self._model.conv1
         nothing = torch.zeros((), dtype=conv.weight.dtype, device=x.device)
         stem = nothing.expand(len(x), conv.out_channels, *x.shape[2:]).requires_grad_(True)
         return self._network(x, stem), stem
 
     def first_layer(self, x: Tensor) -> Tensor:
-        """The convolution's result."""
+        """Return the output of the convolution."""
         return self._model.conv1(self._model.normalize(x))
 
     @torch.no_grad()
     def first_layer_vjp(self, adjoint: Tensor, x: Tensor) -> Tensor:
-        """The gradient of adjoint . to(x) by x, which is the same for all x."""
+        """Return the gradient of adjoint . first_layer(x) by x, which is the same for all x."""
         normalize, conv = self._model.normalize, self._model.conv1
         adjoint = adjoint.contiguous(memory_format=torch.channels_last)
         return stem_input_grad(adjoint, x.contiguous(), normalize, conv)
@@ -279,7 +279,7 @@ class _Body(torch.autograd.Function):
         """Through the stem and every block."""
         ctx.network, ctx.parameters, ctx.states = network, parameters, network.forward_layers(x)
         last = ctx.states[-1]
-        # Autograd keeps what a function returns; kept by the function as well, it would never be given back.
+        # Autograd holds the output; a second reference from ctx would be a cycle that is never freed.
         ctx.save_for_backward(last.act)
         ctx.states[-1] = LayerState(last.x, last.pre_bn, x, last.bn_state)
         return last.act
@@ -301,7 +301,7 @@ class _Body(torch.autograd.Function):
 
 
 class BackwardPass:
-    """A backward pass; `grads` holds the gradients found so far, by the id of the parameter."""
+    """A backward pass; `grads` holds the gradients so far, by the id of the parameter."""
 
     def __init__(
         self, network: PreActNetwork, states: list[LayerState], needs_grad: Sequence[Tensor], *, image: bool
@@ -311,7 +311,7 @@ class BackwardPass:
         self.grads: dict[int, Tensor] = {}
 
     def run(self, gradient: Tensor, last: LayerState) -> tuple[Tensor, Tensor | None]:
-        """From the last activation to the first convolution's result, and to the image."""
+        """Return the gradients by the output of the first convolution and by the image."""
         network, states = self.network, self.states
         grad = self._keep_bn_grads(network.next_bns[-1], bn_relu_backward(gradient, last, network.next_bns[-1], None))
         for i in reversed(range(len(network.blocks))):
@@ -352,5 +352,5 @@ class BackwardPass:
 
 
 def _match_layout(gradient: Tensor, like: Tensor) -> Tensor:
-    """A gradient in the layout and precision of the activations."""
+    """Return a gradient in the layout and precision of the activations."""
     return gradient.to(like.dtype).contiguous(memory_format=torch.channels_last)

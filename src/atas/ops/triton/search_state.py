@@ -1,4 +1,4 @@
-"""What the attack kernels share: which slots are running, their clocks, their initial points."""
+"""Helpers of the attack kernels: which slots are running, their clocks, their initial points."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def finite(value):
 
 @triton.jit
 def advance_clock(clock, done, slot, step_index, steps):
-    """Count one more iteration of a running slot; `step_index` is what the clock showed."""
+    """Count one more iteration of a running slot; `step_index` is the clock before."""
     tl.store(clock + slot, step_index + 1)
     tl.store(done + slot, step_index + 1 >= steps)
 

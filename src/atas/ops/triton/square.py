@@ -20,10 +20,10 @@ _BLOCK = 1024
 
 
 @triton.jit
-def _in_window(number, side, place, extent: tl.constexpr):
+def _in_window(number, side, offs, extent: tl.constexpr):
     """Which rows, or columns, are in a window at a random position."""
     first = (number * (extent - side + 1).to(tl.float32)).to(tl.int32)
-    return (place >= first) & (place < first + side)
+    return (offs >= first) & (offs < first + side)
 
 
 @triton.jit(do_not_specialize=["start_key", "proposal_key", "queries"])
@@ -68,7 +68,7 @@ def _update_best_kernel(
                 offs = first + tl.arange(0, block)
                 image_offs = slot * size + offs
                 tl.store(point + image_offs, tl.load(proposal + image_offs, offs < size, 0.0), offs < size)
-        tl.debug_barrier()  # every thread has read what follows
+        tl.debug_barrier()  # all threads have read the state that is written below
         tl.store(least + slot, margin, better)
         tl.store(broken + slot, is_adversarial)
         advance_clock(clock, done, slot, step_index, queries)
