@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -16,6 +17,8 @@ from atas._utils.files import check_output_path
 from atas.errors import UsageError
 
 if TYPE_CHECKING:
+    import torch
+
     from atas.cli.target import Target
     from atas.evaluation import Evaluation, EvaluationWarning
     from atas.training import Run
@@ -143,14 +146,13 @@ def evaluate_target(
     from atas.evaluation import evaluate as run_evaluation
     from atas.evaluation.progress import EvaluationProgress
     from atas.recipes.values import parse_value
-    from atas.training.engine import select_device
 
     path = target.out
     check_writable(path)
     progress = path.with_name(f"{path.stem}.progress.json")
     with init() as process, EvaluationProgress(quiet=process.rank > 0) as display, _explain_resume(progress):
         result = run_evaluation(
-            target.model.to(process.device(select_device(device))),
+            target.model.to(_device(device, process.size)),
             target.test.images,
             target.test.labels,
             target.threat,
@@ -165,7 +167,7 @@ def evaluate_target(
         )
     if process.rank == 0:
         notes = [] if target.expected is None or step_size is not None else target.expected.compare(result)
-        _write(result, path, notes, show=show, shown_warnings=display.shown_warnings)
+        _write(result, path, notes, show=show, shown=display.shown_warnings)
     return result
 
 
@@ -183,19 +185,14 @@ def _explain_resume(progress: Path) -> Iterator[None]:
 
 
 def _write(
-    result: Evaluation,
-    path: Path,
-    notes: list[str],
-    *,
-    show: OutputFormat,
-    shown_warnings: set[EvaluationWarning],
+    result: Evaluation, path: Path, notes: list[str], *, show: OutputFormat, shown: set[EvaluationWarning]
 ) -> None:
     """Show the result and write it: figures that took long are neither lost to a full disk nor to a reader who left."""
     from atas._utils.files import write_text
 
     page = path.with_suffix(".md")
     try:
-        _show(result, show, shown_warnings)
+        _show(result, show, shown)
     finally:
         write_text(page, result.markdown())
         result.save(path)  # last: it ends the progress
@@ -206,12 +203,24 @@ def _write(
         print_line(f"written: {path}")
 
 
-def _show(result: Evaluation, show: OutputFormat, shown_warnings: set[EvaluationWarning]) -> None:
+def _show(result: Evaluation, show: OutputFormat, shown: set[EvaluationWarning]) -> None:
     if show == "json":
         print_json(json.dumps(result.to_json(), indent=2))
     elif show == "table":
         print_table(result.table())
         for warning in result.warnings:
-            if warning not in shown_warnings:
+            if warning not in shown:
                 print_line(f"warning: {warning}")
         print_line(result.sentence())
+
+
+def _device(name: str, processes: int) -> torch.device:
+    """Of several processes, each has a GPU of its own."""
+    import torch
+
+    from atas.training.engine import select_device
+
+    device = select_device(name)
+    if device.type == "cuda" and device.index is None and processes > 1:
+        return torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))
+    return device
