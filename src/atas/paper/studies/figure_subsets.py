@@ -73,9 +73,9 @@ class Subsets(FigureStudy):
 
     def table(self, options: StudyOptions, store: Store) -> Table:
         """Return accuracies of each subset, and the share of each class in each decile."""
-        found = self.line_records(options, store)
-        table = figure_study.curve_table(found, _extra_cells, ["all images, last", "iterations"])
-        pairs = zip(table.rows, found, strict=True)
+        results = self.line_records(options, store)
+        table = figure_study.curve_table(results, _extra_cells, ["all images, last", "iterations"])
+        pairs = zip(table.rows, results, strict=True)
         rows = [row | {"pgd10_percent_of_all_images": _accuracy_on_all(*pair)} for row, pair in pairs]
         return replace(table, rows=rows, notes=self._shares(options, store))
 
@@ -112,20 +112,20 @@ class Subsets(FigureStudy):
             header = ["subset", *(f"class {number}" for number in range(len(shares[0])))]
             rows = [[f"D_{n}^{n}", *(f"{share:.1f}" for share in row)] for n, row in enumerate(shares, 1)]
             least, most = min(map(min, shares)), max(map(max, shares))
-            theirs = (
+            paper = (
                 "" if options.quick else " (the paper: {:.2f} and {:.2f})".format(*published.class_share_of_subsets())
             )
             notes += [
                 f"Shares of the classes, in percent, as {method} with a step of "
                 f"{format_eps(trial.resolved_recipe.method.settings['max_step'])} ranks the images: least {least:.2f}, "
-                f"most {most:.2f}{theirs}.",
+                f"most {most:.2f}{paper}.",
                 "\n".join(markdown.table(header, rows, left=1)),
             ]
         return notes
 
 
-def _draw_panel(axes: Any, name: str, found: LineRecords) -> None:
-    figure_study.draw_curves(axes, found, "pgd10", _style, scale=100, share=True)
+def _draw_panel(axes: Any, name: str, results: LineRecords) -> None:
+    figure_study.draw_curves(axes, results, "pgd10", _style, scale=100, share=True)
 
 
 def _style(line: Line) -> tuple[str, str]:
