@@ -20,7 +20,6 @@ from atas.sweeps.trial import Trial, format_eps
 
 _EXAMPLES = {"cifar10": 50_000, "cifar100": 50_000, "digits": 1_297}
 _SUBSETS = ((1, 2), (1, 3), (1, 4), (7, 10), (8, 10), (9, 10))
-_QUICK_SUBSETS = ((1, 2), (1, 4), (7, 10), (9, 10))
 _STYLES = dict(zip(_SUBSETS, plots.SERIES_STYLES, strict=True))
 
 
@@ -57,6 +56,8 @@ class Subsets(FigureStudy):
 
     accepted_options = ("methods", "eps", "seeds", "examples", "values", "reuse")
     required_measurements = (Curves.name,)
+    quick_subsets: tuple[tuple[int, int], ...] = ((1, 2), (1, 4), (7, 10), (9, 10))
+    """First and last decile of each subset in the quick form."""
 
     def dependencies(self, options: StudyOptions) -> list[Trial]:
         """Return the runs that rank the images."""
@@ -68,7 +69,7 @@ class Subsets(FigureStudy):
         budgets = select_budgets(options.eps, tuple(dict.fromkeys(setting.eps for setting in known)))
         settings = [s for s in known if s.method in self._methods(options) and s.eps in budgets]
         ranks = dict(zip(self._methods(options), self.dependencies(options), strict=True))
-        parts = itertools.product(settings, _QUICK_SUBSETS if options.quick else _SUBSETS)
+        parts = itertools.product(settings, self.quick_subsets if options.quick else _SUBSETS)
         return [self._line(options, setting, NormSubset(ranks[setting.method], *ends)) for setting, ends in parts]
 
     def table(self, options: StudyOptions, store: Store) -> Table:
