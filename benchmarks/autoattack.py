@@ -79,18 +79,18 @@ def ours(
     warm_up = min(len(labels), 64)
     atas.evaluate(model, images[:warm_up], labels[:warm_up], threat, attacks=("autoattack",), seed=seed)
     began = time.perf_counter()
-    found = atas.evaluate(model, images, labels, threat, attacks=("autoattack",), seed=seed)
+    result = atas.evaluate(model, images, labels, threat, attacks=("autoattack",), seed=seed)
     seconds = time.perf_counter() - began
-    broken_by = found.broken_by["autoattack"]
-    holds, right = [], found.correct["clean"].clone()
+    broken_by = result.broken_by["autoattack"]
+    holds, right = [], result.correct["clean"].clone()
     for stage in STAGES:
         right = right & torch.tensor([name != stage for name in broken_by])
         holds.append(right)
     yield figures(holds, seconds) | {
-        "stage_seconds": {stage.name: stage.seconds for stage in found.stages["autoattack"]},
-        "queries": found.queries["autoattack"],
-        "protocol": found.protocol,
-        "warnings": [str(warning) for warning in found.warnings],
+        "stage_seconds": {stage.name: stage.seconds for stage in result.stages["autoattack"]},
+        "queries": result.queries["autoattack"],
+        "protocol": result.protocol,
+        "warnings": [str(warning) for warning in result.warnings],
     }
 
 
@@ -161,14 +161,14 @@ def compare(folder: Path) -> None:
 def ratios(group: list[dict[str, Any]]) -> list[str]:
     """Return how much longer pyautoattack took than ours, for runs alone on one device at one commit."""
     alone = [row for row in group if "note" not in row]
-    found = []
+    lines = []
     for mine, other in ((a, b) for a in alone for b in alone if a["who"] == "atas" != b["who"]):
         if all(mine["environment"][key] == other["environment"][key] for key in ("device", "commit")):
-            found += [
+            lines += [
                 "",
                 f"{name(other)}, took {other['seconds'] / mine['seconds']:.1f} times as long as {name(mine)}.",
             ]
-    return found
+    return lines
 
 
 def about(row: dict[str, Any]) -> tuple[str, int, int]:

@@ -45,8 +45,10 @@ def loaders(folder: Path, work: Path, args: argparse.Namespace, device: torch.de
         sets[f"packed {kind}"] = data.load("packed", work / kind)
     how = {"batch_size": args.batch, "pad": 4, "flip": True, "seed": 0, "device": device}
     return {
-        f"{name}, {workers} workers": StreamingLoader(found.train.images, found.train.labels, workers=workers, **how)
-        for name, found in sets.items()
+        f"{name}, {workers} workers": StreamingLoader(
+            dataset.train.images, dataset.train.labels, workers=workers, **how
+        )
+        for name, dataset in sets.items()
         for workers in args.workers
     }
 
@@ -89,11 +91,11 @@ def main() -> None:
             loader.close()
     rows = {}
     print(f"{'source':28} {'images/s':>10} {'GB/s of pixels':>15}   spread over rounds")
-    for name, found in speeds.items():
-        median = statistics.median(found)
-        rows[name] = {"images_per_second": median, "low": min(found), "high": max(found)}
+    for name, values in speeds.items():
+        median = statistics.median(values)
+        rows[name] = {"images_per_second": median, "low": min(values), "high": max(values)}
         print(
-            f"{name:28} {median:10.0f} {median * 3 * args.size**2 / 1e9:15.2f}   {min(found):.0f} to {max(found):.0f}"
+            f"{name:28} {median:10.0f} {median * 3 * args.size**2 / 1e9:15.2f}   {min(values):.0f} to {max(values):.0f}"
         )
     if args.json is not None:
         settings = {"images": examples, "size": args.size, "batch": args.batch, "rounds": args.rounds}

@@ -84,12 +84,12 @@ def main() -> None:
             rows.append(course(twice, seed, args))
             print(rows[-1], flush=True)
             if args.json:
-                found = {
+                document = {
                     "environment": environment.environment_info(torch.device("cpu")),
                     "settings": settings,
                     "runs": rows,
                 }
-                args.json.write_text(json.dumps(found, indent=1) + "\n")
+                args.json.write_text(json.dumps(document, indent=1) + "\n")
 
 
 if __name__ == "__main__":

@@ -102,9 +102,9 @@ def changed(method: PersistentPerturbation, index: Tensor, device: torch.device)
     """
     memory = method.memory
     draw = CounterRNG(method.seed, torch.tensor(0, device=device), index.to(device))
-    began = memory.encode(memory.threat.sample(draw, memory.delta.shape[1:], reset=True)).cpu()
-    found = memory.state_dict()["delta"][index.to(memory.delta.device)].cpu()
-    return float((found != began).flatten(1).any(1).float().mean())
+    initial = memory.encode(memory.threat.sample(draw, memory.delta.shape[1:], reset=True)).cpu()
+    rows = memory.state_dict()["delta"][index.to(memory.delta.device)].cpu()
+    return float((rows != initial).flatten(1).any(1).float().mean())
 
 
 def measure(args: argparse.Namespace) -> dict[str, Any]:
@@ -164,8 +164,8 @@ def main() -> None:
     parser.add_argument("--device", default="auto")
     parser.add_argument("--json", type=Path)
     args = parser.parse_args()
-    found = measure(args)
-    for key, value in found.items():
+    result = measure(args)
+    for key, value in result.items():
         print(f"{key:20} {value:,.2f}" if isinstance(value, float) else f"{key:20} {value}")
     if args.json is not None:
         args.json.parent.mkdir(parents=True, exist_ok=True)
@@ -173,7 +173,7 @@ def main() -> None:
         document = {
             "environment": environment.environment_info(select_device(args.device)),
             "settings": chosen,
-            **found,
+            **result,
         }
         write_text(args.json, json.dumps(document, indent=1) + "\n")
 

@@ -104,13 +104,13 @@ def measure(case: str, seed: int, epochs: int | None, keep_in: Path | None) -> d
     }
     if epochs is None:
         began = time.perf_counter()
-        found = atas.evaluate(run.model, data.test, threat=run.recipe.threat, attacks=("pgd10", "pgd50"))
+        result = atas.evaluate(run.model, data.test, threat=run.recipe.threat, attacks=("pgd10", "pgd50"))
         row |= {
             "evaluation_seconds": time.perf_counter() - began,
-            "examples": found.n,
-            "accuracy": found.accuracy,
-            "interval": found.interval,
-            "protocol": found.protocol,
+            "examples": result.n,
+            "accuracy": result.accuracy,
+            "interval": result.interval,
+            "protocol": result.protocol,
         }
     print(case, {key: value for key, value in row.items() if key not in ("environment", "protocol")}, flush=True)
     return row

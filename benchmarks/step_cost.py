@@ -80,12 +80,12 @@ def main() -> None:
         row = rows[name]
         print(f"{name:18} {row['ms']:10.1f} {row['relative']:9.2f}   {row['low']:.2f} to {row['high']:.2f}", flush=True)
     if args.json is not None:
-        found = {
+        document = {
             "environment": environment.environment_info(device),
             "settings": vars(args) | {"json": None},
             "rows": rows,
         }
-        args.json.write_text(json.dumps(found, indent=1) + "\n")
+        args.json.write_text(json.dumps(document, indent=1) + "\n")
 
 
 if __name__ == "__main__":

@@ -87,7 +87,7 @@ def test_norms_survive_a_stop(tmp_path):
 
 def test_missing_epochs_are_told(tmp_path):
     assert not gradient_norms.has_norms(tmp_path, 1)
-    with pytest.raises(DataError, match="does not hold the gradient norms of 3 epochs"):
+    with pytest.raises(DataError, match="lacks gradient norms of some of 3 epochs"):
         gradient_norms.read_norms(tmp_path, 3)
 
 

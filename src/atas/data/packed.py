@@ -74,7 +74,7 @@ def read_manifest(folder: Path) -> Manifest:
     """Read the manifest of a packed set."""
     path = folder / MANIFEST
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))
+        document = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError as error:
         if (folder / "train").is_dir():
             raise DataError(
@@ -88,15 +88,15 @@ def read_manifest(folder: Path) -> Manifest:
     except (OSError, ValueError) as error:
         raise DataError(f"cannot read {path} ({error}); {REPAIR}") from error
     try:
-        if found["kind"] != KIND:
+        if document["kind"] != KIND:
             raise DataError(f"{path} does not describe a packed set; give the folder that `atas data pack` wrote")
-        if found["version"] != VERSION:
-            raise DataError(f"{path} has version {found['version']}, and this atas reads {VERSION}; update atas")
-        if found["settings"]["format"] not in SUFFIXES:
-            raise ValueError(f"format {found['settings']['format']}")
-        splits = {split: tuple(Shard(**shard) for shard in found["splits"][split]) for split in ("train", "test")}
-        skipped = tuple((name, why) for name, why in found["skipped"])
-        return Manifest(folder, tuple(found["classes"]), found["settings"], found["source"], splits, skipped)
+        if document["version"] != VERSION:
+            raise DataError(f"{path} has version {document['version']}, and this atas reads {VERSION}; update atas")
+        if document["settings"]["format"] not in SUFFIXES:
+            raise ValueError(f"format {document['settings']['format']}")
+        splits = {split: tuple(Shard(**shard) for shard in document["splits"][split]) for split in ("train", "test")}
+        skipped = tuple((name, why) for name, why in document["skipped"])
+        return Manifest(folder, tuple(document["classes"]), document["settings"], document["source"], splits, skipped)
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         if isinstance(error, DataError):
             raise

@@ -168,10 +168,10 @@ class FigureStudy(MeasuredStudy):
         return files
 
 
-def by_panel(found: LineRecords) -> Iterator[tuple[str, LineRecords]]:
+def by_panel(results: LineRecords) -> Iterator[tuple[str, LineRecords]]:
     """Yield each panel with its lines, in the order of the first lines."""
-    for name in dict.fromkeys(line.panel for line, _ in found):
-        yield name, [pair for pair in found if pair[0].panel == name]
+    for name in dict.fromkeys(line.panel for line, _ in results):
+        yield name, [pair for pair in results if pair[0].panel == name]
 
 
 def entries(line: Line, records: Sequence[Record], kind: type[Measurement]) -> list[dict[str, Any]]:
@@ -184,9 +184,9 @@ DrawPanel = Callable[[Any, str, LineRecords], None]
 """Draws the lines of one panel into axes; called with the axes, the name of the panel, and its lines."""
 
 
-def two_column_figure(found: LineRecords, draw: DrawPanel, **options: Any) -> tuple[Any, Any]:
+def two_column_figure(results: LineRecords, draw: DrawPanel, **options: Any) -> tuple[Any, Any]:
     """Return a figure with a titled panel for each name, in two columns, and its grid of axes."""
-    groups = list(by_panel(found))
+    groups = list(by_panel(results))
     columns = min(2, len(groups))
     figure, grid = plots.panels(-(-len(groups) // columns), columns, **options)
     for axes in grid.flat[len(groups) :]:
@@ -197,9 +197,9 @@ def two_column_figure(found: LineRecords, draw: DrawPanel, **options: Any) -> tu
     return figure, grid
 
 
-def pgd10_figure(found: LineRecords, style: LineStyle, *, titles: bool) -> Any:
+def pgd10_figure(results: LineRecords, style: LineStyle, *, titles: bool) -> Any:
     """Return a figure of the PGD-10 accuracy on training images by epoch, with a panel for each name."""
-    groups = list(by_panel(found))
+    groups = list(by_panel(results))
     figure, grid = plots.panels(1, len(groups), width=6.0, height=3.9)
     for axes, (name, lines) in zip(grid.flat, groups, strict=True):
         draw_curves(axes, lines, "pgd10", style, scale=100)
@@ -246,14 +246,14 @@ def collapse_epochs(records: Sequence[Record]) -> list[int | None]:
 
 
 def draw_curves(
-    axes: Any, found: LineRecords, key: str, style: LineStyle, *, scale: float = 1.0, share: bool = False
+    axes: Any, results: LineRecords, key: str, style: LineStyle, *, scale: float = 1.0, share: bool = False
 ) -> None:
     """Draw a line for each run; lines of further seeds are thin.
 
     With `share`, the horizontal axis is the percentage of the training, for methods with different numbers of epochs.
     """
-    plots.placeholder(axes, [record for _, records in found for record in records])
-    for line, records in found:
+    plots.placeholder(axes, [record for _, records in results for record in records])
+    for line, records in results:
         colour, dashes = style(line)
         for number, record in enumerate(records):
             epochs = metric_curve(record, "epoch")
@@ -280,11 +280,11 @@ def mean_step_cells(line: Line, records: Sequence[Record], fixed: float | None, 
 
 
 def curve_table(
-    found: LineRecords, extra: Callable[[Line, Sequence[Record]], Sequence[str]], header: Sequence[str]
+    results: LineRecords, extra: Callable[[Line, Sequence[Record]], Sequence[str]], header: Sequence[str]
 ) -> Table:
     """Return a table of the PGD-10 accuracy on training images: best epoch, last epoch, collapse, and `extra` cells."""
     lines, rows = [], []
-    for line, records in found:
+    for line, records in results:
         values = [metric_curve(record, "pgd10", 100) for record in records]
         best, last = [max(value) for value in values], [value[-1] for value in values]
         cells = [f"{mean(accuracies):.1f}" if accuracies else "-" for accuracies in (best, last)]

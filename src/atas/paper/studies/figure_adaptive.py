@@ -50,9 +50,9 @@ class Adaptive(FigureStudy):
 
     def picture(self, options: StudyOptions, store: Store) -> Any:
         """Draw the PGD-10 accuracy on training images by epoch."""
-        found = self.line_records(options, store)
-        styles = dict(zip(dict.fromkeys(line.name for line, _ in found), _STYLES, strict=True))
-        return figure_study.pgd10_figure(found, lambda line: styles[line.name], titles=True)
+        results = self.line_records(options, store)
+        styles = dict(zip(dict.fromkeys(line.name for line, _ in results), _STYLES, strict=True))
+        return figure_study.pgd10_figure(results, lambda line: styles[line.name], titles=True)
 
 
 _STYLES = ((plots.ORANGE, "--"), (plots.RED, ":"), (plots.BLUE, "-"))

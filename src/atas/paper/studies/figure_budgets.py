@@ -38,25 +38,25 @@ class Budgets(FigureStudy):
         """Return our accuracies, the paper's, and the differences."""
         lines, rows = [], []
         for line, records in self.line_records(options, store):
-            eps, ours, theirs = (
+            eps, ours, paper = (
                 line.trial.resolved_recipe.method.eps,
                 summarize_seeds(records, ATTACK),
                 _published(line),
             )
-            printed = "-" if theirs is None else f"{theirs:.2f}"
-            shown = [str(ours or "-"), printed, format_difference(ours, theirs)]
+            printed = "-" if paper is None else f"{paper:.2f}"
+            shown = [str(ours or "-"), printed, format_difference(ours, paper)]
             lines.append([line.panel, line.name, format_eps(eps), *shown, seed_list(records)])
             known = None if ours is None else ours.to_json()
             rows.append(
-                {"panel": line.panel, "method": line.name, "eps": format_eps(eps), "ours": known, "paper": theirs}
+                {"panel": line.panel, "method": line.name, "eps": format_eps(eps), "ours": known, "paper": paper}
             )
         header = ["data, network", "method", "eps", "ours", "paper", "difference", "seeds"]
         return Table(header, lines, rows)
 
     def picture(self, options: StudyOptions, store: Store) -> Any:
         """Draw a panel for each data set and network."""
-        found = self.line_records(options, store)
-        figure, grid = two_column_figure(found, _draw_panel, width=5.0, height=3.8)
+        results = self.line_records(options, store)
+        figure, grid = two_column_figure(results, _draw_panel, width=5.0, height=3.8)
         plots.legend(figure, grid, 5)
         return figure
 
@@ -68,29 +68,31 @@ def _fewer(grid: Grid) -> Grid:
 
 def _published(line: Line) -> float | None:
     data, _, network = line.panel.partition(", ")
-    theirs = published.lookup(data, network, line.trial.resolved_recipe.method.eps, line.name)
-    return None if theirs is None else theirs.accuracy(ATTACK)
+    paper = published.lookup(data, network, line.trial.resolved_recipe.method.eps, line.name)
+    return None if paper is None else paper.accuracy(ATTACK)
 
 
-def _draw_panel(axes: Any, name: str, found: LineRecords) -> None:
+def _draw_panel(axes: Any, name: str, results: LineRecords) -> None:
     """Draw our accuracies as lines with intervals and the paper's as open markers, shifted a little by method."""
-    methods = list(dict.fromkeys(line.name for line, _ in found))
-    smallest = min(line.trial.resolved_recipe.method.eps for line, _ in found)
+    methods = list(dict.fromkeys(line.name for line, _ in results))
+    smallest = min(line.trial.resolved_recipe.method.eps for line, _ in results)
     for number, method in enumerate(methods):
         colour, style, marker = plots.METHOD_STYLES[method]
-        own = [(line, summarize_seeds(records, ATTACK)) for line, records in found if line.name == method]
+        own = [(line, summarize_seeds(records, ATTACK)) for line, records in results if line.name == method]
         aside = _OFFSET * smallest * (number - (len(methods) - 1) / 2)
-        places = [axis_unit(smallest)[0] * (line.trial.resolved_recipe.method.eps + aside) for line, _ in own]
-        ours = [(x, known) for x, (_, known) in zip(places, own, strict=True) if known is not None]
+        positions = [axis_unit(smallest)[0] * (line.trial.resolved_recipe.method.eps + aside) for line, _ in own]
+        ours = [(x, known) for x, (_, known) in zip(positions, own, strict=True) if known is not None]
         if ours:
             x = [x for x, _ in ours]
             axes.plot(x, [known.value for _, known in ours], style, marker=marker, color=colour, label=method)
             axes.vlines(x, [known.low for _, known in ours], [known.high for _, known in ours], color=colour)
-        points = [(x, y) for x, y in zip(places, [_published(line) for line, _ in own], strict=True) if y is not None]
+        points = [
+            (x, y) for x, y in zip(positions, [_published(line) for line, _ in own], strict=True) if y is not None
+        ]
         if points:
             axes.plot(*zip(*points, strict=True), " ", marker=marker, color=colour, fillstyle="none")
             axes.plot([], [], " ", marker="o", color=plots.GREY, fillstyle="none", label="paper")
-    budgets = [line.trial.resolved_recipe.method.eps for line, _ in found]
+    budgets = [line.trial.resolved_recipe.method.eps for line, _ in results]
     plots.budget_axis(axes, budgets, *axis_unit(budgets[0]))
     axes.set_ylabel("AutoAttack accuracy, test images, %")
     axes.set_ylim(bottom=-1)

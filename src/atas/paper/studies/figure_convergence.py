@@ -64,9 +64,9 @@ class Convergence(FigureStudy):
         return figure
 
 
-def _draw_panel(axes: Any, name: str, found: LineRecords) -> None:
-    figure_study.draw_curves(axes, found, "pgd10_loss", lambda line: plots.METHOD_STYLES[line.name][:2], share=True)
-    losses = [figure_study.metric_curve(record, "pgd10_loss") for _, records in found for record in records]
+def _draw_panel(axes: Any, name: str, results: LineRecords) -> None:
+    figure_study.draw_curves(axes, results, "pgd10_loss", lambda line: plots.METHOD_STYLES[line.name][:2], share=True)
+    losses = [figure_study.metric_curve(record, "pgd10_loss") for _, records in results for record in records]
     if losses:  # the losses of a collapsed run are far larger, and matplotlib's margin is a share of the range
         axes.set_ylim(_BOTTOM * min(map(min, losses)), _TOP * max(loss[0] for loss in losses))
     axes.set_ylabel("training loss under PGD-10")

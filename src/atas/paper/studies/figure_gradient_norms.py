@@ -44,12 +44,12 @@ class GradientNorms(FigureStudy):
         for line, records in self.line_records(options, store):
             eps = line.trial.resolved_recipe.method.eps
             tails = {kind: [record.observed["norms"]["tail"][kind] for record in records] for kind in _KINDS}
-            theirs = (
+            paper = (
                 published.convergence_gap(eps) if (line.panel, line.name) == ("cifar10", "preact-resnet18") else None
             )
             cells = [f"{mean(tails[kind]):.3f}" if records else "-" for kind in _KINDS]
             bounds = [f"{value:.3f}" for value in both_ratios(mean(tails["mean"]), _BETA)] if records else ["-", "-"]
-            printed = "-" if theirs is None else f"{theirs['ratio']:.1f}"
+            printed = "-" if paper is None else f"{paper['ratio']:.1f}"
             lines.append([line.panel, line.name, format_eps(eps), *cells, printed, *bounds, seed_list(records)])
             rows.append({"data": line.panel, "network": line.name, "eps": format_eps(eps), "tail": tails})
         header = ["data", "network", "eps", *(f"tail, {kind}" for kind in _KINDS), "paper"]
@@ -62,30 +62,30 @@ class GradientNorms(FigureStudy):
 
     def picture(self, options: StudyOptions, store: Store) -> Any:
         """Draw the histogram of the first run, and the tail by budget."""
-        found = self.line_records(options, store)
+        results = self.line_records(options, store)
         figure, grid = plots.panels(1, 2, width=5.2, height=3.9)
         factor, called = axis_unit(QUICK_EPS if options.quick else 8 / 255)
         left, right = grid[0]
-        shown = next(((line, records[0]) for line, records in found if records), None)
+        shown = next(((line, records[0]) for line, records in results if records), None)
         plots.placeholder(left, [shown] if shown else [])
         if shown:
             _histogram(left, *shown)
-        for data, network in dict.fromkeys((line.panel, line.name) for line, _ in found):
+        for data, network in dict.fromkeys((line.panel, line.name) for line, _ in results):
             points = [
                 (line.trial.resolved_recipe.method.eps, mean([r.observed["norms"]["tail"]["mean"] for r in records]))
-                for line, records in found
+                for line, records in results
                 if (line.panel, line.name) == (data, network) and records
             ]
             if points:
                 colour, style, marker = _STYLES.get((data, network), (plots.BLUE, "-", "o"))
                 x, y = [factor * eps for eps, _ in points], [tail for _, tail in points]
                 right.plot(x, y, style, marker=marker, color=colour, label=f"{data}, {network}")
-        theirs = [(eps, published.convergence_gap(eps)) for eps in published.budgets("cifar10")]
+        paper = [(eps, published.convergence_gap(eps)) for eps in published.budgets("cifar10")]
         if not options.quick:
-            budgets, known = [factor * eps for eps, _ in theirs], [gap["ratio"] for _, gap in theirs if gap]
+            budgets, known = [factor * eps for eps, _ in paper], [gap["ratio"] for _, gap in paper if gap]
             right.plot(budgets, known, " ", marker="x", color=plots.BLACK, label="paper: cifar10, preact-resnet18")
         right.axhline(1, color=plots.GREY, linewidth=1)
-        run = [pair for pair in found if pair[1]] or found
+        run = [pair for pair in results if pair[1]] or results
         plots.budget_axis(right, [line.trial.resolved_recipe.method.eps for line, _ in run], factor, called)
         right.set_ylabel("mean G² / (mean G)²")
         right.set_title("how long the tail is (1: all norms equal)", fontsize=11)

@@ -48,9 +48,9 @@ class StepSize(FigureStudy):
 
     def table(self, options: StudyOptions, store: Store) -> Table:
         """Return gap, accuracy and collapse for each step."""
-        lines, rows, found = [], [], self.line_records(options, store)
-        gaps = {line.panel: _gaps(found, line.panel) for line, _ in found}
-        for line, records in found:
+        lines, rows, results = [], [], self.line_records(options, store)
+        gaps = {line.panel: _gaps(results, line.panel) for line, _ in results}
+        for line, records in results:
             gap = {start: values[line.name] for start, values in gaps[line.panel].items()}
             accuracy = summarize_seeds(records, _ATTACK)
             shown = [f"{gap[start]:.3f}" if start in gap else "-" for start in _STARTS]
@@ -66,24 +66,24 @@ class StepSize(FigureStudy):
                     "collapsed_in_epoch": [record.collapsed_in for record in records],
                 }
             )
-        counts = {entry["n"] for pair in found for entry in entries(*pair, StepGap)}
+        counts = {entry["n"] for pair in results for entry in entries(*pair, StepGap)}
         note = f"Gaps are means over {', '.join(f'{n:,}' for n in sorted(counts)) or 'no'} training images."
         header = ["method", "step", *(f"gap from {start}" for start in _STARTS), "PGD-10, test, %", "collapse", "seeds"]
         return Table(header, lines, rows, notes=(note,))
 
     def picture(self, options: StudyOptions, store: Store) -> Any:
         """Draw the gap above the accuracy, with a column for each method."""
-        found = self.line_records(options, store)
-        names = list(dict.fromkeys(line.panel for line, _ in found))
+        results = self.line_records(options, store)
+        names = list(dict.fromkeys(line.panel for line, _ in results))
         figure_, grid = plots.panels(2, len(names), height=3.0, sharex="col", sharey="row")
         factor, called = axis_unit(QUICK_EPS if options.quick else _EPS)
         for column, name in enumerate(names):
             colour, _, marker = plots.METHOD_STYLES[name]
             above, below = grid[0, column], grid[1, column]
-            lines = [(line, records) for line, records in found if line.panel == name]
+            lines = [(line, records) for line, records in results if line.panel == name]
             own = {line.name: line.trial.resolved_recipe.method.settings for line, _ in lines}
             steps = {step: factor * settings.get("step_size", _OWN[name]) for step, settings in own.items()}
-            gaps = _gaps(found, name)
+            gaps = _gaps(results, name)
             for start, style in _STARTS.items():
                 values = gaps.get(start, {})
                 x = [steps[step] for step in values]
@@ -100,9 +100,9 @@ class StepSize(FigureStudy):
         return figure_
 
 
-def _gaps(found: LineRecords, method: str) -> dict[str, dict[str, float]]:
+def _gaps(results: LineRecords, method: str) -> dict[str, dict[str, float]]:
     """Return the mean gap over seeds, by start and step."""
-    measured = [entry for pair in found if pair[0].panel == method for entry in entries(*pair, StepGap)]
+    measured = [entry for pair in results if pair[0].panel == method for entry in entries(*pair, StepGap)]
     steps = measured[0]["steps"] if measured else []
     return {
         start: {
@@ -116,8 +116,8 @@ def _gaps(found: LineRecords, method: str) -> dict[str, dict[str, float]]:
 def _accuracies(axes: Any, lines: LineRecords, steps: dict[str, float], colour: str, marker: str) -> None:
     points = [(steps[line.name], summarize_seeds(records, _ATTACK), records) for line, records in lines if records]
     plots.placeholder(axes, points)
-    known = [(x, found, records) for x, found, records in points if found is not None]
-    axes.plot([x for x, _, _ in known], [found.value for _, found, _ in known], "-", marker=marker, color=colour)
+    known = [(x, stats, records) for x, stats, records in points if stats is not None]
+    axes.plot([x for x, _, _ in known], [stats.value for _, stats, _ in known], "-", marker=marker, color=colour)
     axes.vlines([x for x, _, _ in known], [f.low for _, f, _ in known], [f.high for _, f, _ in known], color=colour)
     collapsed = [(x, stats.value) for x, stats, records in known if any(r.collapsed_in for r in records)]
     if collapsed:

@@ -50,9 +50,9 @@ class Steps(FigureStudy):
 
     def picture(self, options: StudyOptions, store: Store) -> Any:
         """Draw norms above steps, with a column for each network."""
-        found = self.line_records(options, store)
-        figure, grid = plots.panels(2, len(found), width=5.0, height=3.0, sharex="col")
-        for column, (line, records) in enumerate(found):
+        results = self.line_records(options, store)
+        figure, grid = plots.panels(2, len(results), width=5.0, height=3.0, sharex="col")
+        for column, (line, records) in enumerate(results):
             settings = line.trial.resolved_recipe
             factor, called = axis_unit(settings.method.eps)
             for row, (kind, name) in enumerate(_KINDS.items()):

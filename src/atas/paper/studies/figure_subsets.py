@@ -20,7 +20,6 @@ from atas.sweeps.trial import Trial, format_eps
 
 _EXAMPLES = {"cifar10": 50_000, "cifar100": 50_000, "digits": 1_297}
 _SUBSETS = ((1, 2), (1, 3), (1, 4), (7, 10), (8, 10), (9, 10))
-_QUICK_SUBSETS = ((1, 2), (1, 4), (7, 10), (9, 10))
 _STYLES = dict(zip(_SUBSETS, plots.SERIES_STYLES, strict=True))
 
 
@@ -57,6 +56,8 @@ class Subsets(FigureStudy):
 
     accepted_options = ("methods", "eps", "seeds", "examples", "values", "reuse")
     required_measurements = (Curves.name,)
+    quick_subsets: tuple[tuple[int, int], ...] = ((1, 2), (1, 4), (7, 10), (9, 10))
+    """First and last decile of each subset in the quick form."""
 
     def dependencies(self, options: StudyOptions) -> list[Trial]:
         """Return the runs that rank the images."""
@@ -68,14 +69,14 @@ class Subsets(FigureStudy):
         budgets = select_budgets(options.eps, tuple(dict.fromkeys(setting.eps for setting in known)))
         settings = [s for s in known if s.method in self._methods(options) and s.eps in budgets]
         ranks = dict(zip(self._methods(options), self.dependencies(options), strict=True))
-        parts = itertools.product(settings, _QUICK_SUBSETS if options.quick else _SUBSETS)
+        parts = itertools.product(settings, self.quick_subsets if options.quick else _SUBSETS)
         return [self._line(options, setting, NormSubset(ranks[setting.method], *ends)) for setting, ends in parts]
 
     def table(self, options: StudyOptions, store: Store) -> Table:
         """Return accuracies of each subset, and the share of each class in each decile."""
-        found = self.line_records(options, store)
-        table = figure_study.curve_table(found, _extra_cells, ["all images, last", "iterations"])
-        pairs = zip(table.rows, found, strict=True)
+        results = self.line_records(options, store)
+        table = figure_study.curve_table(results, _extra_cells, ["all images, last", "iterations"])
+        pairs = zip(table.rows, results, strict=True)
         rows = [row | {"pgd10_percent_of_all_images": _accuracy_on_all(*pair)} for row, pair in pairs]
         return replace(table, rows=rows, notes=self._shares(options, store))
 
@@ -112,20 +113,20 @@ class Subsets(FigureStudy):
             header = ["subset", *(f"class {number}" for number in range(len(shares[0])))]
             rows = [[f"D_{n}^{n}", *(f"{share:.1f}" for share in row)] for n, row in enumerate(shares, 1)]
             least, most = min(map(min, shares)), max(map(max, shares))
-            theirs = (
+            paper = (
                 "" if options.quick else " (the paper: {:.2f} and {:.2f})".format(*published.class_share_of_subsets())
             )
             notes += [
                 f"Shares of the classes, in percent, as {method} with a step of "
                 f"{format_eps(trial.resolved_recipe.method.settings['max_step'])} ranks the images: least {least:.2f}, "
-                f"most {most:.2f}{theirs}.",
+                f"most {most:.2f}{paper}.",
                 "\n".join(markdown.table(header, rows, left=1)),
             ]
         return notes
 
 
-def _draw_panel(axes: Any, name: str, found: LineRecords) -> None:
-    figure_study.draw_curves(axes, found, "pgd10", _style, scale=100, share=True)
+def _draw_panel(axes: Any, name: str, results: LineRecords) -> None:
+    figure_study.draw_curves(axes, results, "pgd10", _style, scale=100, share=True)
 
 
 def _style(line: Line) -> tuple[str, str]:

@@ -46,13 +46,13 @@ class Schedules(TrainingStudy):
             trials = [self._trial(options, *cell, kind, 0) for kind in KINDS]
             records = [known.get(trial.row, []) for trial in trials]
             failed += [error for trial in trials for error in errors.get(trial.row, [])]
-            shown += [record for found in records for record in found]
-            figures = [summarize_seeds(found, ATTACK) for found in records]
+            shown += [record for group in records for record in group]
+            figures = [summarize_seeds(group, ATTACK) for group in records]
             network, method, eps = cell
             own = recipes.load(self._base(options, *cell)[0]).schedule.name
             verdict = _verdict(figures)
             rows.append(
-                [method, f"{network}, {format_eps(eps)}", *(str(found or "-") for found in figures), verdict, own]
+                [method, f"{network}, {format_eps(eps)}", *(str(ours or "-") for ours in figures), verdict, own]
             )
             rows[-1].append(_time(records))
             content.append(_json(cell, figures, records, verdict, own))
@@ -114,7 +114,7 @@ def _verdict(figures: list[SeedStats | None]) -> str:
 
 
 def _time(records: list[list[Record]]) -> str:
-    return " / ".join(format_training_time(found) or "-" for found in records)
+    return " / ".join(format_training_time(group) or "-" for group in records)
 
 
 def _json(
@@ -128,9 +128,9 @@ def _json(
         "better": verdict,
         "recipe": own,
     }
-    for kind, ours, found in zip(KINDS, figures, records, strict=True):
+    for kind, ours, group in zip(KINDS, figures, records, strict=True):
         row[kind] = None if ours is None else ours.to_json()
-        row[f"{kind}_runs"] = [record.key for record in found]
+        row[f"{kind}_runs"] = [record.key for record in group]
     return row
 
 

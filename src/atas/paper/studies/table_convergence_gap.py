@@ -25,21 +25,21 @@ class ConvergenceGap(MeasuredStudy):
         """Return ATTA and ATAS for each budget."""
         grid = digits() if options.quick else cifar("cifar10", tuple(published.budgets("cifar10")))
         loss = RobustLoss(_QUICK_IMAGES if options.quick else None)
-        found = []
+        lines = []
         for eps in select_budgets(options.eps, (QUICK_EPS,) if options.quick else grid.budgets):
             for method, more in (("atta", (loss, Curves())), ("atas", (loss, Curves(), Norms()))):
                 trial = self.trial(options, grid, (grid.networks[0], method, eps), more)
-                found.append(Line(format_eps(eps), method, trial))
-        return found
+                lines.append(Line(format_eps(eps), method, trial))
+        return lines
 
     def table(self, options: StudyOptions, store: Store) -> Table:
         """Return gap and ratio of the losses: under PGD-10, by the methods' own training losses, and the paper's."""
-        found, lines, rows = self.line_records(options, store), [], []
-        robust = [[float(entry["loss"]) for entry in entries(*pair, RobustLoss)] for pair in found]
-        own = [[figure_study.metric_curve(record, "loss")[-1] for record in records] for _, records in found]
-        for number, (line, _) in enumerate(found[::2]):
-            atas = found[2 * number + 1][1]
-            theirs = published.convergence_gap(line.trial.resolved_recipe.method.eps) if not options.quick else None
+        results, lines, rows = self.line_records(options, store), [], []
+        robust = [[float(entry["loss"]) for entry in entries(*pair, RobustLoss)] for pair in results]
+        own = [[figure_study.metric_curve(record, "loss")[-1] for record in records] for _, records in results]
+        for number, (line, _) in enumerate(results[::2]):
+            atas = results[2 * number + 1][1]
+            paper = published.convergence_gap(line.trial.resolved_recipe.method.eps) if not options.quick else None
             tails = [record.observed[Norms.name]["tail"]["mean"] for record in atas if Norms.name in record.observed]
             bounds = both_ratios(mean(tails), _BETA) if tails else None
             tail = [f"{mean(tails):.2f}", *(f"{value:.2f}" for value in bounds)] if bounds else ["-"] * 3
@@ -50,11 +50,11 @@ class ConvergenceGap(MeasuredStudy):
                 lines.append([line.panel, f"ours: {name}", *tail, *cells, *gap, seed_list(atas)])
                 rows.append({"eps": line.panel, "loss": name, "atta": both[0], "atas": both[1], "tail": tails})
                 tail = [""] * 3
-            if theirs:
-                gap = [f"{theirs['gap']:+.2f}", f"{theirs['loss_ratio']:.2f}"]
-                lines.append([line.panel, "paper", f"{theirs['ratio']:.1f}", *[""] * 4, *gap, ""])
+            if paper:
+                gap = [f"{paper['gap']:+.2f}", f"{paper['loss_ratio']:.2f}"]
+                lines.append([line.panel, "paper", f"{paper['ratio']:.1f}", *[""] * 4, *gap, ""])
         header = ["eps", "loss", "tail", "ratio printed", "ratio right", "ATTA", "ATAS", "gap", "ATTA/ATAS", "seeds"]
-        count = sorted({entry["n"] for pair in found for entry in entries(*pair, RobustLoss)})
+        count = sorted({entry["n"] for pair in results for entry in entries(*pair, RobustLoss)})
         note = (
             f"PGD-10 on {', '.join(f'{n:,}' for n in count) or 'no'} training images, not augmented. The paper takes "
             "its ratio from its figure of gradient norms, whose caption has neither root nor beta: so it is most "

@@ -122,7 +122,7 @@ def _ratios(result: TheoryResult) -> list[list[str]]:
             f"{bounds.ratio(row[0][0], result.beta):.3f}",
             f"{bounds.printed_ratio(row[0][0], result.beta):.3f}",
             f"{bounds.sharp_ratio(row[0][0]):.3f}",
-            *(f"{found:.3f}" for _, found in row),
+            *(f"{ratio:.3f}" for _, ratio in row),
         ]
         for row in zip(*measured, strict=True)
     ]
@@ -130,15 +130,15 @@ def _ratios(result: TheoryResult) -> list[list[str]]:
 
 def _published(result: TheoryResult) -> list[list[str]]:
     """Return both readings of the published value: as the tail, and as the printed ratio of another tail."""
-    beta, found = result.beta, []
+    beta, rows = result.beta, []
     for eps in published.budgets("cifar10"):
         gap = published.convergence_gap(eps)
         assert gap is not None
         value = gap["ratio"]
         tails = (value, (value / bounds.printed_ratio(1, beta)) ** 2)
         ratios = [*(bounds.ratio(at, beta) for at in tails), *(bounds.sharp_ratio(at) for at in tails)]
-        found.append([format_eps(eps), f"{value:g}", *(f"{ratio:.3f}" for ratio in ratios)])
-    return found
+        rows.append([format_eps(eps), f"{value:g}", *(f"{ratio:.3f}" for ratio in ratios)])
+    return rows
 
 
 def _example(row: RegretMeasurement, beta: float) -> list[str]:
@@ -212,13 +212,13 @@ def _plot_ratio(axes: Any, result: TheoryResult) -> None:
     axes.plot(tails, [bounds.printed_ratio(at, beta) for at in tails], "--", color=RED, label="bounds, as printed")
     axes.plot(tails, [bounds.ratio(at, beta) for at in tails], "-", color=GREY, label="bounds, mended", linewidth=1.8)
     axes.plot(tails, [bounds.sharp_ratio(at) for at in tails], ":", color="black", label="bounds, mended and sharper")
-    for label, marker, colour, found in (
+    for label, marker, colour, points in (
         ("linear problem", "o", BLUE, result.measured_ratios("linear")),
         ("linear, steps of the sharper bound", "x", BLUE, result.measured_ratios("linear", adaptive=SHARP)),
         ("saddle problem", "^", GREEN, result.measured_ratios("saddle")),
         ("saddle, SGDBCA told the norms", "v", ORANGE, result.measured_ratios("saddle", KNOWN_NORMS)),
     ):
-        axes.plot(*zip(*found, strict=True), marker, color=colour, label=label)
+        axes.plot(*zip(*points, strict=True), marker, color=colour, label=label)
     axes.axhline(1, color="black", linewidth=0.8)
     axes.text(last, 1.02, "above: ASGDBCA is better", ha="right", va="bottom", fontsize=9)
     axes.set(xlabel="tail of the norms: mean G² / (mean G)²", ylabel="SGDBCA / ASGDBCA")
@@ -283,9 +283,9 @@ def write_results(folder: Path, quick: bool, sizes: Sizes | None = None) -> tupl
     """Run the study and write theory.json, theory.md, theory.png and theory.svg."""
     result = run_experiment(quick=quick, sizes=sizes)
     folder.mkdir(parents=True, exist_ok=True)
-    found = {"environment": environment_info(torch.device("cpu")), **result.to_json()}
+    document = {"environment": environment_info(torch.device("cpu")), **result.to_json()}
     files = tuple(folder / f"theory.{kind}" for kind in ("json", "md", "png", "svg"))
-    write_text(files[0], json.dumps(found, indent=1) + "\n")
+    write_text(files[0], json.dumps(document, indent=1) + "\n")
     write_text(files[1], table(result))
     figure = draw(result)
     for picture in files[2:]:
