@@ -31,7 +31,8 @@ def test_times_are_ordered_and_add_up(results):
             found.epoch_seconds * load("digits-small-cnn-atas").training.epochs
         )
         assert found.peak_memory > 2**20
-        assert 0 < found.achieved < 1.5 * found.ceiling
+        assert found.achieved == pytest.approx(found.flop / (found.step.median / 1000))
+        assert found.ceiling > 0  # measured at another moment: on a busy machine a step may be faster
 
 
 def test_the_arithmetic_of_the_methods(results):
@@ -61,8 +62,8 @@ def test_whether_data_or_compute_sets_the_pace(results, monkeypatch):
     digits = load_data(recipe)
     train = data.Split(Slow(digits.train.images[:64]), digits.train.labels[:64], digits.train.classes)
     monkeypatch.setattr("atas.training.bench.load_data", lambda settings: data.Dataset("slow", train, digits.test))
-    monkeypatch.setattr("atas.training.bench._ROUNDS", 1)
-    slow = bench(recipe.with_values({"data.loading": "streaming", "data.workers": 1, "engine.device": "cpu"}), steps=2)
+    streamed = {"data.loading": "streaming", "data.workers": 1, "engine.device": "cpu"}
+    slow = bench(recipe.with_values(streamed), steps=2, rounds=1)
     assert slow.data.median >= 200
     assert slow.step.median >= 200
     assert slow.limit == slow.to_json()["limit"] == "data"

@@ -18,7 +18,7 @@ METHODS += ["atas-literal", "pgd", "trades"]
 def test_interrupted_in_the_middle_of_an_epoch(method, tmp_path, train_toy, interrupt_after, assert_same_run):
     values = {"training.ema": 0.9, "training.epochs": 2}
     train_toy(tmp_path / "whole", method, values)
-    with pytest.raises(Interrupted, match=r"stopped after batch 2 of epoch 2; the run is saved, continue with: atas train"):
+    with pytest.raises(Interrupted, match=r"after batch 2 of epoch 2; the run is saved, continue with: atas train"):
         train_toy(tmp_path / "parts", method, values, live=interrupt_after(6))
     train_toy(tmp_path / "parts", method, values, resume=True)
     assert_same_run(tmp_path / "whole", tmp_path / "parts")

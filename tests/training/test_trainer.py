@@ -534,7 +534,7 @@ def test_a_folder_that_holds_something_else(tmp_path, train_toy):
 def test_a_folder_that_holds_a_run(tmp_path, train_toy, assert_same_run):
     train_toy(tmp_path / "run", values={"training.epochs": 1})
     kept = {path: path.read_bytes() for path in (tmp_path / "run").rglob("*") if path.is_file()}
-    with pytest.raises(UsageError, match=r"there is a run in .* already; continue it with --resume, start again with --overw"):
+    with pytest.raises(UsageError, match=r"a run in .* already; continue it with --resume, start again with --overw"):
         train_toy(tmp_path / "run")
     assert {path: path.read_bytes() for path in (tmp_path / "run").rglob("*") if path.is_file()} == kept
     (tmp_path / "run" / "evaluation.json").write_text("{}")

@@ -31,7 +31,6 @@ from atas.training.progress import TrainingProgress
 
 _WARMUP_STEPS = 3
 _MIN_EPOCHS = 30  # so that the schedule lasts for all rounds
-_ROUNDS = 5
 _SIZES = {"cifar10": (50_000, (3, 32, 32), 10), "cifar100": (50_000, (3, 32, 32), 100)}
 _FOLDER_EXAMPLES = 2048
 _DATA_BOUND = 0.9  # of a step's time: if data alone takes more, steps wait for data
@@ -81,9 +80,9 @@ class BenchResult:
         return asdict(self) | {"achieved": self.achieved, "limit": self.limit}
 
 
-def bench(recipe: Recipe, steps: int = 20, progress: TrainingProgress | None = None) -> BenchResult:
-    """Time `steps` steps in each of five rounds, after a warm-up. Images are random, of the recipe's size; streamed and
-    packed data is read itself."""
+def bench(recipe: Recipe, steps: int = 20, progress: TrainingProgress | None = None, *, rounds: int = 5) -> BenchResult:
+    """Time `steps` steps in each of several rounds, after a warm-up. Images are random, of the recipe's size;
+    streamed and packed data is read itself."""
     progress = progress or TrainingProgress(quiet=True)
     device = select_device(recipe.engine.device)
     images = _images(recipe)
@@ -93,13 +92,13 @@ def bench(recipe: Recipe, steps: int = 20, progress: TrainingProgress | None = N
     start_up = time.perf_counter() - began
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)
-    step = _time(engine, steps, device)
+    step = _time(engine, steps, rounds, device)
     peak = torch.cuda.max_memory_allocated(device) if device.type == "cuda" else _resident_bytes()
-    data_timing = _time_data(engine, steps, device)
+    data_timing = _time_data(engine, steps, rounds, device)
     progress.log("timing the eager engine ...")
     plain = recipe.with_values({"engine.kind": "eager"})
     reference = _engine(plain, images, progress)
-    eager = step if engine.kind == reference.kind else _time(reference, max(3, steps // 10), device)
+    eager = step if engine.kind == reference.kind else _time(reference, max(3, steps // 10), rounds, device)
     stages = _stages(reference, device)
     flop = _flop(reference)
     for each in (engine, reference):
@@ -144,12 +143,12 @@ def _engine(recipe: Recipe, images: data.Dataset, progress: TrainingProgress) ->
     return build(recipe, images, build_model(recipe, images), progress.log).engine
 
 
-def _time(engine: Engine, steps: int, device: torch.device) -> Timing:
+def _time(engine: Engine, steps: int, rounds: int, device: torch.device) -> Timing:
     last = engine.recipe.training.epochs - 1  # past any warm-up of the method
-    return _rounds(lambda: engine.start_epoch(last, 0), lambda batch: engine.step(), engine, steps, device)
+    return _rounds(lambda: engine.start_epoch(last, 0), lambda batch: engine.step(), engine, steps, rounds, device)
 
 
-def _time_data(engine: Engine, steps: int, device: torch.device) -> Timing:
+def _time_data(engine: Engine, steps: int, rounds: int, device: torch.device) -> Timing:
     """Time the data alone: read batches, copy them to the device, crop and resize."""
     loader, epoch = engine.loader, engine.method.epoch
     order = loader.order(engine.recipe.training.epochs - 1)
@@ -159,15 +158,20 @@ def _time_data(engine: Engine, steps: int, device: torch.device) -> Timing:
         loader.prefetch(batch)
         loader.take(indices[batch].to(device), epoch)
 
-    return _rounds(lambda: loader.start_epoch(order, 0), load, engine, steps, device)
+    return _rounds(lambda: loader.start_epoch(order, 0), load, engine, steps, rounds, device)
 
 
 def _rounds(
-    begin: Callable[[], None], step: Callable[[int], None], engine: Engine, steps: int, device: torch.device
+    begin: Callable[[], None],
+    step: Callable[[int], None],
+    engine: Engine,
+    steps: int,
+    rounds: int,
+    device: torch.device,
 ) -> Timing:
     steps = min(steps, max(1, len(engine.loader) - 1))
     times = []
-    for _ in range(_ROUNDS + 1):
+    for _ in range(rounds + 1):
         begin()
         for batch in range(min(_WARMUP_STEPS, steps)):
             step(batch)
@@ -177,7 +181,7 @@ def _rounds(
             step(batch)
         times.append((_now(device) - began) / steps * 1e3)
     times = times[1:]
-    return Timing(statistics.median(times), min(times), max(times), steps * _ROUNDS)
+    return Timing(statistics.median(times), min(times), max(times), steps * rounds)
 
 
 def _stages(engine: Engine, device: torch.device) -> dict[str, float]:
