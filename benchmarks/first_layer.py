@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 import atas
 from atas._utils import environment
-from atas.models.preact_resnet import _Block
+from atas.models.preact_resnet import PreActBlock
 
 _WIDTH = 16
 _EPS = 0.15
@@ -32,7 +32,7 @@ class Small(nn.Module):
         super().__init__()
         self.conv1 = nn.Conv2d(1, _WIDTH, 3, padding=1, bias=False)
         widths = [(_WIDTH, _WIDTH, 1), (_WIDTH, 2 * _WIDTH, 2), (2 * _WIDTH, 4 * _WIDTH, 2)]
-        self.blocks = nn.Sequential(*(_Block(*width) for width in widths))
+        self.blocks = nn.Sequential(*(PreActBlock(*width) for width in widths))
         self.bn, self.fc = nn.BatchNorm2d(4 * _WIDTH), nn.Linear(4 * _WIDTH, 10)
 
     def forward(self, x: Tensor) -> Tensor:

@@ -75,7 +75,7 @@ def run(once, tmp_path):
 )
 def test_other_classes_are_refused(classes, parts, command, run, contents, tmp_path):
     before, root = contents(run), draw(tmp_path / "other", classes)
-    parts = [*parts, "give data with the same class names in the same order"]
+    parts = [*parts, "pass data with the same class names in the same order"]
     command("evaluate", run, "--root", root).sentence(*parts, status=1)
     weights = ["--weights", run / "model.safetensors", "--data", "imagefolder", "--root", root, "--size", 8]
     command("evaluate", *weights, "--eps", "0.1").sentence(*parts, status=1)

@@ -130,7 +130,7 @@ def supports(conv: nn.Conv2d, x: Tensor, backward: bool = False) -> bool:
 def _power_of_two_divisor(size: int) -> int:
     """The largest power of two that divides a size.
 
-    >>> [_power(size) for size in (32, 40, 20, 5)]
+    >>> [_power_of_two_divisor(size) for size in (32, 40, 20, 5)]
     [32, 8, 4, 1]
     """
     return size & -size
