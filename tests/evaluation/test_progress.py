@@ -10,7 +10,7 @@ import torch
 
 import atas
 from atas.evaluation import evaluate
-from atas.evaluation.progress import ProgressFile
+from atas.evaluation.resume import ProgressFile
 
 BALL = atas.Linf(0.15)
 FIGURES = ("correct", "accuracy", "broken_by", "weights", "data", "n", "warnings")

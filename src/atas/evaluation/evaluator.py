@@ -29,8 +29,9 @@ from atas.errors import UsageError
 from atas.evaluation.backend import device_context, model_dtype, prepare, resolve_device
 from atas.evaluation.diagnostics import SAMPLE_SIZE, Diagnostics
 from atas.evaluation.inputs import CHUNK_BYTES, ChunkReader, MapDataset, open_source
-from atas.evaluation.progress import SAVE_INTERVAL, ProgressCallback, ProgressFile, ProgressMeter
+from atas.evaluation.progress import ProgressCallback, ProgressMeter
 from atas.evaluation.result import WORST, Evaluation, Stage
+from atas.evaluation.resume import SAVE_INTERVAL, ProgressFile
 from atas.evaluation.runner import FIRST_STAGE, ROBUST, AttackOutcome, AttackRunner, total_max_queries
 from atas.evaluation.warnings import EvaluationWarning
 from atas.threat import Threat

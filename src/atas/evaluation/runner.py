@@ -15,7 +15,8 @@ from atas.attacks.projected_gradient_descent import PGDRestart
 from atas.attacks.scheduler import Examples, Scheduler, SearchProgress, WarmStart
 from atas.attacks.search import Search
 from atas.errors import UsageError
-from atas.evaluation.progress import ProgressFile, ProgressMeter, StageKey, StageProgress
+from atas.evaluation.progress import ProgressMeter, StageKey
+from atas.evaluation.resume import ProgressFile, StageProgress
 from atas.threat import Threat
 
 ROBUST, MISCLASSIFIED, FIRST_STAGE = 0, 1, 2

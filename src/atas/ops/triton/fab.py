@@ -20,7 +20,7 @@ from atas.attacks.fab import FAB, fab_update
 from atas.attacks.search import Slots
 from atas.core.dispatch import implements
 from atas.ops.triton.launch import NO_FMA, is_plain_float32, launch
-from atas.ops.triton.linf import clip
+from atas.ops.triton.projected_step import clip
 from atas.ops.triton.search_state import advance_clock, finite, flags, is_running, kernel_args, mask_if, supports
 from atas.threat import Linf, Threat
 

@@ -10,7 +10,7 @@ from atas.attacks.projected_gradient_descent import pgd_update
 from atas.attacks.search import Slots
 from atas.core.dispatch import implements
 from atas.ops.triton.launch import NO_FMA, is_plain_float32, launch
-from atas.ops.triton.linf import sign_step
+from atas.ops.triton.projected_step import sign_step
 from atas.ops.triton.search_state import advance_clock, flags, is_running, kernel_args, supports
 from atas.threat import Linf, Threat
 

@@ -11,7 +11,7 @@ from atas.attacks.search import Slots, random_start
 from atas.core.dispatch import implements
 from atas.core.rng import Stream
 from atas.ops.triton.launch import NO_FMA, ImageGrid, is_plain_float32, launch
-from atas.ops.triton.linf import project
+from atas.ops.triton.projected_step import project
 from atas.ops.triton.rng import stream_key, uniform
 from atas.threat import Linf, Threat
 

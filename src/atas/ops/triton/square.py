@@ -12,7 +12,7 @@ from atas.attacks.square import linf_proposal, square_update
 from atas.core.dispatch import implements
 from atas.core.rng import Stream
 from atas.ops.triton.launch import NO_FMA, ImageGrid, is_plain_float32, launch
-from atas.ops.triton.linf import clip
+from atas.ops.triton.projected_step import clip
 from atas.ops.triton.rng import stream_key, uniform
 from atas.ops.triton.search_state import advance_clock, flags, is_running, kernel_args, supports
 

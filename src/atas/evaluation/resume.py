@@ -1,0 +1,158 @@
+"""The state of an unfinished evaluation, from which the same command resumes.
+
+The progress file lies beside the result. It is replaced atomically every 20 seconds, until the result is saved.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from atas._utils.files import write_text
+from atas.attacks.scheduler import SearchProgress
+from atas.core.fingerprint import LOGITS_KEY, same_logits
+from atas.evaluation.progress import StageKey
+from atas.evaluation.result import decode_flags, encode_flags
+
+_FORMAT = 1
+SAVE_INTERVAL = 20.0  # seconds
+
+
+@dataclass
+class StageProgress:
+    """The results of one stage on one chunk so far, sufficient to resume it."""
+
+    broken: Tensor = field(default_factory=lambda: torch.zeros(0, dtype=torch.bool))
+    """Whether this stage or an earlier one broke each example that was attacked (N,)."""
+    seconds: float = 0.0
+    queries: int = 0
+    complete: bool = False
+    search: SearchProgress | None = None
+    """The progress of a running search; its flags `broken` are the ones above."""
+
+    def start_search(self, progress: SearchProgress) -> SearchProgress:
+        """Hold this progress, which the search updates at each poll, and return it."""
+        self.search, self.broken = progress, progress.broken
+        return progress
+
+    def to_json(self) -> dict[str, Any]:
+        """Return plain values."""
+        values: dict[str, Any] = {
+            "broken": encode_flags(self.broken),
+            "seconds": self.seconds,
+            "queries": self.queries,
+            "complete": self.complete,
+        }
+        if self.search is not None:
+            values["finished"] = [encode_flags(column) for column in self.search.finished.T]
+            values["evaluations"] = self.search.queries_per_example.tolist()
+        return values
+
+    @staticmethod
+    def from_json(values: dict[str, Any]) -> StageProgress:
+        """Read the values that `to_json` returned."""
+        stage = StageProgress(
+            decode_flags(values["broken"]), float(values["seconds"]), int(values["queries"]), values["complete"]
+        )
+        if "finished" in values:
+            finished = torch.stack([decode_flags(column) for column in values["finished"]], 1)
+            queries = torch.tensor(values["evaluations"], dtype=torch.int64)
+            if not len(finished) == len(queries) == len(stage.broken):
+                raise ValueError("the columns of a search differ in length")
+            stage.search = SearchProgress(stage.broken, finished, queries)
+        return stage
+
+
+class ProgressFile:
+    """The progress of one evaluation in a file.
+
+    The evaluation is recognised by its `identity`: weights, data, attacks and other values on which verdicts depend.
+    """
+
+    def __init__(
+        self,
+        path: Path | None,
+        identity: dict[str, Any],
+        log: Callable[[str], None],
+        *,
+        interval: float = SAVE_INTERVAL,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._path, self._log = path, log
+        self._identity = json.loads(json.dumps(identity))  # tuples become lists, as in the file
+        self._interval, self._clock = interval, clock
+        self._saved = clock()
+        self._ours = False
+
+    def read(self) -> dict[StageKey, StageProgress]:
+        """Return the progress in the file; empty if there is no file or it belongs to another evaluation."""
+        if self._path is None:
+            return {}
+        for stale in self._path.parent.glob(f".{self._path.name}.*.tmp"):  # left by a process that was killed
+            stale.unlink(missing_ok=True)
+        if not self._path.exists():
+            return {}
+        try:
+            content = json.loads(self._path.read_text(encoding="utf-8"))
+            if content["format"] != _FORMAT:
+                raise ValueError("another format")
+            different = self._differences(content["identity"])
+            stages = {_parse_key(name): StageProgress.from_json(stage) for name, stage in content["records"].items()}
+        except (OSError, ValueError, KeyError, TypeError, AttributeError, RuntimeError) as error:
+            self._log(f"cannot read the progress file {self._path} ({error}); starting over")
+            return {}
+        if different:
+            reason = (
+                "another number of processes" if different == ["processes"] else f"different {', '.join(different)}"
+            )
+            self._log(f"{self._path} holds the progress of another evaluation ({reason}); starting over")
+            return {}
+        self._ours = True
+        self._log(f"resuming from {self._path}")
+        return stages
+
+    def _differences(self, identity: dict[str, Any]) -> list[str]:
+        """Return the names of values that differ in another identity; compare logits only if all else is equal."""
+        ours = self._identity
+        names = [name for name in ours if name != LOGITS_KEY and identity.get(name) != ours[name]]
+        return names or ([] if same_logits(identity.get(LOGITS_KEY), ours.get(LOGITS_KEY)) else ["logits"])
+
+    def save(self, stages: dict[StageKey, StageProgress], *, now: bool = False) -> None:
+        """Write the file if the interval has passed, or at once with `now`. Log an error of the disk and continue."""
+        if self._path is None or (not now and self._clock() - self._saved < self._interval):
+            return
+        content = {
+            "format": _FORMAT,
+            "identity": self._identity,
+            "records": {_format_key(key): stage.to_json() for key, stage in stages.items()},
+        }
+        try:
+            write_text(self._path, json.dumps(content) + "\n")
+            self._ours = True
+        except OSError as error:
+            self._log(
+                f"cannot save the progress in {self._path} ({error.strerror or error}); continuing without saving"
+            )
+        self._saved = self._clock()
+
+    @property
+    def owned_path(self) -> Path | None:
+        """The path of the file if this evaluation wrote it or resumed from it, else None."""
+        return self._path if self._ours else None
+
+
+def _format_key(key: StageKey) -> str:
+    chunk, attack, stage = key
+    return f"{chunk}/{stage}/{attack}"
+
+
+def _parse_key(name: str) -> StageKey:
+    chunk, stage, attack = name.split("/", 2)
+    return int(chunk), attack, int(stage)
