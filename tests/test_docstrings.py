@@ -4,6 +4,8 @@ import doctest
 import importlib
 import pkgutil
 
+import pytest
+
 import atas
 
 
@@ -19,6 +21,7 @@ def modules():
                 raise
 
 
+@pytest.mark.slow
 def test_examples_in_docstrings_run(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     results = {module.__name__: doctest.testmod(module) for module in modules()}

@@ -91,16 +91,19 @@ def test_a_wrong_name_is_the_usual_error():
         exec("from atas import trian")
 
 
+@pytest.mark.slow
 def test_a_module_needs_no_import_of_its_own(fresh):
     script = "import atas; print(len(atas.data.load('digits').test), atas.recipes.load('{}').method.name)"
     assert fresh(script.format("digits-small-cnn-atas")) == ["500", "atas"]
 
 
+@pytest.mark.slow
 def test_star_gives_all_of_it(fresh):
     script = "from atas import *; print(*(name for name in dir() if name == '__version__' or name[:2] != '__'))"
     assert set(fresh(script)) == set(atas.__all__)
 
 
+@pytest.mark.slow
 def test_reload_and_pickle(fresh):
     script = """
 import importlib, pickle, sys, atas
@@ -125,6 +128,7 @@ def test_a_name_can_be_replaced_and_put_back(monkeypatch):
     assert isinstance(atas.data, ModuleType)
 
 
+@pytest.mark.slow
 def test_mypy_knows_the_types_and_a_wrong_name(tmp_path):
     pytest.importorskip("mypy")
     (tmp_path / "user.py").write_text(USER)

@@ -62,6 +62,7 @@ def test_pgd_with_restarts_takes_the_first_start_that_fools_and_else_the_last(pr
     assert {0, "none"} < outcomes, "the case must hold examples broken at once, later and never"
 
 
+@pytest.mark.slow
 def test_pgd_finds_exactly_the_robust_examples_of_a_linear_model(generator):
     """Of two classes, the worst point is known: every pixel goes against the difference of the two weights."""
     pixels, n, eps = 12, 400, 0.1

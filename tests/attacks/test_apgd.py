@@ -135,6 +135,7 @@ def test_a_start_and_as_many_steps_are_evaluated(make_images, labels, small_net,
     assert torch.equal(seen[0], starts(ball, x))
 
 
+@pytest.mark.slow
 @settings(max_examples=25, deadline=None)
 @given(st.sampled_from(["linf", "l2"]), st.floats(0, 1), st.sampled_from(list(LOSSES)), st.integers(0, 2**40))
 def test_points_stay_in_the_ball_and_are_images(small_net, make_images, norm, eps, loss, seed):
@@ -210,6 +211,7 @@ def test_a_gradient_or_a_loss_that_is_no_number_does_no_harm(ball):
     assert seen.isfinite().all()
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")  # dynamo looks at it itself
 def test_the_step_can_be_compiled_whole(small_net, make_images, small_ball):
     """On a GPU its small operations are fused; here it is only traced."""

@@ -48,6 +48,7 @@ def theirs(model, x, y, ball, names, seed=0):
     return holds
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("ball", [Linf(0.18), L2(0.75)], ids=["linf", "l2"])
 def test_verdicts_are_those_of_the_authors_code(trained, ball):
     model, x, y = trained
@@ -111,6 +112,7 @@ def test_exactly_the_robust_examples_of_a_linear_model_hold(generator, attack, c
     assert torch.equal((model(found).argmax(1) == y)[clear], (margins > 0)[clear])
 
 
+@pytest.mark.slow
 def test_the_image_itself_stands_for_what_holds_or_was_wrong_already(trained):
     model, x, y = (trained[0], *(part[:40] for part in trained[1:]))
     clean = model(x).argmax(1) == y
@@ -124,6 +126,7 @@ def test_the_image_itself_stands_for_what_holds_or_was_wrong_already(trained):
     assert found.max() <= 1
 
 
+@pytest.mark.slow
 def test_what_is_found_does_not_depend_on_the_batch(trained, ball):
     model, x, y = (trained[0].double(), *(part[:24] for part in trained[1:]))
     try:
@@ -151,6 +154,7 @@ def test_modes_flags_gradients_and_statistics_are_left_as_found(problem):
     assert torch.equal(x, before)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("context", [torch.no_grad, torch.inference_mode, torch.enable_grad])
 def test_the_caller_s_gradient_mode_does_not_matter(problem, context):
     model, x, y = problem
@@ -159,6 +163,7 @@ def test_the_caller_s_gradient_mode_does_not_matter(problem, context):
         assert torch.equal(STANDARD(model, x.clone(), y.clone(), Linf(0.3)), expected)
 
 
+@pytest.mark.slow
 def test_any_layout_will_do_and_the_model_sees_the_caller_s(generator):
     class Viewing(nn.Module):
         def __init__(self):
@@ -181,6 +186,7 @@ def test_any_layout_will_do_and_the_model_sees_the_caller_s(generator):
     hook.remove()
 
 
+@pytest.mark.slow
 def test_a_randomised_model(trained):
     """Noise that is small beside the margins changes few verdicts."""
 

@@ -28,6 +28,7 @@ def problem(small_net, make_images, labels):
     return small_net(sharpness=5.0), make_images(5), labels(5)
 
 
+@pytest.mark.slow
 @settings(max_examples=40, deadline=None)
 @given(
     st.sampled_from(["linf", "l2"]),

@@ -76,6 +76,7 @@ coordinates = st.one_of(st.floats(0, 1), st.sampled_from([0.0, 1.0, 0.5]))
 slopes = st.one_of(st.floats(-3, 3).map(lambda slope: round(slope, 4)), st.sampled_from([0.0, 1.0, -1.0, 1e-3, -1e3]))
 
 
+@pytest.mark.slow
 @settings(max_examples=150, deadline=None)
 @given(st.lists(st.tuples(coordinates, slopes), min_size=1, max_size=20), st.floats(-8, 8), st.booleans())
 def test_the_change_is_the_smallest_that_reaches_the_boundary(pairs, value, euclidean):
@@ -89,6 +90,7 @@ def test_the_change_is_the_smallest_that_reaches_the_boundary(pairs, value, eucl
     assert (found[normal == 0] == 0).all()
 
 
+@pytest.mark.slow
 @settings(max_examples=40, deadline=None)
 @given(st.lists(st.tuples(coordinates, st.floats(-3, 3)), min_size=2, max_size=7), st.floats(-4, 4))
 def test_general_solvers_find_no_smaller_change(pairs, value):
@@ -151,6 +153,7 @@ def test_a_row_does_not_depend_on_the_others_and_zero_gradients_stay(euclidean, 
     assert together[:2].abs().amax(1).min() > 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("classes", [2, 3, 6])
 def test_the_course_is_that_of_the_reference(make_images, small_ball, classes):
     ball, search = small_ball, FAB(iterations=40)
@@ -224,6 +227,7 @@ def test_after_a_point_that_is_not_confirmed_a_farther_one_inside_the_ball_is_of
     torch.testing.assert_close(state.closest, offered.amin(0))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("norm", ["linf", "l2"])
 def test_the_closest_points_are_those_of_the_authors_code(norm):
     """No ball stops the search, so each distance is the least of all iterations."""
@@ -240,6 +244,7 @@ def test_the_closest_points_are_those_of_the_authors_code(norm):
         torch.testing.assert_close(ball.distance(slots.point, x), expected, rtol=1e-3, atol=0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("ball", [Linf(0.1), L2(0.55)])
 def test_robust_accuracy_is_that_of_the_authors_code(ball):
     code = pytest.importorskip("pyautoattack.fab_pt", reason="pyautoattack is not installed")
@@ -265,6 +270,7 @@ def test_a_gradient_or_a_logit_that_is_no_number_does_no_harm(norm):
     assert seen.max() <= 1
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")  # dynamo looks at it itself
 def test_the_step_can_be_compiled_whole(small_net, make_images, small_ball):
     """On a GPU its small operations are fused; here it is only traced."""

@@ -40,6 +40,7 @@ def test_verdicts_and_points_are_those_of_pgd(problem, ball, restarts, step_size
     torch.testing.assert_close(points[~holds], expected[~holds], rtol=0, atol=1e-9)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("slots", "poll_interval"), [(1, 1), (3, 7), (64, 100)])
 def test_verdicts_depend_neither_on_slots_nor_on_polls(problem, ball, slots, poll_interval):
     expected = scheduled(PGD(5, 2), *problem, ball)

@@ -114,6 +114,7 @@ def test_slots_keep_their_layout_and_the_type_of_the_images(shape, search, small
         assert tensor.dtype == torch.float32
 
 
+@pytest.mark.slow
 def test_verdicts_depend_neither_on_the_slots_nor_on_the_polls(search, model, data, small_ball):
     found = [
         attacked(search, model, data, small_ball, slots=slots, poll_interval=poll_interval)
@@ -139,6 +140,7 @@ def test_verdicts_are_those_of_each_job_by_itself(search, model, data, small_bal
     assert torch.equal(progress.broken, expected)
 
 
+@pytest.mark.slow
 def test_an_example_takes_its_random_numbers_along(model, data, small_ball):
     order = torch.randperm(20)
     search = SEARCHES["square"]
@@ -151,6 +153,7 @@ def test_an_example_takes_its_random_numbers_along(model, data, small_ball):
     assert not torch.equal(attacked(search, model, data, small_ball, seed=1).points, progress.points)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("stop", [1, 4])
 def test_after_a_stop_the_rest_is_done_with_the_same_verdicts(search, model, data, small_ball, stop):
     expected = attacked(search, model, data, small_ball)
@@ -186,6 +189,7 @@ def bonus(model, y_of, size):
     return verifier
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("size", [0.05, 100.0])
 def test_a_point_that_the_verifier_rejects_does_not_count_and_the_search_continues(
     search, model, data, small_ball, size
@@ -313,6 +317,7 @@ def test_slots_are_full_while_there_are_jobs(model, data, small_ball):
     )
 
 
+@pytest.mark.slow
 def test_another_step_runner_may_warm_up(search, model, data, small_ball):
     counts = []
 

@@ -136,6 +136,7 @@ def square(net, x, y, ball, queries, seed, example):
     return np.stack(points), best
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("shape", [(2, 4, 3), (1, 11, 16), (3, 12, 12)], ids=str)
 @pytest.mark.parametrize("classes", [2, 5])
 def test_the_course_is_that_of_the_reference(make_images, small_ball, shape, classes):
@@ -220,6 +221,7 @@ def test_tiles_then_patches_that_keep_the_norm():
     assert reached.min() > 0
 
 
+@pytest.mark.slow
 @settings(max_examples=25, deadline=None)
 @given(st.sampled_from(["linf", "l2"]), st.floats(0, 1), st.integers(1, 9), st.integers(1, 9), st.integers(0, 2**40))
 def test_points_stay_in_the_ball_and_are_images(small_net, make_images, norm, eps, height, width, seed):
@@ -280,6 +282,7 @@ def test_seed_and_example_change_the_numbers(small_net, make_images, small_ball)
     assert all((point != another).any() for point, another in zip(seen, other, strict=True))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("ball", [Linf(0.1), L2(0.6)])
 def test_robust_accuracy_is_that_of_the_authors_code(ball):
     """Theirs leaves out the last row and column: a bound too low by one, which on 8 x 8 pixels is a quarter of them."""
@@ -326,6 +329,7 @@ def test_a_start_that_is_no_number_is_left_behind(small_ball, make_images):
     assert (slots.point != calls[0]).flatten(1).any(1).all()
 
 
+@pytest.mark.slow
 def test_the_step_can_be_compiled_whole(small_net, make_images, small_ball):
     """On a GPU its small operations are fused; here it is only traced."""
     model = small_net().eval().double()

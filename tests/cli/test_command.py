@@ -50,6 +50,7 @@ def test_what_commands_do_is_said_whole_on_80_columns(group, command, monkeypatc
     assert all(line.endswith(".") and not line.endswith("...") for line in said), said
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", COMMANDS, ids=" ".join)
 def test_each_help_has_an_example_that_can_be_copied(name, command):
     result = command(*name, "--help")
@@ -58,6 +59,7 @@ def test_each_help_has_an_example_that_can_be_copied(name, command):
     assert f"Example: atas {' '.join(name)} " in text
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("what", "names"),
     [
@@ -139,6 +141,7 @@ def test_wrong_use_is_one_sentence_with_status_2(arguments, said, command):
     command(*arguments).sentence(said, status=2)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("arguments", "status", "part"),
     [

@@ -35,6 +35,7 @@ def test_json(runs, command):
     assert [row["collapsed_in_epoch"] for row in rows] == [None, None]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "magic"), [("curves.png", b"\x89PNG"), ("curves.svg", b"<?xml"), ("c.pdf", b"%PDF")])
 def test_a_plot(name, magic, runs, command, tmp_path):
     result = command("compare", *runs, "--plot", tmp_path / "plots" / name)
@@ -45,6 +46,7 @@ def test_a_plot(name, magic, runs, command, tmp_path):
     assert [path.name for path in (tmp_path / "plots").iterdir()] == [name]
 
 
+@pytest.mark.slow
 def test_the_path_of_the_plot_is_in_one_piece(runs, command, tmp_path, monkeypatch):
     monkeypatch.setenv("COLUMNS", "80")
     path = tmp_path / ("a-long-name-" * 8) / "curves.png"

@@ -181,6 +181,7 @@ def test_no_color_is_respected(arguments, command, in_colour, monkeypatch):
     assert not COLOUR.search(result.out + result.err)
 
 
+@pytest.mark.slow
 def test_no_color_in_the_progress_of_a_training(tiny, tmp_path, command, in_colour, monkeypatch):
     monkeypatch.setenv("NO_COLOR", "1")
     result = command("train", tiny, "--out", tmp_path / "run", "--evaluate")

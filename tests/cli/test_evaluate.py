@@ -41,6 +41,7 @@ def test_the_path_of_the_file_is_in_one_piece(command, copy_of, monkeypatch):
     assert command("evaluate", folder).out.splitlines()[-1] == f"written: {folder / 'evaluation.json'}"
 
 
+@pytest.mark.slow
 def test_what_the_recipe_gave_elsewhere_is_told(command, copy_of, monkeypatch):
     folder = copy_of()
     accuracy = {"clean": ExpectedAccuracy(90.0), "fgsm": ExpectedAccuracy(90.0, 89.0, 91.0)}
@@ -55,6 +56,7 @@ def test_what_the_recipe_gave_elsewhere_is_told(command, copy_of, monkeypatch):
     assert compared not in command("evaluate", folder, "--json").out
 
 
+@pytest.mark.slow
 def test_options(evaluate_json, copy_of):
     folder = copy_of()
     found = evaluate_json(folder, "--attacks", "fgsm, pgd10", "--examples", 25, "--batch-size", 7, "--seed", 4)
@@ -67,6 +69,7 @@ def test_options(evaluate_json, copy_of):
     assert 2 / 255 in stepped["protocol"]["attacks"]["pgd10"].values()
 
 
+@pytest.mark.slow
 def test_the_saved_result_is_the_last_one_on_the_most_images(evaluate_json, copy_of):
     """A quick look at a few images does not replace an evaluation on all of them."""
     folder = copy_of()
@@ -207,6 +210,7 @@ def test_a_page_and_a_line_for_a_paper(command, copy_of):
     assert "95% intervals: clean " in found["sentence"]
 
 
+@pytest.mark.slow
 def test_autoattack_shows_its_stages(command, copy_of, monkeypatch):
     monkeypatch.setitem(auto_attack.VERSIONS, "standard", (APGD("ce", 5), APGD("t", 5), Square(queries=20)))
     folder = copy_of()
@@ -219,6 +223,7 @@ def test_autoattack_shows_its_stages(command, copy_of, monkeypatch):
     assert set(found["broken_by"]) == {"autoattack", "worst"}
 
 
+@pytest.mark.slow
 def test_a_file_of_weights(evaluate_json, copy_of, tmp_path):
     folder = copy_of()
     expected = evaluate_json(folder)
@@ -235,6 +240,7 @@ def test_a_file_of_weights(evaluate_json, copy_of, tmp_path):
     assert json.loads((tmp_path / "new" / "one.json").read_text()) == placed
 
 
+@pytest.mark.slow
 def test_normalisation_of_weights_without_one(evaluate_json, copy_of, tmp_path):
     weights = {k: v for k, v in load_file(copy_of() / "model.safetensors").items() if not k.startswith("normalize")}
     save_file(weights, tmp_path / "net.safetensors")
@@ -246,6 +252,7 @@ def test_normalisation_of_weights_without_one(evaluate_json, copy_of, tmp_path):
     assert other["weights"] != usual["weights"], "the constants are part of the model"
 
 
+@pytest.mark.slow
 def test_a_model_of_one_s_own(evaluate_json, copy_of, tmp_path, monkeypatch):
     folder = copy_of()
     expected = evaluate_json(folder)
@@ -271,6 +278,7 @@ def test_how_far_the_decoding_of_files_is(rank, command, tmp_path, monkeypatch):
     assert ("decoding images: 2 of 2" in done.err) == (rank == "0")  # for training there is nothing to do
 
 
+@pytest.mark.slow
 def test_a_quick_look_does_not_replace_autoattack(evaluate_json, copy_of):
     folder = copy_of()
     few = ["--examples", "2"]
@@ -282,6 +290,7 @@ def test_a_quick_look_does_not_replace_autoattack(evaluate_json, copy_of):
     assert json.loads((folder / "evaluation.json").read_text()) == both
 
 
+@pytest.mark.slow
 def test_another_budget_goes_beside_the_run_s_own(evaluate_json, copy_of):
     folder = copy_of()
     own = evaluate_json(folder)
@@ -331,6 +340,7 @@ def test_weights_that_do_not_fit(command, tmp_path):
     )
 
 
+@pytest.mark.slow
 def test_stopped_by_a_person_and_gone_on(command, evaluate_json, copy_of, monkeypatch):
     folder = copy_of()
     arguments = [folder, "--attacks", "pgd10,pgd50"]
@@ -353,6 +363,7 @@ def test_stopped_by_a_person_and_gone_on(command, evaluate_json, copy_of, monkey
     assert json.loads((folder / "evaluation.json").read_text())["correct"] == expected["correct"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("suffix", [".md", ".json"])
 def test_nothing_is_lost_before_the_result_is_written(command, evaluate_json, copy_of, monkeypatch, suffix):
     folder, options = copy_of(), ["--attacks", "pgd10"]
@@ -378,6 +389,7 @@ def test_nothing_is_lost_before_the_result_is_written(command, evaluate_json, co
     assert json.loads((folder / "evaluation.json").read_text())["correct"] == expected["correct"]
 
 
+@pytest.mark.slow
 def test_under_torchrun_the_first_process_writes(evaluate_json, copy_of):
     folder, options = copy_of(), ["--attacks", "fgsm,pgd10", "--examples", "21"]
     expected = evaluate_json(copy_of("other"), *options)

@@ -57,6 +57,7 @@ def test_every_command_takes_json(name):
     assert "--json" in options
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", sorted(set(commands()) - NO_TABLE - NO_NETWORK))
 def test_with_json_standard_output_is_json_alone(name, example, command):
     result = command(*name.split(), *example[name], "--json")
@@ -64,6 +65,7 @@ def test_with_json_standard_output_is_json_alone(name, example, command):
     assert json.loads(result.out)
 
 
+@pytest.mark.slow
 def test_train_says_what_it_made(tiny, tmp_path, command):
     result = command("train", tiny, "--out", tmp_path / "run", "--json")
     found = json.loads(result.out)

@@ -96,6 +96,7 @@ def test_another_order_is_refused(command, run):
     command("evaluate", run).sentence("(their order)", status=1)
 
 
+@pytest.mark.slow
 def test_classes_without_names_match_any(evaluate_json, run):
     """Arrays have none, and weights of other programs say nothing of them."""
     path = run / "model.safetensors"
@@ -111,6 +112,7 @@ def saved(folder):
     return {path.name: json.loads(path.read_text())["data"] for path in folder.glob("*evaluation*.json")}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("evaluated", [False, True], ids=["first", "later"])
 def test_other_images_go_beside_the_result(evaluated, evaluate_json, run, tmp_path):
     own = {"evaluation.json": evaluate_json(run)["data"]} if evaluated else {}

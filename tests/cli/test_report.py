@@ -5,6 +5,7 @@ import pytest
 from atas.report import page
 
 
+@pytest.mark.slow
 def test_one_run_goes_into_its_folder(command, copy_of):
     folder = copy_of()
     result = command("report", folder)

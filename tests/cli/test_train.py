@@ -13,6 +13,7 @@ from atas import recipes
 from atas.training import Run
 
 
+@pytest.mark.slow
 def test_a_run_from_a_recipe_file(command, tiny, tmp_path):
     result = command("train", tiny, "--out", tmp_path / "run", "--set", "method.eps=8/255", "--seed", 3)
     assert result.status == 0, result.err
@@ -27,6 +28,7 @@ def test_a_run_from_a_recipe_file(command, tiny, tmp_path):
     assert len(run.metrics) == 1
 
 
+@pytest.mark.slow
 def test_the_last_line_says_what_is_next_in_one_piece(command, tiny, tmp_path, monkeypatch):
     monkeypatch.setenv("COLUMNS", "80")
     folder = tmp_path / ("a-long-name-" * 6) / "run"
@@ -34,6 +36,7 @@ def test_the_last_line_says_what_is_next_in_one_piece(command, tiny, tmp_path, m
     assert result.out.splitlines()[-1] == f"done: {folder}; next: atas evaluate {folder}"
 
 
+@pytest.mark.slow
 def test_evaluate_after_training(command, tiny, tmp_path):
     result = command("train", tiny, "--out", tmp_path / "run", "--evaluate")
     assert result.status == 0, result.err
@@ -41,6 +44,7 @@ def test_evaluate_after_training(command, tiny, tmp_path):
     assert (tmp_path / "run" / "evaluation.json").exists()
 
 
+@pytest.mark.slow
 def test_values_of_all_kinds(command, tiny, tmp_path):
     values = [
         "training.batch_size=700",
@@ -59,6 +63,7 @@ def test_values_of_all_kinds(command, tiny, tmp_path):
     assert (made.schedule.milestones, made.data.root) == ((0.5,), "/some/where")
 
 
+@pytest.mark.slow
 def test_the_saved_recipe_is_a_recipe(command, tiny, tmp_path):
     command("train", tiny, "--out", tmp_path / "one", "--seed", 5)
     result = command("train", tmp_path / "one" / "recipe.toml", "--out", tmp_path / "two")
@@ -153,6 +158,7 @@ def test_a_file_in_the_place_of_the_folder(command, tiny, tmp_path):
     assert (tmp_path / "file").read_text() == "mine"
 
 
+@pytest.mark.slow
 def test_overwrite(command, tiny, copy_of):
     folder = copy_of()
     result = command("train", tiny, "--out", folder, "--overwrite", "--seed", 9)
@@ -160,6 +166,7 @@ def test_overwrite(command, tiny, copy_of):
     assert Run.load(folder).recipe.training.seed == 9
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "assignment",
     ["data.name=cifar10", "model.name=smal-cnn", "method.c=-1", "method.max_step=16", "engine.device=tpu9"],
@@ -235,6 +242,7 @@ def test_resume_from_a_damaged_checkpoint(content, command, copy_of, contents):
     assert contents(folder) == before
 
 
+@pytest.mark.slow
 def test_resume_from_a_foreign_checkpoint(command, copy_of, tiny, tmp_path):
     folder = copy_of()
     result = command("train", tiny, "--out", tmp_path / "other", "--set", "method.name=fgsm")
@@ -256,6 +264,7 @@ def test_a_seed_that_no_generator_takes(command, tiny, tmp_path):
 # True processes
 
 
+@pytest.mark.slow
 def test_a_full_disk_in_a_process(tiny, tmp_path, process, command, contents):
     """The kernel refuses to let the checkpoint grow beyond a limit; afterwards there is room again."""
     folder = tmp_path / "run"
@@ -267,6 +276,7 @@ def test_a_full_disk_in_a_process(tiny, tmp_path, process, command, contents):
     Run.load(folder)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("lost", ["closed", "full"])
 def test_the_training_goes_on_where_its_output_is_lost(lost, tiny, tmp_path):
     if lost == "full":
@@ -285,6 +295,7 @@ def test_the_training_goes_on_where_its_output_is_lost(lost, tiny, tmp_path):
     Run.load(tmp_path / "run")
 
 
+@pytest.mark.slow
 def test_ctrl_c_saves_and_says_how_to_go_on(tiny, tmp_path):
     train = [sys.executable, "-m", "atas", "train", str(tiny), "--set", "training.epochs=2000", "--out", "run"]
     running = subprocess.Popen(

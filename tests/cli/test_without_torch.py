@@ -51,6 +51,7 @@ def calls(tmp_path):
     return run
 
 
+@pytest.mark.slow
 def test_help_and_version(calls):
     helps = [[*path, "--help"] for path in paths(typer.main.get_command(app))]
     assert len(helps) > 12
@@ -59,6 +60,7 @@ def test_help_and_version(calls):
         assert out.startswith("Usage: " if "--help" in arguments else "0."), arguments
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("words", "offered"),
     [
@@ -80,6 +82,7 @@ def test_completion(words, offered, calls):
     assert (status, torch) == (0, False)
 
 
+@pytest.mark.slow
 def test_mistakes(calls):
     found = calls(
         ["trian"],
@@ -106,6 +109,7 @@ def test_mistakes(calls):
         assert err, arguments
 
 
+@pytest.mark.slow
 def test_work_does_bring_torch(calls):
     """Without this, the tests above could pass for the wrong reason."""
     ((_, status, out, _, torch),) = calls(["ls", "attacks"])

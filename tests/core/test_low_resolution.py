@@ -47,6 +47,7 @@ def outside(view, grid=32):
 # What the write-back must hold: the released code loses it.
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", [torch.float16, torch.int8], ids=str)
 @pytest.mark.parametrize("kind", ["crop", "resized"])
 @settings(max_examples=40, deadline=None, derandomize=True)
@@ -185,6 +186,7 @@ def test_autocast_leaves_precision_alone():
     assert torch.equal(plain.load(index, view, torch.float32), read)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["crop", "resized"])
 def test_a_compiled_write_is_the_plain_one(kind):
     torch._dynamo.reset()

@@ -54,6 +54,7 @@ def test_numbers_of_any_seed_are_uniform(seed):
     assert torch.equal(numbers, draw(seed).uniform(Stream.START, (5,)))
 
 
+@pytest.mark.slow
 def test_the_ends_are_never_reached():
     """Half of the smallest step away from 0 and 1: what a logarithm or an inverse error function needs."""
     numbers = draw(index=torch.arange(200_000)).uniform(Stream.START, (20,))

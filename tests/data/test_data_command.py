@@ -48,6 +48,7 @@ def test_errors_pass_through(tmp_path):
     assert isinstance(run("get", "digits").exception, UsageError)
 
 
+@pytest.mark.slow
 def test_pack_then_verify_then_check(photos, tmp_path):
     out = tmp_path / "packed"
     packed = run("pack", photos, out, "--size", 16, "--workers", 1)
@@ -66,6 +67,7 @@ def test_pack_then_verify_then_check(photos, tmp_path):
     assert isinstance(run("verify", photos).exception, DataError)
 
 
+@pytest.mark.slow
 def test_pack_without_damaged_images(photos, tmp_path):
     (photos / "train" / "cat" / "bad.png").touch()
     assert isinstance(run("pack", photos, tmp_path / "packed", "--size", 16).exception, DataError)

@@ -35,6 +35,7 @@ def noise(width: int, height: int, seed: int = 0) -> np.ndarray:
     return np.random.default_rng(seed).integers(0, 256, (height, width, 3), np.uint8)
 
 
+@pytest.mark.slow
 @settings(max_examples=40, deadline=None)
 @given(st.integers(1, 60), st.integers(1, 60), st.integers(1, 32), st.integers(0, 9))
 def test_the_three_fits(tmp_path_factory, width, height, size, seed):
@@ -141,6 +142,7 @@ def test_sixteen_bits(tmp_path):
         assert np.abs(found - (deep[..., :1] / 257)).max() <= 0.5
 
 
+@pytest.mark.slow
 def test_a_large_jpeg_is_decoded_at_a_fraction_and_looks_the_same(tmp_path):
     """Smooth, so that what differs is the way of reducing and not the aliasing of noise."""
     y, x = np.mgrid[:800, :1000] / 800

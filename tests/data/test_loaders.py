@@ -65,6 +65,7 @@ def assert_same(one, other):
             assert torch.equal(tensor, tensor_2)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("workers", [1, 2, 7])
 @pytest.mark.parametrize("batch_size", [1, 4, 7, 100])
 def test_the_same_batches_as_resident(images, stream, workers, batch_size):
@@ -115,6 +116,7 @@ def test_images_stay_at_one_address(images, stream):
     assert len(streaming.images) == 4
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["raw", "jpeg", "files"])
 def test_from_the_disk(photos, tmp_path, stream, kind):
     if kind == "files":
@@ -129,6 +131,7 @@ def test_from_the_disk(photos, tmp_path, stream, kind):
         assert_same(batches_of(stream(some.images, some.labels), 1), batches_of(resident, 1))
 
 
+@pytest.mark.slow
 def test_fingerprints_tell_sets_apart(photos, tmp_path):
     split = data.load("imagefolder", photos, size=16, lazy=True).train
     data.pack(photos, tmp_path / "a", size=16)
@@ -202,6 +205,7 @@ time.sleep(float(sys.argv[1]))
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("killed", [True, False])
 def test_workers_end_with_their_parent(killed):
     """Killed, or at its end without a word to the loader."""

@@ -74,6 +74,7 @@ def test_images_by_every_kind_of_index(packed):
     assert torch.equal(pickle.loads(pickle.dumps(images))[:], whole)  # for the workers of other loaders
 
 
+@pytest.mark.slow
 def test_squash_and_jpeg(photos, tmp_path):
     data.pack(photos, tmp_path / "squash", size=SIZE, fit="squash")
     squashed = data.load("packed", tmp_path / "squash").train.images
@@ -123,6 +124,7 @@ def test_the_number_of_workers_changes_nothing(photos, packed, tmp_path):
 # What is refused
 
 
+@pytest.mark.slow
 def test_damaged_images_are_all_listed_or_left_out(photos, tmp_path):
     whole = data.pack(photos, tmp_path / "whole", **SMALL)
     for number in range(6):
@@ -151,6 +153,7 @@ def test_damaged_images_are_all_listed_or_left_out(photos, tmp_path):
     )
 
 
+@pytest.mark.slow
 def test_what_cannot_be_read_is_not_left_out_as_damaged(photos, tmp_path, monkeypatch):
     whole = data.pack(photos, tmp_path / "whole", **SMALL)
     open_image, bad = Image.open, sorted((photos / "train" / "dog").iterdir())[-1]
@@ -169,6 +172,7 @@ def test_what_cannot_be_read_is_not_left_out_as_damaged(photos, tmp_path, monkey
     assert data.pack(photos, tmp_path / "packed", **SMALL, skip_damaged=True).shards == whole.shards
 
 
+@pytest.mark.slow
 def test_other_settings_and_other_places(photos, packed, tmp_path):
     with pytest.raises(UsageError, match=r"with other settings \(size 16 became 8\)"):
         data.pack(photos, packed, size=8)
@@ -325,6 +329,7 @@ print(json.dumps(kills))
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("format", ["raw", "jpeg"])
 def test_killed_at_random_moments(photos, tmp_path, format, nursery):
     """The packer or one of its workers is killed again and again; in the end every byte is as it should be."""
@@ -356,6 +361,7 @@ def test_a_file_that_was_mended_meanwhile_is_packed_as_it_is_now(photos, packed)
     assert torch.equal(data.load("packed", packed).train.images[0], red)
 
 
+@pytest.mark.slow
 def test_a_file_that_cannot_grow(photos, tmp_path):
     """The limit of the system on the size of a file, as a disk that is full in the middle of a shard."""
     command = [sys.executable, "-m", "atas", "data", "pack", str(photos), str(tmp_path / "packed"), "--size", "64"]

@@ -37,6 +37,7 @@ def test_stages_follow_each_other_and_end_at_the_verdict(found):
         assert stage.queries >= 200 * found.accuracy["quick"] * (300 if stage.name == "square" else 20)
 
 
+@pytest.mark.slow
 def test_verdicts_are_those_of_the_attack_itself(robust_digits, quick, found):
     model, x, y = robust_digits
     points = quick(model, x, y, BALL, seed=1)
@@ -62,6 +63,7 @@ def test_what_broke_each_example_is_known(found):
     assert worst.count("pgd10") == (found.correct["clean"] & ~found.correct["pgd10"]).sum()
 
 
+@pytest.mark.slow
 def test_a_single_search_runs_on_all_examples(robust_digits):
     """Also where another search broke them already: that is what tells it from a stage."""
     model, x, y = robust_digits
@@ -74,6 +76,7 @@ def test_a_single_search_runs_on_all_examples(robust_digits):
     assert alone.correct["clean"].sum() > alone.correct["apgd-t"].sum()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("batch_size", [1, 7, 1000])
 def test_verdicts_do_not_depend_on_the_batch_size(robust_digits, tiny, batch_size):
     model, x, y = robust_digits

@@ -48,6 +48,7 @@ dist.destroy_process_group()
 """
 
 
+@pytest.mark.slow
 def test_two_processes_find_what_one_finds(robust_digits, tiny, tmp_path):
     model, x, y = robust_digits
     torch.save(model.state_dict(), tmp_path / "weights.pt")

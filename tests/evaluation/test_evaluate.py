@@ -42,6 +42,7 @@ def test_worst_is_no_better_than_any(result):
     assert all(result.accuracy["worst"] <= accuracy for accuracy in result.accuracy.values())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("batch_size", [1, 7, 30, 1000])
 def test_verdicts_do_not_depend_on_the_batch_size(problem, ball, batch_size):
     model, x, y = problem

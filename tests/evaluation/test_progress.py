@@ -51,6 +51,7 @@ def stopping(attack, doing, after):
     return watch
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("attack", "doing", "after"),
     [
@@ -289,6 +290,7 @@ print(json.dumps({"kills": kills, "whole": whole, "left": sorted(os.listdir(orde
 """
 
 
+@pytest.mark.slow
 def test_killed_at_random_moments(robust_digits, tmp_path, nursery):
     """SIGKILL, again and again, in the middle of writes too: what is known is kept, and the verdicts are the same."""
     torch.save(robust_digits[0].state_dict(), tmp_path / "weights.pt")
@@ -335,6 +337,7 @@ def test_examples_that_hold_are_counted_down(robust_digits, tiny):
     assert {status.examples for status in seen} == {50}
 
 
+@pytest.mark.slow
 def test_the_share_grows_to_one_and_the_time_left_falls_to_nothing(robust_digits, tiny):
     for options in ({"attacks": [tiny]}, {"attacks": ["pgd10x2", tiny], "batch_size": 8}, {"attacks": ["fgsm"]}):
         seen = watched(robust_digits, **options)
@@ -349,6 +352,7 @@ def test_the_share_grows_to_one_and_the_time_left_falls_to_nothing(robust_digits
         assert all(seconds >= 0 for seconds in left if seconds is not None)
 
 
+@pytest.mark.slow
 def test_the_time_left_is_an_upper_bound_that_is_not_far_off(robust_digits, tiny):
     """Halfway through the work, of the time that it took; generous, since other work may go on beside."""
     seen = []

@@ -73,6 +73,7 @@ EXPECTED = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", list(BAD))
 def test_a_bad_model_is_recognised(robust_digits, quick, name):
     model, x, y = robust_digits
@@ -89,6 +90,7 @@ def test_a_bad_model_is_recognised(robust_digits, quick, name):
         assert warning.kind in found.sentence()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("ball", [BALL, atas.Linf(0.02), atas.Linf(0.3), atas.L2(0.75)], ids=str)
 def test_a_healthy_model_gives_no_warning(robust_digits, quick, ball):
     model, x, y = robust_digits
@@ -173,6 +175,7 @@ def test_the_sample_stands_in_for_attacks_that_were_not_asked_for(robust_digits)
         assert kind in {warning.kind for warning in found.warnings}
 
 
+@pytest.mark.slow
 def test_square_beside_other_attacks_counts_too(robust_digits):
     """But only beside APGD-T: what cross-entropy does not find, a healthy model may well have."""
     model, x, y = robust_digits

@@ -65,6 +65,7 @@ def test_the_check_is_reported_and_in_the_card(onnx_export):
     assert onnx_export.check in (onnx_export.folder / "README.md").read_text()
 
 
+@pytest.mark.slow
 @needs_onnx
 @pytest.mark.parametrize("error", [1e-1, 1e-3], ids=str)
 def test_an_onnx_file_that_says_something_else_is_not_kept(error, evaluated, tmp_path, monkeypatch):
@@ -88,6 +89,7 @@ def test_without_the_packages_of_onnx(missing, evaluated, tmp_path, monkeypatch)
         atas.export.write(evaluated, "onnx", tmp_path)
 
 
+@pytest.mark.slow
 @torch.no_grad()
 def test_torch_export_says_the_same_for_any_number_of_images(evaluated, tmp_path, pixels, logits_of):
     written = atas.export.write(evaluated, "torch-export", tmp_path)
@@ -100,6 +102,7 @@ def test_torch_export_says_the_same_for_any_number_of_images(evaluated, tmp_path
     assert written.check in (tmp_path / "README.md").read_text()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("to", [pytest.param("onnx", marks=needs_onnx), "torch-export"])
 def test_a_model_that_cannot_be_exported(to, train_tiny, tmp_path):
     run = train_tiny(tmp_path / "run", {"training.epochs": 1}, model=DependsOnTheBatch())
@@ -109,6 +112,7 @@ def test_a_model_that_cannot_be_exported(to, train_tiny, tmp_path):
     assert not list((tmp_path / "run" / "export" / to).iterdir())
 
 
+@pytest.mark.slow
 def test_random_pixels_where_there_are_no_test_images(train_tiny, tmp_path):
     digits = atas.data.load("digits")
     data = atas.data.Dataset("mine", digits.train, digits.test)

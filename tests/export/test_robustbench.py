@@ -37,6 +37,7 @@ FIELDS = (
 )
 
 
+@pytest.mark.slow
 def test_the_definition_alone_says_the_same_to_the_bit(evaluated, tmp_path, pixels, logits_of):
     written = atas.export.write(evaluated, "robustbench", tmp_path / "out")
     assert [path.name for path in written.files] == [

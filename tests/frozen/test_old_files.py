@@ -97,6 +97,7 @@ def test_a_result_is_read_and_written_again(old, tmp_path):
     assert json.loads((tmp_path / "again.json").read_text()) == json.loads(file.read_text())
 
 
+@pytest.mark.slow
 def test_a_stopped_evaluation_finds_what_it_would_have(old):
     if atas.__version__ != EXPECTED["finished"]["version"]:
         pytest.skip("progress is that of one version alone")

@@ -453,6 +453,7 @@ def test_atta_steps_4_255_at_every_budget(scene):
             pass
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("threat", [LINF, L2], ids=["linf", "l2"])
 def test_atas_through_thirty_epochs(scene, threat):
     """The released method from start to end: five epochs of warm-up, then clipped adaptive steps, two resets."""

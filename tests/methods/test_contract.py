@@ -262,6 +262,7 @@ def test_the_attack_mode_that_a_method_declares(name):
     assert atas.methods.get(name).attack_mode == ("eval" if name in EVAL_MODE else "train")
 
 
+@pytest.mark.slow
 @every_method
 @pytest.mark.parametrize("training", [True, False])
 @pytest.mark.parametrize("odd", [None, "bn1", "fc"])

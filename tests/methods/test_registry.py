@@ -45,6 +45,7 @@ def test_a_users_own_method_is_created_by_its_path():
     torch.testing.assert_close((moved - x).abs(), torch.full_like(x, 0.025))
 
 
+@pytest.mark.slow
 def test_a_users_own_method_is_trained_by_recipe(tmp_path):
     recipe = atas.recipes.load("digits-small-cnn-standard").with_values(
         {"method.name": "users_methods:HalfStep", "training.epochs": 1, "engine.device": "cpu", "training.loggers": ()}

@@ -54,6 +54,7 @@ def test_logits_have_one_column_per_class(name, channels, height, width):
     assert model(torch.empty(2, channels, height, width, device="meta")).shape == (2, 7)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", SMALL_IMAGES)
 @pytest.mark.parametrize(("channels", "size"), [(1, 8), (1, 28), (3, 32)])
 def test_training_on_small_images_gives_every_parameter_a_gradient(name, channels, size):
@@ -72,6 +73,7 @@ def test_normalisation_is_the_first_layer_and_conv1_the_next(name):
     assert model.normalize.mean.shape == model.normalize.std.shape == (1, 2, 1, 1)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", SMALL_IMAGES)
 def test_double_and_channels_last_give_the_same_logits(name):
     torch.manual_seed(0)

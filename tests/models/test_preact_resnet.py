@@ -2,6 +2,7 @@
 
 import math
 
+import pytest
 import torch
 
 from atas import models
@@ -9,6 +10,7 @@ from atas import models
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 
 
+@pytest.mark.slow
 def test_forward_equals_an_independent_computation(functional):
     torch.manual_seed(0)
     model = models.create("preact-resnet18", 10)

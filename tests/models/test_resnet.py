@@ -59,6 +59,7 @@ def test_the_number_of_weights_is_the_published_one(name, count):
         assert sum(weight.numel() for weight in models.create(name, 1000).parameters()) == count
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", LAYOUTS)
 def test_published_weights_load_strictly(name):
     model = models.create(name, 1000)
@@ -68,6 +69,7 @@ def test_published_weights_load_strictly(name):
     torch.testing.assert_close(model.normalize.mean.flatten(), torch.tensor([0.485, 0.456, 0.406]))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", LAYOUTS)
 def test_forward_equals_an_independent_computation(functional, name):
     torch.manual_seed(0)

@@ -1,5 +1,6 @@
 """The small network of the demonstration."""
 
+import pytest
 import torch
 import torch.nn.functional as F
 
@@ -19,6 +20,7 @@ def test_forward_equals_an_independent_computation(functional):
     torch.testing.assert_close(model(x), net.head(out))
 
 
+@pytest.mark.slow
 def test_it_learns_where_a_bar_runs():
     torch.manual_seed(0)
     position = torch.arange(8)

@@ -83,6 +83,7 @@ def test_a_kernel_needs_a_marked_function_that_has_none_yet():
     implements(double)(hundredfold)  # the same one again
 
 
+@pytest.mark.slow
 def test_a_compiled_function_compiles_those_that_it_calls_as_they_are_written():
     torch._dynamo.reset()
     with use_fast_ops("aot_eager"):

@@ -37,6 +37,7 @@ def by_weights(model: nn.Module, value: torch.Tensor) -> list[torch.Tensor]:
     return [torch.zeros_like(weight) if one is None else one for one, weight in zip(found, weights, strict=True)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("kind", "window"), [("preact", None), ("wide", None), ("wide", 3)])
 def test_value_and_derivative_are_those_of_two_backward_passes(kind, window):
     model, (x, direction, y) = make(kind, window), batch()

@@ -105,6 +105,7 @@ class Recorder:
     __call__ = backward
 
 
+@pytest.mark.slow
 def test_compiled_networks_run_hooks_and_follow_the_mode(small_net):
     torch._dynamo.reset()
     model, x = small_net(), torch.rand(2, 3, 8, 8)
@@ -133,6 +134,7 @@ def hooked():
     return model
 
 
+@pytest.mark.slow
 def test_only_the_packages_own_networks_have_kernels():
     assert has_kernels(atas.models.create("preact-resnet18", 10))
     assert has_kernels(atas.models.create("wrn-28-10", 100))

@@ -58,11 +58,13 @@ def kernels() -> dict[str, tuple[str, ast.FunctionDef]]:
     return found
 
 
+@pytest.mark.slow
 def test_every_fast_op_has_a_kernel_or_is_compiled():
     assert set(marked()) == set(kernels()) | COMPILE_ONLY
     assert not set(kernels()) & COMPILE_ONLY
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", sorted(kernels()))
 def test_a_kernel_takes_the_arguments_of_its_function_and_says_which_it_supports(name):
     module, node = kernels()[name]

@@ -14,6 +14,7 @@ TINY = [
 QUICK = ["--quick", "--examples", 20, *TINY]
 
 
+@pytest.mark.slow
 def test_the_list_names_every_study(command):
     status, out, _ = command("reproduce", "--list")
     assert status == 0
@@ -22,6 +23,7 @@ def test_the_list_names_every_study(command):
     assert [row["study"] for row in json.loads(out)] == names()
 
 
+@pytest.mark.slow
 def test_a_quick_table_from_end_to_end(command, tmp_path):
     wanted = ["--methods", "atas,fgsm-rs", "--attacks", "pgd2", "--padding", "0,4"]
     status, out, err = command("reproduce", "table-cifar10", *QUICK, "--out", tmp_path, *wanted)
@@ -47,6 +49,7 @@ def test_a_quick_table_from_end_to_end(command, tmp_path):
     assert not (tmp_path / "b" / "trainings").exists()
 
 
+@pytest.mark.slow
 def test_schedules_by_held_out_images(command, tmp_path):
     status, _, err = command("reproduce", "schedules", *QUICK, "--out", tmp_path, "--methods", "fgsm", "--json")
     assert status == 0, err
@@ -54,6 +57,7 @@ def test_schedules_by_held_out_images(command, tmp_path):
     assert row["piecewise"]["n"] == row["cyclic"]["n"] == 20
 
 
+@pytest.mark.slow
 def test_a_failed_run_makes_status_1_and_one_sentence(command, tmp_path):
     options = ["--methods", "atas,atta", "--attacks", "fgsm", "--set", "schedule.peak=1e30"]
     status, out, err = command("reproduce", "table-cifar10", *QUICK, "--out", tmp_path, *options)
@@ -71,6 +75,7 @@ def test_a_dry_run_touches_nothing(command, tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("arguments", "status", "part"),
     [

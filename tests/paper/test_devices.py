@@ -48,6 +48,7 @@ def test_the_pretended_device_refuses_what_a_gpu_refuses():
             x.numpy()
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:.*meta")  # loading weights there would be a no-op, were it real
 def test_a_plan_with_all_observations_comes_to_the_same_elsewhere(tiny, tmp_path, quiet, elsewhere):
     ranks = tiny("fgsm-rs-adaptive", RANKING, attacks=(), measurements=(Deciles(),))
@@ -75,6 +76,7 @@ def test_a_plan_with_all_observations_comes_to_the_same_elsewhere(tiny, tmp_path
             }
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:.*meta")
 def test_models_are_left_where_the_recipe_wants_them(tiny, store, quiet, elsewhere):
     """Those that were just trained, and those that were read from a file."""

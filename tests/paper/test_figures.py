@@ -70,6 +70,7 @@ def test_the_list_has_them(command):
     assert set(STUDIES) <= set(out.split())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", STUDIES)
 @pytest.mark.parametrize("quick", [True, False])
 def test_plans_resolve(name, quick, tmp_path):
@@ -85,6 +86,7 @@ def test_plans_resolve(name, quick, tmp_path):
     assert page.markdown.startswith(f"# {study.title}")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["figure-loss-surface", "figure-step-size", "figure-budgets", "figure-steps"])
 def test_a_picture_of_nothing_is_a_picture(name, tmp_path):
     study = get(name)
@@ -94,6 +96,7 @@ def test_a_picture_of_nothing_is_a_picture(name, tmp_path):
     assert svg.read_text().startswith("<?xml")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", STUDIES)
 def test_a_tiny_form_from_end_to_end(name, command, shared, monkeypatch):
     if name == "figure-subsets":
@@ -125,6 +128,7 @@ def test_a_tiny_form_from_end_to_end(name, command, shared, monkeypatch):
         assert err == "2 of 2 runs are done already\n"
 
 
+@pytest.mark.slow
 def test_full_plans_share_their_runs(tmp_path):
     """What the tables train is not trained again."""
     tables = {
@@ -268,6 +272,7 @@ def test_the_convergence_gap_beside_the_papers(page, fill, store):
     assert content["rows"][0]["atta"] == 1.60
 
 
+@pytest.mark.slow
 def test_budgets_beside_the_papers(page, fill, store):
     study = get("figure-budgets")
     asked = {"methods": ("atas",), "networks": ("preact-resnet18",), "eps": (8 / 255,)}
@@ -281,6 +286,7 @@ def test_budgets_beside_the_papers(page, fill, store):
     assert len(study.draw(StudyOptions(store.folder, **asked), store)) == 2
 
 
+@pytest.mark.slow
 def test_the_tail_beside_the_papers(page, fill, store):
     study = get("figure-gradient-norms")
     asked = {"networks": ("preact-resnet18",), "eps": (16 / 255,)}
@@ -305,6 +311,7 @@ def test_a_record_that_lacks_an_observation_is_not_shown(page, fill, store):
     assert len(make_plan([study], StudyOptions(store.folder, networks=("preact-resnet18",))).remaining()) == 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("bent", "shown"),
     [

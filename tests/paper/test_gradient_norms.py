@@ -28,6 +28,7 @@ def run(folder, method, values, observers=(), **options):
         return atas.train(settings, out=folder, live=live, observers=observers, **options)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("method", "twin"), [("fgsm-rs", "fgsm-rs-adaptive"), ("atta", "atas-literal")])
 def test_a_fixed_twin_trains_the_same_weights(method, twin, tmp_path):
     """Else norms would be of another training than the one that they are said to be of."""
@@ -45,6 +46,7 @@ def test_a_fixed_twin_trains_the_same_weights(method, twin, tmp_path):
     assert torch.equal(sizes, torch.full_like(sizes, 0.3))
 
 
+@pytest.mark.slow
 def test_a_norm_is_that_of_the_gradient_at_the_random_start(tmp_path):
     """One batch holds all images, so all norms of the first epoch are of the initial weights."""
     fixed = {f"method.{key}": value for key, value in gradient_norms.FIXED_STEP.items()} | {"method.max_step": 0.3}
@@ -72,6 +74,7 @@ class Stop:
         signal.raise_signal(signal.SIGINT)
 
 
+@pytest.mark.slow
 def test_norms_survive_a_stop(tmp_path):
     values = {"training.epochs": 3, "training.batch_size": 400}
     run(tmp_path / "whole", "atas", values, [gradient_norms.EpochNorms(tmp_path / "a")])

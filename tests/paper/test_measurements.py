@@ -40,6 +40,7 @@ def test_keys_are_those_that_records_were_written_with():
     assert replace(trial, measurements=(Curves(), Norms())).key == trial.key
 
 
+@pytest.mark.slow
 def test_every_training_is_watched_as_far_as_that_is_free(tiny, store, quiet):
     trials = [tiny("atas"), tiny("pgd")]
     Plan(trials, store, default_measurements).run(quiet)
@@ -54,6 +55,7 @@ def test_every_training_is_watched_as_far_as_that_is_free(tiny, store, quiet):
     assert adaptive.observed["norms"]["examples"] == 1297
 
 
+@pytest.mark.slow
 def test_what_is_known_is_not_observed_again(tiny, tiny_store, quiet, trained):
     plan = Plan([tiny("atas", measurements=(Norms(), Curves()))], tiny_store, default_measurements)
     assert plan.remaining() == []
@@ -65,6 +67,7 @@ def test_what_is_known_is_not_observed_again(tiny, tiny_store, quiet, trained):
     assert tiny_store.record(tiny("atas")).observed["robust-loss"]["n"] == 30
 
 
+@pytest.mark.slow
 def test_other_settings_make_another_measurement(tiny, store, quiet):
     """In one plan and in a later one; neither takes the place of the other."""
     few, more, whole = (tiny("atas", measurements=(RobustLoss(images),)) for images in (30, 50, None))
@@ -99,6 +102,7 @@ def test_entries_of_earlier_versions_do_not_state_their_settings(measurement, en
     assert (measurement.find(record) is not None) is fits
 
 
+@pytest.mark.slow
 def test_a_training_that_was_not_watched_is_done_again_and_its_figures_stay(tiny, store, quiet):
     trial = tiny("fgsm-rs-adaptive", RANKING)
     Plan([trial], store, default_measurements).run(quiet)
@@ -124,6 +128,7 @@ def test_observations_of_other_folders_count(tiny, tiny_store, tmp_path):
     assert Plan([tiny("atas", measurements=(Norms(),))], second, default_measurements).remaining() == []
 
 
+@pytest.mark.slow
 def test_a_record_of_an_earlier_version_is_read(tiny, store, quiet):
     Plan([tiny()], store, default_measurements).run(quiet)
     (path,) = (store.folder / "runs").glob("*.json")
@@ -137,6 +142,7 @@ def test_a_record_of_an_earlier_version_is_read(tiny, store, quiet):
         Record.load(path)
 
 
+@pytest.mark.slow
 def test_a_stop_during_an_observation_loses_that_one_alone(ranks, tiny, store, quiet, trained, monkeypatch):
     """Nothing is trained, evaluated or observed again but for what was under way."""
     surfaces = LossSurfaces(ranks, images=5, points=2)
@@ -161,6 +167,7 @@ def _stop():
     raise KeyboardInterrupt
 
 
+@pytest.mark.slow
 def test_records_alone_are_enough(ranks, tiny, store, quiet, trained, tmp_path):
     """Copied to another machine without weights, they count: for every study, and for trainings that rest on them."""
     surfaces = LossSurfaces(ranks, images=5, points=2)
@@ -181,6 +188,7 @@ def test_records_alone_are_enough(ranks, tiny, store, quiet, trained, tmp_path):
     assert [len(trained(one)) for one in (store, Store(other))] == [len(trials), 1]
 
 
+@pytest.mark.slow
 def test_weights_that_are_gone_are_made_again_only_for_what_needs_them(tiny, store, quiet, trained):
     """Then what the record knows of the first weights stays, or is measured anew, but is never lost."""
     trial = tiny("atas", attacks=("fgsm",), measurements=(RobustLoss(20),))
@@ -203,6 +211,7 @@ def test_weights_that_are_gone_are_made_again_only_for_what_needs_them(tiny, sto
     assert set(record.observed) == {"curves", "norms", "robust-loss", "step-gap"}
 
 
+@pytest.mark.slow
 def test_one_training_is_observed_before_it_is_evaluated_otherwise(tiny, store, quiet, trained):
     """Checkpoints are gone after the first of the trials that share a training."""
     plain, watched = tiny("atta", padding=2), tiny("atta", measurements=(StepGap((0.1,), 20),))
@@ -213,6 +222,7 @@ def test_one_training_is_observed_before_it_is_evaluated_otherwise(tiny, store, 
     assert trained(store) == [0, 0]
 
 
+@pytest.mark.slow
 def test_a_training_is_done_as_often_as_it_takes(tiny, store, quiet):
     """The record of the second one, which left no checkpoint either, is lost."""
     trial = tiny("atta", attacks=(), measurements=(StepGap((0.1,), 20),))
@@ -225,6 +235,7 @@ def test_a_training_is_done_as_often_as_it_takes(tiny, store, quiet):
 # What is measured
 
 
+@pytest.mark.slow
 def test_tenths_are_of_the_norms_that_were_written(ranks, store, quiet):
     Plan([ranks], store, default_measurements).run(quiet)
     found = store.record(ranks).observed["tenths"]
@@ -234,6 +245,7 @@ def test_tenths_are_of_the_norms_that_were_written(ranks, store, quiet):
     assert [sum(row) for row in found["class_shares"]] == pytest.approx([1.0] * 10)
 
 
+@pytest.mark.slow
 def test_a_part_is_trained_on_and_named(ranks, tiny, store, quiet):
     part = NormSubset(ranks, 9, 10)
     trial = tiny("fgsm-rs", attacks=(), subset=part)
@@ -252,6 +264,7 @@ def test_a_part_is_trained_on_and_named(ranks, tiny, store, quiet):
     assert store.record(trial).trial["part"] == [ranks.training_key, 9, 10]
 
 
+@pytest.mark.slow
 def test_a_part_without_its_ranking_fails_in_one_sentence(ranks, tiny, store, quiet):
     (failure,) = Plan([tiny("fgsm-rs", attacks=(), subset=NormSubset(ranks, 1, 2))], store, default_measurements).run(
         quiet
@@ -259,6 +272,7 @@ def test_a_part_without_its_ranking_fails_in_one_sentence(ranks, tiny, store, qu
     assert failure.sentence.startswith("the run that ranks the images is missing")
 
 
+@pytest.mark.slow
 def test_atta_steps_from_what_it_remembers(tiny, store, quiet):
     """With a step of nothing, the gap tells how much the remembered perturbations do."""
     sizes = (1e-9, 0.1)
@@ -274,6 +288,7 @@ def test_atta_steps_from_what_it_remembers(tiny, store, quiet):
     assert not (store.training_folder(trials[0]).path / "checkpoints").exists()
 
 
+@pytest.mark.slow
 def test_surfaces_are_of_the_first_and_the_last_tenth(ranks, tiny, store, quiet):
     seen_of = LossSurfaces(ranks, images=20, points=3)
     trial = tiny("fgsm-rs", {"training.batch_size": 256}, attacks=(), measurements=(seen_of,))

@@ -19,6 +19,7 @@ def authors(model, x, side):
     return model.fc(F.avg_pool2d(x, side).flatten(1))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "side"), [("preact-resnet18", 4), ("wrn-28-10", 8)])
 def test_a_network_on_padded_images_is_the_authors(name, side):
     model = models.create(name, 10).eval() if name != "wrn-28-10" else models.WideResNet(10, models.Normalize(3), 10, 1)

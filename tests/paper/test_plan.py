@@ -46,6 +46,7 @@ class Failing(Measurement):
         raise self.error
 
 
+@pytest.mark.slow
 def test_a_plan_writes_a_record_a_run(tiny, store, quiet):
     trials = [tiny(seed=0), tiny("atta", seed=3)]
     assert Plan(trials, store, default_measurements).run(quiet) == []
@@ -69,6 +70,7 @@ def test_a_plan_writes_a_record_a_run(tiny, store, quiet):
     assert not [name for name in files(store.folder) if "checkpoints" in name or "progress" in name]
 
 
+@pytest.mark.slow
 def test_finished_runs_are_not_run_again(tiny, tiny_store, quiet, trained):
     run = []  # seeds
     Plan([tiny(seed=0), tiny(seed=2)], tiny_store, default_measurements).run(
@@ -86,12 +88,14 @@ def test_the_same_run_twice_in_a_plan_is_one(tiny, store):
     assert [trial.attacks for trial in plan.trials] == [("fgsm", "pgd2")]
 
 
+@pytest.mark.slow
 def test_one_training_serves_every_evaluation(tiny, tiny_store, quiet, trained):
     Plan([tiny(), tiny(padding=4), tiny(examples=20)], tiny_store, default_measurements).run(quiet)
     assert trained(tiny_store) == [0, 1]
     assert len(list((tiny_store.folder / "runs").iterdir())) == 4
 
 
+@pytest.mark.slow
 def test_a_later_attack_joins_those_that_are_known(tiny, tiny_store, quiet, trained):
     before = tiny_store.record(tiny())
     Plan([tiny(attacks=("fgsm", "pgd2"))], tiny_store, default_measurements).run(quiet)
@@ -102,6 +106,7 @@ def test_a_later_attack_joins_those_that_are_known(tiny, tiny_store, quiet, trai
     assert [about["attacks"] for about in after.evaluations] == [["clean", "fgsm"], ["clean", "pgd2"]]
 
 
+@pytest.mark.slow
 def test_runs_of_other_folders_are_used_and_written_down(tiny, tiny_store, tmp_path, quiet, trained):
     second = Store(tmp_path / "second", [tiny_store.folder])
     plan = Plan([tiny(seed=0), tiny(seed=1, padding=2)], second, default_measurements)
@@ -117,6 +122,7 @@ def test_a_folder_without_results_cannot_be_reused(tmp_path):
         Store(tmp_path / "out", [tmp_path])
 
 
+@pytest.mark.slow
 def test_figures_of_other_weights_are_not_mixed_in(tiny, tiny_store, quiet):
     """The training is gone, and another one came to other weights: then its figures replace the old ones."""
     trial = tiny(attacks=("fgsm",))
@@ -138,6 +144,7 @@ def test_joined_records_take_attacks_of_the_same_weights_alone(tiny, store, fill
     assert known.merge(other) == known
 
 
+@pytest.mark.slow
 def test_a_failure_is_written_down_and_the_rest_goes_on(tiny, store, quiet):
     bad = tiny(values={"schedule.peak": 1e30, "schedule.name": "piecewise"})
     good = tiny("atta")
@@ -151,6 +158,7 @@ def test_a_failure_is_written_down_and_the_rest_goes_on(tiny, store, quiet):
     assert [trial.key for trial in Plan([bad, good], store, default_measurements).remaining()] == [bad.key]
 
 
+@pytest.mark.slow
 def test_a_failure_of_any_kind(tiny, tiny_store, quiet):
     trial = tiny(padding=1, measurements=(Failing(RuntimeError("out of\nmemory")),))
     (failure,) = Plan([trial], tiny_store, default_measurements).run(quiet)
@@ -159,6 +167,7 @@ def test_a_failure_of_any_kind(tiny, tiny_store, quiet):
     assert "Traceback" in json.loads(path.read_text())["trace"]
 
 
+@pytest.mark.slow
 def test_an_error_is_forgotten_when_the_run_succeeds(tiny, tiny_store, quiet):
     trial = tiny(padding=1)
     tiny_store.save_error(trial, "no electricity", "")
@@ -221,6 +230,7 @@ print(json.dumps([carry_out(killed, 0), carry_out(killed, 1), carry_out(killed),
 """
 
 
+@pytest.mark.slow
 def test_kill_and_go_on(tmp_path, nursery):
     """SIGKILL in the middle of the first and of the second training: the same weights and figures in the end."""
     assert nursery(SCRIPT) == [-signal.SIGKILL, -signal.SIGKILL, 0, 0]
@@ -237,6 +247,7 @@ def test_kill_and_go_on(tmp_path, nursery):
         assert all(torch.equal(tensor, expected[name]) for name, tensor in weights.items())
 
 
+@pytest.mark.slow
 def test_nothing_is_lost_before_the_record_is_written(tiny, store, quiet, monkeypatch):
     monkeypatch.setattr(execute, "evaluate", functools.partial(execute.evaluate, progress_interval=0.0))
     trial = tiny()
@@ -286,6 +297,7 @@ def test_what_is_compiled_first_does_not_set_the_pace():
     assert progress.seconds_left == pytest.approx(8 / 25 * 50)
 
 
+@pytest.mark.slow
 def test_crops_of_larger_images_are_evaluated_at_the_centre(tmp_path, store, quiet):
     for half, label in (("train", "a"), ("train", "b"), ("test", "a"), ("test", "b")):
         (tmp_path / "photos" / half / label).mkdir(parents=True)

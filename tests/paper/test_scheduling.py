@@ -130,6 +130,7 @@ def test_who_works_on_a_device_sees_others(store):
             assert not others()
 
 
+@pytest.mark.slow
 def test_a_training_that_shared_its_device_is_not_timed(tiny, store, quiet):
     """With a process that was there at its beginning; the next one is timed again."""
     store.folder.mkdir()
@@ -145,6 +146,7 @@ def test_a_training_that_shared_its_device_is_not_timed(tiny, store, quiet):
     assert "- not timed: 1 of 2 trainings, which shared their device with others" in provenance([shared, alone])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("when", ["only at first", "only between"])
 def test_who_comes_and_goes_during_a_training_is_seen(tiny, store, quiet, monkeypatch, when):
     """Also where the training is stopped meanwhile and goes on alone."""
@@ -168,6 +170,7 @@ def test_who_comes_and_goes_during_a_training_is_seen(tiny, store, quiet, monkey
     assert store.record(trial).seconds is None
 
 
+@pytest.mark.slow
 def test_what_another_process_is_at_is_put_off_and_taken_over(tiny, store, quiet, waits):
     done = []
     store.folder.mkdir()
@@ -180,6 +183,7 @@ def test_what_another_process_is_at_is_put_off_and_taken_over(tiny, store, quiet
     assert said.count("waiting for 1 run of other processes") == 1
 
 
+@pytest.mark.slow
 def test_what_another_process_has_done_is_not_done_again(tiny, store, quiet, waits, fill):
     done = []
     store.folder.mkdir()
@@ -191,6 +195,7 @@ def test_what_another_process_has_done_is_not_done_again(tiny, store, quiet, wai
     assert quiet.console.file.getvalue().endswith(f"1/2 {trials[0].label}: done by another process\n")
 
 
+@pytest.mark.slow
 def test_what_failed_in_another_process_is_tried_here(tiny, store, quiet, waits):
     """Its machine may be the cause."""
     done = []
@@ -203,6 +208,7 @@ def test_what_failed_in_another_process_is_tried_here(tiny, store, quiet, waits)
     assert store.errors_by_row() == {}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["part", "observation"])
 def test_what_rests_on_the_run_of_another_process_waits_for_it(ranks, tiny, store, quiet, waits, kind):
     done = []
@@ -222,6 +228,7 @@ def test_what_rests_on_the_run_of_another_process_waits_for_it(ranks, tiny, stor
     assert done == [2, 7, 1]
 
 
+@pytest.mark.slow
 def test_what_rests_on_a_run_that_is_given_up_meanwhile_waits_for_it_too(ranks, tiny, store, quiet):
     """The other process ends while this one is at something else: the run that was put off comes first."""
     done = []
@@ -237,6 +244,7 @@ def test_what_rests_on_a_run_that_is_given_up_meanwhile_waits_for_it_too(ranks, 
     assert done == [2, 7, 1]
 
 
+@pytest.mark.slow
 def test_a_training_that_went_on_unobserved_is_done_once_more(ranks, tiny, store, quiet, trained):
     """A process that wants no surfaces is stopped on its way; one that does takes over, and has seen a part alone."""
     plain = tiny(seed=1, values={"training.epochs": 3})
@@ -273,6 +281,7 @@ def test_what_another_folder_knows_is_written_down_unless_another_process_is_at_
     assert list(here.by_row()) == [tiny().row]
 
 
+@pytest.mark.slow
 def test_what_others_have_done_meanwhile_is_noticed_at_once(tiny, store, quiet, fill):
     """Not when its turn comes: the time left would be told too long until then."""
     done = []
@@ -320,6 +329,7 @@ def test_a_stop_while_waiting(tiny, store, quiet, waits):
             Plan([tiny()], store, default_measurements).run(quiet)
 
 
+@pytest.mark.slow
 def test_two_processes_share_a_plan(tmp_path, nursery):
     """Neither does what the other one does, and both see all of it done in the end."""
     assert nursery(SHARE, shared=str(tmp_path / "shared")) == [0, 0]

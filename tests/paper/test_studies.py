@@ -15,6 +15,7 @@ TINY = [
 ]
 
 
+@pytest.mark.slow
 def test_what_several_studies_need_is_trained_once(command, tmp_path):
     """A table's run of ATTA keeps no checkpoint, which figure-step-size needs: alone, each would train it."""
     out, options = tmp_path / "out", ["--quick", "--examples", 20, *TINY]
@@ -36,6 +37,7 @@ def test_what_several_studies_need_is_trained_once(command, tmp_path):
     assert content["figure-step-size"] == json.loads((out / "figure-step-size-quick.json").read_text())
 
 
+@pytest.mark.slow
 def test_pictures_can_be_drawn_later_and_elsewhere(command, tmp_path, monkeypatch):
     import sys
 
@@ -52,6 +54,7 @@ def test_pictures_can_be_drawn_later_and_elsewhere(command, tmp_path, monkeypatc
     assert "png" in (tmp_path / "figure-steps-quick.md").read_text()
 
 
+@pytest.mark.slow
 def test_what_there_is_can_be_shown_without_running_anything(command, tmp_path):
     """Records that were copied are all it takes; what is missing is shown as missing."""
     options = ["--quick", "--examples", 20, *TINY, "--methods", "atas,atta"]
@@ -91,6 +94,7 @@ def test_an_option_that_no_study_takes_is_a_mistake(option, command, tmp_path):
     assert not (tmp_path / "out").exists()
 
 
+@pytest.mark.slow
 def test_the_joint_plan_of_everything_on_cifar10_trains_nothing_twice(tmp_path):
     """Whatever the order of the studies, what is to be observed of a training is known when it begins."""
     names = ["table-cifar10", "ablation", "table-convergence-gap", "figure-step-size", "figure-loss-surface"]

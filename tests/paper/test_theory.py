@@ -328,6 +328,7 @@ def test_the_ratio_of_the_second_terms(beta):
                 assert found < 0.9 * bounds.printed_ratio(tail(of.norms), beta)
 
 
+@pytest.mark.slow
 def test_equal_norms_favour_the_algorithm_that_does_not_adapt():
     """By the printed ratio its bound is 1.19 times as large; it regrets less."""
     problem, steps = linear(np.ones(8)), 3000
@@ -340,6 +341,7 @@ def test_equal_norms_favour_the_algorithm_that_does_not_adapt():
     assert bounds.ratio(1.0, BETA) <= found < 1 < bounds.printed_ratio(1.0, BETA)
 
 
+@pytest.mark.slow
 def test_the_ratio_grows_with_the_tail_as_stated():
     """Somewhat above the ratio of the bounds: v-hat starts low, so ASGDBCA's first steps are longer than its rate."""
     steps, ratios = 3000, {}
@@ -490,6 +492,7 @@ def test_a_momentum_out_of_range():
         experiment.run_experiment(beta=1)
 
 
+@pytest.mark.slow
 def test_run_writes_four_files(tmp_path):
     render.write_results(tmp_path / "new" / "folder", quick=True, sizes=TINY)
     folder = tmp_path / "new" / "folder"
@@ -502,6 +505,7 @@ def test_run_writes_four_files(tmp_path):
     assert (folder / "theory.png").read_bytes().startswith(b"\x89PNG")
 
 
+@pytest.mark.slow
 def test_equal_results_give_equal_figures(result, tmp_path):
     for kind in ("png", "svg", "pdf"):
         once, again = (tmp_path / name / f"theory.{kind}" for name in ("once", "again"))

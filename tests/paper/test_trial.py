@@ -16,6 +16,7 @@ def test_keys_do_not_change():
     assert (BASE.key, BASE.training_key, BASE.row) == ("551447a0967c1552", "0b6e5470271550f9", "dbe5f8d0021db13d")
 
 
+@pytest.mark.slow
 def test_keys_are_the_same_in_another_process():
     code = "from atas.sweeps import Trial; print(Trial('cifar10-preact-resnet18-atas').key)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)

@@ -41,6 +41,7 @@ def test_the_memory_of_a_large_set(store, bench):
     assert found["environment"]["command"].startswith("host_memory.py")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("source", ["random", "packed"])
 def test_the_pace_at_several_sizes(source, bench, tmp_path):
     small = ["--models", "small-cnn", "--sizes", "16", "24", "--batch", "8", "--steps", "2", "--rounds", "2"]
@@ -73,6 +74,7 @@ def test_how_far_yopo_moves_its_first_layer(bench):
         assert 0 < row["median_move"] <= row["largest_move"]
 
 
+@pytest.mark.slow
 def test_what_a_step_of_each_method_costs(bench):
     small = ["--model", "small-cnn", "--batch", "4", "--rounds", "2", "--device", "cpu"]
     _, found = bench("step_cost.py", *small)

@@ -111,6 +111,7 @@ def photos(tmp_path_factory):
     return root
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", ["atas", "atta", "fgsm-rs"])
 def test_imagenette_in_small(method, photos, tmp_path):
     """The recipe as it is, with small images and few epochs: from files to figures under attack."""

@@ -90,6 +90,7 @@ def any_recipe(draw):
     )
 
 
+@pytest.mark.slow
 @settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(made=any_recipe())
 def test_any_recipe_survives_writing_and_reading(made, tmp_path):

@@ -95,6 +95,7 @@ HOLDS = """(canvas, name) => {
 }"""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 def test_opens_without_a_complaint_and_draws_every_chart(show, kind):
     page = show(kind)
@@ -106,6 +107,7 @@ def test_opens_without_a_complaint_and_draws_every_chart(show, kind):
     assert [url for url in page.fetched if url.startswith("file")] == [page.url]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 def test_on_a_phone_nothing_sticks_out(show, kind):
     page = show(kind, PHONE, is_mobile=True)
@@ -113,6 +115,7 @@ def test_on_a_phone_nothing_sticks_out(show, kind):
     assert page.said == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 def test_everything_to_see_can_also_be_read(show, kind):
     page = show(kind)
@@ -124,12 +127,14 @@ def test_everything_to_see_can_also_be_read(show, kind):
     assert page.evaluate(nameless) == 0
 
 
+@pytest.mark.slow
 def test_texts_stay_texts(show):
     page = show("hostile")
     assert page.evaluate("typeof hacked") == "undefined"
     assert page.locator("h1").inner_text() == HOSTILE.replace("/", "\u2215")
 
 
+@pytest.mark.slow
 def test_a_series_can_be_switched_off_and_on(show):
     page = show("healthy")
     chart = page.locator("figure.chart").first
@@ -145,11 +150,13 @@ def test_a_series_can_be_switched_off_and_on(show):
     assert canvas.evaluate(HOLDS, "c1")
 
 
+@pytest.mark.slow
 def test_the_collapse_is_marked(show):
     assert show("collapsed").locator("figure.chart canvas").first.evaluate(HOLDS, "bad")
     assert not show("healthy").locator("figure.chart canvas").first.evaluate(HOLDS, "bad")
 
 
+@pytest.mark.slow
 def test_hovering_tells_the_figures_of_an_epoch(show, trained):
     page = show("healthy")
     chart = page.locator("figure.chart").first
@@ -164,6 +171,7 @@ def test_hovering_tells_the_figures_of_an_epoch(show, trained):
     assert others.inner_text() == f"{first['loss']:.3f}"
 
 
+@pytest.mark.slow
 def test_tables_sort_by_click_and_by_key(show):
     page = show("healthy")
     table = page.locator("#classes table.sortable").first
@@ -184,6 +192,7 @@ def test_tables_sort_by_click_and_by_key(show):
     assert heading.get_attribute("aria-sort") == "none"
 
 
+@pytest.mark.slow
 def test_runs_sort(show):
     page = show("compared")
     table = page.locator("#summary table.sortable")
@@ -193,6 +202,7 @@ def test_runs_sort(show):
     assert names.all_inner_texts() == sorted(names.all_inner_texts(), key=str.lower)
 
 
+@pytest.mark.slow
 def test_the_gallery_shows_the_attack_that_is_chosen_and_sorts(show):
     page = show("healthy")
     cards = page.locator(".cards > li")
@@ -220,6 +230,7 @@ def test_the_gallery_shows_the_attack_that_is_chosen_and_sorts(show):
     assert found == sorted(found, reverse=True)
 
 
+@pytest.mark.slow
 def test_dark_mode_and_print(show):
     page = show("collapsed", color_scheme="dark")
 

@@ -122,6 +122,7 @@ def test_a_damaged_checkpoint_is_told(copy_of, view_of):
         gradient_norms(view_of(folder))
 
 
+@pytest.mark.slow
 def test_accuracy_by_tenth(trained, view_of):
     view = view_of(trained)
     found = accuracy_by_norm_decile(view)

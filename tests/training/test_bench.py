@@ -56,6 +56,7 @@ class Slow(InMemoryImages):
         super().read(rows, out)
 
 
+@pytest.mark.slow
 def test_whether_data_or_compute_sets_the_pace(results, monkeypatch):
     assert {found.limit for found in results.values()} == {"compute"}
     recipe = load("digits-small-cnn-atas").with_values({"training.batch_size": 8, "training.probe": 8})

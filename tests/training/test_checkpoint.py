@@ -270,6 +270,7 @@ def test_a_full_disk_when_the_weights_are_written(stopped, train_toy, tmp_path, 
     assert_same_run(stopped, tmp_path / "whole")
 
 
+@pytest.mark.slow
 def test_a_real_limit_on_the_size_of_files(tmp_path):
     """The kernel itself refuses the write, in the middle of the file."""
     script = (

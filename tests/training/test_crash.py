@@ -94,6 +94,7 @@ def run_killed(nursery, tmp_path):
     return run
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", ["atas", "free"])
 def test_killed_at_random_moments(method, tmp_path, toy_recipe, run_killed, assert_same_run):
     """A checkpoint is written after every step; half of the kills come in the middle of a write."""
@@ -102,6 +103,7 @@ def test_killed_at_random_moments(method, tmp_path, toy_recipe, run_killed, asse
     assert_same_run(tmp_path / "whole", tmp_path / "killed")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("on_collapse", ["rollback", "stop"])
 def test_killed_around_a_collapse(on_collapse, tmp_path, toy_recipe, run_killed, assert_same_run, rows_of):
     values = {"training.checkpoint_every": 0.0, "training.epochs": 6, "training.on_collapse": on_collapse}
@@ -110,6 +112,7 @@ def test_killed_around_a_collapse(on_collapse, tmp_path, toy_recipe, run_killed,
     assert_same_run(tmp_path / "whole", tmp_path / "killed")
 
 
+@pytest.mark.slow
 def test_killed_with_rare_checkpoints(tmp_path, toy_recipe, run_killed, assert_same_run):
     """Most of these kills come before the first checkpoint or long after the last."""
     values = {"training.checkpoint_every": 0.1, "training.epochs": 6}

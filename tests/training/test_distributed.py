@@ -101,6 +101,7 @@ def assert_all_have_the_same_model(folder, processes):
             assert torch.equal(tensor, model[name]), name
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("net", ["plain", "norm"])
 @pytest.mark.parametrize("method", METHODS)
 def test_two_and_four_processes_are_one(method, net, train, settings_of, tmp_path, rows_of):
@@ -112,6 +113,7 @@ def test_two_and_four_processes_are_one(method, net, train, settings_of, tmp_pat
         assert_all_have_the_same_model(tmp_path / str(processes), processes)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", OTHERS)
 def test_every_method_knows_processes(method, train, settings_of, tmp_path, rows_of):
     for processes in (1, 3):  # of four shards, one process has two
@@ -119,6 +121,7 @@ def test_every_method_knows_processes(method, train, settings_of, tmp_path, rows
     assert_same_training(tmp_path / "1", tmp_path / "3", rows_of)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "values",
     [
@@ -142,12 +145,14 @@ def test_processes_share_the_processors(ranks, settings_of, tmp_path):
     assert f"are streamed from memory by {workers} process" in said
 
 
+@pytest.mark.slow
 def test_one_shard_is_the_order_of_before(train, toy_recipe, settings_of, tmp_path, assert_same_run):
     train(1, tmp_path / "none", toy_recipe("atas", {"training.epochs": 2}))
     train(1, tmp_path / "one", toy_recipe("atas", {"training.epochs": 2, "data.shards": 1}))
     assert_same_run(tmp_path / "none", tmp_path / "one")
 
 
+@pytest.mark.slow
 def test_running_statistics_are_averaged(train, settings_of, tmp_path):
     """Without synchronised BatchNorm: after one step the first layer's mean is that of the whole batch."""
     settings = settings_of(
@@ -161,11 +166,13 @@ def test_running_statistics_are_averaged(train, settings_of, tmp_path):
     assert_all_have_the_same_model(tmp_path / "3", 3)
 
 
+@pytest.mark.slow
 def test_without_synchronised_batchnorm_all_attack_the_same_model(train, settings_of, tmp_path):
     train(4, tmp_path / "run", settings_of("fgsm-rs", **{"engine.sync_batchnorm": False}), "norm")
     assert_all_have_the_same_model(tmp_path / "run", 4)
 
 
+@pytest.mark.slow
 def test_the_monitor_has_fewer_images_than_processes(train, settings_of, tmp_path, rows_of):
     settings = settings_of(**{"training.probe": 1, "training.epochs": 1})
     for count in (1, 3):
@@ -173,6 +180,7 @@ def test_the_monitor_has_fewer_images_than_processes(train, settings_of, tmp_pat
     assert_same_training(tmp_path / "1", tmp_path / "3", rows_of)
 
 
+@pytest.mark.slow
 def test_a_collapse_is_everyones(train, settings_of, tmp_path, rows_of):
     settings = settings_of(**{"training.on_collapse": "rollback", "training.probe": 3, "training.epochs": 3})
     for processes in (1, 2):
@@ -181,6 +189,7 @@ def test_a_collapse_is_everyones(train, settings_of, tmp_path, rows_of):
     assert_same_training(tmp_path / "1", tmp_path / "2", rows_of)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("before", "after"), [(2, 1), (2, 3), (1, 2)])
 @pytest.mark.parametrize("method", ["atas", "free"])
 def test_another_number_of_processes_goes_on(before, after, method, ranks, train, settings_of, tmp_path, rows_of):
@@ -196,6 +205,7 @@ def test_another_number_of_processes_goes_on(before, after, method, ranks, train
     assert event["processes"] == after
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("victim", "processes", "loading"), [(0, 2, "resident"), (1, 4, "streaming")])
 def test_a_killed_process_ends_the_run(victim, processes, loading, ranks, train, settings_of, tmp_path, rows_of):
     """Its workers, who have inherited its connections, end with it."""

@@ -44,6 +44,7 @@ def make_engine(name: str, device: str = "cpu", kind: type[Engine] = Engine, mod
     return kind(settings, (model or network()).to(place), method, batches)
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")  # dynamo looks at it itself
 @pytest.mark.parametrize("name", [name for name in atas.methods.names() if atas.methods.get(name).compilable])
 def test_a_compiled_step_is_the_plain_step(name):
@@ -100,6 +101,7 @@ class WithJvp(nn.Module):
         return loss_jvp(self.model, x, direction, y)
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")  # as above
 def test_gradient_alignment_by_jvp_is_that_by_two_backward_passes():
     """The way that the captured engine goes, compiled by a backend that needs no compiler."""

@@ -54,6 +54,7 @@ def test_an_engine_trains_the_same_with_rows_on_the_host():
     assert_same(run(make_engine("device")), run(make_engine("host")))
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")  # dynamo looks at it itself
 @pytest.mark.parametrize("store", ["device", "host"])
 def test_a_compiled_step_is_the_plain_step(store):

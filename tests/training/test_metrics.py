@@ -70,6 +70,7 @@ def test_steps_that_cross_the_whole_ball(shortest, fires):
     assert step_size_warning({"epoch": 9}, 8 / 255) is None  # a method without such steps
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("eps", "times"), [(2 / 255, 1), (0.39, 0)])
 def test_it_is_said_once(tmp_path, eps, times):
     said = io.StringIO()

@@ -55,6 +55,7 @@ def test_long_lines_are_not_broken(tmp_path, train_toy, observer):
     assert len(live.out.getvalue().splitlines()) == 4
 
 
+@pytest.mark.slow
 def test_a_progress_bar_in_a_terminal(tmp_path, train_toy, observer, monkeypatch):
     monkeypatch.setattr(TrainingProgress, "refresh_interval", 0.0)
     live = observer(force_terminal=True, color_system="truecolor")

@@ -37,6 +37,7 @@ def train_folder(train_toy, folder, tiny_net):
     return train
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", ["atas", "free", "yopo", "pgd"])
 def test_the_same_run(method, tmp_path, train_toy, assert_same_run):
     train_toy(tmp_path / "resident", method)
@@ -51,6 +52,7 @@ def test_the_same_run_with_images_held_out(tmp_path, train_toy, assert_same_run)
     assert_same_run(tmp_path / "resident", tmp_path / "streaming")
 
 
+@pytest.mark.slow
 def test_from_files_and_from_a_packed_set(tmp_path, train_folder, folder, train_toy, tiny_net, observer):
     atas.data.pack(folder, tmp_path / "packed", size=8)
     packed = {"data.name": "packed", "data.root": str(tmp_path / "packed")}
@@ -74,6 +76,7 @@ def test_from_files_and_from_a_packed_set(tmp_path, train_folder, folder, train_
     assert results[0].accuracy == results[1].accuracy == results[2].accuracy
 
 
+@pytest.mark.slow
 def test_stopped_in_the_middle_of_an_epoch_and_gone_on_with(tmp_path, train_toy, interrupt_after, assert_same_run):
     train_toy(tmp_path / "whole")
     with pytest.raises(Interrupted):
@@ -91,6 +94,7 @@ def test_begun_as_a_stream_and_ended_resident(tmp_path, train_toy, interrupt_aft
     assert rows_of(tmp_path / "whole") == rows_of(tmp_path / "stopped")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("ways", [("streaming", "resident"), ("resident", "streaming")])
 def test_files_are_the_same_images_in_either_way(ways, tmp_path, train_folder, interrupt_after, assert_same_run):
     train_folder(tmp_path / "whole", ways[0])
@@ -100,6 +104,7 @@ def test_files_are_the_same_images_in_either_way(ways, tmp_path, train_folder, i
     assert_same_run(tmp_path / "whole", tmp_path / "parts")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("way", ["streaming", "resident"])
 def test_checkpoints_with_one_fingerprint_go_on(way, tmp_path, train_folder, folder, interrupt_after, assert_same_run):
     """As they were written before there were several."""
@@ -124,6 +129,7 @@ def test_a_second_interrupt_leaves_no_process(tmp_path, train_toy, observer):
     assert not multiprocessing.active_children()
 
 
+@pytest.mark.slow
 def test_a_killed_worker_ends_the_run_and_resume_goes_on(tmp_path, train_toy, observer, assert_same_run):
     def kill(batches):
         if batches == 6:

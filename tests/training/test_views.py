@@ -178,6 +178,7 @@ def photos(tmp_path_factory):
     return root
 
 
+@pytest.mark.slow
 def test_a_run_is_evaluated_on_centres(photos, tmp_path, train_toy, tiny_net):
     """From files as from a packed set; and the recipe's size is compared with that of the set."""
     from atas.cli.evaluate import EvaluateOptions
@@ -252,6 +253,7 @@ def test_a_run_is_what_a_loop_by_hand_gives(values, tmp_path, train_large, large
         torch.testing.assert_close(tensor, model.state_dict()[name], atol=1e-5, rtol=1e-4, msg=name)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("method", "values"),
     [
@@ -275,6 +277,7 @@ def test_stopped_in_every_epoch_it_ends_with_the_same_bits(
     assert_same_run(tmp_path / "whole", tmp_path / "parts")
 
 
+@pytest.mark.slow
 def test_streamed_or_resident_a_run_is_the_same(tmp_path, train_large, assert_same_run):
     train_large(tmp_path / "resident", values=RESIZED | RISING)
     train_large(tmp_path / "streaming", values=RESIZED | RISING | STREAM)
@@ -299,6 +302,7 @@ def test_the_memory_is_of_the_grid_and_has_learnt(tmp_path, train_large):
     assert (tensors["method.memory.delta"] != fresh.memory.delta).flatten(1).any(1).all()
 
 
+@pytest.mark.slow
 def test_resnet18_at_a_small_size(tmp_path, train_large):
     """The network of ImageNet, whose pooling takes images of any size."""
     model = atas.models.create("resnet18", 3, channels=1)
@@ -325,6 +329,7 @@ def make_engine(tiny_net, device="cpu", kind=Engine, method="atas", **more):
     return kind(settings, tiny_net().to(place), method, batches, **more)
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")  # dynamo looks at it itself
 def test_a_compiled_step_is_the_plain_step_at_every_size(tiny_net):
     torch._dynamo.reset()
