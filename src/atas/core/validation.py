@@ -22,10 +22,10 @@ _TOLERANCE = 1e-4  # allows for rounding by a resize or by half precision
 
 _NOT_FINITE = "the images hold NaN or infinite values; look for a division by zero in the preprocessing"
 _RANGE = (
-    "the images leave [0, 1]{found}; divide uint8 images by 255, undo any normalisation (it belongs inside the model) "
+    "the images leave [0, 1]{values}; divide uint8 images by 255, undo any normalisation (it belongs inside the model) "
     "and clamp after resizing"
 )
-_LABEL = "a label lies outside of 0..{last}, the classes that the model has{found}; check the labels or num_classes"
+_LABEL = "a label lies outside of 0..{last}, the classes that the model has{values}; check the labels or num_classes"
 _MIN_REPEATS = 256  # repeated examples that the check needs
 _CHANCE_SHARE = 0.8  # share of the label changes that random indices would cause
 _INCONSISTENT = (
@@ -34,7 +34,7 @@ _INCONSISTENT = (
     "(or, where labels change by design, set method.checks_indices = False)"
 )
 _INDEX = (
-    "an example's index lies outside of 0..{last}{found}; create the method with examples=len(train_set) and feed "
+    "an example's index lies outside of 0..{last}{values}; create the method with examples=len(train_set) and feed "
     "indices of that set"
 )
 
@@ -135,13 +135,13 @@ def check_images(x: Tensor) -> None:
     if not bool(torch.isfinite(low) & torch.isfinite(high)):
         raise DataError(_NOT_FINITE)
     if float(low) < -_TOLERANCE or float(high) > 1 + _TOLERANCE:
-        raise DataError(_RANGE.format(found=f" (from {float(low):.4g} to {float(high):.4g})"))
+        raise DataError(_RANGE.format(values=f" (from {float(low):.4g} to {float(high):.4g})"))
 
 
 def check_labels(y: Tensor, classes: int) -> None:
     """Raise if a label is not a class of the model. Reads the values, on any device."""
     if y.numel() and not 0 <= int(y.min()) <= int(y.max()) < classes:
-        raise DataError(_LABEL.format(last=classes - 1, found=f" (found {int(y.min())} to {int(y.max())})"))
+        raise DataError(_LABEL.format(last=classes - 1, values=f" (found {int(y.min())} to {int(y.max())})"))
 
 
 class DeviceChecks(nn.Module):
@@ -180,8 +180,8 @@ class DeviceChecks(nn.Module):
         self._last_index = examples - 1
         if index.device.type == "cpu":
             if index.numel() and not 0 <= int(index.min()) <= int(index.max()) < examples:
-                found = f" (found {int(index.min())} to {int(index.max())})"
-                raise DataError(_INDEX.format(last=examples - 1, found=found))
+                values = f" (found {int(index.min())} to {int(index.max())})"
+                raise DataError(_INDEX.format(last=examples - 1, values=values))
             return index
         self.flags[3] |= ((index < 0) | (index >= examples)).any()
         return index.clamp(0, examples - 1)
@@ -193,11 +193,11 @@ class DeviceChecks(nn.Module):
         if not_finite:
             raise DataError(_NOT_FINITE)
         if out_of_range:
-            raise DataError(_RANGE.format(found=""))
+            raise DataError(_RANGE.format(values=""))
         if label:
-            raise DataError(_LABEL.format(last=self._last_label, found=""))
+            raise DataError(_LABEL.format(last=self._last_label, values=""))
         if index:
-            raise DataError(_INDEX.format(last=self._last_index, found=""))
+            raise DataError(_INDEX.format(last=self._last_index, values=""))
 
 
 class IndexConsistency:

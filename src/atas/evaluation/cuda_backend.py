@@ -71,17 +71,17 @@ def half_precision(
     The model is on a GPU, in eval mode, and does not change. `batch` has the shape of the batches to come: kernels are
     compiled for it. With `compile_whole`, a network without Triton kernels is compiled by torch.compile.
     """
-    twin = low_precision_copy(model, dtype)
-    for parameter in twin.parameters():
+    half_copy = low_precision_copy(model, dtype)
+    for parameter in half_copy.parameters():
         if parameter.dim() == 4 and parameter.dtype == dtype:
             parameter.data = parameter.data.contiguous(memory_format=torch.channels_last)
 
     def plain(x: Tensor) -> Tensor:
-        found: Tensor = twin(x.to(memory_format=torch.channels_last))
-        return found
+        logits: Tensor = half_copy(x.to(memory_format=torch.channels_last))
+        return logits
 
     network: LogitsFunction = plain
-    if (accelerated := accelerate(twin, for_training=False)) is not None:
+    if (accelerated := accelerate(half_copy, for_training=False)) is not None:
         network = accelerated
         accelerated.precompile(batch, modes=(False,))
     elif compile_whole:
@@ -89,13 +89,13 @@ def half_precision(
         with torch.autocast("cuda", dtype=dtype, cache_enabled=False):
             network = compile_network(plain, batch) or plain
 
-    def logits(point: Tensor) -> Tensor:
+    def search_model(point: Tensor) -> Tensor:
         scales: list[Tensor] = []
         with torch.autocast("cuda", dtype=dtype, cache_enabled=False):
-            found = network(_UnscaleGradient.apply(point.float(), scales))
-        return _ScaleGradient.apply(found, scales)
+            logits = network(_UnscaleGradient.apply(point.float(), scales))
+        return _ScaleGradient.apply(logits, scales)
 
-    return logits
+    return search_model
 
 
 def compile_network(network: LogitsFunction, batch: Tensor, backend: str = "inductor") -> LogitsFunction | None:
