@@ -1,6 +1,6 @@
 """Checks of a recipe before anything is loaded: bounds of single keys, and rules across keys.
 
-Bounds are written beside the keys, in the annotations of the sections: `Annotated[float, Bound("must be above zero",
+Bounds are written beside the keys, in the annotations of the sections: `Annotated[float, Range("must be above zero",
 gt=0)]`.
 """
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Bound:
+class Range:
     """Limits of a number: above `gt`, at least `ge`, below `lt`, at most `le`; `text` says so to a user."""
 
     text: str
@@ -76,7 +76,7 @@ def check_bounds(section: str, config: Any) -> None:
 
 
 @functools.cache
-def _bounds(kind: type) -> dict[str, tuple[Bound | OneOf, ...]]:
+def _bounds(kind: type) -> dict[str, tuple[Range | OneOf, ...]]:
     """Return the bounds of each key of a section."""
     hints = get_type_hints(kind, include_extras=True)
     return {name: hint.__metadata__ for name, hint in hints.items() if hasattr(hint, "__metadata__")}

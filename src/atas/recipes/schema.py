@@ -10,7 +10,7 @@ from typing import Annotated, Any, TypeVar, get_type_hints
 
 from atas import methods, threat
 from atas.errors import UsageError, nearest, unknown
-from atas.recipes.checks import Bound, OneOf, check
+from atas.recipes.checks import OneOf, Range, check
 from atas.recipes.loading import inherit
 from atas.recipes.values import format_toml, parse_value
 
@@ -20,9 +20,9 @@ _ALIASES = {"lr": "schedule.peak", "learning_rate": "schedule.peak"}  # names of
 _MAX_EPOCHS = 100_000  # the learning rate of every update is kept on the device
 
 S = TypeVar("S")
-_AT_LEAST_1 = Bound("must be at least 1", ge=1)
-_NOT_NEGATIVE = Bound("must not be negative", ge=0)
-_BELOW_1 = Bound("must be in [0, 1)", ge=0, lt=1)
+_AT_LEAST_1 = Range("must be at least 1", ge=1)
+_NOT_NEGATIVE = Range("must not be negative", ge=0)
+_BELOW_1 = Range("must be in [0, 1)", ge=0, lt=1)
 
 
 @dataclass(frozen=True)
@@ -47,10 +47,10 @@ class DataConfig:
     view: Annotated[str, OneOf("pad", "crop", "resized")] = "pad"
     view_size: int | None = None
     view_start: int | None = None
-    view_ramp: Annotated[float | None, Bound("is a share of the training in (0, 1]", gt=0, le=1)] = None
+    view_ramp: Annotated[float | None, Range("is a share of the training in (0, 1]", gt=0, le=1)] = None
     view_scale: tuple[float, float] | None = None
     loading: Annotated[str, OneOf("auto", "resident", "streaming")] = "auto"
-    workers: Annotated[int | None, Bound("must be at least 1, or left out", ge=1)] = None
+    workers: Annotated[int | None, Range("must be at least 1, or left out", ge=1)] = None
     shards: Annotated[int | None, _AT_LEAST_1] = None
 
     @property
@@ -96,13 +96,13 @@ class ScheduleConfig:
     the momentum of a cyclic schedule changes from the optimiser's to this value at the peak, and back."""
 
     name: Annotated[str, OneOf("piecewise", "cyclic")] = "piecewise"
-    peak: Annotated[float, Bound("must be above zero", gt=0)] = 0.1
-    milestones: Annotated[tuple[float, ...], Bound("are shares of the training such as 24/30", gt=0, le=1)] = (
+    peak: Annotated[float, Range("must be above zero", gt=0)] = 0.1
+    milestones: Annotated[tuple[float, ...], Range("are shares of the training such as 24/30", gt=0, le=1)] = (
         24 / 30,
         28 / 30,
     )
-    factor: Annotated[float, Bound("must be in (0, 1]", gt=0, le=1)] = 0.1
-    peak_at: Annotated[float, Bound("is a share of the training in (0, 1)", gt=0, lt=1)] = 0.5
+    factor: Annotated[float, Range("must be in (0, 1]", gt=0, le=1)] = 0.1
+    peak_at: Annotated[float, Range("is a share of the training in (0, 1)", gt=0, lt=1)] = 0.5
     peak_momentum: Annotated[float | None, _BELOW_1] = None
 
 
@@ -112,12 +112,12 @@ class TrainingConfig:
     number of training images that the monitor attacks after every epoch, with the current weights, not their average;
     `checkpoint_every` is in seconds; `loggers` are tensorboard (if it is installed) and wandb."""
 
-    epochs: Annotated[int, _AT_LEAST_1, Bound(f"must be at most {_MAX_EPOCHS:,}", le=_MAX_EPOCHS)] = 30
+    epochs: Annotated[int, _AT_LEAST_1, Range(f"must be at most {_MAX_EPOCHS:,}", le=_MAX_EPOCHS)] = 30
     batch_size: Annotated[int, _AT_LEAST_1] = 128
-    seed: Annotated[int, Bound("must fit 64 bits", ge=-(2**63), lt=2**63)] = 0
-    ema: Annotated[float, Bound("must be in [0, 1), such as 0.999", ge=0, lt=1)] = 0.0
+    seed: Annotated[int, Range("must fit 64 bits", ge=-(2**63), lt=2**63)] = 0
+    ema: Annotated[float, Range("must be in [0, 1), such as 0.999", ge=0, lt=1)] = 0.0
     on_collapse: Annotated[str, OneOf("warn", "stop", "rollback")] = "warn"
-    probe: Annotated[int, Bound("must be at least 1 image", ge=1)] = 1000
+    probe: Annotated[int, Range("must be at least 1 image", ge=1)] = 1000
     checkpoint_every: Annotated[float, _NOT_NEGATIVE] = 60.0
     loggers: Annotated[tuple[str, ...], OneOf("tensorboard", "wandb")] = ("tensorboard",)
 

@@ -25,7 +25,7 @@ _STYLES = {
 }
 
 
-class GradientNorms(FigureStudy):
+class GradientNormsFigure(FigureStudy):
     """The runs of ATAS in the tables; it trains nothing else."""
 
     accepted_options = ("networks", "eps", "seeds", "examples", "values", "reuse")
@@ -104,7 +104,7 @@ def _histogram(axes: Any, line: Line, record: Any) -> None:
     axes.set_title(f"{line.panel}, {line.name}, eps {format_eps(line.trial.resolved_recipe.method.eps)}", fontsize=11)
 
 
-STUDY = GradientNorms(
+STUDY = GradientNormsFigure(
     "figure-gradient-norms",
     "histogram of gradient norms, and how long-tailed they are for every data set, network and eps",
     "Gradient norms and how long their tail is",
