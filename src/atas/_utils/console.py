@@ -204,6 +204,10 @@ class ProgressDisplay:
             self.bar.stop()
 
 
+ProgressCallback = Callable[[str, int, int | None], None]
+"""Called with the name of the task, the amount done (bytes or images), and the total, if known."""
+
+
 class DataProgress(ProgressDisplay):
     """Progress of downloads, decoding and packing: one bar for each task, or a line now and then."""
 

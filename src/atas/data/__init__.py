@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from typing import Literal
 
-from atas._utils.progress import ProgressCallback
+from atas._utils.console import ProgressCallback
 from atas.data.arrays import from_arrays
 from atas.data.cifar import SPECS, read_cifar
 from atas.data.dataset import Dataset, Indexed, MapDataset, Split, indexed

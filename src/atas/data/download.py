@@ -26,7 +26,7 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
-from atas._utils.progress import ProgressCallback
+from atas._utils.console import ProgressCallback
 from atas.data.cifar import SPECS, CifarSpec, locate, read_folder
 from atas.errors import DataError, UsageError, unknown
 

@@ -13,8 +13,8 @@ import numpy as np
 import torch
 from PIL import Image
 
+from atas._utils.console import ProgressCallback
 from atas._utils.formatting import format_bytes
-from atas._utils.progress import ProgressCallback
 from atas._utils.system import available_cpus, host_memory
 from atas.data.dataset import Dataset, Split
 from atas.data.decode import decode, error_text, to_chw

@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from atas._utils.progress import ProgressCallback
+from atas._utils.console import ProgressCallback
 from atas.data.dataset import Dataset, Split
 from atas.data.decode import decode, error_text, to_chw
 from atas.data.lazy_images import LazyImages

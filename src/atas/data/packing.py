@@ -18,9 +18,9 @@ import numpy as np
 import PIL
 
 from atas import __version__
+from atas._utils.console import ProgressCallback
 from atas._utils.files import file_lock, read_json, write_text
 from atas._utils.formatting import format_bytes
-from atas._utils.progress import ProgressCallback
 from atas.data.decode import FITS
 from atas.data.folder import labels_of, list_splits
 from atas.data.packed import KIND, MANIFEST, SUFFIXES, VERSION, Manifest, read_manifest

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import Literal
 
 from atas import data as datasets
-from atas._utils.progress import ProgressCallback
+from atas._utils.console import ProgressCallback
 from atas.core.resized_crop import AnyView, BoxView
 from atas.core.rng import CounterRNG
 from atas.data import Dataset
