@@ -32,7 +32,7 @@ def test_times_are_ordered_and_add_up(results):
         )
         assert found.peak_memory > 2**20
         assert found.achieved == pytest.approx(found.flop / (found.step.median / 1000))
-        assert found.ceiling > 0  # measured at another moment: on a busy machine a step may be faster
+        assert 0 < found.achieved < 1.5 * found.ceiling
 
 
 def test_the_arithmetic_of_the_methods(results):
