@@ -16,7 +16,9 @@ def process_group():
 def test_a_group_with_a_cpu_backend_is_used_as_it_is(process_group):
     process_group("gloo")
     with init() as world:
-        assert world == World(0, 1)
+        assert world == World(0, 1, in_group=True)
+        assert world.is_distributed
+        assert not world.can_capture, "gloo's collectives cannot be recorded"
 
 
 def test_a_group_without_a_cpu_backend_gets_a_gloo_group(process_group):

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 
+import atas
 from atas._utils.system import available_cpus
 from atas.distributed.world import init
 from atas.errors import AtasError, UsageError
@@ -233,6 +234,20 @@ def test_wrong_use_is_said_once(ranks, settings_of, tmp_path):
     assert not (tmp_path / "rigid").exists()
 
 
+def test_shards_follow_the_processes_that_start_a_run(ranks, train, settings_of, tmp_path):
+    settings = settings_of(**{"data.shards": None})
+    train(2, tmp_path / "run", settings)
+    assert "shards = 2" in (tmp_path / "run" / "recipe.toml").read_text()
+    answer = train(1, tmp_path / "run", settings, resume=True)
+    assert "has finished already" in answer["said"]
+    alone = ranks(1, tmp_path / "alone", settings)
+    assert alone["codes"] == [0]
+    assert "\nshards" not in (tmp_path / "alone" / "recipe.toml").read_text()
+    more = ranks(2, tmp_path / "alone", settings, resume=True)
+    assert more["codes"] == [2, 2]
+    assert more["said"].count("data.shards = 1 gives work to 1 of 2 processes") == 1
+
+
 @pytest.mark.parametrize("sync", [True, False])
 def test_a_single_value_has_no_variance(sync, ranks, settings_of, tmp_path):
     """The last of 33 images is alone in its batch; its variance would be 0/0, in the running statistics for good."""
@@ -321,3 +336,28 @@ def test_under_torchrun(tmp_path):
     assert said.count("written: ") == 2
     assert json.loads((folder / "evaluation.json").read_text())["protocol"]["processes"] == 2
     assert len((folder / "metrics.jsonl").read_text().splitlines()) == 1
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("model", ["small-cnn", "preact-resnet18"])
+def test_a_step_is_captured_with_the_all_reduce_of_nccl(model, tmp_path):
+    """In a group of one process, which communicates as several do; the weights are those of a run without a group."""
+    generator = torch.Generator().manual_seed(0)
+    images, labels = torch.rand(256, 3, 32, 32, generator=generator), torch.arange(256) % 4
+    data = atas.data.from_arrays("noise", images, labels, images[:16], labels[:16])
+    values = {"model.name": model, "training.epochs": 2, "training.batch_size": 64, "training.probe": 32}
+    values |= {"engine.deterministic": True, "training.loggers": ()}
+
+    def train(name):
+        run = atas.train("cifar10-preact-resnet18-atas", out=tmp_path / name, values=values, data=data)
+        return json.loads((tmp_path / name / "environment.json").read_text())["engine"], run.model.state_dict()
+
+    _, expected = train("alone")
+    torch.distributed.init_process_group("nccl", store=torch.distributed.HashStore(), rank=0, world_size=1)
+    try:
+        engine, weights = train("group")
+    finally:
+        torch.distributed.destroy_process_group()
+    assert engine == "captured"
+    for name, weight in weights.items():
+        assert torch.equal(weight.cpu(), expected[name].cpu()), name

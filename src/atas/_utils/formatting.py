@@ -46,3 +46,13 @@ def format_bytes(size: float) -> str:
         if size >= unit:
             return f"{size / unit:.3g} {name}" if size < 100 * unit else f"{size / unit:,.0f} {name}"
     return f"{size / 1e3:,.0f} kB"
+
+
+def first_line(error: BaseException) -> str:
+    """Return the first line of an error's message, or its type if it has none.
+
+    >>> first_line(ValueError("too small\nin row 3")), first_line(KeyboardInterrupt())
+    ('too small', 'KeyboardInterrupt')
+    """
+    text = str(error).strip()
+    return text.splitlines()[0] if text else type(error).__name__

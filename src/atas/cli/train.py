@@ -35,7 +35,7 @@ def train(
 
     \b
     Example: atas train cifar10-preact-resnet18-atas --set training.epochs=10 --out runs/first
-             torchrun --nproc-per-node 8 -m atas train cifar10-preact-resnet18-atas --set data.shards=8
+             torchrun --nproc-per-node 8 -m atas train cifar10-preact-resnet18-atas
     """
     values = options.parse_assignments(assignments)
     if recipe is not None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import socket
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -13,6 +14,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from atas._utils.formatting import first_line
 from atas.errors import AtasError, UsageError
 
 T = TypeVar("T")
@@ -35,6 +37,18 @@ class World:
     size: int = 1
     cpu_group: Any = None
     """The process group of objects and CPU tensors; None for the default group."""
+    in_group: bool = False
+    """Whether there is a process group, which may be of one process: then steps communicate as with several."""
+
+    @property
+    def is_distributed(self) -> bool:
+        """Whether training steps communicate."""
+        return self.size > 1 or self.in_group
+
+    @property
+    def can_capture(self) -> bool:
+        """Whether a CUDA graph can record the communication of a step: NCCL's it can, gloo's it cannot."""
+        return not self.is_distributed or "cuda:nccl" in dist.get_backend_config()
 
     @property
     def is_main(self) -> bool:
@@ -59,7 +73,7 @@ class World:
 
     def all_reduce_sum(self, tensor: Tensor) -> Tensor:
         """Sum a tensor over all ranks, in place."""
-        if self.size > 1:
+        if self.is_distributed:
             dist.all_reduce(tensor, group=self.cpu_group if tensor.device.type == "cpu" else None)
         return tensor
 
@@ -71,6 +85,24 @@ class World:
         dist.all_gather_object(values, value, group=self.cpu_group)
         return values
 
+    def on_all_ranks(self, function: Callable[[], T]) -> T:
+        """Call a function on all ranks and return its result; if it fails on one, raise on all.
+
+        The function must not communicate, as a rank that has failed would not answer.
+        """
+        result, failure = None, None
+        try:
+            result = function()
+        except Exception as error:
+            failure = error
+        reasons = self.all_gather(None if failure is None else first_line(failure))
+        if failure is not None:
+            raise failure
+        for rank, reason in enumerate(reasons):
+            if reason is not None:
+                raise FailedRankError(f"{reason}, on process {rank} of {self.size}")
+        return result  # type: ignore[return-value]
+
     def rows(self, count: int) -> range:
         """Return every `size`-th of `count` rows, from the rank on, so that hard and easy examples are spread evenly.
 
@@ -80,17 +112,26 @@ class World:
         return range(self.rank, count, self.size)
 
     def device(self, chosen: torch.device) -> torch.device:
-        """Return this rank's device: with several ranks on a machine, each has a GPU of its own."""
-        if chosen.type != "cuda" or self.size == 1:
+        """Return this rank's device: a GPU for each rank of a machine, the one named or that of the local rank."""
+        if self.size == 1:
             return chosen
-        local_rank = int(os.environ.get("LOCAL_RANK", self.rank))
-        if local_rank >= torch.cuda.device_count():
+        if chosen.type == "cuda" and chosen.index is None:
+            local_rank = int(os.environ.get("LOCAL_RANK", self.rank))
+            chosen = torch.device("cuda", local_rank)
+        named = self.all_gather((socket.gethostname(), chosen))
+        if chosen.type != "cuda":
+            return chosen
+        if chosen.index >= torch.cuda.device_count():
             raise AtasError(
-                f"process {local_rank} of this machine has no GPU: there are {torch.cuda.device_count()}; start at "
+                f"process {self.rank} has no GPU: there are {torch.cuda.device_count()} on this machine; start at "
                 f"most that many processes per machine with --nproc-per-node"
             )
-        torch.cuda.set_device(local_rank)
-        return torch.device("cuda", local_rank)
+        if named.count((socket.gethostname(), chosen)) > 1:
+            raise UsageError(
+                f"several processes would share '{chosen}': set the device to cuda, so that each takes the GPU of its "
+                f"rank, and select GPUs by CUDA_VISIBLE_DEVICES"
+            )
+        return chosen
 
     @property
     def local_size(self) -> int:
@@ -111,6 +152,10 @@ class World:
 
 
 SINGLE = World()
+
+
+class FailedRankError(RuntimeError):
+    """What all ranks did has failed on another rank."""
 
 
 class AnyFlag:
@@ -152,7 +197,7 @@ def init() -> Iterator[World]:
     """
     if dist.is_available() and dist.is_initialized():
         with _cpu_group() as group:
-            yield World(dist.get_rank(), dist.get_world_size(), group)
+            yield World(dist.get_rank(), dist.get_world_size(), group, in_group=True)
         return
     count = launched_world_size()
     if count == 1:
@@ -169,7 +214,7 @@ def init() -> Iterator[World]:
             f"{count} processes are to work together (WORLD_SIZE) but do not find each other ({why}); start them with "
             f"torchrun, and on several machines check its --master-addr and --master-port"
         ) from error
-    yield World(dist.get_rank(), count)
+    yield World(dist.get_rank(), count, in_group=True)
     dist.destroy_process_group()
 
 
@@ -205,21 +250,20 @@ def all_reduce_tensors(tensors: Sequence[Tensor], world: World) -> list[Tensor]:
 def select_device(name: str, world: World = SINGLE) -> torch.device:
     """Return the device of that name for this rank; `auto` is the GPU if there is one.
 
-    With several ranks each has a GPU of its own. A GPU with a number becomes the current one, on which streams, graphs
-    and kernels are made.
+    With several ranks on a machine each has the GPU of its local rank, and a number is refused. A GPU with a number
+    becomes the current one, on which streams, graphs and kernels are made.
     """
-    if name == "auto":
-        return world.device(torch.device("cuda" if torch.cuda.is_available() else "cpu"))
     try:
-        device = torch.device(name)
+        device = torch.device("cuda" if torch.cuda.is_available() else "cpu") if name == "auto" else torch.device(name)
     except RuntimeError as error:
         raise UsageError(f"there is no device '{name}'; use auto, cpu or cuda") from error
     if device.type not in ("cpu", "cuda"):
         raise UsageError(f"training runs on auto, cpu or cuda, not on '{name}'")
     if device.type == "cuda" and not torch.cuda.is_available():
         raise UsageError("this machine has no CUDA device, or this PyTorch was built without CUDA; use device cpu")
+    if device.type == "cuda" and device.index is not None and device.index >= (count := torch.cuda.device_count()):
+        raise UsageError(f"there is no device '{name}'; this machine has cuda:0 to cuda:{count - 1}")
+    device = world.device(device)
     if device.type == "cuda" and device.index is not None:
-        if device.index >= (count := torch.cuda.device_count()):
-            raise UsageError(f"there is no device '{name}'; this machine has cuda:0 to cuda:{count - 1}")
         torch.cuda.set_device(device)
-    return world.device(device)
+    return device

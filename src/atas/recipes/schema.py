@@ -37,7 +37,8 @@ class DataConfig:
 
     `loading` is the location of the training images: `resident` on the device; `streaming` from files or host memory,
     from which `workers` processes (by default one per CPU core) read ahead; or `auto`, resident if they fit. `shards`
-    (1) is the number of shards of the examples; each rank takes one or more."""
+    is the number of shards of the examples, by default one for each rank that starts the run; each rank takes one or
+    more."""
 
     name: str = "cifar10"
     root: str | None = None

@@ -117,11 +117,17 @@ def _build_method(recipe: Recipe, shard: DataShard, shape: Sequence[int], device
 
 
 def _build_engine(recipe: Recipe, model: nn.Module, method: Method, loader: Loader, log: Log, world: World) -> Engine:
-    """Create the recipe's engine; `auto` is CUDA graphs for a single process with a GPU, else eager."""
+    """Create the recipe's engine; `auto` is CUDA graphs on a GPU if they can record the communication, else eager."""
     kind, on_gpu = recipe.engine.kind, loader.images.device.type == "cuda"
     if kind == "captured" and not on_gpu:
         raise UsageError("the captured engine needs a CUDA device; set engine.kind=eager or auto")
-    if kind == "eager" or not on_gpu or (kind == "auto" and world.size > 1):
+    if kind == "eager" or not on_gpu:
+        return Engine(recipe, model, method, loader, world)
+    if not world.can_capture:
+        reason = "the processes communicate without NCCL, which CUDA graphs need"
+        if kind == "captured":
+            raise UsageError(f"{reason}: use NCCL between GPUs, or set engine.kind=eager")
+        log(f"{reason}: steps run eagerly, which takes several times as long for small networks")
         return Engine(recipe, model, method, loader, world)
     from atas.training.cuda_graph_engine import CudaGraphEngine
 
@@ -179,8 +185,8 @@ def data_shard(recipe: Recipe, examples: int, world: World) -> DataShard:
     shards = recipe.data.shards or 1
     if shards < world.size:
         raise UsageError(
-            f"data.shards = {shards} gives work to {shards} of {world.size} processes; start the run with --set "
-            f"data.shards={world.size}, or a multiple, or start fewer processes"
+            f"data.shards = {shards} gives work to {shards} of {world.size} processes; start fewer processes, or a new "
+            f"run with --set data.shards={world.size} or a multiple"
         )
     if examples < shards:
         raise UsageError(f"{examples} training images do not fill {shards} shards; set a smaller data.shards")

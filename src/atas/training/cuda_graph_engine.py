@@ -17,6 +17,7 @@ from types import EllipsisType
 import torch
 from torch import Tensor, nn
 
+from atas._utils.formatting import first_line
 from atas.core.dispatch import implements, use_fast_ops
 from atas.core.perturbations import PerturbationStore
 from atas.data.loader import Loader
@@ -34,7 +35,7 @@ from atas.training.optim import FusedSGD
 
 _FALLBACKS = {
     "fast": "cannot be compiled ({why}); capturing it without compilation",
-    "plain": "cannot be captured ({why}); running it eagerly, slower",
+    "plain": "cannot be captured ({why}); running it eagerly, which takes several times as long for small networks",
 }
 _Shape = tuple[int, int | None]  # number of images in a batch, and their side in pixels
 
@@ -88,7 +89,7 @@ class CudaGraphEngine(Engine):
 
         Fall back to capture without compilation, then to eager, and log each fallback once per resolution. Graphs of
         other resolutions are freed first: each holds the memory of a whole step. With several ranks the all-reduce is
-        part of the graph, so only full batches are captured and a failed capture is an error.
+        part of the graph, all ranks fall back together, and only full batches are captured.
         """
         super().prepare(epoch)
         for shape in [shape for shape in self._graphs if shape[1] != self.resolution]:
@@ -96,13 +97,12 @@ class CudaGraphEngine(Engine):
         self._batch_share = self.loader.batch_fraction(0)
         whole, last = self.loader.size(0), self.loader.size(len(self.loader) - 1)
         if (whole, self.resolution) not in self._graphs:
-            talks = self.recipe.engine.sync_batchnorm and self.world.size > 1  # within a pass, which is not compiled
-            compiles = self.method.compilable and not (self.recipe.engine.deterministic or talks)
+            compiles = self.method.compilable and not (self.recipe.engine.deterministic or self._passes_communicate)
             self._graphs[whole, self.resolution] = self._capture_or_fall_back(
                 whole, fast=self._accelerated is not None or compiles
             )
         if (last, self.resolution) not in self._graphs:
-            captured = self._graphs[whole, self.resolution] is not None and self.world.size == 1
+            captured = self._graphs[whole, self.resolution] is not None and not self._distributed
             self._graphs[last, self.resolution] = (
                 self._capture_or_fall_back(last, fast=self._accelerated is not None) if captured else None
             )
@@ -118,12 +118,7 @@ class CudaGraphEngine(Engine):
             except AtasError:
                 raise
             except Exception as error:
-                if self.world.size > 1:  # all ranks must replay the same graph
-                    raise AtasError(
-                        f"the step cannot be captured ({_first_line(error)}); with several processes set "
-                        f"engine.kind=eager"
-                    ) from error
-                self._log(f"{name} {_FALLBACKS[attempt].format(why=_first_line(error))}")
+                self._log(f"{name} {_FALLBACKS[attempt].format(why=first_line(error))}")
         return None
 
     @property
@@ -154,7 +149,7 @@ class CudaGraphEngine(Engine):
         except AtasError:
             raise
         except Exception as error:
-            self._log(f"the monitor's probe cannot be captured ({_first_line(error)}); running it eagerly, slower")
+            self._log(f"the monitor's probe cannot be captured ({first_line(error)}); running it eagerly, slower")
             self._captures_eval = False
             return None
 
@@ -187,6 +182,11 @@ class CudaGraphEngine(Engine):
     def _fast_network(self) -> nn.Module:
         return self._accelerated or CompiledNetwork(self.compute_model)
 
+    @property
+    def _passes_communicate(self) -> bool:
+        """Whether forward and backward passes exchange data between ranks; such passes are not compiled."""
+        return self.recipe.engine.sync_batchnorm and self._distributed
+
     def _capture(self, size: int, *, fast: bool) -> torch.cuda.CUDAGraph:
         began = time.perf_counter()
         compiles = fast and size == self.loader.size(0)  # the short batch is one step in hundreds
@@ -204,10 +204,10 @@ class CudaGraphEngine(Engine):
                     channels, *frame = self.loader.images.shape[1:]
                     sides = frame if self.resolution is None else (self.resolution, self.resolution)
                     self._accelerated.precompile(torch.empty(size, channels, *sides, device=self.device))
-                warm_up(functools.partial(self._warmup_step, size))
+                self._warm_up(size)
                 self._optimizer.begin_capture(self.method.updates_per_step)
                 passes = self._accelerated.train_forward_count if self._accelerated else 0
-                graph, _ = capture(functools.partial(self.training_step, size))
+                graph, _ = self.world.on_all_ranks(lambda: capture(functools.partial(self.training_step, size)))
                 self._forward_passes[size, self.resolution] = (
                     self._accelerated.train_forward_count if self._accelerated else 0
                 ) - passes
@@ -221,6 +221,20 @@ class CudaGraphEngine(Engine):
         if compiles:
             self._log(f"compiled and captured in {time.perf_counter() - began:.1f} s")
         return graph
+
+    def _warm_up(self, size: int) -> None:
+        """Run steps before a capture.
+
+        A rank that fails before a collective would leave the others waiting in it. So the first step is run without
+        communication, and all ranks go on only if it has succeeded on each.
+        """
+        if self._distributed and not self._passes_communicate:
+            self._distributed = False
+            try:
+                self.world.on_all_ranks(lambda: warm_up(functools.partial(self._warmup_step, size), times=1))
+            finally:
+                self._distributed = True
+        warm_up(functools.partial(self._warmup_step, size))
 
     def _mutable_state(self, size: int) -> list[tuple[Tensor, Tensor | EllipsisType]]:
         """Return the tensors on the device that warm-up steps change, with the rows that change.
@@ -252,7 +266,3 @@ class CudaGraphEngine(Engine):
         """Run a step and keep the position in the epoch's order."""
         self.training_step(size)
         self._position -= size
-
-
-def _first_line(error: Exception) -> str:
-    return str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__

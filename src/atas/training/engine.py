@@ -44,7 +44,7 @@ class Engine:
         loader: Loader,
         world: World = SINGLE,
     ) -> None:
-        self.device, self.world, self._distributed = loader.images.device, world, world.size > 1
+        self.device, self.world, self._distributed = loader.images.device, world, world.is_distributed
         self.recipe, self.model, self.method, self.loader = recipe, model, method, loader
         precision = recipe.engine.precision
         self._mixed = precision == "bf16" or (precision == "auto" and self.device.type == "cuda")

@@ -75,6 +75,8 @@ def train(
             named = dataclasses.replace(resolved.data, name=f"{GIVEN}{data.name}")
             resolved = dataclasses.replace(resolved, data=named)
         run_folder = RunFolder(Path(out) if out is not None else _default_folder(resolved.name))
+        shards = world.on_rank0(lambda: _shards(resolved, run_folder if resume else None, world.size))
+        resolved = resolved.with_values({} if shards is None else {"data.shards": shards})
         with world.comm_errors(f"continue from the last checkpoint with --resume --out {shell_quote(run_folder.path)}"):
             resumes = world.on_rank0(lambda: _resumes(run_folder, resolved, resume=resume, overwrite=overwrite))
             with (
@@ -115,6 +117,15 @@ def _with_seed(values: Mapping[str, Any], seed: int | None) -> dict[str, Any]:
     if values.get("training.seed", seed) != seed:
         raise UsageError(f"the seed is {seed} and training.seed is {values['training.seed']}; give one of them")
     return {**values, "training.seed": seed}
+
+
+def _shards(recipe: Recipe, resumed: RunFolder | None, processes: int) -> int | None:
+    """Return the number of shards: the recipe's, that of the run to resume, or one for each process."""
+    if recipe.data.shards is not None:
+        return recipe.data.shards
+    if resumed is not None and resumed.recipe.exists():
+        return load_recipe(resumed).data.shards
+    return processes if processes > 1 else None
 
 
 def _default_folder(name: str) -> Path:
