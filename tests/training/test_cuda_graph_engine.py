@@ -1,16 +1,19 @@
-"""Recording a step leaves everything as it was; here with graphs that are no graphs, to see it without a GPU."""
+"""The captured engine trains as the eager one does, and capturing a step changes nothing; with graphs of recorded CPU
+operations, so no GPU is needed."""
 
-import types
+import dataclasses
 
 import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 import atas
 from atas.core.autograd import HookedSplit
 from atas.ops.networks import AcceleratedNetwork
-from atas.training import cuda_graph_engine
 from atas.training.build import build
+from atas.training.cuda_graph_engine import CudaBackend, CudaGraphEngine, channels_last
+from atas.training.engine import Engine
 from atas.training.optim import SGD
 
 MEMORIES = [{}, {"method.store": "host"}, {"method.grid": 4}, {"method.grid": 4, "method.store": "host"}]
@@ -19,44 +22,89 @@ CASES += [(name, values) for name in ("atas", "atta") for values in MEMORIES]
 CROP = {"data.view": "crop", "data.view_size": 6, "data.pad": 0, "method.grid": 4}
 
 
-@pytest.fixture
-def captured(monkeypatch):
-    """The module of the captured engine, whose kernels, compiler and graphs are the plain functions."""
+class RecordedGraph(TorchDispatchMode):
+    """A CUDA graph on the CPU: the operations of one call. A replay runs them on the same tensors, without Python."""
+
+    def __init__(self):
+        super().__init__()
+        self._operations = []
+
+    def __torch_dispatch__(self, operation, types, args=(), kwargs=None):
+        result = operation(*args, **(kwargs or {}))
+        self._operations.append((operation, args, kwargs or {}, result))
+        return result
+
+    def replay(self):
+        with torch.no_grad():
+            for operation, args, kwargs, result in self._operations:
+                self._repeat(operation, args, kwargs, result)
+
+    @staticmethod
+    def _repeat(operation, args, kwargs, result):
+        inputs = {leaf.untyped_storage().data_ptr() for leaf in tensors(args, kwargs)}
+        again = operation(*args, **kwargs)
+        for old, new in zip(tensors(result), tensors(again), strict=True):
+            if old.untyped_storage().data_ptr() not in inputs:  # neither a view nor changed in place
+                old.copy_(new)
+
+
+def tensors(*trees):
+    return [leaf for leaf in tree_leaves(trees) if isinstance(leaf, torch.Tensor)]
+
+
+def warm_up(function, times):
+    for _ in range(times):
+        function()
+
+
+def capture(function):
+    with RecordedGraph() as graph:
+        result = function()
+    return graph, result
+
+
+ON_CPU = CudaBackend(warm_up=warm_up, capture=capture, accelerate=lambda model: None, optimizer=SGD)
+
+
+@pytest.fixture(autouse=True)
+def _no_compiler(monkeypatch):
+    """PyTorch's compiler takes functions as they are, and there is no device to wait for."""
     monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
     monkeypatch.setattr(torch.backends.cudnn, "benchmark", False)
     monkeypatch.setattr(torch, "compile", lambda function, **options: function)
-    monkeypatch.setattr(cuda_graph_engine, "register_kernels", lambda: None)
-    monkeypatch.setattr(cuda_graph_engine, "FusedSGD", SGD)
-    monkeypatch.setattr(cuda_graph_engine, "warm_up", lambda function: [function() for _ in range(3)])
-    monkeypatch.setattr(
-        cuda_graph_engine, "capture", lambda function: (types.SimpleNamespace(replay=function), function())
-    )
-    return cuda_graph_engine
 
 
 @pytest.fixture
-def make(captured, toy_recipe, toy_data, tiny_net):
-    """Make an engine that records its steps."""
+def make(toy_recipe, toy_data, tiny_net):
+    """Make an engine that captures its steps; without a backend, the eager engine to compare with."""
 
-    def made(method="atas", values=None):
+    def made(method="atas", values=None, *, data=toy_data, log=lambda text: None, **backend):
         settings = toy_recipe(method, {"training.epochs": 4, "training.ema": 0.9, **(values or {})})
-        model = tiny_net()
-        parts = build(settings, toy_data, model, log=lambda text: None).engine
-        return captured.CudaGraphEngine(settings, model, parts.method, parts.loader, log=lambda text: None)
+        model = channels_last(tiny_net())
+        parts = build(settings, data, model, log=lambda text: None).engine
+        if backend == {"backend": None}:
+            return Engine(settings, model, parts.method, parts.loader)
+        backend = dataclasses.replace(ON_CPU, **backend)
+        return CudaGraphEngine(settings, model, parts.method, parts.loader, log, backend=backend)
 
     return made
 
 
 def state(engine):
-    counters = {"update": engine._update, "place": engine._position}
-    return {name: tensor.clone() for name, tensor in (engine.state_tensors() | counters).items()}
+    return {name: tensor.clone() for name, tensor in engine.state_tensors().items()}
 
 
 def changed(one, other):
     return [name for name in one if not torch.equal(one[name], other[name])]
 
 
-class Largest(TorchDispatchMode):
+def run_epoch(engine, epoch):
+    engine.start_epoch(epoch, 0)
+    for _ in range(len(engine.loader)):
+        engine.step()
+
+
+class LargestRows(TorchDispatchMode):
     """The rows of the largest tensor with rows of this shape that any operation makes, apart from the memory itself."""
 
     def __init__(self, memory):
@@ -72,65 +120,104 @@ class Largest(TorchDispatchMode):
 
 
 @pytest.mark.parametrize(("method", "values"), CASES)
-@pytest.mark.parametrize("place", ["before the first epoch", "between epochs"])
-def test_all_is_as_it_was_before_a_step_was_recorded(method, values, place, make, captured, monkeypatch):
-    engine = make(method, values)
-    if place == "between epochs":
-        engine.start_epoch(0, 0)
-        for _ in range(len(engine.loader)):
-            engine.step()
-        engine._graphs.clear()
-    before, meanwhile = state(engine), []
-    plain = captured.capture
-    monkeypatch.setattr(captured, "capture", lambda function: (plain(function), meanwhile.append(state(engine)))[0])
-    engine.prepare(1)
+@pytest.mark.parametrize("place", ["before the first epoch", "after a resume"])
+def test_capture_leaves_the_state_unchanged_and_replays_train_as_eager_steps_do(method, values, place, make):
+    meanwhile = []
+
+    def capture_and_look(function):
+        captured = capture(function)
+        meanwhile.append(state(engine))
+        return captured
+
+    eager, engine = make(method, values, backend=None), make(method, values, capture=capture_and_look)
+    epoch = 0
+    if place == "after a resume":
+        run_epoch(eager, 0)
+        engine.load_state_tensors(eager.state_tensors(), eager.updates)
+        epoch = 1
+    before = state(engine)
+    engine.prepare(epoch)
     assert not changed(before, state(engine))
     assert len(meanwhile) == 2  # whole batches and the short last one
     assert all("model.fc.weight" in changed(before, there) for there in meanwhile)
     if hasattr(engine.method, "memory") and values.get("method.store") != "host":
         assert all("method.memory.delta" in changed(before, there) for there in meanwhile)
+    for each in (eager, engine):
+        run_epoch(each, epoch)
+    assert not changed(state(eager), state(engine))
+    assert len(meanwhile) == 2, "steps are replayed, not captured again"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("method", ["standard", "atas", "yopo"])
+def test_capture_at_a_new_resolution_between_epochs_leaves_the_state_unchanged(method, make):
+    """Also where the position in the epoch's order is past its last batch."""
+    generator = torch.Generator().manual_seed(0)
+    images, labels = torch.rand(20, 1, 64, 64, generator=generator), torch.arange(20) % 3
+    data = atas.data.from_arrays("large", images, labels, images[:6], labels[:6])
+    values = {"data.view": "crop", "data.pad": 0, "data.view_size": 64, "data.view_start": 32, "data.view_ramp": 0.25}
+    if method == "atas":
+        values |= {"method.grid": 8, "method.reset_every": 3}  # the second epoch starts from the first one's
+    log = []
+    eager, engine = make(method, values, data=data, backend=None), make(method, values, data=data, log=log.append)
+    for epoch in range(2):
+        for each in (eager, engine):
+            run_epoch(each, epoch)
+        assert not changed(state(eager), state(engine))
+    assert [engine.resolution, eager.resolution] == [64, 64]
+    assert not [text for text in log if "eagerly" in text]
+    if engine.method.compilable:
+        assert [text for text in log if text.startswith("compiling")] == [
+            f"compiling the training step for images of {side} x {side} ..." for side in (32, 64)
+        ]
 
 
 @pytest.mark.parametrize("values", [{}, CROP])
-def test_of_a_memory_no_more_than_a_batch_is_set_aside(values, make):
+def test_capture_copies_no_more_than_a_batch_of_the_stored_perturbations(values, make):
     engine = make(values={"training.batch_size": 7, **values})
-    engine.start_epoch(0, 0)
-    engine._graphs.clear()
-    with Largest(engine.method.memory.delta) as seen:
+    with LargestRows(engine.method.memory.delta) as seen:
         engine.prepare()
     assert 0 < seen.rows <= 7 < len(engine.method.memory.delta)
 
 
-def test_all_is_as_it_was_when_a_step_cannot_be_recorded(make, captured, monkeypatch):
-    engine = make()
-    engine.start_epoch(0, 0)
-    engine.step()
-    engine._graphs.clear()
-    before = state(engine)
-
+def test_a_step_that_cannot_be_captured_leaves_the_state_unchanged_and_runs_eagerly(make):
     def fail(function):
         function()
         raise RuntimeError("no graphs here")
 
-    monkeypatch.setattr(captured, "capture", fail)
+    log = []
+    eager, engine = make(backend=None), make(capture=fail, log=log.append)
+    before = state(engine)
     engine.prepare()
     assert not changed(before, state(engine))
-    assert set(engine._graphs.values()) == {None}
+    assert log[-1].endswith(
+        "cannot be captured (no graphs here); running it eagerly, which takes several times as long for small networks"
+    )
+    for each in (eager, engine):
+        run_epoch(each, 0)
+    assert not changed(state(eager), state(engine))
 
 
-def test_nothing_is_left_of_a_step_that_broke_off_while_it_was_recorded(make, captured, monkeypatch):
-    engine = make()
-    engine.start_epoch(0, 0)
-    engine._graphs.clear()
+def test_gradients_of_a_capture_that_broke_off_reach_no_later_step(make):
+    class Failing(SGD):
+        fails = False
+
+        def step(self, *arguments):
+            if self.fails:
+                raise RuntimeError("between the gradients and the update")
+            super().step(*arguments)
 
     def fail(function):
-        with monkeypatch.context() as patch:
-            patch.setattr(engine, "apply", None)
-            function()  # ends between the gradients and the update
+        Failing.fails = True
+        try:
+            function()
+        finally:
+            Failing.fails = False
 
-    monkeypatch.setattr(captured, "capture", fail)
-    engine.prepare()
-    assert set(engine._gradients) == {None}
+    eager, engine = make(backend=None), make(capture=fail, optimizer=Failing)
+    for each in (eager, engine):
+        run_epoch(each, 0)
+    assert not changed(state(eager), state(engine))
 
 
 class FakeAccelerated(AcceleratedNetwork):
@@ -150,10 +237,8 @@ class FakeAccelerated(AcceleratedNetwork):
         self.precompiled = x.shape
 
 
-def test_an_accelerated_network_is_used_in_steps_and_by_the_monitor(make, captured, monkeypatch):
-    plain = make("pgd")
-    monkeypatch.setattr(captured, "accelerate", lambda model: FakeAccelerated(model))
-    engine = make("pgd")
+def test_an_accelerated_network_is_used_in_steps_and_by_the_monitor(make):
+    plain, engine = make("pgd"), make("pgd", accelerate=FakeAccelerated)
     for each in (plain, engine):
         each.start_epoch(0, 0)
         each.step()
@@ -161,8 +246,7 @@ def test_an_accelerated_network_is_used_in_steps_and_by_the_monitor(make, captur
     assert isinstance(network, FakeAccelerated)
     assert network.model is engine.compute_model
     assert network.precompiled == (engine.loader.size(len(engine.loader) - 1), *engine.loader.images.shape[1:])
-    passes = network.train_forward_count
-    assert passes > 0
+    assert network.train_forward_count > 0
     assert engine.network is engine.compute_model, "outside of a capture steps run as written"
     counts = [name for name in plain.state_tensors() if name.endswith("num_batches_tracked")]
     assert set(changed(plain.state_tensors(), engine.state_tensors())) <= set(counts)
@@ -170,14 +254,21 @@ def test_an_accelerated_network_is_used_in_steps_and_by_the_monitor(make, captur
     assert not engine.compute_model.training
 
 
-def test_a_fast_step_that_fails_is_captured_with_the_plain_network(make, captured, monkeypatch):
+def test_a_fast_step_that_fails_is_captured_with_the_plain_network(make):
     class Failing(FakeAccelerated):
         def forward(self, x):
             raise RuntimeError("no kernel for this")
 
-    monkeypatch.setattr(captured, "accelerate", lambda model: Failing(model))
-    engine = make("pgd")
+    captures, log = [], []
+
+    def capture_and_count(function):
+        captures.append(capture(function))
+        return captures[-1]
+
+    engine = make("pgd", accelerate=Failing, capture=capture_and_count, log=log.append)
     engine.start_epoch(0, 0)
     engine.step()
     assert engine.network is engine.compute_model
-    assert all(graph is not None for graph in engine._graphs.values())
+    assert len(captures) == 2
+    assert len([text for text in log if text.endswith("(no kernel for this); capturing it without compilation")]) == 2
+    assert not [text for text in log if "eagerly" in text]

@@ -15,10 +15,10 @@ from torch import Tensor
 
 R = TypeVar("R")
 
-_WARMUP_CALLS = 3
+WARMUP_CALLS = 3
 
 
-def warm_up(function: Callable[[], object], times: int = _WARMUP_CALLS) -> None:
+def warm_up(function: Callable[[], object], times: int = WARMUP_CALLS) -> None:
     """Call a function on another stream before its capture: libraries choose algorithms and allocate memory."""
     stream = torch.cuda.Stream()
     stream.wait_stream(torch.cuda.current_stream())

@@ -12,6 +12,7 @@ import functools
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
 from types import EllipsisType
 
 import torch
@@ -25,13 +26,13 @@ from atas.distributed.world import SINGLE, World
 from atas.errors import AtasError
 from atas.methods import Method
 from atas.ops import enable_kernels
-from atas.ops.cuda_graphs import GraphedFunction, capture, warm_up
+from atas.ops.cuda_graphs import WARMUP_CALLS, GraphedFunction, capture, warm_up
 from atas.ops.cuda_graphs import weight_grad_stream as weights_aside
-from atas.ops.networks import CompiledNetwork, accelerate
+from atas.ops.networks import AcceleratedNetwork, CompiledNetwork, accelerate
 from atas.recipes import Recipe
 from atas.training.engine import Engine
 from atas.training.metrics import accumulate_metrics
-from atas.training.optim import FusedSGD
+from atas.training.optim import SGD, FusedSGD
 
 _FALLBACKS = {
     "fast": "cannot be compiled ({why}); capturing it without compilation",
@@ -57,6 +58,16 @@ def register_kernels() -> None:
         implements(accumulate_metrics)(accumulate)
 
 
+@dataclass(frozen=True)
+class CudaBackend:
+    """What the engine needs a GPU for. Tests without one pass replacements that run on the CPU."""
+
+    warm_up: Callable[[Callable[[], object], int], None] = warm_up
+    capture: Callable[[Callable[[], object]], tuple[torch.cuda.CUDAGraph, object]] = capture
+    accelerate: Callable[[nn.Module], AcceleratedNetwork | None] = accelerate
+    optimizer: type[SGD] = FusedSGD
+
+
 class CudaGraphEngine(Engine):
     """Captures a step as a CUDA graph, and replays it."""
 
@@ -70,15 +81,17 @@ class CudaGraphEngine(Engine):
         loader: Loader,
         log: Callable[[str], None] = print,
         world: World = SINGLE,
+        backend: CudaBackend | None = None,
     ) -> None:
         super().__init__(recipe, channels_last(model), method, loader, world)
         register_kernels()
         torch.backends.cudnn.benchmark = not recipe.engine.deterministic
         method.checks.skip_labels = True
         self._log = log
-        self._optimizer = FusedSGD(recipe.optimizer, self._trainable_of(model), self._trainable)
+        self._backend = backend or CudaBackend()
+        self._optimizer = self._backend.optimizer(recipe.optimizer, self._trainable_of(model), self._trainable)
         self._graphs: dict[_Shape, torch.cuda.CUDAGraph | None] = {}
-        self._accelerated = accelerate(self.compute_model) if method.uses_fast_network else None
+        self._accelerated = self._backend.accelerate(self.compute_model) if method.uses_fast_network else None
         self._forward_passes: dict[_Shape, int] = {}
         self._eval_graph: GraphedFunction | None = None
         self._captures_eval = True
@@ -207,7 +220,9 @@ class CudaGraphEngine(Engine):
                 self._warm_up(size)
                 self._optimizer.begin_capture(self.method.updates_per_step)
                 passes = self._accelerated.train_forward_count if self._accelerated else 0
-                graph, _ = self.world.on_all_ranks(lambda: capture(functools.partial(self.training_step, size)))
+                graph, _ = self.world.on_all_ranks(
+                    lambda: self._backend.capture(functools.partial(self.training_step, size))
+                )
                 self._forward_passes[size, self.resolution] = (
                     self._accelerated.train_forward_count if self._accelerated else 0
                 ) - passes
@@ -231,10 +246,10 @@ class CudaGraphEngine(Engine):
         if self._distributed and not self._passes_communicate:
             self._distributed = False
             try:
-                self.world.on_all_ranks(lambda: warm_up(functools.partial(self._warmup_step, size), times=1))
+                self.world.on_all_ranks(lambda: self._backend.warm_up(functools.partial(self._warmup_step, size), 1))
             finally:
                 self._distributed = True
-        warm_up(functools.partial(self._warmup_step, size))
+        self._backend.warm_up(functools.partial(self._warmup_step, size), WARMUP_CALLS)
 
     def _mutable_state(self, size: int) -> list[tuple[Tensor, Tensor | EllipsisType]]:
         """Return the tensors on the device that warm-up steps change, with the rows that change.
