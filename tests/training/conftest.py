@@ -15,7 +15,6 @@ from torch import nn
 import atas
 from atas import recipes
 from atas.training import TrainingProgress
-from atas.training.monitor import Monitor
 
 TIMES = ("seconds", "examples_per_second")
 
@@ -90,17 +89,6 @@ def interrupt_after():
         return RecordingProgress(on_batch=lambda seen: signal.raise_signal(signal.SIGINT) if seen == batches else None)
 
     return make
-
-
-@pytest.fixture
-def script_probes(monkeypatch):
-    """Let the monitor find these results instead of attacking, one an epoch; more epochs are an error."""
-
-    def script(*probes):
-        left = iter(probes)
-        monkeypatch.setattr(Monitor, "probe", lambda self, model, run: next(left))
-
-    return script
 
 
 @pytest.fixture(scope="session")

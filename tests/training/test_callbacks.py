@@ -6,7 +6,8 @@ from safetensors.torch import load_file
 
 import atas
 from atas.data import Dataset, Split
-from atas.errors import CheckpointError
+from atas.errors import CheckpointError, UsageError
+from atas.training import ProbeResult
 from atas.training.trainer import Interrupted
 
 
@@ -59,19 +60,17 @@ def test_rows_are_learnt_from_as_if_there_were_no_others(train_on, toy_data, tmp
     assert not same(load_file(tmp_path / "rows" / "model.safetensors"), train_on(tmp_path / "all"))
 
 
-def test_the_monitor_watches_all_images(train_on, tmp_path, monkeypatch):
-    from atas.training.monitor import Monitor
-
-    watched, probe = set(), Monitor.probe
-
-    def spy(self, model, ask):
-        watched.add(tuple(self.images.flatten(1).sum(1).tolist()))
-        return probe(self, model, ask)
-
-    monkeypatch.setattr(Monitor, "probe", spy)
-    train_on(tmp_path / "rows", rows=torch.arange(5))
-    train_on(tmp_path / "all")
-    assert len(watched) == 1
+def test_the_monitor_probes_the_same_images_whatever_rows_are_trained_on(
+    toy_data, train_toy, tied_net, rows_of, tmp_path
+):
+    """The weights do not move, so that other images would have another loss."""
+    still = {"schedule.peak": 1e-30, "training.epochs": 1}
+    seen = []
+    for name, rows in (("few", torch.arange(5)), ("all", None)):
+        train_toy(tmp_path / name, "fgsm-rs", still, model=tied_net(), rows=rows)
+        (row,) = rows_of(tmp_path / name)
+        seen.append({key: row[key] for key in ("clean", "fgsm", "pgd10", "pgd10_loss", "probe_gradient_norms")})
+    assert seen[0] == seen[1]
 
 
 def test_a_run_does_not_go_on_with_other_rows(train_on, interrupt_after, tmp_path):
@@ -80,3 +79,22 @@ def test_a_run_does_not_go_on_with_other_rows(train_on, interrupt_after, tmp_pat
     with pytest.raises(CheckpointError, match="other training images"):
         train_on(tmp_path / "run", rows=torch.arange(20, 60), resume=True)
     train_on(tmp_path / "run", rows=torch.arange(40), resume=True)
+
+
+def test_a_probe_of_the_caller_s_own_replaces_the_monitor_s(train_toy, rows_of, tmp_path):
+    asked = []
+
+    def probe(model):
+        asked.append((model.training, any(weight.requires_grad for weight in model.parameters())))
+        return ProbeResult(clean=0.9, fgsm=0.5, pgd10=0.5 - 0.2 * len(asked))
+
+    run = train_toy(tmp_path / "run", probe=probe)
+    assert asked == [(False, False)] * 3
+    assert [row["pgd10"] for row in rows_of(tmp_path / "run") if "event" not in row] == pytest.approx([0.3, 0.1, -0.1])
+    assert [row["collapsed"] for row in run.metrics] == [False, True, True]
+    assert run.model.fc.weight.requires_grad
+
+
+def test_a_probe_that_returns_something_else_is_refused(train_toy, tmp_path):
+    with pytest.raises(UsageError, match=r"probe must return an atas.training.ProbeResult; got float"):
+        train_toy(tmp_path / "run", probe=lambda model: 0.5)

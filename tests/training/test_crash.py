@@ -11,6 +11,7 @@ import pytest
 
 SCRIPT = """
 import json, os, random, shutil, sys, time
+from pathlib import Path
 import torch
 
 torch.set_num_threads(1)
@@ -20,8 +21,7 @@ from torch import nn
 
 import atas
 from atas.training import TrainingProgress; from atas import recipes
-from atas.training.monitor import Monitor, ProbeResult
-from atas.training.trainer import Trainer
+from helpers.probes import one_collapse
 from nursery import after, attempt, die_in_write
 
 order = json.loads(sys.argv[1])
@@ -32,20 +32,6 @@ labels = torch.arange(100) % 3
 data = atas.data.from_arrays("noise", images, labels, images[:10], labels[:10])
 settings = recipes.load(order["recipe"])
 
-if order["collapse_in"] is not None:
-    trainers = []
-    begin = Trainer.__init__
-
-    def remember(self, *arguments):
-        begin(self, *arguments)
-        trainers[:] = [self]
-
-    def scripted(self, model, ask):
-        collapse = trainers[0].epoch == order["collapse_in"] and trainers[0].rollbacks == 0
-        return ProbeResult(0.9, 0.9, 0.0) if collapse else ProbeResult(0.9, 0.6, 0.5)
-
-    Trainer.__init__, Monitor.probe = remember, scripted
-
 
 def train(out, sync=None):
     if sync is not None:
@@ -53,7 +39,8 @@ def train(out, sync=None):
     torch.manual_seed(1)
     net = nn.Sequential(nn.Conv2d(1, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.Flatten(), nn.Linear(288, 3))
     live = TrainingProgress(Console(file=open(os.devnull, "w")))
-    atas.train(settings, out=out, model=net, data=data, resume=True, live=live)
+    probe = None if order["collapse_in"] is None else one_collapse(Path(out), order["collapse_in"])
+    atas.train(settings, out=out, model=net, data=data, resume=True, live=live, probe=probe)
 
 
 def killed(in_write):

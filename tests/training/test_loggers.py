@@ -5,6 +5,7 @@ import sys
 from types import SimpleNamespace
 
 import pytest
+from helpers.probes import scripted_probe
 
 from atas.errors import UsageError
 from atas.training.metrics import read_metrics
@@ -32,10 +33,10 @@ class Recorder:
 
 
 @pytest.fixture
-def collapse_once(script_probes):
-    """The second probe of a run shows a collapse."""
+def collapse_once():
+    """A probe whose second result shows a collapse."""
     healthy = ProbeResult(clean=0.9, fgsm=0.6, pgd10=0.5, pgd10_loss=1.0)
-    script_probes(healthy, ProbeResult(clean=0.9, fgsm=0.95, pgd10=0.02, pgd10_loss=9.0), *[healthy] * 10)
+    return scripted_probe(healthy, ProbeResult(clean=0.9, fgsm=0.95, pgd10=0.02, pgd10_loss=9.0), *[healthy] * 10)
 
 
 def killed_after_the_last_row(folder, train_toy, observer, **options):
@@ -83,7 +84,7 @@ def test_a_method_without_adaptive_steps_has_no_histograms(tmp_path, train_toy):
 def test_a_rollback_starts_loggers_again_where_training_goes_on(tmp_path, train_toy, collapse_once):
     recorder = Recorder()
     values = OFF | {"training.on_collapse": "rollback"}
-    run = train_toy(tmp_path / "run", values=values, loggers=[recorder])
+    run = train_toy(tmp_path / "run", values=values, loggers=[recorder], probe=collapse_once)
     assert recorder.started == [0, 1]
     assert [row["epoch"] for row in recorder.rows] == [0, 1, 1, 2]
     assert [recorder.rows[i] for i in (0, 2, 3)] == numbers_of(run.metrics)
@@ -174,7 +175,7 @@ def test_tensorboard_shows_nothing_twice_after_a_kill(tmp_path, train_toy, obser
 
 def test_tensorboard_takes_back_what_a_rollback_took_back(tmp_path, train_toy, collapse_once):
     pytest.importorskip("tensorboard")
-    run = train_toy(tmp_path / "run", values={"training.on_collapse": "rollback"})
+    run = train_toy(tmp_path / "run", values={"training.on_collapse": "rollback"}, probe=collapse_once)
     assert [row.get("event") for row in read_metrics(run.folder / "metrics.jsonl")].count("rollback") == 1
     assert_the_board_shows(run)
 
@@ -253,7 +254,7 @@ def test_wandb_goes_on_with_the_same_run_and_says_nothing_twice(tmp_path, train_
 
 
 def test_wandb_shows_an_epoch_that_is_trained_again_after_a_rollback(tmp_path, train_toy, wandb, collapse_once):
-    train_toy(tmp_path / "run", values=WANDB | {"training.on_collapse": "rollback"})
+    train_toy(tmp_path / "run", values=WANDB | {"training.on_collapse": "rollback"}, probe=collapse_once)
     (there,) = wandb.runs.values()
     assert [row["epoch"] for row in there.history.values()] == [0, 1, 1, 2]
 

@@ -5,6 +5,7 @@ import itertools
 
 import pytest
 import torch
+from helpers.probes import scripted_probe
 from torch import nn
 
 import atas
@@ -266,7 +267,7 @@ def test_the_slice_is_of_the_training_set_and_held_out_where_it_decides(
 
 
 def test_what_is_held_out_is_never_trained_on(
-    tmp_path, train_toy, toy_data, monkeypatch, script_probes, toy_recipe, tiny_net, observer
+    tmp_path, train_toy, toy_data, monkeypatch, toy_recipe, tiny_net, observer
 ):
     """As the method sees it, over a whole run with a rollback in it."""
     from atas.methods import FGSMRS
@@ -283,8 +284,8 @@ def test_what_is_held_out_is_never_trained_on(
     values = {"training.on_collapse": "rollback", "data.pad": 0, "data.flip": False}
     trainer = make_trainer(tmp_path / "x", toy_recipe("fgsm-rs", values), toy_data, tiny_net(), observer)
     probed = keys_of(trainer.monitor.images)
-    script_probes(HEALTHY, COLLAPSED, HEALTHY, HEALTHY)
-    train_toy(tmp_path / "run", "fgsm-rs", values)
+    probe = scripted_probe(HEALTHY, COLLAPSED, HEALTHY, HEALTHY)
+    train_toy(tmp_path / "run", "fgsm-rs", values, probe=probe)
     assert seen == keys_of(toy_data.train.images) - probed
 
 
@@ -341,10 +342,10 @@ def collapse_sentences(live):
     return [text for text in live.said if "Catastrophic overfitting" in text]
 
 
-def test_warn_says_it_once_and_goes_on(tmp_path, train_toy, script_probes, observer, rows_of):
-    script_probes(HEALTHY, COLLAPSED, COLLAPSED, COLLAPSED)
+def test_warn_says_it_once_and_goes_on(tmp_path, train_toy, observer, rows_of):
+    probe = scripted_probe(HEALTHY, COLLAPSED, COLLAPSED, COLLAPSED)
     live = observer()
-    run = train_toy(tmp_path / "run", values={"training.epochs": 4}, live=live)
+    run = train_toy(tmp_path / "run", values={"training.epochs": 4}, live=live, probe=probe)
     (sentence,) = collapse_sentences(live)
     assert "in epoch 2: PGD-10 accuracy fell from 50.0% to 2.0% while FGSM accuracy is 95.0%" in sentence
     assert "atas" in sentence
@@ -354,46 +355,54 @@ def test_warn_says_it_once_and_goes_on(tmp_path, train_toy, script_probes, obser
     assert not (tmp_path / "run" / "checkpoints" / "healthy.safetensors").exists()
 
 
-def test_it_is_said_once_across_a_resume(tmp_path, train_toy, script_probes, observer, rows_of, interrupt_after):
-    script_probes(HEALTHY, COLLAPSED, COLLAPSED, COLLAPSED)
+def test_it_is_said_once_across_a_resume(tmp_path, train_toy, observer, rows_of, interrupt_after):
+    probe = scripted_probe(HEALTHY, COLLAPSED, COLLAPSED, COLLAPSED)
     values = {"training.epochs": 4}
     live = interrupt_after(10)
     with pytest.raises(Interrupted):
-        train_toy(tmp_path / "run", values=values, live=live)
+        train_toy(tmp_path / "run", values=values, live=live, probe=probe)
     later = observer()
-    train_toy(tmp_path / "run", values=values, live=later, resume=True)
+    train_toy(tmp_path / "run", values=values, live=later, resume=True, probe=probe)
     assert len(collapse_sentences(live)) == 1
     assert not collapse_sentences(later)
     assert len([row for row in rows_of(tmp_path / "run") if "event" in row]) == 1
 
 
-def test_a_model_on_the_edge_is_not_spoken_of_in_every_epoch(tmp_path, train_toy, script_probes, observer):
+def test_a_model_on_the_edge_is_not_spoken_of_in_every_epoch(tmp_path, train_toy, observer):
     """Once it was said, falling back and forth over the line is no news."""
     edge = ProbeResult(clean=0.9, fgsm=0.7, pgd10=0.26)
-    script_probes(HEALTHY, COLLAPSED, edge, COLLAPSED, edge, COLLAPSED)
+    probe = scripted_probe(HEALTHY, COLLAPSED, edge, COLLAPSED, edge, COLLAPSED)
     live = observer()
-    train_toy(tmp_path / "run", values={"training.epochs": 6}, live=live)
+    train_toy(tmp_path / "run", values={"training.epochs": 6}, live=live, probe=probe)
     assert len(collapse_sentences(live)) == 1
 
 
-def test_a_fallen_epoch_is_not_returned_to(tmp_path, train_toy, script_probes, tiny_net, watched):
+def test_a_fallen_epoch_is_not_returned_to(tmp_path, train_toy, tiny_net, watched):
     """Whether it was a bad one or the beginning of a collapse shows later."""
-    script_probes(HEALTHY, ProbeResult(clean=0.6, fgsm=0.3, pgd10=0.1), COLLAPSED)
+    probe = scripted_probe(HEALTHY, ProbeResult(clean=0.6, fgsm=0.3, pgd10=0.1), COLLAPSED)
     net = tiny_net()
     live = watched(net)
     run = train_toy(
-        tmp_path / "run", values={"training.epochs": 6, "training.on_collapse": "stop"}, model=net, live=live
+        tmp_path / "run",
+        values={"training.epochs": 6, "training.on_collapse": "stop"},
+        model=net,
+        live=live,
+        probe=probe,
     )
     assert [epoch for epoch, _ in live.at_epochs] == [0, 1, 2]
     assert_equal_states(run.model.state_dict(), live.at_epochs[0][1])
 
 
-def test_stop_ends_with_the_healthy_weights(tmp_path, train_toy, script_probes, tiny_net, watched, rows_of):
-    script_probes(HEALTHY, HEALTHY, COLLAPSED)
+def test_stop_ends_with_the_healthy_weights(tmp_path, train_toy, tiny_net, watched, rows_of):
+    probe = scripted_probe(HEALTHY, HEALTHY, COLLAPSED)
     net = tiny_net()
     live = watched(net)
     run = train_toy(
-        tmp_path / "run", values={"training.epochs": 6, "training.on_collapse": "stop"}, model=net, live=live
+        tmp_path / "run",
+        values={"training.epochs": 6, "training.on_collapse": "stop"},
+        model=net,
+        live=live,
+        probe=probe,
     )
     assert [epoch for epoch, _ in live.at_epochs] == [0, 1, 2]
     assert_equal_states(run.model.state_dict(), live.at_epochs[1][1])
@@ -406,40 +415,32 @@ def test_stop_ends_with_the_healthy_weights(tmp_path, train_toy, script_probes, 
     assert_equal_states(Run.load(tmp_path / "run", model=tiny_net()).model.state_dict(), live.at_epochs[1][1])
 
 
-def test_a_run_that_stopped_is_finished(tmp_path, train_toy, script_probes, observer):
-    script_probes(HEALTHY, COLLAPSED)
+def test_a_run_that_stopped_is_finished(tmp_path, train_toy, observer):
+    probe = scripted_probe(HEALTHY, COLLAPSED)
     values = {"training.epochs": 6, "training.on_collapse": "stop"}
-    run = train_toy(tmp_path / "run", values=values)
+    run = train_toy(tmp_path / "run", values=values, probe=probe)
     metrics = (tmp_path / "run" / "metrics.jsonl").read_bytes()
     live = observer()
-    again = train_toy(tmp_path / "run", values=values, resume=True, live=live)
+    again = train_toy(tmp_path / "run", values=values, resume=True, live=live, probe=probe)
     assert live.batches == 0
     assert (tmp_path / "run" / "metrics.jsonl").read_bytes() == metrics
     assert_equal_states(again.model.state_dict(), run.model.state_dict())
 
 
-def test_stop_with_averaged_weights_ends_with_the_healthy_average(tmp_path, train_toy, monkeypatch, script_probes):
-    healthy = {}
-    save = checkpoint.save
-
-    def spy(path, tensors, state):
-        if path.name == "healthy.safetensors":
-            healthy.update({name: tensor.clone() for name, tensor in tensors.items()})
-        save(path, tensors, state)
-
-    monkeypatch.setattr(checkpoint, "save", spy)
-    script_probes(HEALTHY, HEALTHY, COLLAPSED)
-    run = train_toy(tmp_path / "run", values={"training.on_collapse": "stop", "training.ema": 0.9})
+def test_stop_with_averaged_weights_ends_with_the_healthy_average(tmp_path, train_toy):
+    probe = scripted_probe(HEALTHY, HEALTHY, COLLAPSED)
+    run = train_toy(tmp_path / "run", values={"training.on_collapse": "stop", "training.ema": 0.9}, probe=probe)
+    healthy, _ = checkpoint.load(tmp_path / "run" / "checkpoints" / "healthy.safetensors")
     for name, tensor in run.model.state_dict().items():
         assert torch.equal(tensor, healthy[f"ema.model.{name}"])
 
 
-def test_a_training_that_broke_down_is_told_once(tmp_path, train_toy, script_probes, observer, rows_of):
+def test_a_training_that_broke_down_is_told_once(tmp_path, train_toy, observer, rows_of):
     robust = ProbeResult(clean=0.9, fgsm=0.8, pgd10=0.75)
     lost = ProbeResult(clean=1 / 3, fgsm=1 / 3, pgd10=1 / 3)  # of three classes
-    script_probes(robust, lost, lost, lost)
+    probe = scripted_probe(robust, lost, lost, lost)
     live = observer()
-    train_toy(tmp_path / "run", values={"training.epochs": 4, "training.on_collapse": "stop"}, live=live)
+    train_toy(tmp_path / "run", values={"training.epochs": 4, "training.on_collapse": "stop"}, live=live, probe=probe)
     (said,) = [text for text in live.said if "broke down" in text]
     assert "broke down in epoch 2: clean accuracy is 33.3%" in said
     assert "was 90.0%" in said
@@ -448,24 +449,22 @@ def test_a_training_that_broke_down_is_told_once(tmp_path, train_toy, script_pro
     assert state["epoch"] == 1
 
 
-def test_healthy_checkpoint_is_not_replaced_in_a_breakdown(tmp_path, train_toy, script_probes):
+def test_healthy_checkpoint_is_not_replaced_in_a_breakdown(tmp_path, train_toy):
     """A breakdown shows in clean accuracy before half of the PGD accuracy is gone."""
     robust, lost = ProbeResult(clean=0.9, fgsm=0.7, pgd10=0.6), ProbeResult(clean=1 / 3, fgsm=1 / 3, pgd10=1 / 3)
-    script_probes(robust, lost, lost)
-    train_toy(tmp_path / "run", values={"training.epochs": 3, "training.on_collapse": "rollback"})
+    probe = scripted_probe(robust, lost, lost)
+    train_toy(tmp_path / "run", values={"training.epochs": 3, "training.on_collapse": "rollback"}, probe=probe)
     _, state = checkpoint.load(tmp_path / "run" / "checkpoints" / "healthy.safetensors")
     assert state["epoch"] == 1
 
 
 @pytest.mark.parametrize("method", ["atas", "fgsm-rs", "free", "trades"])
-def test_rollback_goes_on_from_health_with_smaller_steps(
-    method, tmp_path, train_toy, script_probes, tiny_net, watched, rows_of
-):
-    script_probes(HEALTHY, HEALTHY, COLLAPSED, HEALTHY, HEALTHY)
+def test_rollback_goes_on_from_health_with_smaller_steps(method, tmp_path, train_toy, tiny_net, watched, rows_of):
+    probe = scripted_probe(HEALTHY, HEALTHY, COLLAPSED, HEALTHY, HEALTHY)
     net = tiny_net()
     live = watched(net)
     values = {"training.epochs": 4, "training.on_collapse": "rollback"}
-    run = train_toy(tmp_path / "run", method, values, model=net, live=live)
+    run = train_toy(tmp_path / "run", method, values, model=net, live=live, probe=probe)
     assert [epoch for epoch, _ in live.at_epochs] == [0, 1, 2, 2, 3]
     ((_, back),) = [(text, state) for text, state in live.at_sentences if text.startswith("Back to the end of epoch 2")]
     assert_equal_states(back, live.at_epochs[1][1])
@@ -483,20 +482,18 @@ def test_rollback_goes_on_from_health_with_smaller_steps(
     assert not torch.equal(live.at_epochs[2][1]["fc.weight"], live.at_epochs[3][1]["fc.weight"])
 
 
-def test_rollback_really_takes_smaller_steps(tmp_path, train_toy, script_probes):
+def test_rollback_really_takes_smaller_steps(tmp_path, train_toy):
     """In the warm-up every step of ATAS is eps."""
-    script_probes(HEALTHY, COLLAPSED, COLLAPSED, HEALTHY)
+    probe = scripted_probe(HEALTHY, COLLAPSED, COLLAPSED, HEALTHY)
     values = {"training.epochs": 2, "training.on_collapse": "rollback", "method.warmup_epochs": 10}
-    run = train_toy(tmp_path / "run", "atas", values)
+    run = train_toy(tmp_path / "run", "atas", values, probe=probe)
     assert [row["step_size"] for row in run.metrics] == pytest.approx([0.1, 0.1 * 0.75**2], rel=1e-5)
 
 
-def test_a_collapse_after_a_rollback_is_said_again_and_shrinks_again(
-    tmp_path, train_toy, script_probes, observer, rows_of
-):
-    script_probes(HEALTHY, COLLAPSED, HEALTHY, COLLAPSED, HEALTHY)
+def test_a_collapse_after_a_rollback_is_said_again_and_shrinks_again(tmp_path, train_toy, observer, rows_of):
+    probe = scripted_probe(HEALTHY, COLLAPSED, HEALTHY, COLLAPSED, HEALTHY)
     live = observer()
-    train_toy(tmp_path / "run", values={"training.on_collapse": "rollback"}, live=live)
+    train_toy(tmp_path / "run", values={"training.on_collapse": "rollback"}, live=live, probe=probe)
     rows = rows_of(tmp_path / "run")
     events = [(row["event"], row["epoch"], row.get("step_scale")) for row in rows if "event" in row]
     assert events == [("collapse", 1, None), ("rollback", 1, 0.75), ("collapse", 2, None), ("rollback", 2, 0.5625)]
@@ -504,11 +501,11 @@ def test_a_collapse_after_a_rollback_is_said_again_and_shrinks_again(
     assert [row.get("event", row["epoch"]) for row in rows][-1] == 2
 
 
-def test_rollbacks_have_an_end(tmp_path, train_toy, script_probes, tiny_net, watched, rows_of):
-    script_probes(HEALTHY, *[COLLAPSED] * 50)
+def test_rollbacks_have_an_end(tmp_path, train_toy, tiny_net, watched, rows_of):
+    probe = scripted_probe(HEALTHY, *[COLLAPSED] * 50)
     net = tiny_net()
     live = watched(net)
-    run = train_toy(tmp_path / "run", values={"training.on_collapse": "rollback"}, model=net, live=live)
+    run = train_toy(tmp_path / "run", values={"training.on_collapse": "rollback"}, model=net, live=live, probe=probe)
     events = [row["event"] for row in rows_of(tmp_path / "run") if "event" in row]
     assert events[-1] == "stop"
     assert 1 <= events.count("rollback") <= 10
@@ -516,34 +513,30 @@ def test_rollbacks_have_an_end(tmp_path, train_toy, script_probes, tiny_net, wat
 
 
 @pytest.mark.parametrize("batches", [4, 7, 9, 10, 13])
-def test_resume_in_a_run_with_rollbacks(
-    batches, tmp_path, train_toy, script_probes, interrupt_after, assert_same_run, rows_of
-):
+def test_resume_in_a_run_with_rollbacks(batches, tmp_path, train_toy, interrupt_after, assert_same_run, rows_of):
     """Held out are 20 of 60 images: three batches an epoch; collapses are found in the third and, again, the fourth."""
     probes = (HEALTHY, HEALTHY, COLLAPSED, HEALTHY, COLLAPSED, HEALTHY)
     values = {"training.epochs": 4, "training.on_collapse": "rollback", "training.ema": 0.9}
-    script_probes(*probes)
-    train_toy(tmp_path / "whole", values=values)
-    script_probes(*probes)
+    probe = scripted_probe(*probes)
+    train_toy(tmp_path / "whole", values=values, probe=probe)
+    probe = scripted_probe(*probes)
     with pytest.raises(Interrupted):
-        train_toy(tmp_path / "parts", values=values, live=interrupt_after(batches))
-    train_toy(tmp_path / "parts", values=values, resume=True)
+        train_toy(tmp_path / "parts", values=values, live=interrupt_after(batches), probe=probe)
+    train_toy(tmp_path / "parts", values=values, resume=True, probe=probe)
     assert [row["event"] for row in rows_of(tmp_path / "parts") if "event" in row] == ["collapse", "rollback"] * 2
     assert_same_run(tmp_path / "whole", tmp_path / "parts")
 
 
-def test_a_healthy_run_is_the_same_whether_it_would_stop_or_roll_back(
-    tmp_path, train_toy, script_probes, assert_same_run
-):
+def test_a_healthy_run_is_the_same_whether_it_would_stop_or_roll_back(tmp_path, train_toy, assert_same_run):
     for on_collapse in ("stop", "rollback"):
-        script_probes(HEALTHY, HEALTHY, HEALTHY)
-        train_toy(tmp_path / on_collapse, values={"training.on_collapse": on_collapse})
+        probe = scripted_probe(HEALTHY, HEALTHY, HEALTHY)
+        train_toy(tmp_path / on_collapse, values={"training.on_collapse": on_collapse}, probe=probe)
     assert_same_run(tmp_path / "stop", tmp_path / "rollback")
 
 
-def test_events_are_left_out_of_the_metrics_of_a_run(tmp_path, train_toy, script_probes):
-    script_probes(HEALTHY, COLLAPSED, HEALTHY, HEALTHY)
-    run = train_toy(tmp_path / "run", values={"training.on_collapse": "rollback"})
+def test_events_are_left_out_of_the_metrics_of_a_run(tmp_path, train_toy):
+    probe = scripted_probe(HEALTHY, COLLAPSED, HEALTHY, HEALTHY)
+    run = train_toy(tmp_path / "run", values={"training.on_collapse": "rollback"}, probe=probe)
     assert [row["epoch"] for row in run.metrics] == [0, 1, 2]
     assert all("event" not in row for row in run.metrics)
     assert run.metrics[1]["pgd10"] == 0.5

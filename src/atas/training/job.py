@@ -10,7 +10,7 @@ import dataclasses
 import json
 import os
 import shutil
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
@@ -33,6 +33,7 @@ from atas.recipes.fingerprint import RESUME_MAY_CHANGE
 from atas.training.build import build_model
 from atas.training.callbacks import Callback, Logger
 from atas.training.data import eval_view, load_data
+from atas.training.monitor import ProbeResult
 from atas.training.progress import TrainingProgress
 from atas.training.run import ROWS_KEY, Run, RunFolder, load_recipe
 from atas.training.trainer import Trainer
@@ -52,6 +53,7 @@ def train(
     loggers: Sequence[Logger] = (),
     observers: Sequence[Callback] = (),
     rows: Tensor | None = None,
+    probe: Callable[[nn.Module], ProbeResult] | None = None,
 ) -> Run:
     """Train a robust classifier.
 
@@ -59,8 +61,10 @@ def train(
     run is written to the folder `out`, by default `runs/<recipe>`. With `resume`, a stopped run in that folder
     continues, and the recipe may be left out. `model` and `data` replace the recipe's. `loggers` get the metrics of
     every epoch, in addition to the recipe's own loggers; `observers` are called after steps. `rows` are the indices of
-    the training images to use, by default all. Processes that torchrun started, or that form a group of
-    torch.distributed, train together; rank 0 writes the folder.
+    the training images to use, by default all. `probe` replaces the monitor's measurement after each epoch, for example
+    by a stronger attack or one on other images: it gets the model in eval mode and returns a
+    `atas.training.ProbeResult`. Processes that torchrun started, or that form a group of torch.distributed, train
+    together; rank 0 writes the folder and calls `probe`.
 
     >>> run = train("digits-small-cnn-atas", out="/tmp/run", values={"training.epochs": 1})  # doctest: +SKIP
     """
@@ -85,7 +89,7 @@ def train(
             ):
                 data = data or load_data(resolved, progress=progress.data_loading)
                 model = model or build_model(resolved, data)
-                trainer = Trainer(resolved, run_folder, data, model, progress, loggers, observers, rows, world)
+                trainer = Trainer(resolved, run_folder, data, model, progress, loggers, observers, rows, probe, world)
                 rows_count = None if rows is None else len(rows)
                 with _locked(run_folder, world):
                     progress.start_run(_headline(trainer))

@@ -10,7 +10,7 @@ import math
 import signal
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -19,6 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from atas._utils.formatting import shell_quote
+from atas.core.autograd import freeze, set_mode
 from atas.data import Dataset
 from atas.distributed.world import SINGLE, AnyFlag, World
 from atas.errors import AtasError, DataError, UsageError
@@ -40,6 +41,7 @@ class Trainer:
     """Trains one run, in a single process or as one of several ranks.
 
     The model is trained on all training images or on those in `rows`; the monitor's images are chosen from all.
+    `probe` replaces the monitor's measurement after each epoch.
     """
 
     def __init__(
@@ -52,12 +54,14 @@ class Trainer:
         loggers: Sequence[Logger] = (),
         callbacks: Sequence[Callback] = (),
         rows: Tensor | None = None,
+        probe: Callable[[nn.Module], ProbeResult] | None = None,
         world: World = SINGLE,
     ) -> None:
         self.recipe, self.run_folder, self.progress, self.world = recipe, run_folder, progress, world
         if callbacks and world.size > 1:
             raise UsageError("observers see the examples of one process only; start the training without torchrun")
         self._callbacks = callbacks
+        self._custom_probe = probe
         self._loggers = open_loggers(recipe, run_folder, loggers, progress.log, world)
         parts = build(recipe, data, model, progress.log, rows, world)
         self.engine, self.monitor = parts.engine, parts.monitor
@@ -154,7 +158,7 @@ class Trainer:
         engine.method.checks.raise_if_set()
         means = self._check_loss()
         self.progress.start_probe()
-        self._probe = probe = self.monitor.probe(engine.eval_model, engine.run)
+        self._probe = probe = self._measure()
         collapsed = self.monitor.update(probe)
         row, histograms = epoch_row(self.epoch, engine, means, probe, collapsed, self.seconds)
         self._metrics.write(row)
@@ -173,6 +177,17 @@ class Trainer:
             self._write(self.run_folder.healthy_checkpoint)
         if self.epoch == epochs:
             self._save()
+
+    def _measure(self) -> ProbeResult:
+        """Measure the model after an epoch, with the monitor's probe or the caller's."""
+        probe, model = self._custom_probe, self.engine.model
+        if probe is None:
+            return self.monitor.probe(self.engine.eval_model, self.engine.run)
+        with set_mode(model, training=False), freeze(model):
+            result = self.world.on_rank0(lambda: probe(model))
+        if not isinstance(result, ProbeResult):
+            raise UsageError(f"probe must return an atas.training.ProbeResult; got {type(result).__name__}")
+        return result
 
     def _check_loss(self) -> tuple[float, float, float]:
         loss, *_ = means = self.engine.epoch_sums.read(self.world)
