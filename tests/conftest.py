@@ -188,8 +188,8 @@ def process():
 
 
 @pytest.fixture
-def nursery(tmp_path):
-    """Run a script that kills its work, with what is in nursery.py; it gets an order and gives an answer in JSON."""
+def run_script(tmp_path):
+    """Run a script that kills its own work (helpers.crash); it gets an order and gives an answer in JSON."""
 
     def run(script, **order):
         (tmp_path / "script.py").write_text(script)

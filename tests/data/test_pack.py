@@ -287,7 +287,7 @@ SCRIPT = """
 import json, random, shutil, sys, time
 from atas import data
 from atas.errors import AtasError
-from nursery import after, attempt, die_in_write
+from helpers.crash import after, attempt, die_in_write
 
 order = json.loads(sys.argv[1])
 chance = random.Random(order["seed"])
@@ -331,9 +331,9 @@ print(json.dumps(kills))
 
 @pytest.mark.slow
 @pytest.mark.parametrize("format", ["raw", "jpeg"])
-def test_killed_at_random_moments(photos, tmp_path, format, nursery):
+def test_killed_at_random_moments(photos, tmp_path, format, run_script):
     """The packer or one of its workers is killed again and again; in the end every byte is as it should be."""
-    kills = nursery(SCRIPT, photos=str(photos), format=format, kills=10)
+    kills = run_script(SCRIPT, photos=str(photos), format=format, kills=10)
     assert {"worker", "parent"} <= set(kills), kills
     assert content(tmp_path / "killed") == content(tmp_path / "whole")
     assert not list((tmp_path / "killed").glob(".*.tmp"))

@@ -256,7 +256,7 @@ import torch
 torch.set_num_threads(1)
 import atas
 from atas.attacks import APGD, FAB, AttackEnsemble, Square
-from nursery import after, attempt
+from helpers.crash import after, attempt
 
 order = json.loads(sys.argv[1])
 chance = random.Random(order["seed"])
@@ -291,12 +291,12 @@ print(json.dumps({"kills": kills, "whole": whole, "left": sorted(os.listdir(orde
 
 
 @pytest.mark.slow
-def test_killed_at_random_moments(robust_digits, tmp_path, nursery):
+def test_killed_at_random_moments(robust_digits, tmp_path, run_script):
     """SIGKILL, again and again, in the middle of writes too: what is known is kept, and the verdicts are the same."""
     torch.save(robust_digits[0].state_dict(), tmp_path / "weights.pt")
     for name in ("whole", "killed"):
         (tmp_path / name).mkdir()
-    told = nursery(SCRIPT, weights=str(tmp_path / "weights.pt"))
+    told = run_script(SCRIPT, weights=str(tmp_path / "weights.pt"))
     assert told["kills"] >= 2, told
     assert told["left"] == ["result.json"]
     whole, killed = (json.loads((tmp_path / name / "result.json").read_text()) for name in ("whole", "killed"))

@@ -4,7 +4,7 @@ import contextlib
 
 import pytest
 import torch
-from pretend import Pretended, pretended_device
+from helpers.fake_device import FakeTensor, fake_device
 
 from atas.evaluation import backend
 from atas.paper.measurements import Deciles, LossSurfaces, RobustLoss, StepGap, default_measurements
@@ -24,7 +24,7 @@ def elsewhere(monkeypatch):
 
     @contextlib.contextmanager
     def device():
-        with monkeypatch.context() as patch, pretended_device() as found:
+        with monkeypatch.context() as patch, fake_device() as found:
             patch.setattr(torch, "autocast", nothing)  # it knows devices by name
             patch.setattr(backend, "strict_float32", nothing)
             for module in (build, execute):
@@ -34,8 +34,8 @@ def elsewhere(monkeypatch):
     return device
 
 
-def test_the_pretended_device_refuses_what_a_gpu_refuses():
-    with pretended_device() as device:
+def test_the_fake_device_refuses_what_a_gpu_refuses():
+    with fake_device() as device:
         x, host = torch.arange(6.0, device=device), torch.ones(6)
         assert x.device == device == torch.ones_like(x).device
         assert (x * 2)[torch.tensor([1, 2])].tolist() == [2, 4]  # the host's indices are taken
@@ -91,4 +91,4 @@ def test_models_are_left_where_the_recipe_wants_them(tiny, store, quiet, elsewhe
         for padding in (0, 2):
             trial = tiny("atta", padding=padding, measurements=(Watched(10),))
             assert Plan([trial], store, default_measurements).run(quiet) == []
-    assert seen == [{Pretended}, {Pretended}]
+    assert seen == [{FakeTensor}, {FakeTensor}]

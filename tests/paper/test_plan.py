@@ -201,7 +201,7 @@ from rich.console import Console
 from atas.data import load
 from atas.paper.measurements import default_measurements
 from atas.sweeps import Plan, PlanProgress, Store, Trial
-from nursery import attempt
+from helpers.crash import attempt
 
 load("digits")  # so is that of scikit-learn
 
@@ -231,9 +231,9 @@ print(json.dumps([carry_out(killed, 0), carry_out(killed, 1), carry_out(killed),
 
 
 @pytest.mark.slow
-def test_kill_and_go_on(tmp_path, nursery):
+def test_kill_and_go_on(tmp_path, run_script):
     """SIGKILL in the middle of the first and of the second training: the same weights and figures in the end."""
-    assert nursery(SCRIPT) == [-signal.SIGKILL, -signal.SIGKILL, 0, 0]
+    assert run_script(SCRIPT) == [-signal.SIGKILL, -signal.SIGKILL, 0, 0]
     folder, whole = tmp_path / "killed", tmp_path / "whole"
     records = [sorted(place.glob("runs/*.json")) for place in (folder, whole)]
     assert [path.name for path in records[0]] == [path.name for path in records[1]]

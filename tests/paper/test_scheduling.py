@@ -330,9 +330,9 @@ def test_a_stop_while_waiting(tiny, store, quiet, waits):
 
 
 @pytest.mark.slow
-def test_two_processes_share_a_plan(tmp_path, nursery):
+def test_two_processes_share_a_plan(tmp_path, run_script):
     """Neither does what the other one does, and both see all of it done in the end."""
-    assert nursery(SHARE, shared=str(tmp_path / "shared")) == [0, 0]
+    assert run_script(SHARE, shared=str(tmp_path / "shared")) == [0, 0]
     said = [(tmp_path / "shared" / name).read_text() for name in ("one.txt", "two.txt")]
     assert sum(text.count("(took ") for text in said) == 5
     assert all(text.count("(took ") >= 1 for text in said)

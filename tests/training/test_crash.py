@@ -22,7 +22,7 @@ from torch import nn
 import atas
 from atas.training import TrainingProgress; from atas import recipes
 from helpers.probes import one_collapse
-from nursery import after, attempt, die_in_write
+from helpers.crash import after, attempt, die_in_write
 
 order = json.loads(sys.argv[1])
 chance = random.Random(order["seed"])
@@ -70,13 +70,13 @@ print(json.dumps({"kills": kills, "whole": whole}))
 
 
 @pytest.fixture
-def run_killed(nursery, tmp_path):
+def run_killed(run_script, tmp_path):
     """Train with a recipe, whole and killed on the way; how often it was."""
 
     def run(recipe, **order):
         (tmp_path / "toy.toml").write_text(recipe.to_toml())
         usual = {"collapse_in": None, "least_kills": 3, "most_kills": 12}
-        return nursery(SCRIPT, recipe=str(tmp_path / "toy.toml"), **{**usual, **order})["kills"]
+        return run_script(SCRIPT, recipe=str(tmp_path / "toy.toml"), **{**usual, **order})["kills"]
 
     return run
 

@@ -34,7 +34,7 @@ def ranks():
     """Train in processes that are forked from one: `ranks(2, out, settings)`; the answer of ranks.py."""
     program = Path(__file__).parents[1] / "helpers" / "ranks.py"
     environment = os.environ | {"OMP_NUM_THREADS": "1"}
-    nursery = subprocess.Popen(
+    server = subprocess.Popen(
         [sys.executable, str(program)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment
     )
 
@@ -42,14 +42,14 @@ def ranks():
         file = out.with_name(f"{out.name}.toml")
         file.write_text(settings.to_toml())
         job |= {"processes": processes, "out": str(out), "recipe": str(file), "net": net}
-        nursery.stdin.write(json.dumps(job) + "\n")
-        nursery.stdin.flush()
-        return json.loads(nursery.stdout.readline())
+        server.stdin.write(json.dumps(job) + "\n")
+        server.stdin.flush()
+        return json.loads(server.stdout.readline())
 
     yield run
-    nursery.stdin.close()
-    nursery.wait()
-    nursery.stdout.close()
+    server.stdin.close()
+    server.wait()
+    server.stdout.close()
 
 
 @pytest.fixture(scope="module")

@@ -1,4 +1,4 @@
-"""Work that is killed on its way, for the scripts that the fixture `nursery` runs.
+"""Work that is killed on its way, for the scripts that the fixture `run_script` runs.
 
 It is forked from a process that has everything imported, so that a kill costs milliseconds.
 """

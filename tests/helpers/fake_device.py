@@ -1,4 +1,4 @@
-"""A device that is not there: tensors on the CPU that say that they live elsewhere, for tests without a GPU.
+"""A fake device: tensors on the CPU that say that they live elsewhere, for tests without a GPU.
 
 They compute as ever, and what a GPU refuses they refuse: tensors of both places in one operation, NumPy. PyTorch's own
 fake tensors cannot be indexed on a build without CUDA.
@@ -21,13 +21,13 @@ _INDEXED = {"aten::index", "aten::index_put", "aten::index_put_", "aten::_index_
 _MOVES = {"aten::copy_", "aten::_to_copy", "aten::_copy_from"}
 
 
-class Pretended(Tensor):
+class FakeTensor(Tensor):
     """A tensor of the CPU that says it lives elsewhere."""
 
     inner: Tensor
 
     @staticmethod
-    def __new__(cls, inner: Tensor) -> Pretended:
+    def __new__(cls, inner: Tensor) -> FakeTensor:
         """A wrapper with the shape of what it holds."""
         return torch.Tensor._make_wrapper_subclass(  # type: ignore[no-any-return,attr-defined]
             cls, inner.shape, inner.stride(), inner.storage_offset(), dtype=inner.dtype, device=ELSEWHERE
@@ -38,7 +38,7 @@ class Pretended(Tensor):
 
     @classmethod
     def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """As the pretended device does it."""
+        """Compute on the fake device."""
         return _compute(func, args, kwargs or {})
 
     def tolist(self) -> Any:
@@ -46,7 +46,7 @@ class Pretended(Tensor):
         return self.inner.tolist()
 
     def __repr__(self, **_: Any) -> str:
-        return f"Pretended({self.inner!r})"
+        return f"FakeTensor({self.inner!r})"
 
 
 class _Device(TorchDispatchMode):
@@ -67,7 +67,7 @@ class _Numbers(TorchFunctionMode):
 
 
 @contextmanager
-def pretended_device() -> Iterator[torch.device]:
+def fake_device() -> Iterator[torch.device]:
     """Inside, there is another device."""
     with _Device(), _Numbers():
         yield ELSEWHERE
@@ -75,14 +75,14 @@ def pretended_device() -> Iterator[torch.device]:
 
 def _compute(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
     tensors = [leaf for leaf in tree_flatten((args, kwargs))[0] if isinstance(leaf, Tensor)]
-    there = [tensor for tensor in tensors if isinstance(tensor, Pretended)]
+    there = [tensor for tensor in tensors if isinstance(tensor, FakeTensor)]
     _check(func, tensors, there)
     wanted = kwargs.get("device")
     goes_there = bool(there) if wanted is None else torch.device(wanted) == ELSEWHERE
     if wanted is not None:
         kwargs = {**kwargs, "device": torch.device("cpu")}
     wrappers = {id(tensor.inner): tensor for tensor in there}
-    plain_args, plain_kwargs = tree_map(lambda x: x.inner if isinstance(x, Pretended) else x, (args, kwargs))
+    plain_args, plain_kwargs = tree_map(lambda x: x.inner if isinstance(x, FakeTensor) else x, (args, kwargs))
     found = func(*plain_args, **plain_kwargs)
 
     def placed(result: Any) -> Any:
@@ -90,17 +90,17 @@ def _compute(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
             return result
         if id(result) in wrappers:  # changed in place
             return wrappers[id(result)]
-        return Pretended(result) if goes_there else result
+        return FakeTensor(result) if goes_there else result
 
     return tree_map(placed, found)
 
 
-def _check(func: Any, tensors: list[Tensor], there: list[Pretended]) -> None:
+def _check(func: Any, tensors: list[Tensor], there: list[FakeTensor]) -> None:
     name = func._schema.name
     if not there or name in _MOVES or len(there) == len(tensors):
         return
-    here = [tensor for tensor in tensors if not isinstance(tensor, Pretended) and tensor.dim() > 0]
-    if name in _INDEXED and isinstance(tensors[0], Pretended):
+    here = [tensor for tensor in tensors if not isinstance(tensor, FakeTensor) and tensor.dim() > 0]
+    if name in _INDEXED and isinstance(tensors[0], FakeTensor):
         here = [tensor for tensor in here if tensor.dtype not in (torch.int64, torch.bool)]
     if here:
         raise RuntimeError(f"{name} has tensors on two devices: {[tuple(tensor.shape) for tensor in here]} on the host")
