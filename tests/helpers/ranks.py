@@ -1,14 +1,12 @@
 """A program for the tests: forks trainings of several processes, told by lines of JSON, from one that has everything
-imported. Each line is answered by the exit status of every process, the seconds it took and what was said."""
+imported. Each line is answered by the exit status of every process and what was said."""
 
 import contextlib
 import json
 import os
 import signal
-import socket
 import sys
 import tempfile
-import time
 import traceback
 from pathlib import Path
 
@@ -17,11 +15,11 @@ import torch.nn.functional as F
 import torch.utils.tensorboard
 from rich.console import Console
 from torch import nn
+from torch.distributed import TCPStore
 
 import atas
 from atas import recipes
-from atas.cli import _fail
-from atas.errors import AtasError
+from atas.cli import report_errors
 from atas.training import TrainingProgress
 from helpers.probes import one_collapse
 
@@ -103,41 +101,39 @@ def child(job, rank, port, said):
         count = str(job["processes"])
         os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": count, "LOCAL_WORLD_SIZE": count}
         os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "GLOO_SOCKET_IFNAME": "lo"}
+        os.environ |= {"TORCHELASTIC_USE_AGENT_STORE": "True", "TORCHELASTIC_RESTART_COUNT": "0"}
     os.dup2(said, 1)
     os.dup2(said, 2)
     status = 3
     try:
         with contextlib.redirect_stdout(os.fdopen(1, "w", closefd=False)) as out:
             try:
-                train(job, rank)
+                with report_errors():
+                    train(job, rank)
                 status = 0
-            except AtasError as error:  # as the command does
-                status = error.exit_status
-                with contextlib.suppress(SystemExit):
-                    _fail(str(error), status, on_all_ranks=error.on_all_ranks)
             finally:
                 out.flush()
-                sys.stderr.flush()
+    except SystemExit as end:
+        status = end.code
     except Exception:
         traceback.print_exc()
-        sys.stderr.flush()
+    sys.stderr.flush()
     os._exit(status)
 
 
 def run(job):
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    began, children = time.monotonic(), []
+    """Start the processes; as under torchrun, their parent holds the store, on a port that the system chose."""
+    store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    children = []
     with tempfile.TemporaryFile("w+") as said:
         for rank in range(job["processes"]):
             pid = os.fork()
             if pid == 0:
-                child(job, rank, port, said.fileno())
+                child(job, rank, store.port, said.fileno())
             children.append(pid)
         codes = [os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) for pid in children]
         said.seek(0)
-        return {"codes": codes, "seconds": time.monotonic() - began, "said": said.read()}
+        return {"codes": codes, "said": said.read()}
 
 
 for line in sys.stdin:

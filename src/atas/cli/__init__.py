@@ -5,6 +5,8 @@ from __future__ import annotations
 import errno
 import io
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import typer
@@ -50,11 +52,18 @@ def _options(
 
 
 def main() -> None:
-    """Run the command. Expected errors are printed as one sentence on standard error."""
+    """Run the command."""
     if isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout.errors == "strict":
         sys.stdout.reconfigure(errors="replace")  # a character that the terminal lacks must not raise
-    try:
+    with report_errors():
         sys.exit(app(prog_name="atas", standalone_mode=False))
+
+
+@contextmanager
+def report_errors() -> Iterator[None]:
+    """Turn expected errors into one sentence on standard error and an exit status."""
+    try:
+        yield
     except AtasError as error:
         _fail(str(error), error.exit_status, on_all_ranks=error.on_all_ranks)
     except _Misuse as error:
