@@ -194,8 +194,9 @@ def run_script(tmp_path):
     def run(script, **order):
         (tmp_path / "script.py").write_text(script)
         places = {name: str(tmp_path / name) for name in ("whole", "killed")}
-        order = {"seed": random.SystemRandom().randrange(1000), **places, **order}
-        print("order:", order)  # seen where the test fails
+        seed = int(os.environ.get("ATAS_TEST_SEED") or random.SystemRandom().randrange(1000))
+        order = {"seed": seed, **places, **order}
+        print(f"order: {order}; repeat with ATAS_TEST_SEED={seed}")  # shown if the test fails
         path = os.pathsep.join(filter(None, (str(Path(__file__).parent), os.environ.get("PYTHONPATH"))))
         done = subprocess.run(
             [sys.executable, str(tmp_path / "script.py"), json.dumps(order)],

@@ -287,16 +287,15 @@ SCRIPT = """
 import json, random, shutil, sys, time
 from atas import data
 from atas.errors import AtasError
-from helpers.crash import after, attempt, die_in_write
+from helpers.crash import attempt, count_calls, die_at_call, die_in_write
 
 order = json.loads(sys.argv[1])
 chance = random.Random(order["seed"])
 WAITS, WORKER_DIED = 7, 8
 
 
-def pack(out, sync=None):
-    if sync is not None:
-        die_in_write(sync)  # it is its workers that write, and they inherit this
+def pack(out, die=lambda: None):
+    die()
     try:
         data.pack(order["photos"], out, size=64, format=order["format"], workers=2, images_per_shard=2)
     except AtasError as error:
@@ -307,18 +306,16 @@ def pack(out, sync=None):
         raise
 
 
-began = time.monotonic()
-assert attempt(lambda: pack(order["whole"])) == 0
-whole = time.monotonic() - began
+calls = count_calls(lambda: pack(order["whole"]))
 kills, syncs = [], chance.sample(range(1, 5), 4)  # the first two may still be the parent's
 for number in range(order["kills"]):
-    share, sync = chance.uniform(0.1, 0.6), syncs[number // 2 % 4]
+    call, sync = int(chance.uniform(0.1, 0.6) * calls), syncs[number // 2 % 4]
     code = WAITS
     while code == WAITS:
-        if number % 2:
-            code = attempt(lambda: pack(order["killed"], sync))
+        if number % 2:  # its workers write, and they inherit this
+            code = attempt(lambda: pack(order["killed"], lambda: die_in_write(sync)))
         else:
-            code = attempt(lambda: pack(order["killed"]), after(share * whole))
+            code = attempt(lambda: pack(order["killed"], lambda: die_at_call(call)))
     kills.append({0: "none", WORKER_DIED: "worker", -9: "parent"}[code])
     if code == 0:
         shutil.rmtree(order["killed"])

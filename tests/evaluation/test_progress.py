@@ -256,7 +256,7 @@ import torch
 torch.set_num_threads(1)
 import atas
 from atas.attacks import APGD, FAB, AttackEnsemble, Square
-from helpers.crash import after, attempt
+from helpers.crash import attempt, count_calls, die_at_call
 
 order = json.loads(sys.argv[1])
 chance = random.Random(order["seed"])
@@ -269,7 +269,8 @@ test = atas.data.load("digits").test
 attacks = ["pgd10", AttackEnsemble("auto", (APGD("ce", 30), APGD("t", 15), FAB(iterations=15), Square(400)))]
 
 
-def work(folder):
+def work(folder, die=lambda: None):
+    die()
     file = os.path.join(folder, "progress.json")
     result = atas.evaluate(
         model, test.images[:60], test.labels[:60], atas.Linf(0.15), attacks=attacks, batch_size=32, progress_file=file,
@@ -278,15 +279,19 @@ def work(folder):
     result.save(os.path.join(folder, "result.json"))
 
 
-began = time.monotonic()
-assert attempt(lambda: work(order["whole"])) == 0
-whole = time.monotonic() - began
+def killed():
+    call = int(chance.uniform(0.1, 0.5) * calls)
+    code = attempt(lambda: work(order["killed"], lambda: die_at_call(call)))
+    assert code in (0, -9), code
+    return code == -9
+
+
+calls = count_calls(lambda: work(order["whole"]))
 kills = 0
-while kills < 6 and (code := attempt(lambda: work(order["killed"]), after(chance.uniform(0.1, 0.5) * whole))):
-    assert code == -9, code
+while kills < 6 and killed():
     kills += 1
 assert attempt(lambda: work(order["killed"])) == 0
-print(json.dumps({"kills": kills, "whole": whole, "left": sorted(os.listdir(order["killed"]))}))
+print(json.dumps({"kills": kills, "left": sorted(os.listdir(order["killed"]))}))
 """
 
 

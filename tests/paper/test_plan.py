@@ -201,12 +201,12 @@ from rich.console import Console
 from atas.data import load
 from atas.paper.measurements import default_measurements
 from atas.sweeps import Plan, PlanProgress, Store, Trial
-from helpers.crash import attempt
+from helpers.crash import attempt, die_in_write_when
 
 load("digits")  # so is that of scikit-learn
 
 values = {"training.epochs": 1, "training.batch_size": 64, "training.probe": 50, "engine.device": "cpu",
-          "training.checkpoint_every": 0.05}
+          "training.checkpoint_every": 0.0}
 trials = [Trial(f"digits-small-cnn-{method}", values, attacks=("pgd5",), examples=60) for method in ("atas", "atta")]
 
 
@@ -219,9 +219,10 @@ def carry_out(folder, done=None):
         return any(folder.glob("trainings/*/checkpoints/last.safetensors"))
 
     def work():
+        die_in_write_when(due)
         Plan(trials, Store(folder), default_measurements).run(PlanProgress(Console(file=open(os.devnull, "w"))))
 
-    return attempt(work, due)
+    return attempt(work)
 
 
 order = json.loads(sys.argv[1])
