@@ -8,6 +8,8 @@ import resource
 import struct
 import subprocess
 import sys
+from contextlib import contextmanager, nullcontext
+from pathlib import Path
 
 import pytest
 import torch
@@ -15,7 +17,7 @@ from safetensors.torch import save_file
 
 import atas
 from atas.errors import AtasError, CheckpointError
-from atas.training import checkpoint, metrics
+from atas.training import checkpoint
 from atas.training.trainer import Interrupted
 
 
@@ -190,26 +192,31 @@ def test_resume_from_the_checkpoint_of_another_run(change, stopped, train_toy, t
     one_sentence(error, str(stopped))
 
 
-@pytest.mark.parametrize("where", ["save_file", "fsync", "replace"])
+@contextmanager
+def file_size_limit(size):
+    """No file of this process can grow beyond this size: the system refuses the write, as that on a full disk."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+
+def full(*arguments, **options):
+    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
+@pytest.mark.parametrize("where", ["write", "fsync", "replace"])
 def test_a_full_disk(where, saved, monkeypatch):
     tensors, state, path = saved
     before = path.read_bytes()
-
-    def full(*arguments, **options):
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-
-    def half_then_full(tensors, filename, metadata=None):
-        filename.write_bytes(before[: len(before) // 2])
-        full()
-
-    with monkeypatch.context() as patch:
-        if where == "save_file":
-            patch.setattr(checkpoint, "save_file", half_then_full)
-        elif where == "fsync":
+    with monkeypatch.context() as patch, file_size_limit(len(before) // 2) if where == "write" else nullcontext():
+        if where == "fsync":
             patch.setattr(os, "fsync", full)
-        else:
+        elif where == "replace":
             patch.setattr(type(path), "replace", full)
-        with pytest.raises(CheckpointError, match="No space left on device") as error:
+        with pytest.raises(CheckpointError, match="File too large" if where == "write" else "No space left") as error:
             checkpoint.save(path, tensors, state | {"epoch": 4})
         one_sentence(error, str(path), "the previous checkpoint is unchanged", "make room on the disk", "--resume")
     assert path.read_bytes() == before
@@ -217,25 +224,15 @@ def test_a_full_disk(where, saved, monkeypatch):
     assert checkpoint.load(path)[1] == state
 
 
-def test_a_full_disk_at_the_first_checkpoint(tmp_path, monkeypatch):
-    def full(*arguments, **options):
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-
-    monkeypatch.setattr(checkpoint, "save_file", full)
-    with pytest.raises(CheckpointError, match="there is no previous checkpoint"):
-        checkpoint.save(tmp_path / "checkpoints" / "last.safetensors", {"x": torch.zeros(3)}, {})
+def test_a_full_disk_at_the_first_checkpoint(tmp_path):
+    with file_size_limit(100), pytest.raises(CheckpointError, match="there is no previous checkpoint"):
+        checkpoint.save(tmp_path / "checkpoints" / "last.safetensors", {"x": torch.zeros(300)}, {})
 
 
-def test_a_full_disk_in_training_and_then_room_again(stopped, train_toy, tmp_path, monkeypatch, assert_same_run):
+def test_a_full_disk_in_training_and_then_room_again(stopped, train_toy, tmp_path, assert_same_run):
     before = (stopped / "checkpoints" / "last.safetensors").read_bytes()
-
-    def full(*arguments, **options):
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-
-    with monkeypatch.context() as patch:
-        patch.setattr(checkpoint, "save_file", full)
-        with pytest.raises(CheckpointError, match="No space left on device"):
-            train_toy(stopped, values={"training.checkpoint_every": 0.0}, resume=True)
+    with file_size_limit(len(before) // 2), pytest.raises(CheckpointError, match="File too large"):
+        train_toy(stopped, values={"training.checkpoint_every": 0.0}, resume=True)
     assert (stopped / "checkpoints" / "last.safetensors").read_bytes() == before
     train_toy(stopped, resume=True)
     train_toy(tmp_path / "whole")
@@ -243,11 +240,8 @@ def test_a_full_disk_in_training_and_then_room_again(stopped, train_toy, tmp_pat
 
 
 def test_a_full_disk_when_metrics_are_written(stopped, train_toy, tmp_path, monkeypatch, assert_same_run):
-    def full(descriptor):
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-
     with monkeypatch.context() as patch:
-        patch.setattr(metrics.os, "fsync", full)
+        patch.setattr(os, "fsync", full)
         with pytest.raises(AtasError, match=r"metrics.jsonl \(No space left on device\); make room .* --resume"):
             train_toy(stopped, resume=True)
     train_toy(stopped, resume=True)
@@ -256,13 +250,13 @@ def test_a_full_disk_when_metrics_are_written(stopped, train_toy, tmp_path, monk
 
 
 def test_a_full_disk_when_the_weights_are_written(stopped, train_toy, tmp_path, monkeypatch, assert_same_run):
-    from atas.models import weights
+    replace = Path.replace
 
-    def full(*arguments, **options):
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+    def full_for_weights(temporary, path):
+        return full() if path.name == "model.safetensors" else replace(temporary, path)
 
     with monkeypatch.context() as patch:
-        patch.setattr(weights, "save_file", full)
+        patch.setattr(Path, "replace", full_for_weights)
         with pytest.raises(CheckpointError, match=r"cannot write the weights .*make room and continue with --resume"):
             train_toy(stopped, resume=True)
     train_toy(stopped, resume=True)
