@@ -57,14 +57,13 @@ class Slow(InMemoryImages):
 
 
 @pytest.mark.slow
-def test_whether_data_or_compute_sets_the_pace(results, monkeypatch):
+def test_whether_data_or_compute_sets_the_pace(results):
     assert {found.limit for found in results.values()} == {"compute"}
     recipe = load("digits-small-cnn-atas").with_values({"training.batch_size": 8, "training.probe": 8})
     digits = load_data(recipe)
     train = data.Split(Slow(digits.train.images[:64]), digits.train.labels[:64], digits.train.classes)
-    monkeypatch.setattr("atas.training.bench.load_data", lambda settings: data.Dataset("slow", train, digits.test))
     streamed = {"data.loading": "streaming", "data.workers": 1, "engine.device": "cpu"}
-    slow = bench(recipe.with_values(streamed), steps=2, rounds=1)
+    slow = bench(recipe.with_values(streamed), steps=2, rounds=1, dataset=data.Dataset("slow", train, digits.test))
     assert slow.data.median >= 200
     assert slow.step.median >= 200
     assert slow.limit == slow.to_json()["limit"] == "data"

@@ -80,12 +80,19 @@ class BenchResult:
         return asdict(self) | {"achieved": self.achieved, "limit": self.limit}
 
 
-def bench(recipe: Recipe, steps: int = 20, progress: TrainingProgress | None = None, *, rounds: int = 5) -> BenchResult:
-    """Time `steps` steps in each of several rounds, after a warm-up. Images are random, of the recipe's size;
-    streamed and packed data is read itself."""
+def bench(
+    recipe: Recipe,
+    steps: int = 20,
+    progress: TrainingProgress | None = None,
+    *,
+    rounds: int = 5,
+    dataset: data.Dataset | None = None,
+) -> BenchResult:
+    """Time `steps` steps in each of several rounds, after a warm-up. Images are those of `dataset`, by default random
+    ones of the recipe's size; streamed and packed data is read itself."""
     progress = progress or TrainingProgress(quiet=True)
     device = select_device(recipe.engine.device)
-    images = _images(recipe)
+    images = dataset or _images(recipe)
     engine = _engine(recipe, images, progress)
     began = time.perf_counter()
     engine.prepare(recipe.training.epochs - 1)
