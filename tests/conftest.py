@@ -151,11 +151,12 @@ class Result(NamedTuple):
 
 @pytest.fixture
 def command(monkeypatch):
-    """Run the command in this process: `status, out, err = command("ls", "methods")`."""
+    """Run the command in this process: `status, out, err = command("ls", "methods")`, also with its standard output
+    into a stream."""
     from atas import cli
 
-    def run(*arguments):
-        out, err = io.StringIO(), io.StringIO()
+    def run(*arguments, out=None):
+        out, err = out or io.StringIO(), io.StringIO()
         monkeypatch.setattr(sys, "argv", ["atas", *map(str, arguments)])
         status = 0
         with redirect_stdout(out), redirect_stderr(err):
@@ -163,7 +164,7 @@ def command(monkeypatch):
                 cli.main()
             except SystemExit as end:
                 status = end.code or 0
-        return Result(status, out.getvalue(), err.getvalue())
+        return Result(status, out.getvalue() if isinstance(out, io.StringIO) else "", err.getvalue())
 
     return run
 

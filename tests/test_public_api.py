@@ -49,35 +49,38 @@ def test_importing_waits_for_nothing(fresh):
     ]
 
 
-def test_every_name_is_what_it_is_at_home():
-    for name, home in atas._HOMES.items():
-        assert getattr(atas, name) is getattr(importlib.import_module(home), name), name
-    for name in atas._MODULES:
-        assert getattr(atas, name) is importlib.import_module(f"atas.{name}"), name
+def imported_for_type_checkers():
+    """The modules that the package imports its names from, for type checkers alone."""
+    tree = ast.parse((PACKAGE / "__init__.py").read_text(encoding="utf-8"))
+    (block,) = (node for node in tree.body if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING")
+    return {alias.asname or alias.name: node.module for node in block.body for alias in node.names}
+
+
+def modules():
+    """The modules that are attributes of the package: all but the command and the kernels."""
+    return {module.name for module in pkgutil.iter_modules(atas.__path__) if module.name[0] != "_"} - {"cli", "ops"}
+
+
+def test_every_name_is_what_type_checkers_are_told():
+    for name, home in imported_for_type_checkers().items():
+        expected = importlib.import_module(f"atas.{name}" if home == "atas" else home)
+        assert getattr(atas, name) is (expected if home == "atas" else getattr(expected, name)), name
     assert atas.ATAS is atas.methods.get("atas")
 
 
-def test_type_checkers_are_told_the_same():
-    """The imports that they read, the table, and `__all__`: each name in one of them is in the others."""
-    tree = ast.parse((PACKAGE / "__init__.py").read_text(encoding="utf-8"))
-    (block,) = (node for node in tree.body if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING")
-    told = {alias.asname or alias.name: node.module for node in block.body for alias in node.names}
-    modules = {name for name, home in told.items() if home == "atas"}
-    assert {name: home for name, home in told.items() if home != "atas"} == atas._HOMES
-    assert modules <= set(atas._MODULES)
-    assert {*told, "__version__"} == set(atas.__all__)
+def test_every_module_is_there_but_the_command_and_the_kernels():
+    for name in modules():
+        assert getattr(atas, name) is importlib.import_module(f"atas.{name}"), name
+    assert not {"cli", "ops"} & set(dir(atas))
+
+
+def test_type_checkers_are_told_of_every_name():
+    assert {*imported_for_type_checkers(), "__version__"} == set(atas.__all__)
     assert len(atas.__all__) == len(set(atas.__all__))
 
 
-def test_every_module_is_there_but_the_command_and_the_kernels():
-    public = {module.name for module in pkgutil.iter_modules(atas.__path__) if module.name[0] != "_"}
-    assert set(atas._MODULES) == public - {"cli", "ops"}
-
-
 def test_dir_lists_everything_and_all_of_it_is_there():
-    assert {name for name in dir(atas) if not name.startswith("__")} == {*atas.__all__, *atas._MODULES} - {
-        "__version__"
-    }
+    assert {name for name in dir(atas) if not name.startswith("__")} == {*atas.__all__, *modules()} - {"__version__"}
     assert {"__version__", "__doc__", "__file__"} <= set(dir(atas))
     for name in dir(atas):
         getattr(atas, name)

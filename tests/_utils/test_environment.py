@@ -2,9 +2,11 @@
 
 import shutil
 import subprocess
+from pathlib import Path
 
 import pytest
 
+import atas
 from atas._utils import environment
 
 GIT = ["git", "-c", "user.name=tester", "-c", "user.email=tester@example.org", "-c", "commit.gpgsign=false"]
@@ -45,7 +47,6 @@ def test_the_environment_variable_overrides_the_commit(monkeypatch):
 
 def test_commit_looks_at_the_package_itself(monkeypatch):
     monkeypatch.delenv("ATAS_COMMIT", raising=False)
-    monkeypatch.setattr(environment, "commit_of", lambda folder: folder.name)
     environment.commit.cache_clear()
-    assert environment.commit() == "atas"
+    assert environment.commit() == environment.commit_of(Path(atas.__file__).parent)
     environment.commit.cache_clear()

@@ -5,6 +5,7 @@ import json
 from contextlib import redirect_stdout
 
 import pytest
+from torch.nn.modules.module import register_module_forward_pre_hook
 
 TINY = """\
 [data]
@@ -87,6 +88,18 @@ def contents():
         return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
     return read
+
+
+@pytest.fixture
+def no_forward_pass():
+    """Fail where any network runs: a mistake must be seen before the work."""
+
+    def fail(module, arguments):
+        pytest.fail("too late: a network runs")
+
+    hook = register_module_forward_pre_hook(fail)
+    yield
+    hook.remove()
 
 
 @pytest.fixture

@@ -1,25 +1,23 @@
 """`atas evaluate`."""
 
 import functools
+import io
 import json
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 import torch
 from PIL import Image
 from safetensors.torch import load_file, save_file
+from torch.nn.modules.module import register_module_forward_pre_hook
 
-from atas import evaluation, models
-from atas._utils import console, files
-from atas.attacks import auto_attack
-from atas.attacks.apgd import APGD
-from atas.attacks.square import Square
-from atas.cli import evaluate as evaluate_command
-from atas.cli import target
-from atas.evaluation import progress, result
-from atas.recipes.expected import Expected, ExpectedAccuracy
+from atas import evaluation, models, recipes
+from atas._utils import console
+from atas.attacks import APGD, Square, auto_attack
+from atas.recipes.expected import find_expected
 
 
 def test_a_table_and_a_file(command, copy_of):
@@ -42,18 +40,17 @@ def test_the_path_of_the_file_is_in_one_piece(command, copy_of, monkeypatch):
 
 
 @pytest.mark.slow
-def test_what_the_recipe_gave_elsewhere_is_told(command, copy_of, monkeypatch):
+def test_the_accuracy_that_the_recipe_promises_is_compared(command, copy_of):
     folder = copy_of()
-    accuracy = {"clean": ExpectedAccuracy(90.0), "fgsm": ExpectedAccuracy(90.0, 89.0, 91.0)}
-    expected = Expected("tiny", 40, (0, 1), accuracy)
-    monkeypatch.setattr(target, "find_expected", lambda *_, **__: expected)
-    compared = f"the recipe says: {expected.sentence}"
-    said = command("evaluate", folder).out.splitlines()
+    recipe = recipes.load("digits-small-cnn-atas").with_values({"evaluation.attacks": ("fgsm",)})
+    (folder / "recipe.toml").write_text(recipe.to_toml())
+    compared = f"the recipe says: {find_expected(recipe).sentence}"
+    said = command("evaluate", folder, "--examples", 500).out.splitlines()
     assert said[-4] == compared
     assert said[-3].startswith("note: this run is far from that (")
     assert compared not in command("evaluate", folder, "--examples", 20).out  # fewer images
-    assert compared not in command("evaluate", folder, "--eps", 0.01).out  # another threat
-    assert compared not in command("evaluate", folder, "--json").out
+    assert compared not in command("evaluate", folder, "--examples", 500, "--eps", 0.01).out  # another threat
+    assert compared not in command("evaluate", folder, "--examples", 500, "--json").out
 
 
 @pytest.mark.slow
@@ -115,23 +112,24 @@ def test_a_result_is_no_folder(out, command, finished, tmp_path, monkeypatch):
     assert [path.name for path in tmp_path.iterdir()] == ["folder.json"]
 
 
-def test_a_place_that_takes_no_file_shows_before_the_work(command, finished, monkeypatch):
-    monkeypatch.setattr(progress.EvaluationProgress, "__enter__", lambda display: pytest.fail("too late"))
+@pytest.mark.usefixtures("no_forward_pass")
+def test_a_place_that_takes_no_file_shows_before_the_work(command, finished):
     command("evaluate", finished, "--out", "/proc/result.json").sentence("(/proc/result.json)", status=1)
 
 
-@pytest.mark.parametrize("options", [[], ["--json"]], ids=["table", "json"])
-@pytest.mark.parametrize(
-    "error", [BrokenPipeError(32, "Broken pipe"), OSError(28, "No space left on device")], ids=repr
-)
-def test_a_result_that_cannot_be_shown_is_written(error, options, command, copy_of, monkeypatch):
-    def fail(*_):
-        raise error
+class BrokenPipe(io.StringIO):
+    """A pipe whose reader has ended."""
 
-    for name in ("print_json", "print_table"):
-        monkeypatch.setattr(evaluate_command, name, fail)
+    def write(self, text):
+        raise BrokenPipeError(32, "Broken pipe")
+
+
+@pytest.mark.parametrize("options", [[], ["--json"]], ids=["table", "json"])
+@pytest.mark.parametrize("stream", ["broken pipe", "full disk"])
+def test_a_result_that_cannot_be_shown_is_written(stream, options, command, copy_of):
     folder = copy_of()
-    assert command("evaluate", folder, *options).status == 1
+    with BrokenPipe() if stream == "broken pipe" else open("/dev/full", "w") as out:
+        assert command("evaluate", folder, *options, out=out).status == 1
     assert json.loads((folder / "evaluation.json").read_text())["n"] == 40
     assert (folder / "evaluation.md").exists()
     assert not (folder / "evaluation.progress.json").exists()
@@ -346,14 +344,16 @@ def test_stopped_by_a_person_and_gone_on(command, evaluate_json, copy_of, monkey
     arguments = [folder, "--attacks", "pgd10,pgd50"]
     expected = evaluate_json(copy_of("other"), *arguments[1:])
 
-    def stop(self, status):
-        if status.attack == "pgd50":
+    file = folder / "evaluation.progress.json"
+    monkeypatch.setattr(evaluation, "evaluate", functools.partial(evaluation.evaluate, progress_interval=0.0))
+
+    def stop(module, arguments):
+        if file.exists():
             raise KeyboardInterrupt
 
-    with monkeypatch.context() as patch:
-        patch.setattr(progress.EvaluationProgress, "__call__", stop)
-        result = command("evaluate", *arguments)
-    file = folder / "evaluation.progress.json"
+    hook = register_module_forward_pre_hook(stop)
+    result = command("evaluate", *arguments)
+    hook.remove()
     result.sentence(f"interrupted; the same command resumes from {file}", status=1)
     assert file.exists()
     result = command("evaluate", *arguments)
@@ -371,16 +371,15 @@ def test_nothing_is_lost_before_the_result_is_written(command, evaluate_json, co
     save_always = functools.partial(evaluation.evaluate, progress_interval=0.0)
     monkeypatch.setattr(evaluation, "evaluate", save_always)
     expected = evaluate_json(copy_of("other"), *options)
-    write = files.write_text
+    replace = Path.replace
 
-    def full(path, text):
+    def full(temporary, path):
         if path.suffix == suffix and path != file:
             raise OSError(28, "No space left on device")
-        write(path, text)
+        return replace(temporary, path)
 
     with monkeypatch.context() as patch:
-        patch.setattr(files, "write_text", full)
-        patch.setattr(result, "write_text", full)
+        patch.setattr(Path, "replace", full)
         assert command("evaluate", folder, *options).status == 1
     assert file.exists()
     found = command("evaluate", folder, *options)

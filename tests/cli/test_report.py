@@ -2,8 +2,6 @@
 
 import pytest
 
-from atas.report import page
-
 
 @pytest.mark.slow
 def test_one_run_goes_into_its_folder(command, copy_of):
@@ -39,13 +37,13 @@ def test_what_goes_wrong(command, copy_of, tmp_path):
     assert not (folder / "report.html").exists()
 
 
+@pytest.mark.usefixtures("no_forward_pass")
 def test_where_no_page_can_be(command, copy_of, contents, monkeypatch):
     folder = copy_of()
     before = contents(folder)
     monkeypatch.chdir(folder)
     for out, why in ((".", "is a folder"), ("", "is a folder"), ("model.safetensors", "ends in .html")):
         command("report", folder, "--out", out).sentence("--out names a file", why, status=2)
-    monkeypatch.setattr(page, "render_run", lambda *_: pytest.fail("too late"))
     command("report", folder, "--out", "/proc/page.html").sentence("(/proc/page.html)", status=1)
     assert contents(folder) == before
 

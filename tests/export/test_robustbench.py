@@ -1,6 +1,7 @@
 """RobustBench: an entry with its spelling, and a network that needs nothing of this library."""
 
 import ast
+import dataclasses
 import json
 import subprocess
 import sys
@@ -82,7 +83,7 @@ def test_the_definition_of_a_network_with_settings(evaluated, train_tiny, tmp_pa
     """A call with classes among its settings is written so that it can be read again."""
     source = ExportSource.load(evaluated)
     settings = source.run.recipe.with_values({"model.name": "resnet18"})
-    object.__setattr__(source.run, "recipe", settings)
+    source = dataclasses.replace(source, run=dataclasses.replace(source.run, recipe=settings))
     text = standalone_definition(source, "net")
     assert "ResNet(10, Normalize(1, [0.5], [0.25]), block=BasicBlock, blocks=(2, 2, 2, 2))" in text
     compile(text, "net.py", "exec")
@@ -121,7 +122,8 @@ def test_the_entry_of_a_run_without_evaluation(copy_of):
 
 def test_a_budget_in_grey_levels_is_written_so(evaluated):
     source = ExportSource.load(evaluated)
-    object.__setattr__(source.run, "recipe", source.run.recipe.with_values({"method.eps": "8/255"}))
+    settings = source.run.recipe.with_values({"method.eps": "8/255"})
+    source = dataclasses.replace(source, run=dataclasses.replace(source.run, recipe=settings))
     assert model_info(source)["eps"] == "8/255"
 
 

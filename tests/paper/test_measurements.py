@@ -145,12 +145,17 @@ def test_a_record_of_an_earlier_version_is_read(tiny, store, quiet):
 @pytest.mark.slow
 def test_a_stop_during_an_observation_loses_that_one_alone(ranks, tiny, store, quiet, trained, monkeypatch):
     """Nothing is trained, evaluated or observed again but for what was under way."""
-    surfaces = LossSurfaces(ranks, images=5, points=2)
-    trial = tiny("fgsm-rs", attacks=("fgsm",), measurements=(RobustLoss(20), surfaces))
-    with monkeypatch.context() as patch:
-        patch.setattr(LossSurfaces, "measure", lambda *_: _stop())
-        with pytest.raises(AtasError, match="the same command resumes it"):
-            Plan([ranks, trial], store, default_measurements).run(quiet)
+    stops = [KeyboardInterrupt]
+
+    class StoppedOnce(LossSurfaces):
+        def measure(self, training):
+            if stops:
+                raise stops.pop()
+            return super().measure(training)
+
+    trial = tiny("fgsm-rs", attacks=("fgsm",), measurements=(RobustLoss(20), StoppedOnce(ranks, images=5, points=2)))
+    with pytest.raises(AtasError, match="the same command resumes it"):
+        Plan([ranks, trial], store, default_measurements).run(quiet)
     before, evaluations = store.record(trial), sorted((store.folder / "evaluations").iterdir())
     assert set(before.observed) == {"curves", "robust-loss"}
     times = [path.stat().st_mtime_ns for path in evaluations]
@@ -161,10 +166,6 @@ def test_a_stop_during_an_observation_loses_that_one_alone(ranks, tiny, store, q
     assert after.attacks == before.attacks
     assert after.observed["robust-loss"] == before.observed["robust-loss"]
     assert set(after.observed) == {*before.observed, "surfaces"}
-
-
-def _stop():
-    raise KeyboardInterrupt
 
 
 @pytest.mark.slow

@@ -6,7 +6,7 @@ import socket
 import subprocess
 import sys
 import time
-from contextlib import contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 
 import pytest
@@ -85,6 +85,7 @@ def another_process(store, key, device="another"):
 
         yield end
         process.kill()
+        process.wait()
 
 
 @pytest.fixture
@@ -148,24 +149,36 @@ def test_a_training_that_shared_its_device_is_not_timed(tiny, store, quiet):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("when", ["only at first", "only between"])
-def test_who_comes_and_goes_during_a_training_is_seen(tiny, store, quiet, monkeypatch, when):
+def test_who_comes_and_goes_during_a_training_is_seen(tiny, store, quiet, when):
     """Also where the training is stopped meanwhile and goes on alone."""
     trial = tiny(values={"training.epochs": 3})
-    looks = iter([True] if when == "only at first" else [False, True])
+    store.folder.mkdir()
 
-    class Stop(Curves):
-        def callbacks(self, run_folder):
-            return [self]
+    def other():
+        return another_process(store, "ff" * 8, socket.gethostname())
 
-        def due(self, moment):
-            return moment.epoch == 1 and moment.ends_epoch
+    with ExitStack() as others:
 
-        def on_step_end(self, moment, engine):
-            signal.raise_signal(signal.SIGINT)
+        class Stop(Curves):
+            def callbacks(self, run_folder):
+                return [self]
 
-    monkeypatch.setattr(Locks, "device_in_use", lambda *_: nullcontext(lambda: next(looks, False)))
-    with pytest.raises(AtasError, match="stopped in"):
-        Plan([trial], store, lambda _: (Stop(),)).run(quiet)
+            def due(self, moment):
+                return True
+
+            def on_step_end(self, moment, engine):
+                first = moment.batch == 1
+                if when == "only between" and moment.epoch == 0 and first:
+                    others.enter_context(other())
+                if moment.epoch == (1 if when == "only between" else 0) and first:
+                    others.close()
+                if moment.epoch == 1 and moment.ends_epoch:
+                    signal.raise_signal(signal.SIGINT)
+
+        if when == "only at first":
+            others.enter_context(other())
+        with pytest.raises(AtasError, match="stopped in"):
+            Plan([trial], store, lambda _: (Stop(),)).run(quiet)
     assert Plan([trial], store).run(quiet) == []
     assert store.record(trial).seconds is None
 

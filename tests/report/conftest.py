@@ -127,6 +127,17 @@ def copy_of(tmp_path, trained):
 
 
 @pytest.fixture
+def edit_evaluation():
+    """Change fields of a run's saved evaluation."""
+
+    def edit(folder, **values):
+        file = folder / "evaluation.json"
+        file.write_text(json.dumps(json.loads(file.read_text()) | values))
+
+    return edit
+
+
+@pytest.fixture
 def view_of():
     """A run as the sections see it, measured on a few images if `quick`."""
 

@@ -110,10 +110,10 @@ def test_results_of_other_weights_budgets_and_images_are_left_out(make_run, add_
     assert "AutoAttack was not run" in trust.why
 
 
-def test_other_weights_come_before_all(copy_of, view_of):
-    view = view_of(copy_of())
-    object.__setattr__(view.evaluation, "weights", "others")
-    _, _, trust = run_answers(view, None)
+def test_other_weights_come_before_all(copy_of, view_of, edit_evaluation):
+    folder = copy_of()
+    edit_evaluation(folder, weights="others")
+    _, _, trust = run_answers(view_of(folder), None)
     assert (trust.word, trust.tone) == ("No", "bad")
 
 

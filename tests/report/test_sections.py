@@ -62,18 +62,16 @@ def test_what_takes_too_long_or_is_not_known_is_left_out(trained, view_of):
     assert found.skipped == ["pgd10", "apgd-ce", "mine"]
 
 
-def test_other_weights_and_other_images_are_told(copy_of, view_of):
+def test_other_weights_and_other_images_are_told(copy_of, view_of, edit_evaluation):
     folder = copy_of()
     view = view_of(folder)
     assert view.weights_differ is False
-    view.evaluation.correct["clean"][0] ^= True
-    object.__setattr__(view.evaluation, "weights", "others")
+    edit_evaluation(folder, weights="others")
     with pytest.raises(Unavailable, match="other weights"):
-        attack_examples(view)
-    view = view_of(folder)
-    object.__setattr__(view.evaluation, "data", "others")
+        attack_examples(view_of(folder))
+    edit_evaluation(folder, weights=view.evaluation.weights, data="others")
     with pytest.raises(Unavailable, match="not those of the evaluation"):
-        attack_examples(view)
+        attack_examples(view_of(folder))
 
 
 def test_examples_of_every_kind():

@@ -62,19 +62,25 @@ def test_a_compiled_step_is_the_plain_step(name):
         torch.testing.assert_close(found, expected[key], atol=1e-6, rtol=1e-5, msg=key)
 
 
-def test_an_epoch_s_order_is_ready_before_it_begins(monkeypatch):
+def test_the_order_of_an_epoch_is_ready_before_it_begins(monkeypatch):
     """The host makes it while a device is busy, so that the device need not wait; and it is the epoch's own."""
-    engine, asked = make_engine("standard"), []
-    order = engine.loader.order
+    engine, asked, taken = make_engine("standard"), [], []
+    order, take = engine.loader.order, engine.loader.take
     monkeypatch.setattr(engine.loader, "order", lambda epoch: asked.append(epoch) or order(epoch))
-    for epoch in (0, 1):
-        engine.start_epoch(epoch, 0)
-        assert torch.equal(engine._order, order(epoch))
-        for _ in range(len(engine.loader)):
+    monkeypatch.setattr(engine.loader, "take", lambda index, epoch: taken.append(index.clone()) or take(index, epoch))
+
+    def run(epoch, first):
+        taken.clear()
+        engine.start_epoch(epoch, first)
+        for _ in range(first, len(engine.loader)):
             engine.step()
+        return torch.cat(taken)
+
+    for epoch in (0, 1):
+        assert torch.equal(run(epoch, 0), order(epoch))
     assert asked == [0, 1, 2]
-    engine.start_epoch(5, 1)  # not the next one: back to an earlier checkpoint, or a resume
-    assert torch.equal(engine._order, order(5))
+    # not the next one: back to an earlier checkpoint, or a resume
+    assert torch.equal(run(5, 1), order(5)[engine.loader.batch_size :])
 
 
 def test_methods_that_cannot_be_compiled_say_so():

@@ -184,8 +184,8 @@ def in_blocks(request, monkeypatch):
     """As it is, and as if a program's registers held four entries of an image: then in at least three blocks."""
     if request.param:
         large = "slots" in request.fixturenames and request.getfixturevalue("slots").x[0].numel() > 1024
-        monkeypatch.setattr(fab_kernels, "_MAX_IN_REGISTERS", 4)
-        monkeypatch.setattr(fab_kernels, "_BLOCK_LARGE", 1024 if large else 64)  # few: the interpreter is slow
+        monkeypatch.setattr(fab_kernels, "MAX_IN_REGISTERS", 4)
+        monkeypatch.setattr(fab_kernels, "BLOCK_LARGE", 1024 if large else 64)  # few: the interpreter is slow
 
 
 def ahead_exactly(point, x, gradient, lead, **options):

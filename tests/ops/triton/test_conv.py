@@ -65,7 +65,7 @@ def saved_of(total, bn):
 @pytest.fixture(params=[*CASES, *CUT_AS_LARGE], ids=str)
 def case(request, monkeypatch):
     if request.param in CUT_AS_LARGE:  # by the tiles of batches that fill a GPU
-        monkeypatch.setattr(conv_tiling, "_MIN_PROGRAMS", 1)
+        monkeypatch.setattr(conv_tiling, "MIN_PROGRAMS", 1)
     return Case(*request.param)
 
 
@@ -96,7 +96,7 @@ def test_forward(case, adds, training):
 @pytest.mark.parametrize("large", [False, True])
 def test_forward_with_the_shortcut_of_a_block_that_halves(channels, training, large, monkeypatch):
     if large:
-        monkeypatch.setattr(conv_tiling, "_MIN_PROGRAMS", 1)
+        monkeypatch.setattr(conv_tiling, "MIN_PROGRAMS", 1)
     before, outer, side = channels
     case, shortcut = Case(3, outer, outer, side, 1, 3), Case(3, before, outer, 2 * side, 2, 1)
     assert conv_tiling.supports(shortcut.conv, shortcut.x)

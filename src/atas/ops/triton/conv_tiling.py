@@ -35,7 +35,7 @@ class Tiling:
     rest_c: int = 0
 
 
-_MIN_PROGRAMS = 120  # fewer leave multiprocessors of an H100 or H200 idle
+MIN_PROGRAMS = 120  # fewer leave multiprocessors of an H100 or H200 idle; tests on small batches lower it
 _TILING_64 = Tiling(128, 64, num_warps=4, num_stages=3)  # of 64 channels
 _UNEVEN_CHANNELS = (160,)  # channels: a block of 128 and a rest
 _TILING_UNEVEN = Tiling(256, 128, block_k=32, num_warps=8, rest_c=64)
@@ -55,7 +55,7 @@ def choose_tiling(pixels: int, channels: int) -> Tiling:
         return _TILING_UNEVEN
     for tiling in (_TILING_320, *_TILINGS):
         width = tiling.block_c + tiling.rest_c
-        if channels % width == 0 and pixels // tiling.tile_pixels * (channels // width) >= _MIN_PROGRAMS:
+        if channels % width == 0 and pixels // tiling.tile_pixels * (channels // width) >= MIN_PROGRAMS:
             return tiling
     return _TILINGS[-1]
 

@@ -47,9 +47,9 @@ def line_root(t, goal, rate, ended):
 
 
 _BLOCK = 4096
-_MAX_IN_REGISTERS = 4096  # entries of an image that fit into a program's registers
+MAX_IN_REGISTERS = 4096  # entries of an image that fit into a program's registers; tests on small images lower it
 _IN_REGISTERS = {"num_warps": 16, "maxnreg": 64}  # two of 3 x 32 x 32 at a time on a multiprocessor
-_BLOCK_LARGE = 2048  # entries at a time of an image that does not fit
+BLOCK_LARGE = 2048  # entries at a time of an image that does not fit; likewise
 _MIN_DISTANCE = tl.constexpr(fab.MIN_LENGTH)
 
 
@@ -144,13 +144,13 @@ def boundary_step(
     """Linf, float32."""
     if type(threat) is not Linf or not is_plain_float32(point, x, gradient) or margin.dtype != torch.float32:
         return NotImplemented
-    in_registers = x[0].numel() <= _MAX_IN_REGISTERS
+    in_registers = x[0].numel() <= MAX_IN_REGISTERS
     x = x.contiguous()
     out = torch.empty_like(x)
     launch(
         _boundary_step_kernel if in_registers else _boundary_step_in_blocks_kernel, (len(x),), point.contiguous(), x,
         gradient.contiguous(), margin.contiguous(), out, float(eta), float(alpha_max),
-        **kernel_args(x, _MAX_IN_REGISTERS if in_registers else _BLOCK_LARGE),
+        **kernel_args(x, MAX_IN_REGISTERS if in_registers else BLOCK_LARGE),
         **(_IN_REGISTERS if in_registers else {"num_warps": 8}), **NO_FMA,
     )
     return out
