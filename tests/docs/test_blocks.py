@@ -21,6 +21,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from helpers.images import noise_image
 
 from atas import attacks, cli, methods, recipes
 from atas.cli.options import parse_assignments
@@ -73,8 +74,6 @@ MARKED = [block for block in BLOCKS if block.mark in ("skip", "needs")]
 @pytest.fixture(scope="module")
 def stock(tmp_path_factory):
     """Make a folder with the files that pages expect: finished runs and a few photos."""
-    from PIL import Image
-
     folder = tmp_path_factory.mktemp("stock")
     values = {"training.epochs": 2, "training.batch_size": 256, "method.eps": 0.2, "method.max_step": 0.4}
     with contextlib.chdir(folder), contextlib.redirect_stdout(io.StringIO()):
@@ -85,7 +84,7 @@ def stock(tmp_path_factory):
     for number, split in enumerate(("train/cat", "train/dog", "test/cat", "test/dog") * 3):
         path = folder / "photos" / split / f"{number}.jpg"
         path.parent.mkdir(parents=True, exist_ok=True)
-        Image.effect_noise((48, 40 + number), 60).convert("RGB").save(path)
+        noise_image(48, 40 + number, seed=number).save(path)
     return folder
 
 

@@ -68,6 +68,7 @@ def test_nothing_is_fetched(site, pages):
 
 
 def test_targets_of_links_exist(site, pages):
+    assert sum(len(page.links) for page in pages.values()) > 500
     for path, page in pages.items():
         if path.name == "404.html":
             continue  # its links are absolute, because it is shown at any address

@@ -89,10 +89,13 @@ class Scene:
 
     def compare(self, epochs, refer):
         """Train through these epochs; `refer(epoch, x, y, index, view)` is the reference's step. Yields outcomes."""
+        compared = 0
         for epoch in epochs:
             self.method.start_epoch(epoch, self.epochs)
             for index, view in self.batches(epoch):
                 yield epoch, self.step(epoch, index, view, refer)
+                compared += 1
+        assert compared == 2 * len(epochs)
 
     def step(self, epoch, index, view, refer):
         x, y = self.window(index, view), self.labels[index]

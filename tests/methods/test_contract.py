@@ -107,6 +107,7 @@ def epochs(small_net, make_images, generator):
             y = torch.where(wrong, torch.randint(4, (EXAMPLES,), generator=generator), labels)
             for first, index in zip((0, 6), torch.randperm(EXAMPLES, generator=generator).split(6), strict=True):
                 method.perturb(model, images[index], y[index], place(index, first))
+        return method
 
     return go
 
@@ -124,7 +125,7 @@ def test_a_corrected_loop_goes_on_with_the_same_method(epochs):
     method = make("atas", begin=False)
     with pytest.raises(DataError):
         epochs(method, 30, PLACES["places in a batch"])
-    epochs(method, 30, PLACES["rows"])
+    assert (epochs(method, 30, PLACES["rows"]).gradient_norms > 0).all()
 
 
 def test_a_method_that_is_put_back_knows_nothing_of_indices(epochs):
@@ -133,7 +134,9 @@ def test_a_method_that_is_put_back_knows_nothing_of_indices(epochs):
     beginning = {name: value.clone() for name, value in method.state_dict().items()}
     for shift in range(30):
         epochs(method, 1, lambda index, _, shift=shift: (index + shift) % EXAMPLES)
+        assert not torch.equal(method.memory.delta, beginning["memory.delta"])
         method.load_state_dict(beginning)
+    assert all(torch.equal(value, beginning[name]) for name, value in method.state_dict().items())
 
 
 def test_labels_may_change(epochs):
@@ -141,7 +144,7 @@ def test_labels_may_change(epochs):
     method = make("atas", begin=False)
     epochs(method, 60, PLACES["rows"], noise=0.3)
     method.checks_indices = False
-    epochs(method, 60, PLACES["rows"], noise=1.0)
+    assert (epochs(method, 60, PLACES["rows"], noise=1.0).gradient_norms > 0).all()
 
 
 # What comes out

@@ -4,6 +4,7 @@ import itertools
 
 import pytest
 import torch
+from helpers.images import noise_image
 from PIL import Image
 
 import atas
@@ -106,7 +107,7 @@ def photos(tmp_path_factory):
         for name, colour in (("red", (200, 60, 60)), ("green", (60, 200, 60)), ("blue", (60, 60, 200))):
             (root / half / name).mkdir(parents=True)
             for number in range(count):
-                noise = Image.effect_noise((48, 40), 60).convert("RGB")
+                noise = noise_image(48, 40, seed=number)
                 Image.blend(noise, Image.new("RGB", noise.size, colour), 0.7).save(root / half / name / f"{number}.jpg")
     return root
 

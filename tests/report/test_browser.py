@@ -2,9 +2,7 @@
 
 import json
 import os
-import re
 import shutil
-import time
 
 import pytest
 
@@ -95,6 +93,21 @@ HOLDS = """(canvas, name) => {
 }"""
 
 
+LIGHTNESS = """() => getComputedStyle(document.body).backgroundColor.match(/\\d+/g).slice(0, 3)
+  .map(Number).reduce((sum, value) => sum + value)"""
+
+
+def wait_for_colour(page, name, *, shown=True):
+    """Wait until the first chart is drawn with this colour of the page, or without."""
+    page.wait_for_function(
+        f"""([name, shown]) => {{
+          const canvas = document.querySelector("figure.chart canvas");
+          return canvas && ({HOLDS})(canvas, name) === shown;
+        }}""",
+        arg=[name, shown],
+    )
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 def test_opens_without_a_complaint_and_draws_every_chart(show, kind):
@@ -142,12 +155,10 @@ def test_a_series_can_be_switched_off_and_on(show):
     assert canvas.evaluate(HOLDS, "c1")
     button.click()
     assert button.get_attribute("aria-pressed") == "false"
-    page.wait_for_timeout(50)
-    assert not canvas.evaluate(HOLDS, "c1")
+    wait_for_colour(page, "c1", shown=False)
     button.press("Enter")
-    page.wait_for_timeout(50)
+    wait_for_colour(page, "c1")
     assert button.get_attribute("aria-pressed") == "true"
-    assert canvas.evaluate(HOLDS, "c1")
 
 
 @pytest.mark.slow
@@ -158,17 +169,19 @@ def test_the_collapse_is_marked(show):
 
 @pytest.mark.slow
 def test_hovering_tells_the_figures_of_an_epoch(show, trained):
+    from playwright.sync_api import expect
+
     page = show("healthy")
     chart = page.locator("figure.chart").first
     chart.scroll_into_view_if_needed()
     box = chart.locator(".u-over").bounding_box()
     page.mouse.move(box["x"] + 2, box["y"] + 20)  # the first epoch
     first = json.loads((trained / "metrics.jsonl").read_text().splitlines()[0])
-    page.wait_for_timeout(50)
-    values = chart.locator(".legend .value").all_inner_texts()
-    assert values[:3] == [f"{100 * first[key]:.1f}" for key in ("clean", "fgsm", "pgd10")]
+    values = chart.locator(".legend .value")
+    for place, key in enumerate(("clean", "fgsm", "pgd10")):
+        expect(values.nth(place)).to_have_text(f"{100 * first[key]:.1f}")
     others = page.locator("figure.chart").nth(1).locator(".value").first  # charts over the same epochs follow
-    assert others.inner_text() == f"{first['loss']:.3f}"
+    expect(others).to_have_text(f"{first['loss']:.3f}")
 
 
 @pytest.mark.slow
@@ -234,21 +247,13 @@ def test_the_gallery_shows_the_attack_that_is_chosen_and_sorts(show):
 def test_dark_mode_and_print(show):
     page = show("collapsed", color_scheme="dark")
 
-    def lightness():
-        colour = page.evaluate("getComputedStyle(document.body).backgroundColor")
-        return sum(map(int, re.findall(r"\d+", colour)[:3]))
-
-    assert lightness() < 150
+    assert page.evaluate(LIGHTNESS) < 150
     canvas = page.locator("figure.chart canvas").first
     assert canvas.evaluate(HOLDS, "c2")
     page.emulate_media(media="print")
     assert page.evaluate("getComputedStyle(document.documentElement).getPropertyValue('--c2').trim()") == "#0072b2"
-    end = time.monotonic() + 10
-    while not page.locator("figure.chart canvas").first.evaluate(HOLDS, "c2"):  # drawn anew in the colours for paper
-        assert time.monotonic() < end
-        page.wait_for_timeout(50)
+    wait_for_colour(page, "c2")  # drawn again in the colours for paper
     assert len(page.pdf(format="A4")) > 20_000
     page.emulate_media(media="screen", color_scheme="light")
-    page.wait_for_timeout(100)
-    assert lightness() > 700
+    page.wait_for_function(f"({LIGHTNESS})() > 700")
     assert page.said == []

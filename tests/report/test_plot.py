@@ -71,8 +71,10 @@ def test_panels_of_the_same_method_can_be_told_apart(draw):
 
 
 @pytest.mark.parametrize("epochs", [1, 2])
-def test_short_runs(epochs, draw):
-    draw({"curve": COLLAPSE[:epochs]})
+def test_short_runs_have_all_curves(epochs, draw):
+    text = draw({"curve": COLLAPSE[:epochs]})
+    for label in ("clean", "fgsm", "pgd-10"):
+        assert f"<!-- {label}" in text, label
 
 
 def test_the_folder_is_made_and_no_suffix_means_png(make_run, tmp_path):

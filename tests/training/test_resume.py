@@ -77,7 +77,10 @@ def test_a_signal_ends_the_run_after_the_step_and_handlers_are_put_back(numbers,
 
 def test_under_nohup_a_lost_terminal_ends_nothing(tmp_path, train_toy, observer, hangup):
     hangup(signal.SIG_IGN)
-    train_toy(tmp_path / "run", live=observer(on_batch=lambda seen: os.kill(os.getpid(), signal.SIGHUP)))
+    live = observer(on_batch=lambda seen: os.kill(os.getpid(), signal.SIGHUP))
+    run = train_toy(tmp_path / "run", live=live)
+    assert live.batches == 12
+    assert [row["epoch"] for row in run.metrics] == [0, 1, 2]
 
 
 @pytest.fixture

@@ -518,7 +518,11 @@ def test_trying_a_model_leaves_no_trace(toy_data, tiny_net):
 
 @pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")
 def test_a_scripted_model_is_taken(toy_data, tiny_net):
-    check_model(torch.jit.script(tiny_net()), toy_data)
+    model = torch.jit.script(tiny_net())
+    before = weights_of(model)
+    check_model(model, toy_data)
+    assert_equal_states(before, weights_of(model))
+    assert model.training
 
 
 def test_a_folder_that_holds_something_else(tmp_path, train_toy):
