@@ -129,7 +129,7 @@ def test_ls_methods_tells_settings_and_mode(command):
         (["trian"], "no such command 'trian'; did you mean 'train'? See atas --help"),
         (["train", "--set"], "option '--set' requires an argument; see atas"),
         (["train", "x", "--seed", "abc"], "invalid value for '--seed': "),
-        (["evaluate"], "give a run folder"),
+        (["evaluate"], "pass a run folder"),
         (["evaluate", "x", "--examples", "0"], "; see atas evaluate --help"),
         (["compare"], ""),
         (["export", "runs/first", "--to", "foo"], "; see atas export --help"),

@@ -301,7 +301,7 @@ def test_another_budget_goes_beside_the_run_s_own(evaluate_json, copy_of):
 @pytest.mark.parametrize(
     ("arguments", "parts"),
     [
-        ([], ["give a run folder, or --weights FILE or --model package.module:function"]),
+        ([], ["pass a run folder, or --weights FILE or --model package.module:function"]),
         (["--model", "small-cnn", "--data", "digits", "--eps", "0.1"], ["'small-cnn' is untrained"]),
         (["--model", "a:b", "--eps", "0.1"], ["--data (cifar10, ...) is missing"]),
         (["--model", "a:b", "--data", "digits"], ["--eps (8/255, ...) is missing"]),

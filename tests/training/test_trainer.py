@@ -244,7 +244,7 @@ def test_the_default_folder_is_named_by_the_recipe(tmp_path, monkeypatch, toy_re
 def test_a_recipe_s_name_that_leads_out_of_the_runs(name, tmp_path, monkeypatch, toy_recipe):
     (tmp_path / "here").mkdir()
     monkeypatch.chdir(tmp_path / "here")
-    with pytest.raises(UsageError, match="cannot be the name of a folder in runs; change it or give --out"):
+    with pytest.raises(UsageError, match="cannot be the name of a folder in runs; change it or pass --out"):
         atas.train(dataclasses.replace(toy_recipe(), name=name))
     assert [path.name for path in tmp_path.rglob("*")] == ["here"]
 
@@ -490,7 +490,7 @@ class Wrong(nn.Module):
         (lambda net, x: net.linear(x) / 0, "outputs are NaN or infinite before any training"),
         (lambda net, x: net.linear(x).log() * 0, "outputs are NaN or infinite before any training"),
         (lambda net, x: (net.linear(x), x) if net.training else net.linear(x), "tensor of logits .*; got tuple"),
-        (lambda net, x: net.linear(x), r"its weights are torch\.float64: give model\.float\(\)"),
+        (lambda net, x: net.linear(x), r"its weights are torch\.float64: pass model\.float\(\)"),
     ],
     ids=["detached", "images detached", "weights unused", "infinite", "NaN", "tuple in training", "double"],
 )

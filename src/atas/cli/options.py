@@ -51,7 +51,7 @@ def parse_list(option: str, text: str | None, kind: Callable[[str], T]) -> tuple
         return None
     parts = [part.strip() for part in text.split(",") if part.strip()]
     if not parts:
-        raise UsageError(f"--{option} is empty; give values separated by commas, or leave it out")
+        raise UsageError(f"--{option} is empty; pass values separated by commas, or leave it out")
     return tuple(dict.fromkeys(map(kind, parts)))
 
 

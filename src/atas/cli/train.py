@@ -41,7 +41,7 @@ def train(
     if recipe is not None:
         loading.find(recipe)  # report a wrong name before importing torch
     elif not (resume and out is not None):
-        raise UsageError("give a recipe, or --resume and a run folder (--out); `atas ls recipes` lists recipes")
+        raise UsageError("pass a recipe, or --resume and a run folder (--out); `atas ls recipes` lists recipes")
 
     import_torch()
     from rich.console import Console

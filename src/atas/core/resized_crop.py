@@ -159,7 +159,7 @@ def random_crop_view(
     """
     _check(x, size)
     if of < size:
-        raise UsageError(f"a crop of {size} pixels does not fit an image of {of}; give of >= size")
+        raise UsageError(f"a crop of {size} pixels does not fit an image of {of}; pass of >= size")
     view = BoxView.crop(_Generated(x, generator), size, of, flip)
     return view.apply(x), view
 

@@ -63,7 +63,7 @@ def _tensor(array: Array) -> Tensor:
         return array.detach().cpu()
     array = np.asarray(array)
     if array.dtype.kind not in "buif":
-        raise DataError(f"an array of {array.dtype} is not numeric; give images and labels as numeric arrays.")
+        raise DataError(f"an array of {array.dtype} is not numeric; pass images and labels as numeric arrays.")
     # Torch does not accept read-only memory, negative strides or foreign byte order; only such arrays are copied.
     return torch.from_numpy(np.require(array, array.dtype.newbyteorder("="), ["C", "W"]))
 

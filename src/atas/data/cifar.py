@@ -82,7 +82,7 @@ def locate(spec: CifarSpec, root: Path) -> tuple[Layout, Path]:
         raise DataError(f"{candidates[0][1]} lacks {', '.join(missing[0])}; {_remedy(spec)}.")
     raise DataError(
         f"no {spec.name} in {root.absolute()}: looked for {spec.binary.folder}/ with {_listed(spec.binary)}, and "
-        f"{spec.python.folder}/ with {_listed(spec.python)}; {_remedy(spec)}, or give the folder that has it as root."
+        f"{spec.python.folder}/ with {_listed(spec.python)}; {_remedy(spec)}, or pass the folder that has it as root."
     )
 
 

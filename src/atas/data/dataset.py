@@ -64,10 +64,10 @@ class Split(torch.utils.data.Dataset[tuple[Tensor, int]]):
             )
         if len(images) != len(labels):
             raise DataError(
-                f"there are {len(images)} images but {len(labels)} labels; give exactly one label per image."
+                f"there are {len(images)} images but {len(labels)} labels; pass exactly one label per image."
             )
         if not all(images.shape):
-            raise DataError(f"images of the shape {tuple(images.shape)} have no pixels; give at least one image.")
+            raise DataError(f"images of the shape {tuple(images.shape)} have no pixels; pass at least one image.")
         low, high = int(labels.min()), int(labels.max())
         if low < 0 or high >= len(self.classes):
             raise DataError(
@@ -144,7 +144,7 @@ class Dataset:
             raise DataError(f"training images have the shape {train} and test images {test}; bring both to one shape.")
         if self.train.classes != self.test.classes:
             raise DataError(
-                "the training and the test split name different classes; give both the same names in the same order."
+                "the training and the test split name different classes; name them alike, in the same order."
             )
 
     def __repr__(self) -> str:
@@ -212,6 +212,6 @@ def indexed(dataset: MapDataset) -> Indexed:
     """
     if not (hasattr(dataset, "__getitem__") and hasattr(dataset, "__len__")):
         raise DataError(
-            f"{type(dataset).__name__} has no length or no items by position; give a map-style dataset, not a stream."
+            f"{type(dataset).__name__} has no length or no items by position; pass a map-style dataset, not a stream."
         )
     return Indexed(dataset)

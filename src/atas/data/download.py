@@ -39,7 +39,7 @@ CHUNK = 1 << 20
 
 NO_DOWNLOAD = {
     "digits": "digits come with scikit-learn and need no download; install it with: pip install 'atas[digits]'",
-    "imagefolder": "imagefolder reads images of your own; there is nothing to download, so give their folder as root.",
+    "imagefolder": "imagefolder reads images of your own; there is nothing to download, so pass their folder as root.",
     "packed": "packed sets are made from images of your own with `atas data pack`; there is nothing to download.",
 }
 
@@ -222,7 +222,7 @@ def _staging(root: Path) -> Iterator[Path]:
         root.mkdir(parents=True, exist_ok=True)
         stage = Path(tempfile.mkdtemp(prefix=".atas-get-", dir=root))
     except OSError as error:
-        raise DataError(f"cannot write to {root.absolute()} ({error.strerror}); give another root.") from error
+        raise DataError(f"cannot write to {root.absolute()} ({error.strerror}); pass another root.") from error
     try:
         yield stage
     finally:
@@ -243,5 +243,5 @@ def _install(files: Path, target: Path) -> None:
             path.replace(target / path.name)
     except OSError as error:
         raise DataError(
-            f"cannot write {target.absolute()} ({error.strerror}); move it away or give another root."
+            f"cannot write {target.absolute()} ({error.strerror}); move it away or pass another root."
         ) from error

@@ -80,7 +80,7 @@ def _check_size(size: int) -> None:
     if _MIN_BATCH * 3 * size * size > host_memory():
         raise UsageError(
             f"size is {size}, and a single image of {size} x {size} pixels takes {format_bytes(3 * size * size)}, too "
-            f"much for batches in the {format_bytes(host_memory())} of memory here; give a smaller size, such as 224."
+            f"much for batches in the {format_bytes(host_memory())} of memory here; pass a smaller size, such as 224."
         )
 
 
@@ -96,14 +96,14 @@ def list_splits(root: Path, *, root_given: bool = True) -> tuple[SplitFiles, Spl
         ]
         raise DataError(
             f"training and test folders have different classes ({'; '.join(differences)}); "
-            "give both the same class folders."
+            "make the same class folders in both."
         )
     return SplitFiles(train_root, train), SplitFiles(test_root, test)
 
 
 def _split_folders(root: Path, root_given: bool) -> tuple[Path, Path]:
     hint = "" if root_given else " (the default, as no root was given)"
-    remedy = "give the folder that holds train/<class>/ and test/<class>/ (or val/<class>/) as root"
+    remedy = "pass the folder that holds train/<class>/ and test/<class>/ (or val/<class>/) as root"
     train = root / "train"
     if (root / MANIFEST).is_file():
         raise DataError(f"{root.absolute()} holds a packed set, not image files; load it with the name packed.")

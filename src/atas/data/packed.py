@@ -79,7 +79,7 @@ def read_manifest(folder: Path) -> Manifest:
         if (folder / "train").is_dir():
             raise DataError(
                 f"{folder.absolute()} holds image files, not a packed set; load it with the name imagefolder, or "
-                f"pack it with `atas data pack {folder} OUT` and give OUT"
+                f"pack it with `atas data pack {folder} OUT` and pass OUT"
             ) from error
         raise DataError(
             f"{folder.absolute()} holds no packed set (no {MANIFEST}); make one with `atas data pack FOLDER {folder}` "
@@ -89,7 +89,7 @@ def read_manifest(folder: Path) -> Manifest:
         raise DataError(f"cannot read {path} ({error}); {REPAIR}") from error
     try:
         if document["kind"] != KIND:
-            raise DataError(f"{path} does not describe a packed set; give the folder that `atas data pack` wrote")
+            raise DataError(f"{path} does not describe a packed set; pass the folder that `atas data pack` wrote")
         if document["version"] != VERSION:
             raise DataError(f"{path} has version {document['version']}, and this atas reads {VERSION}; update atas")
         if document["settings"]["format"] not in SUFFIXES:

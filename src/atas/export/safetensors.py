@@ -59,7 +59,7 @@ def load(path: str | os.PathLike[str], model: nn.Module | None = None) -> nn.Mod
     if path.is_dir():
         return Run.load(path, model=model).model
     if not path.exists():
-        raise DataError(f"there is no file or run {path}; give a .safetensors file or the folder of a run")
+        raise DataError(f"there is no file or run {path}; pass a .safetensors file or the folder of a run")
     if model is None:
         _refuse_custom_network(path)
     return load_weights(path, model)

@@ -148,7 +148,7 @@ class Method(nn.Module, ABC):
             raise UsageError(f"epochs count from 0; got {epoch}")
         if epochs is not None and 1 <= epochs <= epoch:  # Lightning has -1 for an open end
             raise UsageError(
-                f"epoch {epoch}, counted from 0, is beyond the last of epochs={epochs}; give the number of all epochs "
+                f"epoch {epoch}, counted from 0, is beyond the last of epochs={epochs}; pass the number of all epochs "
                 f"as epochs, or leave it out"
             )
         self.checks.raise_if_set()

@@ -44,7 +44,7 @@ class Normalize(nn.Module):
         means = _per_channel("mean", mean, channels)
         stds = _per_channel("std", std, channels)
         if not all(s > 0 for s in stds):
-            raise UsageError(f"std is {std}; give numbers greater than 0.")
+            raise UsageError(f"std is {std}; pass numbers greater than 0.")
         self.channels = channels
         self.register_buffer("mean", torch.tensor(means).view(1, channels, 1, 1))
         self.register_buffer("std", torch.tensor(stds).view(1, channels, 1, 1))
@@ -54,7 +54,7 @@ class Normalize(nn.Module):
         if x.ndim != 4 or x.shape[1] != self.channels:
             raise UsageError(
                 f"images of shape {tuple(x.shape)} do not fit this model; "
-                f"give a batch of shape (N, {self.channels}, H, W)."
+                f"pass a batch of shape (N, {self.channels}, H, W)."
             )
         if not x.is_floating_point():
             raise UsageError(f"images are {x.dtype}; divide by 255 to get floating-point pixels in [0, 1].")
@@ -83,7 +83,7 @@ def _per_channel(argument: str, value: float | Sequence[float], channels: int) -
     if numbers.shape not in ((), (channels,)) or not numbers.isfinite().all():
         raise UsageError(
             f"{argument} is {value!r} for images of {channels} channel{'s' * (channels != 1)}; "
-            f"give one finite number, or a sequence of {channels}."
+            f"pass one finite number, or a sequence of {channels}."
         )
     return numbers.expand(channels).tolist()
 

@@ -121,5 +121,5 @@ def _at_least(minimum: int, argument: str, value: SupportsIndex) -> int:
     except TypeError:
         number = minimum - 1
     if number < minimum:
-        raise UsageError(f"{argument} is {value!r}; give an integer of at least {minimum}.")
+        raise UsageError(f"{argument} is {value!r}; pass an integer of at least {minimum}.")
     return number

@@ -32,7 +32,7 @@ def require_matplotlib() -> None:
         import matplotlib  # noqa: F401
     except ImportError as error:
         raise UsageError(
-            "figures need matplotlib; install it with: pip install 'atas[plots]', or give --no-pictures and draw later"
+            "figures need matplotlib; install it with: pip install 'atas[plots]', or pass --no-pictures and draw later"
         ) from error
 
 

@@ -171,7 +171,7 @@ def _from_checkpoint(view: RunView) -> ExampleNorms | None:
     index = torch.arange(examples) if rest is None else rest
     average = tensors["method.norms.average"]
     if len(average) != len(index):
-        raise Unavailable("The training images are not those of the run: give their folder with --data")
+        raise Unavailable("The training images are not those of the run: pass their folder with --data")
     return ExampleNorms(
         index, average.sqrt(), tensors["method.norms.step_size"], "norms as the method averaged them during training"
     )

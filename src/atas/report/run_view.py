@@ -123,7 +123,7 @@ class RunView:
             first = test.part(slice(n))
             if ChunkReader(open_source(first.images, first.labels), torch.float32).digest() == self.evaluation.data:
                 return self.evaluation, first
-        raise Unavailable("The test images are not those of the evaluation: give their folder with --data")
+        raise Unavailable("The test images are not those of the evaluation: pass their folder with --data")
 
     @cached_property
     def throughput(self) -> Throughput:

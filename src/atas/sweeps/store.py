@@ -40,7 +40,7 @@ class Store:
         for other in reuse:
             if not (other / RUNS).is_dir() and not (other / TRAININGS).is_dir():
                 raise UsageError(
-                    f"{other} holds no results to reuse; give a folder that an earlier command wrote to with --out"
+                    f"{other} holds no results to reuse; pass a folder that an earlier command wrote to with --out"
                 )
         self.folder, self._others = folder, tuple(reuse)
         self._loaded: dict[str, tuple[tuple[int, int, int], Record]] = {}

@@ -200,7 +200,7 @@ def check_same_run(recipe: Recipe, data: tuple[str, ...], world: World) -> None:
     if first != local or not set(images) & set(data):
         raise DataError(
             f"process {world.rank} of {world.size} has another recipe or other training images than process 0; "
-            f"give the same command and the same data on every machine"
+            f"use the same command and the same data on every machine"
         )
 
 

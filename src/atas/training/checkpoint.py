@@ -52,7 +52,7 @@ def load(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
     except (OSError, SafetensorError, ValueError) as error:
         raise _damaged(path, str(error)) from error
     if header is None:
-        raise CheckpointError(f"{path} is not a training checkpoint of this version of atas; give a run's folder")
+        raise CheckpointError(f"{path} is not a training checkpoint of this version of atas; pass a run's folder")
     body = header[8:]
     if header[:8] != f"{zlib.crc32(body.encode()):08x}":
         raise _damaged(path, "the checksum of its header is wrong")

@@ -119,7 +119,7 @@ def _with_seed(values: Mapping[str, Any], seed: int | None) -> dict[str, Any]:
     if seed is None:
         return dict(values)
     if values.get("training.seed", seed) != seed:
-        raise UsageError(f"the seed is {seed} and training.seed is {values['training.seed']}; give one of them")
+        raise UsageError(f"the seed is {seed} and training.seed is {values['training.seed']}; pass one of them")
     return {**values, "training.seed": seed}
 
 
@@ -135,7 +135,7 @@ def _shards(recipe: Recipe, resumed: RunFolder | None, processes: int) -> int | 
 def _default_folder(name: str) -> Path:
     """Return the folder of a recipe's run; raise UsageError if its name is not that of a folder."""
     if name in ("", ".", "..") or set(name) & set("/\\\0"):
-        raise UsageError(f"the recipe's name {name!r} cannot be the name of a folder in runs; change it or give --out")
+        raise UsageError(f"the recipe's name {name!r} cannot be the name of a folder in runs; change it or pass --out")
     return Path("runs", name)
 
 
@@ -152,7 +152,7 @@ def _headline(trainer: Trainer) -> str:
 def _recipe_of_run(out: str | Path | None, resume: bool) -> Recipe:
     """Return the recipe of the run to resume."""
     if not (resume and out is not None):
-        raise UsageError("give a recipe, or with resume the folder of a run (out); `atas ls recipes` shows recipes")
+        raise UsageError("pass a recipe, or with resume the folder of a run (out); `atas ls recipes` shows recipes")
     return load_recipe(RunFolder(Path(out)))
 
 

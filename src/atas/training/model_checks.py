@@ -86,4 +86,4 @@ def _failure_message(model: nn.Module, data: Dataset) -> str:
     others = {parameter.dtype for parameter in model.parameters()} - {torch.float32}
     if not others:
         return sentence
-    return f"{sentence}; its weights are {min(map(str, others))}: give model.float()"
+    return f"{sentence}; its weights are {min(map(str, others))}: pass model.float()"

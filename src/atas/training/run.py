@@ -124,5 +124,5 @@ def load_recipe(run_folder: RunFolder) -> Recipe:
     """Load the recipe of a run's folder."""
     if not run_folder.recipe.exists():
         why = "it holds no recipe.toml" if run_folder.path.exists() else "there is no such folder"
-        raise DataError(f"{run_folder.path} is not the folder of a run: {why}; give a folder that `atas train` wrote")
+        raise DataError(f"{run_folder.path} is not the folder of a run: {why}; pass a folder that `atas train` wrote")
     return recipes.load(run_folder.recipe)
