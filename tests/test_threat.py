@@ -151,7 +151,7 @@ def test_a_budget_of_zero_leaves_the_image(threat, make_images):
     assert torch.equal(nothing.project(x + torch.randn_like(x), x), x)
 
 
-def test_distances():
+def test_distance_is_the_norm_of_the_difference():
     x = torch.zeros(2, 1, 1, 2)
     point = torch.tensor([[0.3, -0.4], [0.0, 0.0]]).view(2, 1, 1, 2)
     torch.testing.assert_close(Linf(0.1).distance(point, x), torch.tensor([0.4, 0.0]))

@@ -26,7 +26,7 @@ def test_a_folder_is_no_file():
 
 
 @pytest.mark.parametrize("named", [False, True], ids=["full disk", "read-only"])
-def test_what_cannot_be_tidied_up_does_not_hide_the_error(named, tmp_path, monkeypatch):
+def test_write_atomically_raises_the_error_of_the_write_if_cleaning_up_fails_too(named, tmp_path, monkeypatch):
     path = tmp_path / "result.json"
 
     def write(temporary):

@@ -127,7 +127,7 @@ def test_the_image_itself_stands_for_what_holds_or_was_wrong_already(trained):
 
 
 @pytest.mark.slow
-def test_what_is_found_does_not_depend_on_the_batch(trained, ball):
+def test_autoattack_does_not_depend_on_the_batch(trained, ball):
     model, x, y = (trained[0].double(), *(part[:24] for part in trained[1:]))
     try:
         together = STANDARD(model, x.double(), y, ball, seed=3)
@@ -238,7 +238,7 @@ def test_other_versions_are_unknown(problem, ball):
 
 
 @pytest.mark.gpu
-def test_on_a_gpu(trained, ball):
+def test_autoattack_runs_on_a_gpu(trained, ball):
     model, x, y = (trained[0].double(), trained[1][:24].double(), trained[2][:24])
     try:
         expected = STANDARD(model, x, y, ball)

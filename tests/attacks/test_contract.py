@@ -252,7 +252,7 @@ def test_wrong_indices_are_refused(problem, ball):
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("name", ["fgsm", "pgd10x3"])
-def test_on_a_gpu(name, problem, ball):
+def test_attacks_run_on_a_gpu(name, problem, ball):
     model, x, y = problem
     attack = attacks.create(name)
     expected = attack(model.double(), x.double(), y, ball)

@@ -36,13 +36,13 @@ def test_python_m_atas_is_the_command(process):
     assert result.err == ""
 
 
-def test_nothing_shows_the_help(command):
+def test_command_without_arguments_shows_the_help(command):
     result = command()
     assert "Usage:" in result.out + result.err
 
 
 @pytest.mark.parametrize("group", [[], ["data"]], ids=["atas", "data"])
-def test_what_commands_do_is_said_whole_on_80_columns(group, command, monkeypatch):
+def test_help_of_commands_is_not_cut_at_80_columns(group, command, monkeypatch):
     monkeypatch.setenv("COLUMNS", "80")
     monkeypatch.setenv("TERMINAL_WIDTH", "80")
     said = command(*group, "--help").out.partition("Commands:")[2].strip().splitlines()

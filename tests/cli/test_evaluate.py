@@ -54,7 +54,7 @@ def test_the_accuracy_that_the_recipe_promises_is_compared(command, copy_of):
 
 
 @pytest.mark.slow
-def test_options(evaluate_json, copy_of):
+def test_evaluate_options_reach_the_result(evaluate_json, copy_of):
     folder = copy_of()
     found = evaluate_json(folder, "--attacks", "fgsm, pgd10", "--examples", 25, "--batch-size", 7, "--seed", 4)
     assert (found["n"], set(found["accuracy"])) == (25, {"clean", "fgsm", "pgd10", "worst"})
@@ -365,7 +365,7 @@ def test_stopped_by_a_person_and_gone_on(command, evaluate_json, copy_of, monkey
 
 @pytest.mark.slow
 @pytest.mark.parametrize("suffix", [".md", ".json"])
-def test_nothing_is_lost_before_the_result_is_written(command, evaluate_json, copy_of, monkeypatch, suffix):
+def test_progress_is_kept_until_the_result_is_written(command, evaluate_json, copy_of, monkeypatch, suffix):
     folder, options = copy_of(), ["--attacks", "pgd10"]
     file = folder / "evaluation.progress.json"
     save_always = functools.partial(evaluation.evaluate, progress_interval=0.0)

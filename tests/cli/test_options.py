@@ -36,6 +36,6 @@ def test_the_last_of_several_counts():
 
 
 @pytest.mark.parametrize("text", ["", "epochs", "epochs=3", "training.epochs", "=3"])
-def test_what_is_no_assignment(text):
+def test_text_that_is_no_assignment_is_refused(text):
     with pytest.raises(UsageError, match=r"is not an assignment; write section\.key=value"):
         options.parse_assignments(["training.seed=1", text])

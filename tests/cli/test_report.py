@@ -26,7 +26,7 @@ def test_an_unfinished_run(command, unfinished):
     assert "has not finished" in (unfinished / "report.html").read_text()
 
 
-def test_what_goes_wrong(command, copy_of, tmp_path):
+def test_report_of_damaged_runs_is_refused(command, copy_of, tmp_path):
     command("report", tmp_path).sentence("is not the folder of a run", "atas train", status=1)
     folder = copy_of()
     (folder / "evaluation.json").write_text("[]")

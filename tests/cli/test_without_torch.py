@@ -83,7 +83,7 @@ def test_completion(words, offered, calls):
 
 
 @pytest.mark.slow
-def test_mistakes(calls):
+def test_mistakes_are_reported_without_loading_torch(calls):
     found = calls(
         ["trian"],
         ["ls", "methodz"],

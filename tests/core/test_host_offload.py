@@ -128,7 +128,7 @@ def test_a_copy_begins_after_what_the_device_does_in_its_place():
     assert copies.after[-1] > worked
 
 
-def test_what_was_announced_too_early_is_brought_again():
+def test_rows_prefetched_before_a_write_are_fetched_again():
     home, rows = offload()
     now, next_ = torch.tensor([0, 1]), torch.tensor([1, 2])
     rows.prefetch(now)
@@ -222,7 +222,7 @@ def test_a_checkpoint_holds_what_the_last_step_wrote(kind):
     assert int(state.count_nonzero()) == 2 * state[0].numel()
 
 
-def test_nothing_lands_on_a_reset():
+def test_late_write_does_not_overwrite_a_reset():
     memory, other = lazy_memory(), LowResolution(Linf(0.1), 8, (1, 6, 6), grid=4, dtype=torch.float32)
     change(memory, torch.tensor([2, 5]))
     memory.prefetch(torch.tensor([0, 1]))
@@ -234,7 +234,7 @@ def test_nothing_lands_on_a_reset():
     assert torch.equal(memory.offload.rows[:2], other.delta[:2])
 
 
-def test_nothing_lands_on_what_was_loaded():
+def test_late_write_does_not_overwrite_a_loaded_state():
     memory = lazy_memory()
     wanted = torch.randn(memory.delta.shape)
     change(memory, torch.tensor([2, 5]))

@@ -52,7 +52,7 @@ def outside(view, grid=32):
 @pytest.mark.parametrize("kind", ["crop", "resized"])
 @settings(max_examples=40, deadline=None, derandomize=True)
 @given(seed=st.integers(0, 2**30), size=st.sampled_from([224, 160, 128, 97]), smallest=st.sampled_from([0.08, 0.35]))
-def test_what_is_written_is_read(kind, dtype, seed, size, smallest):
+def test_load_returns_what_store_wrote(kind, dtype, seed, size, smallest):
     memory = make(dtype=dtype)
     before = memory.delta.clone()
     index, view = batch(kind, seed, size, **({} if kind == "crop" else {"scale": (smallest, 1.0)}))
@@ -113,7 +113,7 @@ def test_a_corner_stays_a_corner():
     assert float(inner.abs().mean()) < 0.08 * EPS
 
 
-def test_what_is_read_does_not_depend_on_the_size_that_is_shown():
+def test_load_does_not_depend_on_the_size_of_the_view():
     memory = make()
     index, view = batch("resized")
     small = BoxView(view.top, view.left, view.height, view.width, view.flip, (112, 112))
@@ -199,7 +199,7 @@ def test_a_compiled_write_is_the_plain_one(kind):
     torch.testing.assert_close(compiled.delta, plain.delta, atol=1e-6 * EPS, rtol=0)
 
 
-def test_what_is_wrong_is_named():
+def test_wrong_settings_are_refused_by_name():
     with pytest.raises(UsageError, match="grid must be at least 1 cell a side; got 0"):
         make(grid=0)
     with pytest.raises(UsageError, match=r"int8 .* L2"):

@@ -27,7 +27,7 @@ def batch(seed=0):
     ("dtype", "error"),
     [(torch.float32, 0.0), (torch.float16, EPS * 2**-11), (torch.int8, EPS / 254)],
 )
-def test_what_is_written_is_read(dtype, error):
+def test_load_returns_what_store_wrote(dtype, error):
     memory = make(dtype=dtype)
     index, view = batch()
     perturbation = (torch.rand(5, *SHAPE) * 2 - 1) * EPS
@@ -104,7 +104,7 @@ def test_a_write_touches_its_window_alone(dtype):
     assert not torch.equal(memory.delta[shown], before[shown])
 
 
-def test_what_one_view_writes_another_reads_in_its_own_frame():
+def test_perturbation_stored_in_one_view_is_loaded_in_the_frame_of_another():
     memory = make()
     index = torch.tensor([3])
     first = View(torch.tensor([0]), torch.tensor([1]), torch.tensor([True]), PAD)

@@ -158,7 +158,7 @@ def test_a_grid_takes_up_a_window(kind, size):
 
 
 @pytest.mark.parametrize("kind", ["crop", "resized", "padded"])
-def test_what_was_read_changes_nothing(kind):
+def test_storing_what_was_loaded_changes_nothing(kind):
     view, grids = boxes(kind, 20, seed=3), torch.randn(20, 2, 5, 4, dtype=torch.float64)
     torch.testing.assert_close(view.update(grids, view.read(grids)), grids, atol=1e-13, rtol=0)
 

@@ -179,7 +179,7 @@ def test_integers_of_another_size_mean_the_same_or_are_refused(train, name, dtyp
     assert same or ".long()" in refused
 
 
-def test_nothing_is_remembered_of_a_batch_that_is_refused(small_net, make_images):
+def test_refused_batch_changes_no_state(small_net, make_images):
     method = atas.methods.create("atas", atas.Linf(8 / 255), EXAMPLES, SHAPE, pad=PAD)
     method.start_epoch(6)
     before = {key: value.clone() for key, value in method.state_dict().items()}

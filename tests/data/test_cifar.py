@@ -104,7 +104,7 @@ def test_only_the_damaged_file_is_named(tiny10, tmp_path):
     assert "data_batch_2" not in str(caught.value)
 
 
-def test_nothing_there(tiny, tmp_path):
+def test_missing_cifar_folder_is_refused(tiny, tmp_path):
     with pytest.raises(DataError) as caught:
         read_cifar(tiny.spec, tmp_path / "none")
     for part in (str(tmp_path / "none"), tiny.spec.binary.folder, tiny.spec.python.folder, "atas data get"):
@@ -131,7 +131,7 @@ def test_binary_file_of_wrong_size(tiny, tmp_path, cut, fault):
 @pytest.mark.parametrize(
     ("keep", "message"), [(100, "expected at least 12288 bytes, got 100"), (-3, r"\(124\d\d bytes\): .* truncated")]
 )
-def test_truncated_pickle(tiny, tmp_path, keep, message):
+def test_truncated_pickle_is_refused(tiny, tmp_path, keep, message):
     path = tiny.write_python(tmp_path) / tiny.spec.python.test[0]
     path.write_bytes(path.read_bytes()[:keep])
     with pytest.raises(DataError, match=message) as caught:

@@ -69,7 +69,7 @@ def test_dataset_tells_shape_and_classes():
     assert data.num_classes == 2
 
 
-def test_what_is_printed_of_them_is_a_line():
+def test_repr_of_a_dataset_is_one_line():
     split = Split(IMAGES, LABELS, CLASSES)
     assert repr(split) == "Split(3 images of 1 x 2 x 2, 2 classes)"
     assert repr(Dataset("mine", split, split.subset(slice(2)))) == (

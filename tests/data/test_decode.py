@@ -153,7 +153,7 @@ def test_a_large_jpeg_is_decoded_at_a_fraction_and_looks_the_same(tmp_path):
     assert np.abs(fast - slow).max() <= 2
 
 
-def test_what_cannot_be_decoded_is_put_in_words(tmp_path):
+def test_image_that_cannot_be_decoded_is_named(tmp_path):
     whole = tmp_path / "whole.jpg"
     Image.fromarray(noise(64, 64)).save(whole)
     (tmp_path / "empty.jpg").touch()

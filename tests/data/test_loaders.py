@@ -302,7 +302,7 @@ def test_an_unexpected_error_in_a_worker_is_raised_with_its_traceback():
 
 
 @pytest.mark.gpu
-def test_on_a_gpu(images, stream):
+def test_streaming_loader_gives_the_same_batches_on_a_gpu(images, stream):
     """Copies run beside the steps; images are as they should be all the same."""
     device = torch.device("cuda")
     labels = torch.arange(30) % 2

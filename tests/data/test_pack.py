@@ -154,7 +154,7 @@ def test_damaged_images_are_all_listed_or_left_out(photos, tmp_path):
 
 
 @pytest.mark.slow
-def test_what_cannot_be_read_is_not_left_out_as_damaged(photos, tmp_path, monkeypatch):
+def test_unreadable_file_is_not_left_out_as_damaged(photos, tmp_path, monkeypatch):
     whole = data.pack(photos, tmp_path / "whole", **SMALL)
     open_image, bad = Image.open, sorted((photos / "train" / "dog").iterdir())[-1]
 

@@ -29,7 +29,7 @@ def root_of(spec):
 
 
 @SPECS
-def test_content(spec):
+def test_cifar_has_the_official_content(spec):
     dataset = data.load(spec.name, root_of(spec))
     assert dataset.shape == (3, 32, 32)
     assert (dataset.train.sha256(), dataset.test.sha256()) == (spec.train_sha256, spec.test_sha256)

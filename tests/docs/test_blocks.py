@@ -72,9 +72,9 @@ MARKED = [block for block in BLOCKS if block.mark in ("skip", "needs")]
 
 
 @pytest.fixture(scope="module")
-def stock(tmp_path_factory):
+def page_files(tmp_path_factory):
     """Make a folder with the files that pages expect: finished runs and a few photos."""
-    folder = tmp_path_factory.mktemp("stock")
+    folder = tmp_path_factory.mktemp("page_files")
     values = {"training.epochs": 2, "training.batch_size": 256, "method.eps": 0.2, "method.max_step": 0.4}
     with contextlib.chdir(folder), contextlib.redirect_stdout(io.StringIO()):
         command("atas", "train", "digits-small-cnn-atas", "--out", "runs/mine", *assigned(values))
@@ -90,8 +90,8 @@ def stock(tmp_path_factory):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("page", RUN, ids=[str(page.relative_to(ROOT)) for page in RUN])
-def test_the_code_of_a_page_runs(page, stock, tmp_path, monkeypatch):
-    shutil.copytree(stock, tmp_path, dirs_exist_ok=True)
+def test_the_code_of_a_page_runs(page, page_files, tmp_path, monkeypatch):
+    shutil.copytree(page_files, tmp_path, dirs_exist_ok=True)
     if page.name in ("own.md", "tutorial.md"):
         shutil.rmtree(tmp_path / "runs")  # these pages make their own
     monkeypatch.chdir(tmp_path)
@@ -109,7 +109,7 @@ def test_the_code_of_a_page_runs(page, stock, tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("block", MARKED, ids=map(str, MARKED))
-def test_a_block_that_is_not_run_everywhere(block, stock, tmp_path, monkeypatch):
+def test_a_block_that_is_not_run_everywhere(block, page_files, tmp_path, monkeypatch):
     if block.mark == "skip":
         pytest.skip(block.argument)
     pytest.importorskip(block.argument)

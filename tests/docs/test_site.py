@@ -58,7 +58,7 @@ def pages(site):
     return found
 
 
-def test_nothing_is_fetched(site, pages):
+def test_site_fetches_nothing(site, pages):
     for path, page in pages.items():
         assert not [load for load in page.loads if urlsplit(load).scheme in ("http", "https")], path
     sheets = list(site.rglob("*.css"))

@@ -46,7 +46,7 @@ def test_verdicts_are_those_of_the_attack_itself(robust_digits, quick, found):
     assert torch.equal(alone.correct["pgd10"], found.correct["pgd10"])
 
 
-def test_what_broke_each_example_is_known(found):
+def test_result_names_the_attack_that_broke_each_example(found):
     by = found.broken_by["quick"]
     names = ["clean", "apgd-ce", "apgd-t", "fab-t", "square"]
     assert [name is None for name in by] == found.correct["quick"].tolist()
@@ -99,7 +99,7 @@ def test_every_name_can_be_evaluated(robust_digits):
 
 @pytest.mark.parametrize("classes", [2, 3, 4, 9])
 @pytest.mark.parametrize("norm", ["linf", "l2"])
-def test_few_classes(classes, norm, generator):
+def test_searches_find_the_robust_examples_of_linear_models_with_few_classes(classes, norm, generator):
     """Of a linear model and a ball that stays inside of [0, 1] the robust examples are known."""
     n = 80
     model = nn.Sequential(nn.Flatten(), nn.Linear(12, classes)).requires_grad_(False)

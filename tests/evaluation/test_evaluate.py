@@ -540,7 +540,7 @@ def test_a_budget_of_zero_has_a_line_too(problem):
 
 
 @pytest.mark.gpu
-def test_on_a_gpu_the_same_is_found(problem, images, ball, result):
+def test_evaluate_finds_the_same_on_a_gpu(problem, images, ball, result):
     model, _, y = problem
     model.cuda()
     for x, labels in ((images, y), (images.cuda(), y.cuda())):

@@ -162,7 +162,7 @@ def test_a_file_that_cannot_be_read_is_refused(tmp_path):
         Evaluation.load(tmp_path)
 
 
-def test_tables(result):
+def test_tables_of_a_result_show_accuracies_and_intervals(result):
     seconds = dict.fromkeys(result.seconds, 12.34)
     result = dataclasses.replace(result, seconds=seconds)
     right = int(result.correct["pgd10"].sum())

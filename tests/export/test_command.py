@@ -55,7 +55,7 @@ def test_a_run_begun_anew_takes_its_exports_along(copy_of, train_tiny):
     assert not (folder / "export").exists()
 
 
-def test_what_is_no_run(tmp_path):
+def test_folder_that_is_no_run_is_refused(tmp_path):
     assert isinstance(run(tmp_path, "--to", "onnx").exception, DataError)
 
 

@@ -59,7 +59,7 @@ def close(actual, expected):
     torch.testing.assert_close(actual, expected, atol=1e-10, rtol=1e-8)
 
 
-class Scene:
+class ComparedMethod:
     """A method, a network and data, and the same network for the reference."""
 
     def __init__(self, name, threat, scale, net, images, *, epochs=30, rate=RATE, **hyper):
@@ -130,26 +130,26 @@ def triples(view):
 
 
 @pytest.fixture
-def scene(small_net, make_images):
+def compared_method(small_net, make_images):
     def make(name, threat, scale=1.0, *, net=None, sharpness=6.0, examples=EXAMPLES, **hyper):
         images = make_images(examples, SHAPE, dtype=torch.float64)
         net = (net or small_net(sharpness=sharpness)).double()
         with torch.no_grad():  # no class is the favourite
             net.fc.bias -= net.eval()(images).mean(0)
-        return Scene(name, threat, scale, net, images, **hyper)
+        return ComparedMethod(name, threat, scale, net, images, **hyper)
 
     return make
 
 
-def test_standard(scene):
-    s = scene("standard", LINF)
+def test_standard(compared_method):
+    s = compared_method("standard", LINF)
     for _ in s.compare(range(2), lambda epoch, x, y, index, view: reference.standard(s.net, x, y, RATE)):
         pass
 
 
 @pytest.mark.parametrize(("threat", "scale"), CASES)
-def test_fgsm(scene, threat, scale):
-    s = scene("fgsm", threat, scale)
+def test_fgsm(compared_method, threat, scale):
+    s = compared_method("fgsm", threat, scale)
     for _ in s.compare(
         range(2), lambda epoch, x, y, index, view: reference.fgsm(s.net, s.ball, x, y, RATE, scale * threat.eps)
     ):
@@ -157,8 +157,8 @@ def test_fgsm(scene, threat, scale):
 
 
 @pytest.mark.parametrize(("threat", "scale"), CASES)
-def test_fgsm_rs(scene, threat, scale):
-    s = scene("fgsm-rs", threat, scale)
+def test_fgsm_rs(compared_method, threat, scale):
+    s = compared_method("fgsm-rs", threat, scale)
 
     def refer(epoch, x, y, index, view):
         return reference.fgsm_rs(s.net, s.ball, s.noise(epoch, index), x, y, RATE, scale * 1.25 * threat.eps)
@@ -168,8 +168,8 @@ def test_fgsm_rs(scene, threat, scale):
 
 
 @pytest.mark.parametrize(("threat", "scale"), CASES)
-def test_fgsm_rs_with_a_step_of_ones_own(scene, threat, scale):
-    s = scene("fgsm-rs", threat, scale, step_size=0.3 * threat.eps)
+def test_fgsm_rs_with_a_step_of_ones_own(compared_method, threat, scale):
+    s = compared_method("fgsm-rs", threat, scale, step_size=0.3 * threat.eps)
 
     def refer(epoch, x, y, index, view):
         return reference.fgsm_rs(s.net, s.ball, s.noise(epoch, index), x, y, RATE, scale * 0.3 * threat.eps)
@@ -179,8 +179,8 @@ def test_fgsm_rs_with_a_step_of_ones_own(scene, threat, scale):
 
 
 @pytest.mark.parametrize(("threat", "scale"), CASES)
-def test_pgd(scene, threat, scale):
-    s = scene("pgd", threat, scale)
+def test_pgd(compared_method, threat, scale):
+    s = compared_method("pgd", threat, scale)
 
     def refer(epoch, x, y, index, view):
         noise = s.noise(epoch, index)
@@ -190,8 +190,8 @@ def test_pgd(scene, threat, scale):
         pass
 
 
-def test_pgd_takes_other_steps(scene):
-    s = scene("pgd", LINF, steps=3, step_size=3 / 255)
+def test_pgd_takes_other_steps(compared_method):
+    s = compared_method("pgd", LINF, steps=3, step_size=3 / 255)
 
     def refer(epoch, x, y, index, view):
         return reference.pgd(s.net, s.ball, s.noise(epoch, index), x, y, RATE, step=3 / 255, steps=3)
@@ -202,8 +202,8 @@ def test_pgd_takes_other_steps(scene):
 
 @pytest.mark.parametrize(("threat", "scale"), CASES)
 @pytest.mark.parametrize("settings", [{}, {"c": 0.3, "max_step": 0.2, "beta": 0.8}], ids=["default", "other"])
-def test_fgsm_rs_adaptive(scene, threat, scale, settings):
-    s = scene("fgsm-rs-adaptive", threat, scale, **settings)
+def test_fgsm_rs_adaptive(compared_method, threat, scale, settings):
+    s = compared_method("fgsm-rs-adaptive", threat, scale, **settings)
     usual = {"c": 1.28, "max_step": 16 / 255 if threat is LINF else 1.0, "beta": 0.5}
     norms = torch.zeros(EXAMPLES, dtype=torch.float64)
 
@@ -223,8 +223,8 @@ def test_fgsm_rs_adaptive(scene, threat, scale, settings):
 
 
 @pytest.mark.parametrize(("threat", "scale"), CASES)
-def test_fgsm_ga(scene, threat, scale):
-    s = scene("fgsm-ga", threat, scale, weight=0.7)
+def test_fgsm_ga(compared_method, threat, scale):
+    s = compared_method("fgsm-ga", threat, scale, weight=0.7)
 
     def refer(epoch, x, y, index, view):
         noise = s.noise(epoch, index)
@@ -244,14 +244,14 @@ def test_fgsm_ga_weighs_as_the_authors_do(eps):
 
 
 @pytest.mark.parametrize("batch_norm", [True, False], ids=["batch-norm", "plain"])
-def test_fgsm_ga_leaves_out_examples_without_a_gradient(scene, small_net, batch_norm):
+def test_fgsm_ga_leaves_out_examples_without_a_gradient(compared_method, small_net, batch_norm):
     """A black image through a first layer that only answers to light: its gradient is zero, here and nearby."""
     net = small_net(batch_norm=False, activation=F.relu, sharpness=6.0)
     if batch_norm:
         net.bn2 = small_net().bn2
     net.conv1.weight.data.abs_()
     net.conv1.bias.data.fill_(-1.5)
-    s = scene("fgsm-ga", LINF, net=net, weight=0.7)
+    s = compared_method("fgsm-ga", LINF, net=net, weight=0.7)
     s.images[[4, 7]] = 0
 
     def refer(epoch, x, y, index, view):
@@ -267,10 +267,10 @@ def test_fgsm_ga_leaves_out_examples_without_a_gradient(scene, small_net, batch_
     assert all(torch.isfinite(weight).all() for weight in s.model.parameters())
 
 
-def test_fgsm_ga_second_order_by_finite_differences(scene):
+def test_fgsm_ga_second_order_by_finite_differences(compared_method):
     """The regulariser as a plain function of the weights, at weights moved to and fro in random directions."""
     weight, h = 0.7, 1e-5
-    s = scene("fgsm-ga", LINF, weight=weight)
+    s = compared_method("fgsm-ga", LINF, weight=weight)
     s.method.start_epoch(0)
     index, view = next(s.batches(0))
     x, y, noise = s.window(index, view), s.labels[index], s.noise(0, index)
@@ -302,9 +302,9 @@ def test_fgsm_ga_second_order_by_finite_differences(scene):
 
 @pytest.mark.parametrize(("threat", "scale"), CASES)
 @pytest.mark.parametrize("checkpoints", [3, 4, 1])
-def test_ssat(scene, threat, scale, checkpoints):
+def test_ssat(compared_method, threat, scale, checkpoints):
     settings = {} if checkpoints == 3 else {"checkpoints": checkpoints}
-    s = scene("ssat", threat, scale, examples=48, **settings)
+    s = compared_method("ssat", threat, scale, examples=48, **settings)
     index = torch.arange(48)
     at_image = s.net(s.images, False).argmax(1)
     at_start = s.net(s.ball.project(s.images + s.noise(0, index), s.images), False).argmax(1)
@@ -326,8 +326,8 @@ def test_ssat(scene, threat, scale, checkpoints):
 
 
 @pytest.mark.parametrize(("threat", "scale"), CASES)
-def test_trades(scene, threat, scale):
-    s = scene("trades", threat, scale)
+def test_trades(compared_method, threat, scale):
+    s = compared_method("trades", threat, scale)
 
     def refer(epoch, x, y, index, view):
         noise = CounterRNG(3, torch.tensor(epoch), index).normal(Stream.START, SHAPE).double()
@@ -337,8 +337,8 @@ def test_trades(scene, threat, scale):
         pass
 
 
-def test_trades_with_other_settings(scene):
-    s = scene("trades", LINF, beta=1.5, steps=2, step_size=0.01)
+def test_trades_with_other_settings(compared_method):
+    s = compared_method("trades", LINF, beta=1.5, steps=2, step_size=0.01)
 
     def refer(epoch, x, y, index, view):
         noise = CounterRNG(3, torch.tensor(epoch), index).normal(Stream.START, SHAPE).double()
@@ -350,9 +350,9 @@ def test_trades_with_other_settings(scene):
 
 @pytest.mark.parametrize(("threat", "scale"), CASES)
 @pytest.mark.parametrize("settings", [{}, {"replays": 3, "step_size": 0.02}], ids=["default", "other"])
-def test_free(scene, threat, scale, settings):
+def test_free(compared_method, threat, scale, settings):
     """Batches of 6 and 5: the sixth perturbation waits for the next batch of six."""
-    s = scene("free", threat, scale, batch_size=6, **settings)
+    s = compared_method("free", threat, scale, batch_size=6, **settings)
     carried = torch.zeros(6, *SHAPE, dtype=torch.float64)
     step, replays = settings.get("step_size", threat.eps), settings.get("replays", 8)
     assert s.method.updates_per_step == replays
@@ -377,8 +377,8 @@ def test_free(scene, threat, scale, settings):
     ],
     ids=["default", "other", "second-layer", "twice", "second-layer-twice"],
 )
-def test_yopo(scene, threat, scale, settings):
-    s = scene("yopo", threat, scale, **settings)
+def test_yopo(compared_method, threat, scale, settings):
+    s = compared_method("yopo", threat, scale, **settings)
     step = settings.get("step_size", 2 / 255 if threat is LINF else threat.eps / 4)
 
     def refer(epoch, x, y, index, view):
@@ -400,8 +400,8 @@ def test_yopo(scene, threat, scale, settings):
         pass
 
 
-def test_yopo_takes_the_first_layer_before_an_activation_in_place(scene, small_net):
-    s = scene(
+def test_yopo_takes_the_first_layer_before_an_activation_in_place(compared_method, small_net):
+    s = compared_method(
         "yopo", LINF, net=small_net(batch_norm=False, activation=lambda x: F.relu(x, inplace=True), sharpness=6.0)
     )
     s.net.activation = F.relu
@@ -439,8 +439,8 @@ def remember(s, slow, epochs):
 
 @pytest.mark.parametrize(("threat", "scale"), CASES)
 @pytest.mark.parametrize("settings", [{}, {"step_size": 0.02}], ids=["default", "other"])
-def test_atta(scene, threat, scale, settings):
-    s = scene("atta", threat, scale, epochs=4, reset_every=2, dtype=torch.float32, **settings)
+def test_atta(compared_method, threat, scale, settings):
+    s = compared_method("atta", threat, scale, epochs=4, reset_every=2, dtype=torch.float32, **settings)
     step = settings.get("step_size", 4 / 255 if threat is LINF else threat.eps / 2)
     slow = reference.Atta(s.ball, s.method.memory.delta, PAD, 2, 4, step=scale * step)
     for _ in remember(s, slow, range(4)):
@@ -448,9 +448,9 @@ def test_atta(scene, threat, scale, settings):
     assert slow.resets == [1]
 
 
-def test_atta_steps_4_255_at_every_budget(scene):
+def test_atta_steps_4_255_at_every_budget(compared_method):
     for eps in (4 / 255, 16 / 255):
-        s = scene("atta", atas.Linf(eps), dtype=torch.float32)
+        s = compared_method("atta", atas.Linf(eps), dtype=torch.float32)
         slow = reference.Atta(s.ball, s.method.memory.delta, PAD, 10, 30, step=4 / 255)
         for _ in remember(s, slow, range(1)):
             pass
@@ -458,9 +458,9 @@ def test_atta_steps_4_255_at_every_budget(scene):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("threat", [LINF, L2], ids=["linf", "l2"])
-def test_atas_through_thirty_epochs(scene, threat):
+def test_atas_through_thirty_epochs(compared_method, threat):
     """The released method from start to end: five epochs of warm-up, then clipped adaptive steps, two resets."""
-    s = scene("atas", threat, sharpness=30.0, rate=0.001, dtype=torch.float32)
+    s = compared_method("atas", threat, sharpness=30.0, rate=0.001, dtype=torch.float32)
     linf = threat is LINF
     clip = (4 / 255, 14 / 255) if linf else (0.25, 0.875)
     slow = reference.Atas(
@@ -500,8 +500,8 @@ def test_atas_through_thirty_epochs(scene, threat):
     ],
     ids=["warm", "free", "narrow"],
 )
-def test_atas_with_other_settings(scene, threat, scale, settings):
-    s = scene("atas", threat, scale, epochs=4, reset_every=2, dtype=torch.float32, **settings)
+def test_atas_with_other_settings(compared_method, threat, scale, settings):
+    s = compared_method("atas", threat, scale, epochs=4, reset_every=2, dtype=torch.float32, **settings)
     linf = threat is LINF
     usual = {
         "c": 1.28,
@@ -516,9 +516,9 @@ def test_atas_with_other_settings(scene, threat, scale, settings):
 
 
 @pytest.mark.parametrize(("threat", "scale"), CASES)
-def test_atas_literal(scene, threat, scale):
+def test_atas_literal(compared_method, threat, scale):
     """Algorithm 1: adaptive from the first epoch on, no clip."""
-    s = scene("atas-literal", threat, scale, dtype=torch.float32)
+    s = compared_method("atas-literal", threat, scale, dtype=torch.float32)
     max_step = 16 / 255 if threat is LINF else 1.0
     slow = reference.Atas(
         s.ball, s.method.memory.delta, PAD, 10, 30,

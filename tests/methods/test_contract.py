@@ -77,7 +77,7 @@ def data(make_images, small_net):
     return draw
 
 
-def test_the_names():
+def test_names_contain_every_method_of_the_paper():
     assert set(NAMES) >= {
         "standard", "fgsm", "fgsm-rs", "fgsm-rs-adaptive", "fgsm-ga", "ssat", "free", "yopo", "atta", "atas",
         "atas-literal", "pgd", "trades",

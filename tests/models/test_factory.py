@@ -109,7 +109,7 @@ def test_a_factory_in_the_current_directory_is_called(name):
         ("./users_models:linear", "write your own one as package.module:function"),
     ],
 )
-def test_what_is_wrong_is_said_in_one_sentence(name, message):
+def test_wrong_factories_are_refused_in_one_sentence(name, message):
     path = list(sys.path)
     with pytest.raises(UsageError, match=message) as caught:
         models.create(name, num_classes=6, channels=2)

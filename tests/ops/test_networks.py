@@ -58,7 +58,7 @@ def test_weights_are_the_wrapped_models(network):
     assert all(weight.requires_grad for weight in network.model.parameters())
 
 
-def test_it_can_do_what_methods_ask_for(network, small_net):
+def test_accelerated_networks_have_a_jvp_and_a_split(network, small_net):
     assert isinstance(network, SupportsJvp)
     assert isinstance(network, SupportsSplit)
     assert not isinstance(small_net(), SupportsJvp | SupportsSplit)

@@ -70,7 +70,7 @@ CALLERS = {
 
 
 @pytest.mark.parametrize("caller", list(CALLERS))
-def test_all_is_off_inside_and_restored_outside(caller):
+def test_strict_float32_turns_tf32_off_inside_and_restores_it(caller):
     CALLERS[caller]()
     before = state()
     with strict_float32(CPU):
@@ -89,7 +89,7 @@ def test_all_is_off_inside_and_restored_outside(caller):
     assert state()[0] == following
 
 
-def test_all_is_restored_after_an_error():
+def test_strict_float32_restores_tf32_after_an_error():
     torch.set_float32_matmul_precision("high")
     before = state()
     with pytest.raises(KeyboardInterrupt), strict_float32(CPU):

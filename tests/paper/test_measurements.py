@@ -56,7 +56,7 @@ def test_every_training_is_watched_as_far_as_that_is_free(tiny, store, quiet):
 
 
 @pytest.mark.slow
-def test_what_is_known_is_not_observed_again(tiny, tiny_store, quiet, trained):
+def test_known_measurements_are_not_repeated(tiny, tiny_store, quiet, trained):
     plan = Plan([tiny("atas", measurements=(Norms(), Curves()))], tiny_store, default_measurements)
     assert plan.remaining() == []
     plan = Plan([tiny("atas", measurements=(RobustLoss(30),))], tiny_store, default_measurements)

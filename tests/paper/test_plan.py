@@ -249,7 +249,7 @@ def test_kill_and_go_on(tmp_path, run_script):
 
 
 @pytest.mark.slow
-def test_nothing_is_lost_before_the_record_is_written(tiny, store, quiet, monkeypatch):
+def test_evaluation_progress_is_kept_until_the_record_is_written(tiny, store, quiet, monkeypatch):
     monkeypatch.setattr(execute, "evaluate", functools.partial(execute.evaluate, progress_interval=0.0))
     trial = tiny()
 
@@ -282,7 +282,7 @@ def test_time_left_follows_the_work():
     assert progress.seconds_left == pytest.approx(8 / 20 * 60)
 
 
-def test_what_is_compiled_first_does_not_set_the_pace():
+def test_compile_time_does_not_count_in_the_time_left():
     now = [0.0]
     progress = PlanProgress(Console(file=io.StringIO()), clock=lambda: now[0])
     progress.expect(100)

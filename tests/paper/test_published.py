@@ -75,7 +75,7 @@ def test_the_ablation_meets_the_table_where_they_are_the_same_run():
     assert published.ablation("c", 0.03, 12 / 255) is None
 
 
-def test_statements():
+def test_published_figures_are_those_of_the_paper():
     assert published.convergence_gap(12 / 255) == {"ratio": 1.5, "gap": 0.1, "loss_ratio": 1.11}
     assert published.convergence_gap(4 / 255) is None
     assert published.mean_step("fgsm-rs-adaptive") == pytest.approx(10.8 / 255)

@@ -118,7 +118,7 @@ def test_a_claim_is_of_one_process_and_ends_with_it(store):
             pass  # this one was given back here
 
 
-def test_who_works_on_a_device_sees_others(store):
+def test_device_in_use_sees_other_processes(store):
     store.folder.mkdir()
     with Locks(store.folder / ".claims") as locks, locks.device_in_use("gpu 1") as others:
         assert not others()
@@ -149,7 +149,7 @@ def test_a_training_that_shared_its_device_is_not_timed(tiny, store, quiet):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("when", ["only at first", "only between"])
-def test_who_comes_and_goes_during_a_training_is_seen(tiny, store, quiet, when):
+def test_training_is_not_timed_if_another_process_used_the_device_for_a_while(tiny, store, quiet, when):
     """Also where the training is stopped meanwhile and goes on alone."""
     trial = tiny(values={"training.epochs": 3})
     store.folder.mkdir()
@@ -184,7 +184,7 @@ def test_who_comes_and_goes_during_a_training_is_seen(tiny, store, quiet, when):
 
 
 @pytest.mark.slow
-def test_what_another_process_is_at_is_put_off_and_taken_over(tiny, store, quiet, waits):
+def test_trial_of_another_process_is_deferred_and_taken_over_if_it_dies(tiny, store, quiet, waits):
     done = []
     store.folder.mkdir()
     trials = [tiny(seed=seed) for seed in range(3)]
@@ -197,7 +197,7 @@ def test_what_another_process_is_at_is_put_off_and_taken_over(tiny, store, quiet
 
 
 @pytest.mark.slow
-def test_what_another_process_has_done_is_not_done_again(tiny, store, quiet, waits, fill):
+def test_trial_that_another_process_finished_is_not_repeated(tiny, store, quiet, waits, fill):
     done = []
     store.folder.mkdir()
     trials = [tiny(seed=0), tiny(seed=1)]
@@ -209,7 +209,7 @@ def test_what_another_process_has_done_is_not_done_again(tiny, store, quiet, wai
 
 
 @pytest.mark.slow
-def test_what_failed_in_another_process_is_tried_here(tiny, store, quiet, waits):
+def test_trial_that_failed_in_another_process_is_tried_here(tiny, store, quiet, waits):
     """Its machine may be the cause."""
     done = []
     store.folder.mkdir()
@@ -223,7 +223,7 @@ def test_what_failed_in_another_process_is_tried_here(tiny, store, quiet, waits)
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["part", "observation"])
-def test_what_rests_on_the_run_of_another_process_waits_for_it(ranks, tiny, store, quiet, waits, kind):
+def test_trial_waits_for_the_run_of_another_process_that_it_depends_on(ranks, tiny, store, quiet, waits, kind):
     done = []
     store.folder.mkdir()
     if kind == "part":
@@ -242,7 +242,7 @@ def test_what_rests_on_the_run_of_another_process_waits_for_it(ranks, tiny, stor
 
 
 @pytest.mark.slow
-def test_what_rests_on_a_run_that_is_given_up_meanwhile_waits_for_it_too(ranks, tiny, store, quiet):
+def test_trial_waits_for_an_abandoned_run_that_it_depends_on(ranks, tiny, store, quiet):
     """The other process ends while this one is at something else: the run that was put off comes first."""
     done = []
     store.folder.mkdir()
@@ -280,7 +280,7 @@ def test_a_training_that_went_on_unobserved_is_done_once_more(ranks, tiny, store
     assert [moment["step"] for moment in moments] == list(range(1, 10))
 
 
-def test_what_another_folder_knows_is_written_down_unless_another_process_is_at_it(tiny, store, quiet, tmp_path, fill):
+def test_records_of_another_folder_are_imported_unless_a_process_trains_them(tiny, store, quiet, tmp_path, fill):
     fill(tiny(), {"clean": 30, "fgsm": 20}, n=40)
     here = Store(tmp_path / "here", [store.folder])
     plan = Plan([tiny()], here, default_measurements)
@@ -295,7 +295,7 @@ def test_what_another_folder_knows_is_written_down_unless_another_process_is_at_
 
 
 @pytest.mark.slow
-def test_what_others_have_done_meanwhile_is_noticed_at_once(tiny, store, quiet, fill):
+def test_trials_that_others_finish_are_noticed_at_once(tiny, store, quiet, fill):
     """Not when its turn comes: the time left would be told too long until then."""
     done = []
     trials = [tiny(seed=seed) for seed in range(3)]

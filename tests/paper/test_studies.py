@@ -16,7 +16,7 @@ TINY = [
 
 
 @pytest.mark.slow
-def test_what_several_studies_need_is_trained_once(command, tmp_path):
+def test_trial_of_several_studies_is_trained_once(command, tmp_path):
     """A table's run of ATTA keeps no checkpoint, which figure-step-size needs: alone, each would train it."""
     out, options = tmp_path / "out", ["--quick", "--examples", 20, *TINY]
     options += ["--methods", "atta", "--attacks", "fgsm", "--padding", 2]
@@ -55,7 +55,7 @@ def test_pictures_can_be_drawn_later_and_elsewhere(command, tmp_path, monkeypatc
 
 
 @pytest.mark.slow
-def test_what_there_is_can_be_shown_without_running_anything(command, tmp_path):
+def test_known_results_can_be_shown_without_a_training(command, tmp_path):
     """Records that were copied are all it takes; what is missing is shown as missing."""
     options = ["--quick", "--examples", 20, *TINY, "--methods", "atas,atta"]
     command("reproduce", "figure-convergence", *options, "--methods", "atas", "--out", tmp_path / "first")

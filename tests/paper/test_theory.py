@@ -251,7 +251,7 @@ def test_the_sharper_bound_holds_too(beta, seed):
 
 
 @pytest.mark.parametrize("beta", [0.0, 0.5, 0.9])
-def test_what_the_sharper_bound_rests_on(beta):
+def test_sum_that_the_sharper_bound_rests_on(beta):
     """Norms that jump about, grow without end, or come as one peak: their squares over the root of v-hat."""
     draw, visits = np.random.default_rng(0), 60
     sequences = [draw.pareto(1, visits) for _ in range(50)] + [draw.uniform(0.01, 1, visits) for _ in range(50)]
@@ -371,7 +371,7 @@ def test_squared_gradients_over_v_hat_add_up_to_n_parts():
     assert bounds.printed_weighted_limit(BETA) < found.weighted <= bounds.weighted_limit(16, BETA)
 
 
-def test_what_follows_for_the_third_term():
+def test_third_term_is_bounded_as_the_page_says():
     """With all else as printed: the factor in front, the printed step size, and the sum over the examples."""
     of, steps = saddle(long_tail(16, 2.0)).constants, 400
     eta = bounds.printed_step_sizes(of, steps, BETA).x

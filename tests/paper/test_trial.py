@@ -34,7 +34,7 @@ def test_keys_are_the_same_in_another_process():
         {"method.grid": "none", "method.store": "host"},
     ],
 )
-def test_what_comes_to_the_same_has_the_same_key(values):
+def test_equivalent_trials_have_the_same_key(values):
     trial = Trial("cifar10-preact-resnet18-atas", values)
     assert (trial.key, trial.row, trial.training_key) == (BASE.key, BASE.row, BASE.training_key)
 
@@ -73,7 +73,7 @@ OTHERS = [
 ]
 
 
-def test_what_differs_has_another_key():
+def test_different_trials_have_different_keys():
     trials = [BASE, *(Trial(**({"recipe": BASE.recipe} | other)) for other in OTHERS)]
     assert len({trial.key for trial in trials}) == len(trials)
 

@@ -75,7 +75,7 @@ def test_how_far_yopo_moves_its_first_layer(bench):
 
 
 @pytest.mark.slow
-def test_what_a_step_of_each_method_costs(bench):
+def test_step_cost_benchmark_times_every_method(bench):
     small = ["--model", "small-cnn", "--batch", "4", "--rounds", "2", "--device", "cpu"]
     _, found = bench("step_cost.py", *small)
     assert list(found["rows"]) == methods.names()

@@ -43,7 +43,7 @@ def test_differences_name_the_keys_that_a_run_changed():
     assert find_expected(changed).differences == ("training.epochs: 80 became 3",)
 
 
-def test_nothing_is_expected_of_a_run_on_a_part_of_the_images():
+def test_find_expected_returns_none_for_a_run_on_a_subset():
     atas = recipes.load("digits-small-cnn-atas")
     assert find_expected(atas) is not None
     assert find_expected(atas, on_subset=True) is None

@@ -118,7 +118,7 @@ def test_fractions(text, value):
 @pytest.mark.parametrize(
     "text", ["", "eight", "8/", "/255", "1/0", "1/2/3", "8/255 px", "nan", "inf", "__import__('os')"]
 )
-def test_what_is_no_fraction(text):
+def test_text_that_is_no_fraction_is_refused(text):
     assert parse_fraction(text) is None
 
 
@@ -374,7 +374,7 @@ def test_a_file_that_says_nothing(content, tmp_path):
         recipes.load(path)
 
 
-def test_what_is_no_recipe():
+def test_load_refuses_what_is_neither_a_name_nor_a_path_nor_a_recipe():
     with pytest.raises(UsageError, match="by its name, its path or as a Recipe; got int"):
         recipes.load(5)
 
@@ -389,7 +389,7 @@ def test_a_recipe_cannot_be_changed_in_place():
         load("cifar10-preact-resnet18-atas").training.epochs = 3
 
 
-def test_differences():
+def test_differences_name_the_keys_and_both_values():
     one = load("cifar10-preact-resnet18-atas")
     other = one.with_values({"training.seed": 4, "data.root": "x", "engine.device": "cpu", "method.eps": "4/255"})
     assert {line.split(":")[0] for line in fingerprint.differences(one, other)} == {

@@ -206,7 +206,7 @@ def test_tables_sort_by_click_and_by_key(show):
 
 
 @pytest.mark.slow
-def test_runs_sort(show):
+def test_compared_runs_sort_by_name(show):
     page = show("compared")
     table = page.locator("#summary table.sortable")
     names = table.locator("tbody th")

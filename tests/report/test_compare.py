@@ -14,7 +14,7 @@ from atas.models.weights import read_weights, save_weights
 COLLAPSE = [(0.5, 0.4, 0.35), (0.7, 0.6, 0.45), (0.8, 0.9, 0.02), (0.8, 0.95, 0.0)]
 
 
-def test_what_is_read(make_run):
+def test_summarise_reads_runs(make_run):
     first = make_run("a/first", right={"clean": 90, "fgsm": 55, "pgd50": 47})
     second = make_run("a/second", "fgsm-rs", COLLAPSE, collapsed_from=2)
     one, two = report.summarise([first, str(second)])
@@ -117,7 +117,7 @@ def test_the_table_without_a_gap_has_no_footnote(make_run, show):
     assert "not evaluated" not in text
 
 
-def test_what_cannot_be_compared(make_run, tmp_path):
+def test_runs_that_cannot_be_compared_are_refused(make_run, tmp_path):
     with pytest.raises(DataError, match="is not the folder of a run"):
         report.summarise([tmp_path])
     with pytest.raises(DataError, match="has no finished epoch"):

@@ -72,7 +72,7 @@ def test_the_page_of_a_run(trained, healthy_page):
     assert all(plot["role"] == "img" and plot["aria-label"] for plot in plots)
 
 
-def test_nothing_is_fetched(healthy_page):
+def test_page_fetches_nothing(healthy_page):
     found = Page(healthy_page.read_text(encoding="utf-8"))
     for tag, attributes in found.elements:
         for key in ("src", "href", "action", "data", "poster"):
@@ -201,7 +201,7 @@ def test_the_paper_stands_beside(make_run, page_of):
     assert paper_row(settings.with_values({"method.norm": "l2", "method.dtype": "float16"}), published.lookup) is None
 
 
-def test_what_is_no_run_and_what_is_damaged(copy_of, tmp_path, page_of):
+def test_folders_without_a_run_and_damaged_runs_are_refused(copy_of, tmp_path, page_of):
     with pytest.raises(DataError, match="is not the folder of a run"):
         page_of(tmp_path)
     folder = copy_of()

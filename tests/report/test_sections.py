@@ -52,7 +52,7 @@ def test_a_run_without_evaluation_is_attacked_all_the_same(copy_of, view_of):
         assert reason == expected
 
 
-def test_what_takes_too_long_or_is_not_known_is_left_out(trained, view_of):
+def test_gallery_skips_attacks_that_are_slow_or_unknown(trained, view_of):
     view = view_of(trained)
     view.evaluation.correct["mine"] = view.evaluation.correct["fgsm"]
     view.__dict__["throughput"] = Throughput(view.model, torch.rand(2, 1, 8, 8))

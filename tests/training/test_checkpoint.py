@@ -74,7 +74,7 @@ def test_names_in_a_checkpoint_never_change(tmp_path, train_toy):
     assert sorted(state["monitor"]) == keys
 
 
-def test_what_is_saved_comes_back_bit_for_bit(saved):
+def test_checkpoint_load_returns_what_save_wrote_bit_for_bit(saved):
     tensors, state, path = saved
     found, found_state = checkpoint.load(path)
     assert found_state == state
@@ -99,7 +99,7 @@ def test_special_values_survive(tmp_path):
 
 
 @pytest.mark.parametrize("share", [0.0, 0.001, 0.3, 0.9, 0.999])
-def test_truncated(share, saved):
+def test_truncated_checkpoint_is_refused(share, saved):
     _, _, path = saved
     content = path.read_bytes()
     path.write_bytes(content[: int(share * len(content))])
@@ -109,7 +109,7 @@ def test_truncated(share, saved):
 
 
 @pytest.mark.parametrize("content", [b"garbage", b"\x00" * 100, b"\xff" * 4096, b"\x02\0\0\0\0\0\0\0{}", b"PK\x03\x04"])
-def test_garbage(content, saved):
+def test_file_that_is_no_checkpoint_is_refused(content, saved):
     _, _, path = saved
     path.write_bytes(content)
     with pytest.raises(CheckpointError) as error:

@@ -87,7 +87,7 @@ def test_methods_that_cannot_be_compiled_say_so():
     assert [name for name in atas.methods.names() if not atas.methods.get(name).compilable] == ["fgsm-ga", "yopo"]
 
 
-def test_all_methods_but_yopo_from_another_layer_run_by_the_kernels():
+def test_every_method_but_yopo_at_another_layer_uses_the_fast_network():
     for name in atas.methods.names():
         assert atas.methods.create(name, atas.Linf(8 / 255), EXAMPLES, SHAPE).uses_fast_network
     assert not atas.methods.create("yopo", atas.Linf(8 / 255), EXAMPLES, SHAPE, layer="layer1").uses_fast_network

@@ -100,7 +100,7 @@ def test_a_run_goes_on_wherever_its_memory_lives(resumed_on, tmp_path, train_toy
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("captured", [False, True])
-def test_on_a_gpu_rows_on_the_host_are_those_on_the_device(captured):
+def test_host_store_trains_as_the_device_store_on_a_gpu(captured):
     from atas.training.cuda_graph_engine import CudaGraphEngine
 
     kind = CudaGraphEngine if captured else Engine

@@ -40,7 +40,7 @@ def test_tenths_against_a_loop(norms):
     assert decile_means(torch.tensor(norms), torch.tensor(values)) == pytest.approx(expected)
 
 
-def test_a_run_logs_them(tmp_path, train_toy):
+def test_run_logs_step_sizes_and_gradient_norms_by_tenth(tmp_path, train_toy):
     """The 60 toy examples make tenths of six; the mean over all tenths is the mean over all examples."""
     run = train_toy(tmp_path / "run", "atas-literal")
     for row in run.metrics:
@@ -72,7 +72,7 @@ def test_steps_that_cross_the_whole_ball(shortest, fires):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("eps", "times"), [(2 / 255, 1), (0.39, 0)])
-def test_it_is_said_once(tmp_path, eps, times):
+def test_warning_of_too_long_steps_is_printed_once(tmp_path, eps, times):
     said = io.StringIO()
     live = TrainingProgress(Console(file=said, width=400))
     atas.train("digits-small-cnn-atas", out=tmp_path / "run", values=SMALL | {"method.eps": eps}, live=live)

@@ -94,7 +94,7 @@ def test_a_slow_collapse_is_found_when_half_is_gone():
         [(0.53, 0.66), (0.16, 0.47), (0.38, 0.59)],  # a bad epoch under a large budget: the gap is wide, but both fall
     ],
 )
-def test_what_is_no_collapse(epochs):
+def test_monitor_reports_no_collapse_for_ordinary_curves(epochs):
     assert judge(*epochs) == [False] * len(epochs)
 
 
@@ -266,7 +266,7 @@ def test_the_slice_is_of_the_training_set_and_held_out_where_it_decides(
         assert [labels[image.numpy().tobytes()] for image in part.images] == part.labels.tolist()
 
 
-def test_what_is_held_out_is_never_trained_on(
+def test_probe_images_that_are_held_out_are_never_trained_on(
     tmp_path, train_toy, toy_data, monkeypatch, toy_recipe, tiny_net, observer
 ):
     """As the method sees it, over a whole run with a rollback in it."""
@@ -355,7 +355,7 @@ def test_warn_says_it_once_and_goes_on(tmp_path, train_toy, observer, rows_of):
     assert not (tmp_path / "run" / "checkpoints" / "healthy.safetensors").exists()
 
 
-def test_it_is_said_once_across_a_resume(tmp_path, train_toy, observer, rows_of, interrupt_after):
+def test_collapse_is_reported_once_across_a_resume(tmp_path, train_toy, observer, rows_of, interrupt_after):
     probe = scripted_probe(HEALTHY, COLLAPSED, COLLAPSED, COLLAPSED)
     values = {"training.epochs": 4}
     live = interrupt_after(10)

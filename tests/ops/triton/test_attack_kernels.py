@@ -348,7 +348,7 @@ def test_second_derivatives_are_refused():
         torch.autograd.grad(loss, logits, create_graph=True)
 
 
-def test_what_is_not_covered_is_left_to_others():
+def test_attack_kernels_decline_unsupported_arguments():
     x, ball = torch.rand(2, 3, 4, 4, device=DEVICE), atas.L2(1.0)
     slots, doubles = Slots.empty(2, x), Slots.empty(2, x.double())
     slanted = dataclasses.replace(slots, point=slots.point.to(memory_format=torch.channels_last))

@@ -97,7 +97,7 @@ def test_every_level_is_shown_exactly():
 
 
 @pytest.mark.parametrize("kind", KEPT)
-def test_recall(case, kind):
+def test_load_start_kernel_loads_stored_perturbations(case, kind):
     x, index, view = case
     kept = remembered(kind, len(x) + 4, x.shape[1:])
     assert torch.equal(
@@ -107,7 +107,7 @@ def test_recall(case, kind):
 
 @pytest.mark.parametrize("kind", KEPT)
 @pytest.mark.parametrize("eps", [EPS, 0.0, 1])
-def test_write(case, kind, eps):
+def test_store_kernel_stores_perturbations(case, kind, eps):
     x, index, view = case
     ours, theirs = (remembered(kind, len(x) + 4, x.shape[1:], eps=eps) for _ in range(2))
     change = torch.randn_like(x) * (eps or 1)
@@ -161,7 +161,7 @@ def assert_same_memory(found, expected, exact):
 @pytest.mark.parametrize(
     "options", [{}, {"clip": None}, {"beta": 0.0}, {"c": 0.3, "max_step": 0.2, "clip": (0.01, 0.1)}]
 )
-def test_climb(case, epoch, options):
+def test_step_kernel_ascends_and_stores_as_pytorch(case, epoch, options):
     x, index, view = case
     ours, theirs = (
         atas.ATAS(atas.Linf(EPS), len(x) + 4, x.shape[1:], pad=2, device=DEVICE, **options) for _ in range(2)
@@ -191,7 +191,7 @@ def test_climb(case, epoch, options):
 
 
 @pytest.mark.parametrize("kind", [torch.float16, torch.float32])
-def test_climb_with_a_memory_in_floats(case, kind):
+def test_step_kernel_stores_perturbations_in_floats(case, kind):
     x, index, view = case
     ours, theirs = (
         atas.ATAS(atas.Linf(EPS), len(x) + 4, x.shape[1:], pad=2, device=DEVICE, dtype=kind, warmup_epochs=0)
@@ -233,7 +233,7 @@ def test_the_loss_of_infinite_logits_is_no_number():
 @pytest.mark.parametrize(("batch", "classes"), [(1, 2), (5, 10), (128, 10), (37, 100), (9, 1000)])
 @pytest.mark.parametrize("kind", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("adaptive", [False, True])
-def test_tally(batch, classes, kind, adaptive):
+def test_accumulate_kernel_adds_up_metrics(batch, classes, kind, adaptive):
     logits = torch.randint(-2, 3, (batch, classes), device=DEVICE).to(kind)  # many ties
     logits[0, 1] = float("nan")
     y = logits.argmax(1)
@@ -249,7 +249,7 @@ def test_tally(batch, classes, kind, adaptive):
     torch.testing.assert_close(found[2], expected[2], atol=0, rtol=1e-6)
 
 
-def test_what_is_not_covered_is_left_to_others():
+def test_training_kernels_decline_unsupported_arguments():
     x, index = torch.rand(2, 3, 4, 4, device=DEVICE), torch.arange(2, device=DEVICE)
     view, now = View.centre(2, 2, x.device), torch.tensor(0, device=DEVICE)
     kept = perturbations.FullResolution(atas.L2(1.0), 2, (3, 4, 4), pad=2, dtype=torch.float16, device=DEVICE)
