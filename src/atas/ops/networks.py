@@ -16,7 +16,7 @@ from atas.ops import enable_kernels
 
 
 class WrappedNetwork(nn.Module):
-    """A module that runs another module's forward pass in its own way.
+    """A module that runs another module's forward pass differently.
 
     Parameters and buffers are the wrapped model's. So is the mode: to set it here or there is the same.
     """
