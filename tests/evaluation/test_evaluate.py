@@ -548,6 +548,6 @@ def test_evaluate_finds_the_same_on_a_gpu(problem, images, ball, result):
         assert verdicts(found) == verdicts(result)
         assert (found.data, found.weights) == (result.data, result.weights)
         assert found.environment["device"] == torch.cuda.get_device_name()
-    with pytest.raises(UsageError, match="the model lives on cuda:0"):
+    with pytest.raises(UsageError, match="the model is on cuda:0 and is never moved"):
         evaluate(model, images, y, ball, device="cpu")
     assert evaluate(model, images, y, ball, attacks=[], device="cuda").protocol["batch_size"] == 1024

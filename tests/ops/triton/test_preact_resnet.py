@@ -14,6 +14,10 @@ from atas.data.loader import DeviceLoader
 from atas.recipes import load
 from atas.training.engine import Engine
 
+# At 8/255, changing all weights by 4e-7 of their size changes FGSM-GA's eager step in float32 by 7 to 9% of the way, as
+# signs of the perturbation turn, and the penalty makes 3% of the way. Here they change it by 2%, and it makes 22%.
+LESS_SENSITIVE = {"fgsm-ga": {"method.eps": 0.5 / 255, "method.weight": 5.0}}
+
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("name", ["preact-resnet18", "wrn-28-10"])
@@ -87,11 +91,12 @@ def test_a_captured_step_by_the_kernels_is_the_eager_step(name, precision):
     the rounding's, by no more than half as much again as the eager step itself is when it is taken in bf16."""
     from atas.training.cuda_graph_engine import CudaGraphEngine
 
+    values = LESS_SENSITIVE.get(name, {}) if precision == "float32" else {}
     allowed, torch.backends.cudnn.allow_tf32 = torch.backends.cudnn.allow_tf32, False
     said: list[str] = []
     try:
-        exact, rounded = (way_of_the_weights(Engine, name, kind) for kind in ("float32", "bf16"))
-        captured = way_of_the_weights(CudaGraphEngine, name, precision, log=said.append)
+        exact, rounded = (way_of_the_weights(Engine, name, kind, values) for kind in ("float32", "bf16"))
+        captured = way_of_the_weights(CudaGraphEngine, name, precision, values, log=said.append)
     finally:
         torch.backends.cudnn.allow_tf32 = allowed
     assert not any("cannot" in line for line in said), said
@@ -99,9 +104,9 @@ def test_a_captured_step_by_the_kernels_is_the_eager_step(name, precision):
     assert (captured - exact).norm() <= limit < exact.norm()
 
 
-def way_of_the_weights(kind, name, precision, **more):
+def way_of_the_weights(kind, name, precision, recipe_values, **more):
     """By how much a step after the warm-up changes them."""
-    engine = kind(*parts_of_a_run(name, precision), **more)
+    engine = kind(*parts_of_a_run(name, precision, recipe_values), **more)
     before = [weight.detach().clone() for weight in engine.model.parameters()]
     engine.start_epoch(6, 0)
     engine.step()
@@ -109,10 +114,10 @@ def way_of_the_weights(kind, name, precision, **more):
     return torch.cat([(new - old).flatten() for new, old in zip(after, before, strict=True)])
 
 
-def parts_of_a_run(name, precision):
+def parts_of_a_run(name, precision, recipe_values):
     """The arguments of an engine for two batches of random images. YOPO goes twice through the network: with its five
     passes, the last bit of float32 changes a sixth of the way that weights go. FGSM-GA's own rate begins at zero."""
-    values = {"engine.precision": precision, "training.batch_size": 32, "training.epochs": 9}
+    values = recipe_values | {"engine.precision": precision, "training.batch_size": 32, "training.epochs": 9}
     values |= {"method.outer": 2, "method.inner": 1} if name == "yopo" else {}
     values |= {"schedule.name": "piecewise", "schedule.peak": 0.1, "schedule.milestones": [0.8]}
     settings = load(f"cifar10-preact-resnet18-{name}").with_values(values)
