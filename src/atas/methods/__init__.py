@@ -13,6 +13,7 @@ from atas.methods.registry import create, get, names, setting_types, settings
 from atas.methods.ssat import SSAT
 from atas.methods.standard import Standard
 from atas.methods.trades import TRADES
+from atas.methods.weight_perturbation import WeightPerturbation
 from atas.methods.yopo import YOPO
 
 __all__ = [
@@ -36,6 +37,7 @@ __all__ = [
     "Standard",
     "StepOutput",
     "Update",
+    "WeightPerturbation",
     "create",
     "get",
     "names",

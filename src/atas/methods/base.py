@@ -8,7 +8,8 @@ defined by its attack. `PersistentPerturbation` starts each attack from the exam
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from numbers import Integral
 from typing import Any, ClassVar, Literal, NamedTuple, Protocol, TypedDict, Unpack
 
@@ -16,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from atas.core.augment import View
-from atas.core.autograd import cross_entropy, cross_entropy_sum, freeze, set_mode
+from atas.core.autograd import cross_entropy, cross_entropy_sum, freeze, set_mode, temporary_values
 from atas.core.dispatch import fast_op
 from atas.core.perturbations import FullResolution, LowResolution, PerturbationStore, Placement
 from atas.core.resized_crop import AnyView, BoxView
@@ -25,6 +26,7 @@ from atas.core.validation import DeviceChecks, IndexConsistency, check_logits, c
 from atas.data.loader import Batch
 from atas.distributed.sharding import DataShard
 from atas.errors import CheckpointError, DataError, UsageError
+from atas.methods.weight_perturbation import FORMS, Directions, WeightGradientTap, WeightPerturbation
 from atas.threat import Threat
 
 
@@ -59,13 +61,33 @@ class Update(Protocol):
     def __call__(self, loss: Tensor, *inputs: Tensor) -> tuple[Tensor, ...]:
         """Call `backward`, then `apply`."""
 
+    # What a weight perturbation needs. All lists have one entry for each of `weights`.
+
+    @property
+    def weights(self) -> Sequence[Tensor]:
+        """The weights as the optimiser keeps them."""
+
+    @property
+    def momentum(self) -> Sequence[Tensor | None]:
+        """The optimiser's moving averages of the gradients; None for a weight that has none yet."""
+
+    def weight_gradients(
+        self, loss: Tensor, *inputs: Tensor, summed: bool = False
+    ) -> tuple[list[Tensor | None], tuple[Tensor, ...]]:
+        """Return the gradients of a loss over the global batch with respect to the weights, without accumulating them,
+        and those of `inputs`. `summed`: the loss is a sum over examples, not a mean."""
+
+    def offset_weights(self, offsets: Sequence[Tensor | None]) -> AbstractContextManager[None]:
+        """Return a context in which passes see the weights with these offsets; they are restored to the bit."""
+
 
 class OptimizerUpdate:
     """An `Update` around a torch optimiser."""
 
-    def __init__(self, optimizer: torch.optim.Optimizer) -> None:
+    def __init__(self, optimizer: torch.optim.Optimizer, *, zero_grad: bool = True) -> None:
         self._optimizer = optimizer
-        optimizer.zero_grad(set_to_none=True)
+        if zero_grad:
+            optimizer.zero_grad(set_to_none=True)
 
     def backward(self, loss: Tensor, *inputs: Tensor) -> tuple[Tensor, ...]:
         """Accumulate weight gradients in `.grad`, as `loss.backward()` does."""
@@ -88,6 +110,49 @@ class OptimizerUpdate:
         self.apply()
         return gradients
 
+    @property
+    def weights(self) -> Sequence[Tensor]:
+        """The optimiser's trainable parameters."""
+        groups = self._optimizer.param_groups
+        return [weight for group in groups for weight in group["params"] if weight.requires_grad]
+
+    @property
+    def momentum(self) -> Sequence[Tensor | None]:
+        """The momentum of SGD, or the first moment of Adam and its relatives."""
+        defaults = self._optimizer.defaults
+        if not defaults.get("momentum") and "betas" not in defaults:
+            raise UsageError(
+                f"{type(self._optimizer).__name__} has no momentum here to perturb the weights along; set its "
+                f"momentum, or use the form ascent"
+            )
+        states = [self._optimizer.state.get(weight, {}) for weight in self.weights]
+        return [state.get("momentum_buffer", state.get("exp_avg")) for state in states]
+
+    def weight_gradients(
+        self, loss: Tensor, *inputs: Tensor, summed: bool = False
+    ) -> tuple[list[Tensor | None], tuple[Tensor, ...]]:
+        """Return the gradients that `loss.backward()` gives, which wrappers of the model may average over processes."""
+        tensors = [*self.weights, *inputs]
+        accumulated = [tensor.grad for tensor in tensors]
+        for tensor in tensors:
+            tensor.grad = None
+        loss.backward(inputs=tensors)
+        gradients = [tensor.grad for tensor in tensors]
+        for tensor, gradient in zip(tensors, accumulated, strict=True):
+            tensor.grad = gradient
+        count = len(tensors) - len(inputs)
+        return gradients[:count], tuple(gradient for gradient in gradients[count:] if gradient is not None)
+
+    @contextmanager
+    def offset_weights(self, offsets: Sequence[Tensor | None]) -> Iterator[None]:
+        """Offset the parameters in place; copies of them that autocast has cached are dropped."""
+        pairs = [(weight, off) for weight, off in zip(self.weights, offsets, strict=True) if off is not None]
+        weights = [weight for weight, _ in pairs]
+        with temporary_values(weights, [weight.detach() + offset for weight, offset in pairs]):
+            torch.clear_autocast_cache()
+            yield
+        torch.clear_autocast_cache()
+
 
 class Method(nn.Module, ABC):
     """A training method. It has no parameters; its per-example state is in buffers.
@@ -102,6 +167,7 @@ class Method(nn.Module, ABC):
     compilable: ClassVar[bool] = True  # False if a pass needs hooks or a second derivative
     checks_indices: bool = False  # True if the method keeps state for each index
     uses_fast_network: bool = True  # False if a pass needs what accelerated networks lack
+    weight_perturbations: ClassVar[tuple[str, ...]] = ()  # forms of weight perturbation that its step implements
     updates_per_step: int = 1
     epoch: Tensor
     step_scale: Tensor
@@ -132,6 +198,7 @@ class Method(nn.Module, ABC):
         self.checks = DeviceChecks(device)
         self._index_check = IndexConsistency(examples)
         self._epoch_started = False
+        self._weight_perturbation: WeightPerturbation | None = None
         self.register_buffer("epoch", torch.tensor(-1, device=device))
         self.register_buffer("step_scale", torch.tensor(1.0, device=device))
 
@@ -185,6 +252,58 @@ class Method(nn.Module, ABC):
             output = self.training_step(model, OptimizerUpdate(optimizer), batch)
         self.after_step(batch.index)
         return output
+
+    @property
+    def weight_perturbation(self) -> WeightPerturbation | None:
+        """The perturbation of the weights in a training step; None, the default, for none."""
+        return self._weight_perturbation
+
+    @weight_perturbation.setter
+    def weight_perturbation(self, perturbation: WeightPerturbation | None) -> None:
+        if perturbation is not None:
+            self.check_weight_perturbation(perturbation.form)
+        self._weight_perturbation = perturbation
+
+    @classmethod
+    def check_weight_perturbation(cls, form: str) -> None:
+        """Raise UsageError if the method's step does not implement this form of weight perturbation."""
+        if form not in cls.weight_perturbations:
+            possible = ", ".join(cls.weight_perturbations) or "none"
+            raise UsageError(
+                f"{cls.__name__} cannot perturb weights in the form {form}; forms that it supports: {possible}"
+            )
+
+    def perturbed_weights(
+        self,
+        model: nn.Module,
+        update: Update,
+        objective: Callable[[], Tensor] | None = None,
+        attack_gradients: Directions | None = None,
+    ) -> AbstractContextManager[None]:
+        """Return a context for the passes that weights are trained on, with the method's weight perturbation if it has
+        one. `objective` returns the loss of these passes."""
+        if self.weight_perturbation is None:
+            return nullcontext()
+        return self.weight_perturbation.around(model, update, objective, self.epoch, attack_gradients)
+
+    def minimize(
+        self,
+        model: nn.Module,
+        update: Update,
+        objective: Callable[[], tuple[Tensor, Tensor]],
+        *inputs: Tensor,
+        attack_gradients: Directions | None = None,
+    ) -> tuple[Tensor, Tensor, tuple[Tensor, ...]]:
+        """Update the weights with the gradient of an objective, at perturbed weights if the method perturbs them.
+
+        `objective` returns loss and logits; a weight perturbation may call it twice. Return both, and the gradients of
+        `inputs`.
+        """
+        with self.perturbed_weights(model, update, lambda: objective()[0], attack_gradients):
+            loss, logits = objective()
+            gradients = update.backward(loss, *inputs)
+        update.apply()
+        return loss, logits, gradients
 
     def prefetch(self, index: Tensor) -> None:
         """Called by engines: the next step is on these examples, so their state can be fetched already."""
@@ -261,12 +380,19 @@ class Method(nn.Module, ABC):
 class InputPerturbation(Method):
     """A method that trains with cross-entropy on perturbed inputs. Subclasses implement `attack`."""
 
+    weight_perturbations = FORMS
+
     @abstractmethod
     def attack(self, model: nn.Module, batch: Batch) -> Tensor:
         """Return the perturbed inputs. The model is in `attack_mode` and its weights are frozen."""
 
     def perturb(self, model: nn.Module, x: Tensor, y: Tensor, index: Tensor, view: AnyView | None = None) -> Tensor:
         """Return the inputs to train on with cross-entropy, in your own loop; costs one attack."""
+        if self.weight_perturbation is not None:
+            raise UsageError(
+                "perturb returns inputs only, and this method also perturbs weights: use method.step, or "
+                "weight_perturbation.around in your own step"
+            )
         batch = self._checked(x, y, index, view)
         self.before_step(batch.index)
         with explain_low_precision(model, x):
@@ -276,15 +402,28 @@ class InputPerturbation(Method):
 
     def training_step(self, model: nn.Module, update: Update, batch: Batch) -> StepOutput:
         """Attack, then update the weights with the loss at the perturbed inputs."""
-        inputs = self._attack(model, batch)
-        logits = model(inputs)
-        loss = self.loss(logits, batch.y, batch.index)
-        update(loss)
+        inputs, gradients = self._attack_with_gradients(model, update, batch)
+
+        def objective() -> tuple[Tensor, Tensor]:
+            logits = model(inputs)
+            return self.loss(logits, batch.y, batch.index), logits
+
+        loss, logits, _ = self.minimize(model, update, objective, attack_gradients=gradients)
         return StepOutput(loss.detach(), inputs, logits.detach())
 
     def _attack(self, model: nn.Module, batch: Batch) -> Tensor:
         with set_mode(model, training=self.attack_mode == "train"), freeze(model):
             return self.attack(model, batch).detach()
+
+    def _attack_with_gradients(
+        self, model: nn.Module, update: Update, batch: Batch
+    ) -> tuple[Tensor, Directions | None]:
+        """Attack; return also the weight gradients of its last pass if the weight perturbation needs them."""
+        if self.weight_perturbation is None or self.weight_perturbation.form != "attack":
+            return self._attack(model, batch), None
+        tap = WeightGradientTap(model, update)
+        with set_mode(model, training=self.attack_mode == "train"):
+            return self.attack(tap, batch).detach(), tap.gradients
 
 
 class PersistentPerturbation(InputPerturbation):
