@@ -61,6 +61,8 @@ def check(recipe: Recipe) -> None:
             f"training.batch_size must be a multiple of data.shards, because every shard gives the same number "
             f"of examples to a batch; got {recipe.training.batch_size} and {shards}"
         )
+    if recipe.optimizer.perturb != "none":
+        methods.get(recipe.method.name).check_weight_perturbation(recipe.optimizer.perturb)
     check_views(recipe)
     for attack in recipe.evaluation.attacks:
         attacks.create(attack)

@@ -10,6 +10,7 @@ from typing import Annotated, Any, TypeVar, get_type_hints
 
 from atas import methods, threat
 from atas.errors import UsageError, nearest, unknown
+from atas.methods.weight_perturbation import FORMS
 from atas.recipes.checks import OneOf, Range, check
 from atas.recipes.loading import inherit
 from atas.recipes.values import format_toml, parse_value
@@ -83,11 +84,15 @@ class MethodConfig:
 
 @dataclass(frozen=True)
 class OptimizerConfig:
-    """Stochastic gradient descent."""
+    """Stochastic gradient descent. `perturb` is a form of weight perturbation (`methods.WeightPerturbation`) or none,
+    with the relative length `perturb_gamma`, from epoch `perturb_from` on, counted from 0."""
 
     momentum: Annotated[float, _BELOW_1] = 0.9
     weight_decay: Annotated[float, _NOT_NEGATIVE] = 5e-4
     nesterov: bool = False
+    perturb: Annotated[str, OneOf("none", *FORMS)] = "none"
+    perturb_gamma: Annotated[float, _NOT_NEGATIVE] = 0.005
+    perturb_from: Annotated[int, _NOT_NEGATIVE] = 0
 
 
 @dataclass(frozen=True)
