@@ -13,26 +13,18 @@ the last one. Weights have the precision of what is resampled.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol, TypeAlias
+from typing import TypeAlias
 
 import torch
 from torch import Tensor
 
 from atas.core.augment import View
-from atas.core.rng import Stream
+from atas.core.rng import GeneratorRNG, Stream, UniformSource
 from atas.errors import UsageError
 
 _TRIES = 10  # to sample a box that fits the image, as in torchvision
 _ITERATIONS = 4  # of correction when a grid is fitted to a perturbation
-
-
-class UniformSource(Protocol):
-    """Source of random numbers: a `CounterRNG` or a generator."""
-
-    def uniform(self, stream: Stream, shape: Sequence[int] = ()) -> Tensor:
-        """Return uniform numbers on (0, 1) of shape (batch, *shape)."""
 
 
 @dataclass(frozen=True)
@@ -160,7 +152,7 @@ def random_crop_view(
     _check(x, size)
     if of < size:
         raise UsageError(f"a crop of {size} pixels does not fit an image of {of}; give of >= size")
-    view = BoxView.crop(_Generated(x, generator), size, of, flip)
+    view = BoxView.crop(GeneratorRNG(x, generator), size, of, flip)
     return view.apply(x), view
 
 
@@ -186,19 +178,8 @@ def random_resized_view(
             f"got {scale=}, {ratio=}"
         )
     frame = (int(x.shape[-2]), int(x.shape[-1]))
-    view = BoxView.resized(_Generated(x, generator), size, frame, scale, ratio, flip)
+    view = BoxView.resized(GeneratorRNG(x, generator), size, frame, scale, ratio, flip)
     return view.apply(x), view
-
-
-@dataclass(frozen=True)
-class _Generated:
-    """Random numbers of a batch from a generator."""
-
-    x: Tensor
-    generator: torch.Generator | None
-
-    def uniform(self, stream: Stream, shape: Sequence[int] = ()) -> Tensor:
-        return torch.rand(len(self.x), *shape, device=self.x.device, generator=self.generator)
 
 
 def _flips(source: UniformSource, flip: bool) -> Tensor:
