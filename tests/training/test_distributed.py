@@ -152,6 +152,14 @@ def test_wherever_images_and_memory_live(values, train, settings_of, tmp_path, r
     assert_same_training(tmp_path / "1", tmp_path / "2", rows_of)
 
 
+@pytest.mark.slow
+def test_shifted_boxes_and_erased_rectangles_are_those_of_one_process(train, settings_of, tmp_path, rows_of):
+    views = {"data.view": "cropshift", "data.shift": 3, "data.erase": 0.7, "data.view_until": 0.5}
+    for processes in (1, 2):
+        train(processes, tmp_path / str(processes), settings_of(**views), "norm")
+    assert_same_training(tmp_path / "1", tmp_path / "2", rows_of)
+
+
 def test_processes_share_the_processors(ranks, settings_of, tmp_path):
     """Each streams with its part of them; otherwise eight processes on 64 would start 512."""
     values = {"data.loading": "streaming", "training.epochs": 1}

@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 
 from atas.core.augment import View
+from atas.core.erasing import PixelView
 from atas.core.rng import GeneratorRNG, Stream, UniformSource
 from atas.errors import UsageError
 
@@ -128,13 +129,18 @@ class BoxView:
         )
 
 
-AnyView: TypeAlias = View | BoxView
+AnyView: TypeAlias = PixelView | BoxView
 
 
 def to_box_view(view: AnyView, frame: tuple[int, int]) -> BoxView:
     """Convert any view of images of this height and width to boxes. Boxes of padded images extend beyond them."""
     if isinstance(view, BoxView):
         return view
+    if not isinstance(view, View):
+        raise UsageError(
+            "shifted boxes and erased rectangles are followed pixel by pixel, which a perturbation on a grid cannot "
+            "do; create the method without grid"
+        )
     one = torch.ones_like(view.top, dtype=torch.float64)
     top, left = (view.top - view.pad).double() / frame[0], (view.left - view.pad).double() / frame[1]
     return BoxView(top, left, one, one, view.flip, frame)

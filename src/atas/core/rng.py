@@ -37,6 +37,8 @@ class Stream(enum.IntEnum):
     ORDER = 10
     PROBE = 11
     PROPOSAL = 12
+    SHIFT = 13
+    ERASE = 14
 
 
 def _mix(word: Word) -> Word:

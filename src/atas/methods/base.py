@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from atas.core.augment import View
 from atas.core.autograd import cross_entropy, cross_entropy_sum, freeze, set_mode, temporary_values
 from atas.core.dispatch import fast_op
+from atas.core.erasing import ErasedView
 from atas.core.perturbations import FullResolution, LowResolution, PerturbationStore, Placement
 from atas.core.resized_crop import AnyView, BoxView
 from atas.core.rng import CounterRNG
@@ -356,20 +357,19 @@ class Method(nn.Module, ABC):
                 raise DataError(f"{name} lives on {tensor.device}, the images on {x.device}: move it there with .to()")
         if not len(x):
             raise DataError("a batch without images has nothing to train on; leave it out")
-        if view is None:
-            view = View.centre(len(x), self.pad, x.device)
-        elif isinstance(view, BoxView):
-            if len(view) != len(x):
-                raise DataError(f"a view of {len(view)} images does not fit {len(x)} images; draw it from this batch")
-        elif not isinstance(view, View):
+        view = View.centre(len(x), self.pad, x.device) if view is None else view
+        shown = view.view if isinstance(view, ErasedView) else view
+        if not isinstance(shown, AnyView):
             raise DataError(
                 f"a view is what atas.random_view gives with the images, or None; got {type(view).__name__}"
             )
-        elif view.pad != self.pad or len(view) != len(x):
+        if isinstance(shown, View) and (shown.pad != self.pad or len(view) != len(x)):
             raise DataError(
-                f"a view of {len(view)} images with pad={view.pad} does not fit {len(x)} images and a method with "
+                f"a view of {len(view)} images with pad={shown.pad} does not fit {len(x)} images and a method with "
                 f"pad={self.pad}; draw it from this batch and create the method with the same pad"
             )
+        if len(view) != len(x):
+            raise DataError(f"a view of {len(view)} images does not fit {len(x)} images; draw it from this batch")
         self.checks.images(x)
         y, index = y.long(), self.checks.index(index.long(), self.examples)
         if self.checks_indices:

@@ -87,6 +87,7 @@ def _bounds(kind: type) -> dict[str, tuple[Range | OneOf, ...]]:
 def check_views(recipe: Recipe) -> None:
     """Raise UsageError for keys of [data] that contradict each other or the method."""
     data, size = recipe.data, recipe.data.eval_resolution
+    _check_shift(recipe)
     if size is None:
         for key in ("view_size", "view_start", "view_ramp", "view_scale"):
             if getattr(data, key) is not None:
@@ -110,6 +111,29 @@ def check_views(recipe: Recipe) -> None:
     if methods.get(name) is methods.Free and data.view_start is not None:
         raise UsageError(
             "free training carries perturbations of one size from batch to batch; leave out data.view_start"
+        )
+
+
+def _check_shift(recipe: Recipe) -> None:
+    data = recipe.data
+    if data.shift is not None and data.view != "cropshift":
+        raise UsageError("data.shift is for data.view = cropshift; set it, or leave data.shift out")
+    if data.erase and data.eval_resolution is not None:
+        raise UsageError("data.erase is for data.view = pad or cropshift; set one of them, or leave data.erase out")
+    if data.erase_area is not None and not (data.erase and 0 < data.erase_area[0] <= data.erase_area[1] <= 1):
+        raise UsageError(
+            f"data.erase_area is the (smallest, largest) share of an image in (0, 1] that data.erase erases; got "
+            f"{data.erase_area} with data.erase = {data.erase}"
+        )
+    moves = data.view == "cropshift" or data.erase
+    if data.view_until is not None and not moves:
+        raise UsageError(
+            "data.view_until ends shifts and erasing; set data.view = cropshift or data.erase, or leave it out"
+        )
+    if moves and recipe.method.settings.get("grid") is not None:
+        raise UsageError(
+            "perturbations on a grid cannot follow shifted boxes and erased pixels; leave out method.grid, or set "
+            "data.view = pad and data.erase = 0"
         )
 
 

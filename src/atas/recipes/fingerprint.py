@@ -28,6 +28,7 @@ RESUME_MAY_CHANGE = (
 # fingerprint, so that older checkpoints and results keep theirs.
 _LATER_DEFAULTS = {
     "data.view": "pad",
+    "data.erase": 0.0,
     "method.grid": None,
     "engine.sync_batchnorm": False,
     "optimizer.perturb": "none",

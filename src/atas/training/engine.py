@@ -106,10 +106,10 @@ class Engine:
 
     def prepare(self, epoch: int = 0) -> None:
         """Prepare for the resolution of this epoch; called before its first step, outside of the measured time."""
-        data, frame = self.recipe.data, self.loader.images.shape[2:]
-        self.resolution = train_resolution(data, epoch, self.recipe.training.epochs)
-        if self.resolution is not None:
-            self.loader.views = train_views(data, self.resolution, (frame[0], frame[1]))
+        data, epochs, frame = self.recipe.data, self.recipe.training.epochs, self.loader.images.shape[2:]
+        self.resolution = train_resolution(data, epoch, epochs)
+        if self.resolution is not None or data.view == "cropshift" or data.erase:
+            self.loader.views = train_views(data, self.resolution, (frame[0], frame[1]), epochs)
 
     def start_epoch(self, epoch: int, first: int) -> None:
         """Start an epoch at the batch `first`."""
