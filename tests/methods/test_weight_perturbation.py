@@ -233,6 +233,24 @@ def test_the_moments_of_adam_are_a_momentum(small_net, batches):
     assert torch.equal(update.momentum[0], optimizer.state[update.weights[0]]["exp_avg"])
 
 
+def test_a_step_of_one_s_own_says_what_it_implements():
+    class Own(atas.methods.FGSM):
+        def training_step(self, model, update, batch):
+            raise NotImplementedError
+
+    class Saying(Own):
+        weight_perturbations = ("momentum",)
+
+    class Attacking(atas.methods.FGSM):
+        def attack(self, model, batch):
+            return batch.x
+
+    assert (Own.weight_perturbations, Saying.weight_perturbations) == ((), ("momentum",))
+    assert Attacking.weight_perturbations == FORMS
+    with pytest.raises(UsageError, match="Own cannot perturb weights in the form ascent; forms that it supports: none"):
+        Own(LINF, EXAMPLES, SHAPE).weight_perturbation = WeightPerturbation()
+
+
 @pytest.mark.parametrize(
     ("act", "words"),
     [

@@ -173,6 +173,11 @@ class Method(nn.Module, ABC):
     epoch: Tensor
     step_scale: Tensor
 
+    def __init_subclass__(cls) -> None:
+        """Forget the inherited forms of weight perturbation where a class has a training step of its own."""
+        if "training_step" in vars(cls) and "weight_perturbations" not in vars(cls):
+            cls.weight_perturbations = ()
+
     def __init__(
         self,
         threat: Threat,
