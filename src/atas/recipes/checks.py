@@ -61,11 +61,20 @@ def check(recipe: Recipe) -> None:
             f"training.batch_size must be a multiple of data.shards, because every shard gives the same number "
             f"of examples to a batch; got {recipe.training.batch_size} and {shards}"
         )
-    if recipe.optimizer.perturb != "none":
-        methods.get(recipe.method.name).check_weight_perturbation(recipe.optimizer.perturb)
+    _check_weight_perturbation(recipe)
     check_views(recipe)
     for attack in recipe.evaluation.attacks:
         attacks.create(attack)
+
+
+def _check_weight_perturbation(recipe: Recipe) -> None:
+    optimizer = recipe.optimizer
+    if optimizer.perturb is not None:
+        methods.get(recipe.method.name).check_weight_perturbation(optimizer.perturb)
+        return
+    for key in ("perturb_gamma", "perturb_from"):
+        if getattr(optimizer, key) is not None:
+            raise UsageError(f"optimizer.{key} is for optimizer.perturb; set it, or leave optimizer.{key} out")
 
 
 def check_bounds(section: str, config: Any) -> None:
@@ -123,7 +132,7 @@ def _check_shift(recipe: Recipe) -> None:
     if data.erase_area is not None and not (data.erase and 0 < data.erase_area[0] <= data.erase_area[1] <= 1):
         raise UsageError(
             f"data.erase_area is the (smallest, largest) share of an image in (0, 1] that data.erase erases; got "
-            f"{data.erase_area} with data.erase = {data.erase}"
+            f"{data.erase_area} with data.erase = {data.erase or 0}"
         )
     moves = data.view == "cropshift" or data.erase
     if data.view_until is not None and not moves:

@@ -26,15 +26,7 @@ RESUME_MAY_CHANGE = (
 
 # Keys that were added later, with the value that older recipes stand for. With this value a key is no part of the
 # fingerprint, so that older checkpoints and results keep theirs.
-_LATER_DEFAULTS = {
-    "data.view": "pad",
-    "data.erase": 0.0,
-    "method.grid": None,
-    "engine.sync_batchnorm": False,
-    "optimizer.perturb": "none",
-    "optimizer.perturb_gamma": 0.005,
-    "optimizer.perturb_from": 0,
-}
+_LATER_DEFAULTS = {"data.view": "pad", "method.grid": None, "engine.sync_batchnorm": False}
 
 
 def differences(one: Recipe, other: Recipe, ignore: Sequence[str] = ()) -> list[str]:

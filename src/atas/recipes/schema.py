@@ -10,7 +10,7 @@ from typing import Annotated, Any, TypeVar, get_type_hints
 
 from atas import methods, threat
 from atas.errors import UsageError, nearest, unknown
-from atas.methods.weight_perturbation import FORMS
+from atas.methods.weight_perturbation import FORMS, WeightPerturbation
 from atas.recipes.checks import OneOf, Range, check
 from atas.recipes.loading import inherit
 from atas.recipes.values import format_toml, parse_value
@@ -54,7 +54,7 @@ class DataConfig:
     view_ramp: Annotated[float | None, Range("is a share of the training in (0, 1]", gt=0, le=1)] = None
     view_scale: tuple[float, float] | None = None
     shift: Annotated[int | None, _NOT_NEGATIVE] = None
-    erase: Annotated[float, Range("is a probability in [0, 1]", ge=0, le=1)] = 0.0
+    erase: Annotated[float | None, Range("is a probability in [0, 1]", ge=0, le=1)] = None
     erase_area: tuple[float, float] | None = None
     view_until: Annotated[float | None, Range("is a share of the training in (0, 1]", gt=0, le=1)] = None
     loading: Annotated[str, OneOf("auto", "resident", "streaming")] = "auto"
@@ -96,15 +96,23 @@ class MethodConfig:
 
 @dataclass(frozen=True)
 class OptimizerConfig:
-    """Stochastic gradient descent. `perturb` is a form of weight perturbation (`methods.WeightPerturbation`) or none,
-    with the relative length `perturb_gamma`, from epoch `perturb_from` on, counted from 0."""
+    """Stochastic gradient descent. `perturb` is a form of weight perturbation (`methods.WeightPerturbation`), with the
+    relative length `perturb_gamma` (0.005), from epoch `perturb_from` (0) on."""
 
     momentum: Annotated[float, _BELOW_1] = 0.9
     weight_decay: Annotated[float, _NOT_NEGATIVE] = 5e-4
     nesterov: bool = False
-    perturb: Annotated[str, OneOf("none", *FORMS)] = "none"
-    perturb_gamma: Annotated[float, _NOT_NEGATIVE] = 0.005
-    perturb_from: Annotated[int, _NOT_NEGATIVE] = 0
+    perturb: Annotated[str | None, OneOf(*FORMS)] = None
+    perturb_gamma: Annotated[float | None, _NOT_NEGATIVE] = None
+    perturb_from: Annotated[int | None, _NOT_NEGATIVE] = None
+
+    @property
+    def weight_perturbation(self) -> WeightPerturbation | None:
+        """The perturbation of the weights in a training step."""
+        given = {"gamma": self.perturb_gamma, "form": self.perturb, "from_epoch": self.perturb_from}
+        if self.perturb is None:
+            return None
+        return WeightPerturbation(**{key: value for key, value in given.items() if value is not None})
 
 
 @dataclass(frozen=True)

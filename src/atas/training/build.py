@@ -26,7 +26,7 @@ from atas.distributed.sharding import DataShard
 from atas.distributed.state import broadcast_weights
 from atas.distributed.world import SINGLE, World, select_device
 from atas.errors import DataError, UsageError
-from atas.methods import Free, Method, WeightPerturbation
+from atas.methods import Free, Method
 from atas.models.weights import GIVEN, per_channel
 from atas.recipes import Recipe, recipe_fingerprint
 from atas.training.data import eval_view, train_resolution
@@ -113,11 +113,7 @@ def _build_method(recipe: Recipe, shard: DataShard, shape: Sequence[int], device
     )
     if not shard.is_whole:
         method.set_shard(shard)
-    optimizer = recipe.optimizer
-    if optimizer.perturb != "none":
-        method.weight_perturbation = WeightPerturbation(
-            optimizer.perturb_gamma, optimizer.perturb, optimizer.perturb_from
-        )
+    method.weight_perturbation = recipe.optimizer.weight_perturbation
     return method
 
 
