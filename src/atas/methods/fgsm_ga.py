@@ -15,7 +15,8 @@ from atas.core.autograd import freeze, gradient_penalty, input_gradient
 from atas.core.dispatch import fast_op
 from atas.data.loader import Batch
 from atas.errors import UsageError
-from atas.methods.base import CommonArgs, Method, StepOutput, Update
+from atas.methods.base import CommonArgs, Method, StepOutput
+from atas.methods.update import Update
 from atas.threat import Linf, Threat
 
 

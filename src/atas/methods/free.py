@@ -11,7 +11,8 @@ from torch import Tensor, nn
 
 from atas.data.loader import Batch
 from atas.errors import DataError, UsageError
-from atas.methods.base import CommonArgs, Method, StepOutput, Update
+from atas.methods.base import CommonArgs, Method, StepOutput
+from atas.methods.update import Update
 from atas.threat import Threat
 
 

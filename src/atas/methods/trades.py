@@ -14,7 +14,8 @@ from atas.core.rng import Stream
 from atas.core.validation import check_logits
 from atas.data.loader import Batch
 from atas.errors import UsageError
-from atas.methods.base import CommonArgs, Method, StepOutput, Update
+from atas.methods.base import CommonArgs, Method, StepOutput
+from atas.methods.update import Update
 from atas.threat import Threat
 
 _START_NOISE = 0.001

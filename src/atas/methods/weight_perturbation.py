@@ -17,17 +17,16 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor, nn
 
 from atas.core.autograd import keep_statistics
 from atas.errors import UsageError, unknown
+from atas.methods.update import OptimizerUpdate, Update
 
-if TYPE_CHECKING:
-    from atas.methods.base import Update
-
+DEFAULT_GAMMA = 0.005  # of AWP with TRADES; AWP with PGD uses 0.01
 FORMS: tuple[str, ...] = ("ascent", "attack", "momentum")
 
 Directions: TypeAlias = Sequence[Tensor | None]  # one for each weight
@@ -52,7 +51,7 @@ class WeightPerturbation:
     >>> optimizer.step()
     """
 
-    def __init__(self, gamma: float = 0.005, form: str = "ascent", from_epoch: int = 0) -> None:
+    def __init__(self, gamma: float = DEFAULT_GAMMA, form: str = "ascent", from_epoch: int = 0) -> None:
         if form not in FORMS:
             raise unknown("form of a weight perturbation", form, FORMS)
         if not (0 <= gamma < math.inf and from_epoch >= 0):
@@ -77,8 +76,6 @@ class WeightPerturbation:
         are moved in every epoch.
         """
         if isinstance(update, torch.optim.Optimizer):
-            from atas.methods.base import OptimizerUpdate  # it uses this module
-
             update = OptimizerUpdate(update, zero_grad=False)
         directions = self._directions(model, update, objective, attack_gradients)
         weights = update.weights

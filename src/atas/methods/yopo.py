@@ -10,7 +10,8 @@ from torch import nn
 from atas.core.autograd import HookedSplit, SplitModel, SupportsSplit, find_first_layer
 from atas.data.loader import Batch
 from atas.errors import UsageError
-from atas.methods.base import CommonArgs, Method, StepOutput, Update
+from atas.methods.base import CommonArgs, Method, StepOutput
+from atas.methods.update import Update
 from atas.threat import Threat
 
 

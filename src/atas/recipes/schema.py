@@ -10,7 +10,7 @@ from typing import Annotated, Any, TypeVar, get_type_hints
 
 from atas import methods, threat
 from atas.errors import UsageError, nearest, unknown
-from atas.methods.weight_perturbation import FORMS, WeightPerturbation
+from atas.methods.weight_perturbation import DEFAULT_GAMMA, FORMS, WeightPerturbation
 from atas.recipes.checks import OneOf, Range, check
 from atas.recipes.loading import inherit
 from atas.recipes.values import format_toml, parse_value
@@ -109,10 +109,10 @@ class OptimizerConfig:
     @property
     def weight_perturbation(self) -> WeightPerturbation | None:
         """The perturbation of the weights in a training step."""
-        given = {"gamma": self.perturb_gamma, "form": self.perturb, "from_epoch": self.perturb_from}
         if self.perturb is None:
             return None
-        return WeightPerturbation(**{key: value for key, value in given.items() if value is not None})
+        gamma = DEFAULT_GAMMA if self.perturb_gamma is None else self.perturb_gamma
+        return WeightPerturbation(gamma, self.perturb, self.perturb_from or 0)
 
 
 @dataclass(frozen=True)
