@@ -12,7 +12,7 @@ from atas.core.dispatch import use_fast_ops
 from atas.core.erasing import ErasedView, random_erasing
 from atas.core.perturbations import FullResolution, LowResolution
 from atas.core.rng import CounterRNG
-from atas.errors import UsageError
+from atas.errors import DataError, UsageError
 
 SIZE = (7, 9)
 
@@ -292,6 +292,15 @@ def test_in_a_loop_of_one_s_own(small_net):
     changed = (method.memory.delta != before).sum((1, 2, 3))
     assert (changed <= visible.sum((1, 2, 3))).all()
     assert (changed > 0).all()
+
+
+def test_a_view_of_other_images_is_refused(small_net):
+    method = atas.ATAS(atas.Linf(8 / 255), examples=6, shape=(3, 8, 10))
+    method.start_epoch(6, 30)
+    x, y = torch.rand(6, 3, 8, 10), torch.zeros(6).long()
+    for view in (random_shift_view(x[:5], 2)[1], random_shift_view(x[..., :9], 2)[1]):
+        with pytest.raises(DataError, match="draw it from this batch"):
+            method.perturb(small_net(), x, y, torch.arange(6), view)
 
 
 @pytest.mark.parametrize(

@@ -119,6 +119,19 @@ def test_a_length_of_zero_changes_no_bit(name, form, small_net, batches):
     same_state(plain, later)
 
 
+@pytest.mark.parametrize(("form", "more"), [("ascent", 1), ("attack", 0), ("momentum", 0)])
+def test_a_step_has_no_pass_more_than_it_needs(form, more, small_net, batches):
+    """None before the first epoch with perturbed weights."""
+    model, passes = small_net().train(), []
+    model.register_forward_hook(lambda *_: passes.append(1))
+    method, (x, y, index) = make("fgsm", WeightPerturbation(0.1, form, from_epoch=7)), batches[0]
+    for epoch, count in ((6, 2), (7, 2 + more)):
+        method.start_epoch(epoch, 30)
+        method.step(model, sgd(model), x.float(), y, index)
+        assert len(passes) == count
+        passes.clear()
+
+
 @pytest.mark.parametrize(("name", "form"), CASES)
 def test_every_method_learns_at_other_weights(name, form, small_net, batches):
     plain = run(make(name), small_net().train(), batches, torch.float32)

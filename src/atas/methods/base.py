@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from atas.core.augment import View
 from atas.core.autograd import cross_entropy, cross_entropy_sum, freeze, set_mode
+from atas.core.crop_shift import ShiftView
 from atas.core.dispatch import fast_op
 from atas.core.erasing import ErasedView
 from atas.core.perturbations import FullResolution, LowResolution, PerturbationStore, Placement
@@ -97,6 +98,7 @@ class Method(nn.Module, ABC):
         self.checks = DeviceChecks(device)
         self._index_check = IndexConsistency(examples)
         self._epoch_started = False
+        self.current_epoch = -1  # as `epoch`, on the host; an engine sets it earlier
         self._weight_perturbation: WeightPerturbation | None = None
         self.register_buffer("epoch", torch.tensor(-1, device=device))
         self.register_buffer("step_scale", torch.tensor(1.0, device=device))
@@ -120,6 +122,7 @@ class Method(nn.Module, ABC):
         self.checks.raise_if_set()
         self._index_check.check()
         self._epoch_started = True
+        self.current_epoch = epoch
         if epoch != int(self.epoch):
             self.epoch.fill_(epoch)
             self.on_new_epoch(epoch, epochs)
@@ -163,6 +166,12 @@ class Method(nn.Module, ABC):
             self.check_weight_perturbation(perturbation.form)
         self._weight_perturbation = perturbation
 
+    @property
+    def perturbs_weights(self) -> bool:
+        """Whether the steps of this epoch perturb weights; known on the host, where engines choose the step to run."""
+        perturbation = self.weight_perturbation
+        return perturbation is not None and self.current_epoch >= perturbation.from_epoch
+
     @classmethod
     def check_weight_perturbation(cls, form: str) -> None:
         """Raise UsageError if the method's step does not implement this form of weight perturbation."""
@@ -181,9 +190,9 @@ class Method(nn.Module, ABC):
     ) -> AbstractContextManager[None]:
         """Return a context for the passes that weights are trained on, with the method's weight perturbation if it has
         one. `objective` returns the loss of these passes."""
-        if self.weight_perturbation is None:
+        if self.weight_perturbation is None or not self.perturbs_weights:
             return nullcontext()
-        return self.weight_perturbation.around(model, update, objective, self.epoch, attack_gradients)
+        return self.weight_perturbation.around(model, update, objective, attack_gradients)
 
     def minimize(
         self,
@@ -266,7 +275,7 @@ class Method(nn.Module, ABC):
                 f"a view of {len(view)} images with pad={shown.pad} does not fit {len(x)} images and a method with "
                 f"pad={self.pad}; draw it from this batch and create the method with the same pad"
             )
-        if len(view) != len(x):
+        if len(view) != len(x) or (isinstance(shown, ShiftView) and shown.size != x.shape[2:]):
             raise DataError(f"a view of {len(view)} images does not fit {len(x)} images; draw it from this batch")
         self.checks.images(x)
         y, index = y.long(), self.checks.index(index.long(), self.examples)
@@ -317,7 +326,8 @@ class InputPerturbation(Method):
         self, model: nn.Module, update: Update, batch: Batch
     ) -> tuple[Tensor, Directions | None]:
         """Attack; return also the weight gradients of its last pass if the weight perturbation needs them."""
-        if self.weight_perturbation is None or self.weight_perturbation.form != "attack":
+        perturbation = self.weight_perturbation if self.perturbs_weights else None
+        if perturbation is None or perturbation.form != "attack":
             return self._attack(model, batch), None
         tap = WeightGradientTap(model, update)
         with set_mode(model, training=self.attack_mode == "train"):

@@ -37,9 +37,9 @@ _TINY = 1e-20  # keeps the quotient finite where a direction is zero
 class WeightPerturbation:
     """Where and how far weights are moved for the gradient of a step; see the module's text.
 
-    `gamma` is the length of a move relative to the norm of the weight. Moves start in epoch `from_epoch`, counted from
-    0; before it they have length zero. Assign it to `method.weight_perturbation`, and `method.step` uses it. In a loop
-    with an optimiser and a loss of your own, `around` is all that is needed:
+    `gamma` is the length of a move relative to the norm of the weight. Assign it to `method.weight_perturbation`, and
+    `method.step` uses it from epoch `from_epoch` on, counted from 0. In a loop with an optimiser and a loss of your
+    own, `around` is all that is needed:
 
     >>> model = nn.Linear(4, 2)
     >>> optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
@@ -67,13 +67,11 @@ class WeightPerturbation:
         model: nn.Module,
         update: Update | torch.optim.Optimizer,
         objective: Callable[[], Tensor] | None = None,
-        epoch: Tensor | int | None = None,
         attack_gradients: Directions | None = None,
     ) -> Iterator[None]:
         """Move the weights inside the context, in which the loss and its gradient are computed; then restore them.
 
-        `objective` returns the training loss; only `ascent` calls it, at the unmoved weights. Without `epoch`, weights
-        are moved in every epoch.
+        `objective` returns the training loss; only `ascent` calls it, at the unmoved weights.
         """
         if isinstance(update, torch.optim.Optimizer):
             update = OptimizerUpdate(update, zero_grad=False)
@@ -82,11 +80,8 @@ class WeightPerturbation:
         moved = [row for row, weight in enumerate(weights) if weight.dim() > 1 and directions[row] is not None]
         offsets: list[Tensor | None] = [None] * len(weights)
         if moved:
-            gamma = torch.full((), self.gamma, dtype=torch.float64, device=weights[moved[0]].device)
-            if epoch is not None:
-                gamma = gamma * (epoch >= self.from_epoch)
             pairs = [(weights[row].detach(), directions[row]) for row in moved]
-            for row, offset in zip(moved, scale_to_weights(pairs, gamma), strict=True):
+            for row, offset in zip(moved, scale_to_weights(pairs, self.gamma), strict=True):
                 offsets[row] = offset
         with update.offset_weights(offsets):
             yield
@@ -115,7 +110,7 @@ class WeightPerturbation:
 
 
 @torch.no_grad()
-def scale_to_weights(pairs: Sequence[tuple[Tensor, Any]], gamma: Tensor) -> list[Tensor]:
+def scale_to_weights(pairs: Sequence[tuple[Tensor, Any]], gamma: float) -> list[Tensor]:
     """Return for each weight and direction the multiple of the direction with the length gamma |weight|."""
     weights, directions = (list(side) for side in zip(*pairs, strict=True))
     lengths, norms = (torch.stack(torch._foreach_norm(side)) for side in (directions, weights))

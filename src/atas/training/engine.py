@@ -105,7 +105,8 @@ class Engine:
             return function(*inputs)
 
     def prepare(self, epoch: int = 0) -> None:
-        """Prepare for the resolution of this epoch; called before its first step, outside of the measured time."""
+        """Prepare for the steps of this epoch; called before the first of them, outside of the measured time."""
+        self.method.current_epoch = epoch
         data, epochs, frame = self.recipe.data, self.recipe.training.epochs, self.loader.images.shape[2:]
         self.resolution = train_resolution(data, epoch, epochs)
         if self.resolution is not None or data.view == "cropshift" or data.erase:
