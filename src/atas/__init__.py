@@ -18,6 +18,8 @@ __version__ = "0.1.0"
 if TYPE_CHECKING:
     from atas import attacks, data, export, methods, models
     from atas.core.augment import View, random_view
+    from atas.core.crop_shift import ShiftView, random_shift_view
+    from atas.core.erasing import ErasedView, random_erasing
     from atas.core.resized_crop import BoxView, random_crop_view, random_resized_view
     from atas.data import indexed
     from atas.errors import AtasError
@@ -32,10 +34,12 @@ __all__ = [
     "L2",
     "AtasError",
     "BoxView",
+    "ErasedView",
     "Evaluation",
     "Linf",
     "Recipe",
     "Run",
+    "ShiftView",
     "Threat",
     "View",
     "__version__",
@@ -48,7 +52,9 @@ __all__ = [
     "methods",
     "models",
     "random_crop_view",
+    "random_erasing",
     "random_resized_view",
+    "random_shift_view",
     "random_view",
     "train",
 ]
@@ -59,17 +65,21 @@ _HOMES = {
     "L2": "atas.threat",
     "AtasError": "atas.errors",
     "BoxView": "atas.core.resized_crop",
+    "ErasedView": "atas.core.erasing",
     "Evaluation": "atas.evaluation",
     "Linf": "atas.threat",
     "Recipe": "atas.training",
     "Run": "atas.training",
+    "ShiftView": "atas.core.crop_shift",
     "Threat": "atas.threat",
     "View": "atas.core.augment",
     "evaluate": "atas.evaluation",
     "indexed": "atas.data",
     "load": "atas.export",
     "random_crop_view": "atas.core.resized_crop",
+    "random_erasing": "atas.core.erasing",
     "random_resized_view": "atas.core.resized_crop",
+    "random_shift_view": "atas.core.crop_shift",
     "random_view": "atas.core.augment",
     "train": "atas.training",
 }

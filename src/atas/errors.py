@@ -41,12 +41,17 @@ def first_few(names: Sequence[object], between: str = ", ") -> str:
 
 
 def nearest(name: str, known: Iterable[str]) -> str | None:
-    """Return the known name that was probably meant: one that begins with `name`, or else a similar one.
+    """Return the known name that was probably meant: `name` without a last letter too many, one that begins with
+    `name`, or else a similar one.
 
     >>> nearest("resnet", ["preact-resnet18", "resnet18"]), nearest("atass", ["atta", "atas"]), nearest("x", ["atas"])
     ('resnet18', 'atas', None)
+    >>> nearest("crops", ["cropshift", "crop"])
+    'crop'
     """
     known = list(known)
+    if name[:-1] in known:
+        return name[:-1]
     completions = [other for other in known if name and other.startswith(name)]
     return next(iter(completions or difflib.get_close_matches(name, known, n=1, cutoff=0.5)), None)
 

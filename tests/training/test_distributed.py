@@ -126,6 +126,20 @@ def test_every_method_knows_processes(method, train, settings_of, tmp_path, rows
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("form", ["ascent", "attack", "momentum"])
+def test_weights_are_perturbed_along_the_gradient_of_all_processes(form, train, settings_of, tmp_path, rows_of):
+    """Of a global batch in which processes have unequal parts, and in the last one none."""
+    settings = settings_of("atas", **{"optimizer.perturb": form, "optimizer.perturb_gamma": 0.05})
+    for processes in (1, 3):
+        train(processes, tmp_path / str(processes), settings, "norm")
+    train(1, tmp_path / "plain", settings_of("atas"), "norm")
+    assert_same_training(tmp_path / "1", tmp_path / "3", rows_of)
+    assert_all_have_the_same_model(tmp_path / "3", 3)
+    moved, plain = (torch.load(tmp_path / name / "rank0.pt") for name in ("1", "plain"))
+    assert (moved["fc.weight"] - plain["fc.weight"]).abs().max() > 1e-5
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "values",
     [
@@ -138,6 +152,14 @@ def test_every_method_knows_processes(method, train, settings_of, tmp_path, rows
 def test_wherever_images_and_memory_live(values, train, settings_of, tmp_path, rows_of):
     train(1, tmp_path / "1", settings_of(**{key: values[key] for key in values if key.startswith("training")}))
     train(2, tmp_path / "2", settings_of(**values))
+    assert_same_training(tmp_path / "1", tmp_path / "2", rows_of)
+
+
+@pytest.mark.slow
+def test_shifted_boxes_and_erased_rectangles_are_those_of_one_process(train, settings_of, tmp_path, rows_of):
+    views = {"data.view": "cropshift", "data.shift": 3, "data.erase": 0.7, "data.view_until": 0.5}
+    for processes in (1, 2):
+        train(processes, tmp_path / str(processes), settings_of(**views), "norm")
     assert_same_training(tmp_path / "1", tmp_path / "2", rows_of)
 
 

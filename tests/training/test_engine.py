@@ -9,6 +9,7 @@ from torch import nn
 import atas
 from atas.core.dispatch import use_fast_ops
 from atas.data.loader import DeviceLoader
+from atas.methods import WeightPerturbation
 from atas.models import Normalize, WideResNet
 from atas.ops.jvp import loss_jvp
 from atas.ops.precision import low_precision_copy
@@ -30,10 +31,11 @@ def network() -> nn.Module:
     )
 
 
-def make_engine(name: str, device: str = "cpu", kind: type[Engine] = Engine, model: nn.Module | None = None) -> Engine:
-    settings = load(f"cifar10-preact-resnet18-{name}").with_values(
-        {"engine.precision": "float32", "training.batch_size": BATCH, "training.epochs": 9, "data.pad": 2}
-    )
+def make_engine(
+    name: str, device: str = "cpu", kind: type[Engine] = Engine, model: nn.Module | None = None, values=None
+) -> Engine:
+    usual = {"engine.precision": "float32", "training.batch_size": BATCH, "training.epochs": 9, "data.pad": 2}
+    settings = load(f"cifar10-preact-resnet18-{name}").with_values(usual | (values or {}))
     generator = torch.Generator().manual_seed(1)
     images = torch.randint(256, (EXAMPLES, *SHAPE), dtype=torch.uint8, generator=generator)
     labels = torch.randint(4, (EXAMPLES,), generator=generator)
@@ -60,6 +62,78 @@ def test_a_compiled_step_is_the_plain_step(name):
     expected = plain.state_tensors()
     for key, found in compiled.state_tensors().items():
         torch.testing.assert_close(found, expected[key], atol=1e-6, rtol=1e-5, msg=key)
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")  # as above
+@pytest.mark.parametrize(("name", "form"), [("atas", "ascent"), ("atas", "attack"), ("free", "momentum")])
+def test_a_compiled_step_with_perturbed_weights_is_the_plain_step(name, form):
+    torch._dynamo.reset()
+    plain, compiled = make_engine(name), make_engine(name)
+    compiled.compute_model.forward = torch.compile(compiled.compute_model.forward, backend="aot_eager", fullgraph=True)
+    for engine, backend in ((plain, None), (compiled, "aot_eager")):
+        engine.method.weight_perturbation = WeightPerturbation(0.05, form)
+        with use_fast_ops(backend):
+            engine.start_epoch(6, 0)
+            engine.step()
+            engine.step()
+    expected = plain.state_tensors()
+    for key, found in compiled.state_tensors().items():
+        torch.testing.assert_close(found, expected[key], atol=1e-6, rtol=1e-5, msg=key)
+
+
+@pytest.mark.parametrize("form", ["ascent", "attack", "momentum"])
+def test_the_low_precision_copy_sees_perturbed_weights_and_is_restored(form):
+    """A linear network in bf16: its copy is what passes use, while the weights in float32 stay where they are."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Flatten(), nn.Linear(3 * 64, 4))
+    engine = make_engine("fgsm", model=model, values={"engine.precision": "bf16"})
+    low, kept = engine.compute_model[1].weight, model[1].weight
+    assert low.dtype == torch.bfloat16
+    engine.start_epoch(6, 0)
+    engine.step()
+    before, weights = low.detach().clone(), kept.detach().clone()
+
+    def objective() -> torch.Tensor:
+        return engine.network(torch.ones(2, 3, 8, 8)).float().square().sum()
+
+    gradients = [torch.ones_like(weights), None]
+    around = WeightPerturbation(0.5, form).around(engine.network, engine, objective, attack_gradients=gradients)
+    with engine.precision(), around:
+        assert torch.equal(kept, weights)
+        moved = torch.linalg.vector_norm(low.detach().float() - before.float())
+        assert float(moved) == pytest.approx(0.5 * float(torch.linalg.vector_norm(weights)), rel=0.01)
+    assert torch.equal(low, before)
+
+
+@pytest.mark.parametrize("precision", ["float32", "bf16"])
+@pytest.mark.parametrize("form", ["ascent", "attack", "momentum"])
+def test_an_engine_with_weights_perturbed_by_nothing_is_without_to_the_bit(form, precision):
+    def build(perturbation):
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Flatten(), nn.Linear(3 * 64, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 4))
+        engine = make_engine("atas", model=model, values={"engine.precision": precision, "training.ema": 0.9})
+        engine.method.weight_perturbation = perturbation
+        return engine
+
+    plain, zero, later = (
+        build(perturbation)
+        for perturbation in (None, WeightPerturbation(0.0, form), WeightPerturbation(0.1, form, from_epoch=7))
+    )
+    for engine in (plain, zero, later):
+        for epoch in (5, 6):
+            engine.start_epoch(epoch, 0)
+            for _ in range(len(engine.loader)):
+                engine.step()
+    for key, value in plain.state_tensors().items():
+        assert torch.equal(zero.state_tensors()[key], value), key
+        assert torch.equal(later.state_tensors()[key], value), key
+    later.start_epoch(7, 0)
+    plain.start_epoch(7, 0)
+    for engine in (plain, later):
+        engine.step()
+        engine.step()
+    assert not torch.equal(plain.state_tensors()["model.1.weight"], later.state_tensors()["model.1.weight"])
 
 
 def test_the_order_of_an_epoch_is_ready_before_it_begins(monkeypatch):
@@ -187,6 +261,40 @@ def test_a_captured_step_is_the_eager_step(name):
             assert (found.sign() == expected[key].sign()).float().mean() >= 0.999
         else:
             torch.testing.assert_close(found, expected[key], atol=1e-4, rtol=1e-4, msg=key)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("model", ["plain", "kernels"])
+@pytest.mark.parametrize("form", ["ascent", "attack", "momentum"])
+def test_a_captured_step_with_perturbed_weights_is_the_eager_step(form, model):
+    """In float32, and after it a step of an epoch before the first perturbed one, which is a plain one."""
+    from atas.training.cuda_graph_engine import CudaGraphEngine
+
+    def build(kind, perturbation):
+        torch.manual_seed(0)
+        net = network() if model == "plain" else WideResNet(4, Normalize(3), 10, 1)
+        engine = make_engine("atas", "cuda", kind, net)
+        engine.method.weight_perturbation = perturbation
+        return engine
+
+    allowed, torch.backends.cudnn.allow_tf32 = torch.backends.cudnn.allow_tf32, False
+    try:
+        perturbation = WeightPerturbation(0.05, form, from_epoch=6)
+        eager, captured = (build(kind, perturbation) for kind in (Engine, CudaGraphEngine))
+        captured.prepare()
+        for engine in (eager, captured):
+            for epoch in (5, 6):
+                engine.start_epoch(epoch, 0)
+                engine.step()
+                engine.step()
+    finally:
+        torch.backends.cudnn.allow_tf32 = allowed
+    expected = eager.state_tensors()
+    for key, found in captured.state_tensors().items():
+        if key == "method.memory.delta":
+            assert (found.sign() == expected[key].sign()).float().mean() >= 0.995
+        else:
+            torch.testing.assert_close(found, expected[key], atol=1e-3, rtol=1e-3, msg=key)
 
 
 @pytest.mark.gpu

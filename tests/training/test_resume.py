@@ -24,6 +24,16 @@ def test_interrupted_in_the_middle_of_an_epoch(method, tmp_path, train_toy, inte
     assert_same_run(tmp_path / "whole", tmp_path / "parts")
 
 
+@pytest.mark.parametrize("form", ["ascent", "attack", "momentum"])
+def test_interrupted_with_perturbed_weights(form, tmp_path, train_toy, interrupt_after, assert_same_run):
+    values = {"training.ema": 0.9, "training.epochs": 2, "optimizer.perturb": form, "optimizer.perturb_gamma": 0.05}
+    train_toy(tmp_path / "whole", "atas", values)
+    with pytest.raises(Interrupted):
+        train_toy(tmp_path / "parts", "atas", values, live=interrupt_after(6))
+    train_toy(tmp_path / "parts", "atas", values, resume=True)
+    assert_same_run(tmp_path / "whole", tmp_path / "parts")
+
+
 def test_interrupted_after_every_single_batch(tmp_path, train_toy, interrupt_after, assert_same_run):
     """The last batch of an epoch too, where the epoch's end is still to come; memory is reset in epoch 2."""
     train_toy(tmp_path / "whole")

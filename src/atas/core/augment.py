@@ -54,14 +54,7 @@ class View:
         height, width = images.shape[-2:]
         rows, columns = self._rows(height) - self.pad, self._columns(width) - self.pad
         inside = ((rows >= 0) & (rows < height))[:, :, None] & ((columns >= 0) & (columns < width))[:, None, :]
-        channels = torch.arange(images.shape[1], device=images.device)
-        window = images[
-            index[:, None, None, None],
-            channels[:, None, None],
-            rows.clamp(0, height - 1)[:, None, :, None],
-            columns.clamp(0, width - 1)[:, None, None, :],
-        ]
-        return window * inside[:, None]
+        return gather_pixels(images, index, rows, columns) * inside[:, None]
 
     def _rows(self, height: int) -> Tensor:
         return self.top[:, None] + torch.arange(height, device=self.top.device)
@@ -75,6 +68,18 @@ class View:
         rows = self._rows(canvas.shape[2] - 2 * self.pad)
         columns = self._columns(canvas.shape[3] - 2 * self.pad)
         return index[:, None, None, None], channels[:, None, None], rows[:, None, :, None], columns[:, None, None, :]
+
+
+def gather_pixels(images: Tensor, index: Tensor, rows: Tensor, columns: Tensor) -> Tensor:
+    """Return these rows and columns of `images[index]`, the nearest ones for those outside of the images."""
+    height, width = images.shape[-2:]
+    channels = torch.arange(images.shape[1], device=images.device)
+    return images[
+        index[:, None, None, None],
+        channels[:, None, None],
+        rows.clamp(0, height - 1)[:, None, :, None],
+        columns.clamp(0, width - 1)[:, None, None, :],
+    ]
 
 
 @fast_op

@@ -6,7 +6,7 @@ gradient (second order), and models split behind their first layer.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Protocol, runtime_checkable
 
@@ -51,6 +51,49 @@ def freeze(model: nn.Module) -> Iterator[None]:
             parameter.requires_grad_(True)
 
 
+@contextmanager
+def keep_statistics(model: nn.Module) -> Iterator[None]:
+    """Restore all buffers of a model after the context, so that its passes leave no trace in running statistics."""
+    buffers = list(model.buffers())
+    count = model.train_forward_count if isinstance(model, CountsForwards) else 0
+    with temporary_values(buffers, buffers):
+        yield
+    if isinstance(model, CountsForwards):
+        model.train_forward_count = count
+
+
+@contextmanager
+def temporary_values(tensors: Sequence[Tensor], values: Sequence[Tensor]) -> Iterator[None]:
+    """Give tensors other values inside the context, in place; then restore the old ones to the bit."""
+    saved = [torch.empty_like(tensor) for tensor in tensors]
+    _copy_all(saved, tensors)
+    _copy_all(tensors, values)
+    try:
+        yield
+    finally:
+        _copy_all(tensors, saved)
+
+
+@torch.no_grad()
+def _copy_all(targets: Sequence[Tensor], sources: Sequence[Tensor]) -> None:
+    """Copy each tensor to its target, those of the same types together in one kernel."""
+    groups: dict[tuple[torch.dtype, torch.dtype], tuple[list[Tensor], list[Tensor]]] = {}
+    for target, source in zip(targets, sources, strict=True):
+        if target is not source:
+            group = groups.setdefault((target.dtype, source.dtype), ([], []))
+            group[0].append(target)
+            group[1].append(source)
+    for alike in groups.values():
+        torch._foreach_copy_(*alike)
+
+
+@runtime_checkable
+class CountsForwards(Protocol):
+    """A model that counts its forward passes in train mode on the host, instead of BatchNorm on the device."""
+
+    train_forward_count: int
+
+
 def to_float32(logits: Tensor) -> Tensor:
     """Return logits in float32 or wider: a loss in half precision distorts gradient norms."""
     return logits if logits.dtype == torch.float64 else logits.float()
@@ -68,6 +111,14 @@ def cross_entropy_sum(logits: Tensor, y: Tensor) -> Tensor:
     return F.cross_entropy(to_float32(logits), y, reduction="sum")
 
 
+@runtime_checkable
+class SupportsInputGradient(Protocol):
+    """A model that takes the gradient itself, because it needs other gradients from the same pass."""
+
+    def input_gradient(self, loss: Tensor, x: Tensor) -> Tensor:
+        """Return the gradient of a loss with respect to x."""
+
+
 def input_gradient(
     forward: Forward, x: Tensor, y: Tensor, loss: Callable[[Tensor, Tensor], Tensor] = cross_entropy_sum
 ) -> tuple[Tensor, Tensor]:
@@ -75,6 +126,8 @@ def input_gradient(
     with torch.enable_grad():
         x = x.detach().requires_grad_(True)
         logits = forward(x)
+        if isinstance(forward, SupportsInputGradient):
+            return forward.input_gradient(loss(logits, y), x), logits.detach()
         (gradient,) = torch.autograd.grad(loss(logits, y), x)
     return gradient, logits.detach()
 

@@ -14,10 +14,10 @@ from typing import Any, Literal, TypeAlias, get_args
 import torch
 from torch import Tensor, nn
 
-from atas.core.augment import View
 from atas.core.dispatch import fast_op
+from atas.core.erasing import PixelView
 from atas.core.host_offload import HostOffload
-from atas.core.resized_crop import AnyView, to_box_view
+from atas.core.resized_crop import AnyView, BoxView, to_box_view
 from atas.core.rng import CounterRNG
 from atas.errors import UsageError, unknown
 from atas.threat import Threat
@@ -196,8 +196,8 @@ def store_pixels(perturbations: FullResolution, index: Tensor, view: AnyView, pe
     _require_pixel_view(view).write(*perturbations.rows(index), perturbations.encode(perturbation))
 
 
-def _require_pixel_view(view: AnyView) -> View:
-    if not isinstance(view, View):
+def _require_pixel_view(view: AnyView) -> PixelView:
+    if isinstance(view, BoxView):
         raise UsageError(
             "a resampled view shows no pixel as it is stored, so a memory of every pixel cannot follow it; keep "
             "perturbations at low resolution, with grid=32 for example"

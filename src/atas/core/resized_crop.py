@@ -13,26 +13,19 @@ the last one. Weights have the precision of what is resampled.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol, TypeAlias
+from typing import TypeAlias
 
 import torch
 from torch import Tensor
 
 from atas.core.augment import View
-from atas.core.rng import Stream
+from atas.core.erasing import PixelView
+from atas.core.rng import GeneratorRNG, Stream, UniformSource
 from atas.errors import UsageError
 
 _TRIES = 10  # to sample a box that fits the image, as in torchvision
 _ITERATIONS = 4  # of correction when a grid is fitted to a perturbation
-
-
-class UniformSource(Protocol):
-    """Source of random numbers: a `CounterRNG` or a generator."""
-
-    def uniform(self, stream: Stream, shape: Sequence[int] = ()) -> Tensor:
-        """Return uniform numbers on (0, 1) of shape (batch, *shape)."""
 
 
 @dataclass(frozen=True)
@@ -136,13 +129,18 @@ class BoxView:
         )
 
 
-AnyView: TypeAlias = View | BoxView
+AnyView: TypeAlias = PixelView | BoxView
 
 
 def to_box_view(view: AnyView, frame: tuple[int, int]) -> BoxView:
     """Convert any view of images of this height and width to boxes. Boxes of padded images extend beyond them."""
     if isinstance(view, BoxView):
         return view
+    if not isinstance(view, View):
+        raise UsageError(
+            "shifted boxes and erased rectangles are followed pixel by pixel, which a perturbation on a grid cannot "
+            "do; create the method without grid"
+        )
     one = torch.ones_like(view.top, dtype=torch.float64)
     top, left = (view.top - view.pad).double() / frame[0], (view.left - view.pad).double() / frame[1]
     return BoxView(top, left, one, one, view.flip, frame)
@@ -160,7 +158,7 @@ def random_crop_view(
     _check(x, size)
     if of < size:
         raise UsageError(f"a crop of {size} pixels does not fit an image of {of}; pass of >= size")
-    view = BoxView.crop(_Generated(x, generator), size, of, flip)
+    view = BoxView.crop(GeneratorRNG(x, generator), size, of, flip)
     return view.apply(x), view
 
 
@@ -186,19 +184,8 @@ def random_resized_view(
             f"got {scale=}, {ratio=}"
         )
     frame = (int(x.shape[-2]), int(x.shape[-1]))
-    view = BoxView.resized(_Generated(x, generator), size, frame, scale, ratio, flip)
+    view = BoxView.resized(GeneratorRNG(x, generator), size, frame, scale, ratio, flip)
     return view.apply(x), view
-
-
-@dataclass(frozen=True)
-class _Generated:
-    """Random numbers of a batch from a generator."""
-
-    x: Tensor
-    generator: torch.Generator | None
-
-    def uniform(self, stream: Stream, shape: Sequence[int] = ()) -> Tensor:
-        return torch.rand(len(self.x), *shape, device=self.x.device, generator=self.generator)
 
 
 def _flips(source: UniformSource, flip: bool) -> Tensor:

@@ -11,7 +11,7 @@ import enum
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import Protocol, TypeVar
 
 import torch
 from torch import Tensor
@@ -37,6 +37,8 @@ class Stream(enum.IntEnum):
     ORDER = 10
     PROBE = 11
     PROPOSAL = 12
+    SHIFT = 13
+    ERASE = 14
 
 
 def _mix(word: Word) -> Word:
@@ -55,6 +57,25 @@ def generator_seed(seed: int, epoch: int, stream: Stream, shard: int = 0) -> int
 def _seed_word(seed: int) -> int:
     """Hash a seed of up to 64 bits to one word."""
     return _mix((_mix(seed & _MASK) + (seed >> 32) * _GOLDEN) & _MASK)
+
+
+class UniformSource(Protocol):
+    """Source of the random numbers of a batch: a `CounterRNG` or a `GeneratorRNG`."""
+
+    def uniform(self, stream: Stream, shape: Sequence[int] = ()) -> Tensor:
+        """Return uniform numbers on (0, 1) of shape (batch, *shape)."""
+
+
+@dataclass(frozen=True)
+class GeneratorRNG:
+    """Random numbers of a batch x from a generator, for loops that count nothing."""
+
+    x: Tensor
+    generator: torch.Generator | None = None
+
+    def uniform(self, stream: Stream, shape: Sequence[int] = ()) -> Tensor:
+        """Return uniform numbers on [0, 1) of shape (batch, *shape)."""
+        return torch.rand(len(self.x), *shape, device=self.x.device, generator=self.generator)
 
 
 @dataclass(frozen=True)

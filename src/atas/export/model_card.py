@@ -56,7 +56,9 @@ def _use(source: ExportSource) -> str:
 def _data(source: ExportSource) -> str:
     data = source.run.recipe.data
     crops = f"random crops of images padded by {data.pad}" if data.pad else "no crops"
-    flips = "random flips" if data.flip else "no flips"
+    if data.view == "cropshift":
+        crops = "random boxes at random positions (CropShift)"
+    flips = ("random flips" if data.flip else "no flips") + (", with random erasing" if data.erase else "")
     classes = ", ".join(f"`{_escape(str(name))}`" for name in source.metadata["classes"])
     return (
         f"Trained only on the training split of `{_escape(data.name.removeprefix(GIVEN))}`, with {crops} and {flips}. "

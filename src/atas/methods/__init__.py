@@ -3,7 +3,7 @@
 from atas.data.loader import Batch
 from atas.methods.atas import ATAS, AdaptiveStepSizes, ATASLiteral
 from atas.methods.atta import ATTA
-from atas.methods.base import InputPerturbation, Method, OptimizerUpdate, StepOutput, Update
+from atas.methods.base import InputPerturbation, Method, StepOutput
 from atas.methods.fgsm import FGSM, FGSMRS
 from atas.methods.fgsm_ga import FGSMGA
 from atas.methods.fgsm_rs_adaptive import FGSMRSAdaptive
@@ -13,6 +13,8 @@ from atas.methods.registry import create, get, names, setting_types, settings
 from atas.methods.ssat import SSAT
 from atas.methods.standard import Standard
 from atas.methods.trades import TRADES
+from atas.methods.update import OptimizerUpdate, Update
+from atas.methods.weight_perturbation import WeightPerturbation
 from atas.methods.yopo import YOPO
 
 __all__ = [
@@ -36,6 +38,7 @@ __all__ = [
     "Standard",
     "StepOutput",
     "Update",
+    "WeightPerturbation",
     "create",
     "get",
     "names",

@@ -1,4 +1,4 @@
-"""Base classes of training methods, and the interface between a method and an engine.
+"""Base classes of training methods.
 
 `Method` is what every method is: a module without parameters whose per-example state is in buffers, and whose
 `training_step` calls the engine's `Update`. `InputPerturbation` trains with cross-entropy on perturbed inputs and is
@@ -8,16 +8,19 @@ defined by its attack. `PersistentPerturbation` starts each attack from the exam
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from numbers import Integral
-from typing import Any, ClassVar, Literal, NamedTuple, Protocol, TypedDict, Unpack
+from typing import Any, ClassVar, Literal, NamedTuple, TypedDict, Unpack
 
 import torch
 from torch import Tensor, nn
 
 from atas.core.augment import View
 from atas.core.autograd import cross_entropy, cross_entropy_sum, freeze, set_mode
+from atas.core.crop_shift import ShiftView
 from atas.core.dispatch import fast_op
+from atas.core.erasing import ErasedView
 from atas.core.perturbations import FullResolution, LowResolution, PerturbationStore, Placement
 from atas.core.resized_crop import AnyView, BoxView
 from atas.core.rng import CounterRNG
@@ -25,6 +28,8 @@ from atas.core.validation import DeviceChecks, IndexConsistency, check_logits, c
 from atas.data.loader import Batch
 from atas.distributed.sharding import DataShard
 from atas.errors import CheckpointError, DataError, UsageError
+from atas.methods.update import OptimizerUpdate, Update
+from atas.methods.weight_perturbation import FORMS, Directions, WeightGradientTap, WeightPerturbation
 from atas.threat import Threat
 
 
@@ -44,51 +49,6 @@ class StepOutput(NamedTuple):
     logits: Tensor
 
 
-class Update(Protocol):
-    """The engine's part of a training step: gradients, all-reduce, optimiser.
-
-    Methods call it and know nothing of precision, processes or CUDA graphs.
-    """
-
-    def backward(self, loss: Tensor, *inputs: Tensor) -> tuple[Tensor, ...]:
-        """Accumulate weight gradients of the loss, and return its gradients with respect to `inputs`."""
-
-    def apply(self) -> None:
-        """Update the weights with the accumulated gradients."""
-
-    def __call__(self, loss: Tensor, *inputs: Tensor) -> tuple[Tensor, ...]:
-        """Call `backward`, then `apply`."""
-
-
-class OptimizerUpdate:
-    """An `Update` around a torch optimiser."""
-
-    def __init__(self, optimizer: torch.optim.Optimizer) -> None:
-        self._optimizer = optimizer
-        optimizer.zero_grad(set_to_none=True)
-
-    def backward(self, loss: Tensor, *inputs: Tensor) -> tuple[Tensor, ...]:
-        """Accumulate weight gradients in `.grad`, as `loss.backward()` does."""
-        for tensor in inputs:
-            tensor.retain_grad()
-        loss.backward()
-        gradients = tuple(tensor.grad for tensor in inputs if tensor.grad is not None)
-        for tensor in inputs:
-            tensor.grad = None
-        return gradients
-
-    def apply(self) -> None:
-        """Take one optimiser step."""
-        self._optimizer.step()
-        self._optimizer.zero_grad(set_to_none=True)
-
-    def __call__(self, loss: Tensor, *inputs: Tensor) -> tuple[Tensor, ...]:
-        """Call `backward`, then `apply`."""
-        gradients = self.backward(loss, *inputs)
-        self.apply()
-        return gradients
-
-
 class Method(nn.Module, ABC):
     """A training method. It has no parameters; its per-example state is in buffers.
 
@@ -102,9 +62,15 @@ class Method(nn.Module, ABC):
     compilable: ClassVar[bool] = True  # False if a pass needs hooks or a second derivative
     checks_indices: bool = False  # True if the method keeps state for each index
     uses_fast_network: bool = True  # False if a pass needs what accelerated networks lack
+    weight_perturbations: ClassVar[tuple[str, ...]] = ()  # forms of weight perturbation that its step implements
     updates_per_step: int = 1
     epoch: Tensor
     step_scale: Tensor
+
+    def __init_subclass__(cls) -> None:
+        """Forget the inherited forms of weight perturbation where a class has a training step of its own."""
+        if "training_step" in vars(cls) and "weight_perturbations" not in vars(cls):
+            cls.weight_perturbations = ()
 
     def __init__(
         self,
@@ -132,6 +98,8 @@ class Method(nn.Module, ABC):
         self.checks = DeviceChecks(device)
         self._index_check = IndexConsistency(examples)
         self._epoch_started = False
+        self.current_epoch = -1  # as `epoch`, on the host; an engine sets it earlier
+        self._weight_perturbation: WeightPerturbation | None = None
         self.register_buffer("epoch", torch.tensor(-1, device=device))
         self.register_buffer("step_scale", torch.tensor(1.0, device=device))
 
@@ -154,6 +122,7 @@ class Method(nn.Module, ABC):
         self.checks.raise_if_set()
         self._index_check.check()
         self._epoch_started = True
+        self.current_epoch = epoch
         if epoch != int(self.epoch):
             self.epoch.fill_(epoch)
             self.on_new_epoch(epoch, epochs)
@@ -185,6 +154,64 @@ class Method(nn.Module, ABC):
             output = self.training_step(model, OptimizerUpdate(optimizer), batch)
         self.after_step(batch.index)
         return output
+
+    @property
+    def weight_perturbation(self) -> WeightPerturbation | None:
+        """The perturbation of the weights in a training step; None, the default, for none."""
+        return self._weight_perturbation
+
+    @weight_perturbation.setter
+    def weight_perturbation(self, perturbation: WeightPerturbation | None) -> None:
+        if perturbation is not None:
+            self.check_weight_perturbation(perturbation.form)
+        self._weight_perturbation = perturbation
+
+    @property
+    def perturbs_weights(self) -> bool:
+        """Whether the steps of this epoch perturb weights; known on the host, where engines choose the step to run."""
+        perturbation = self.weight_perturbation
+        return perturbation is not None and self.current_epoch >= perturbation.from_epoch
+
+    @classmethod
+    def check_weight_perturbation(cls, form: str) -> None:
+        """Raise UsageError if the method's step does not implement this form of weight perturbation."""
+        if form not in cls.weight_perturbations:
+            possible = ", ".join(cls.weight_perturbations) or "none"
+            raise UsageError(
+                f"{cls.__name__} cannot perturb weights in the form {form}; forms that it supports: {possible}"
+            )
+
+    def perturbed_weights(
+        self,
+        model: nn.Module,
+        update: Update,
+        objective: Callable[[], Tensor] | None = None,
+        attack_gradients: Directions | None = None,
+    ) -> AbstractContextManager[None]:
+        """Return a context for the passes that weights are trained on, with the method's weight perturbation if it has
+        one. `objective` returns the loss of these passes."""
+        if self.weight_perturbation is None or not self.perturbs_weights:
+            return nullcontext()
+        return self.weight_perturbation.around(model, update, objective, attack_gradients)
+
+    def minimize(
+        self,
+        model: nn.Module,
+        update: Update,
+        objective: Callable[[], tuple[Tensor, Tensor]],
+        *inputs: Tensor,
+        attack_gradients: Directions | None = None,
+    ) -> tuple[Tensor, Tensor, tuple[Tensor, ...]]:
+        """Update the weights with the gradient of an objective, at perturbed weights if the method perturbs them.
+
+        `objective` returns loss and logits; a weight perturbation may call it twice. Return both, and the gradients of
+        `inputs`.
+        """
+        with self.perturbed_weights(model, update, lambda: objective()[0], attack_gradients):
+            loss, logits = objective()
+            gradients = update.backward(loss, *inputs)
+        update.apply()
+        return loss, logits, gradients
 
     def prefetch(self, index: Tensor) -> None:
         """Called by engines: the next step is on these examples, so their state can be fetched already."""
@@ -237,20 +264,19 @@ class Method(nn.Module, ABC):
                 raise DataError(f"{name} lives on {tensor.device}, the images on {x.device}: move it there with .to()")
         if not len(x):
             raise DataError("a batch without images has nothing to train on; leave it out")
-        if view is None:
-            view = View.centre(len(x), self.pad, x.device)
-        elif isinstance(view, BoxView):
-            if len(view) != len(x):
-                raise DataError(f"a view of {len(view)} images does not fit {len(x)} images; draw it from this batch")
-        elif not isinstance(view, View):
+        view = View.centre(len(x), self.pad, x.device) if view is None else view
+        shown = view.view if isinstance(view, ErasedView) else view
+        if not isinstance(shown, AnyView):
             raise DataError(
                 f"a view is what atas.random_view gives with the images, or None; got {type(view).__name__}"
             )
-        elif view.pad != self.pad or len(view) != len(x):
+        if isinstance(shown, View) and (shown.pad != self.pad or len(view) != len(x)):
             raise DataError(
-                f"a view of {len(view)} images with pad={view.pad} does not fit {len(x)} images and a method with "
+                f"a view of {len(view)} images with pad={shown.pad} does not fit {len(x)} images and a method with "
                 f"pad={self.pad}; draw it from this batch and create the method with the same pad"
             )
+        if len(view) != len(x) or (isinstance(shown, ShiftView) and shown.size != x.shape[2:]):
+            raise DataError(f"a view of {len(view)} images does not fit {len(x)} images; draw it from this batch")
         self.checks.images(x)
         y, index = y.long(), self.checks.index(index.long(), self.examples)
         if self.checks_indices:
@@ -261,12 +287,19 @@ class Method(nn.Module, ABC):
 class InputPerturbation(Method):
     """A method that trains with cross-entropy on perturbed inputs. Subclasses implement `attack`."""
 
+    weight_perturbations = FORMS
+
     @abstractmethod
     def attack(self, model: nn.Module, batch: Batch) -> Tensor:
         """Return the perturbed inputs. The model is in `attack_mode` and its weights are frozen."""
 
     def perturb(self, model: nn.Module, x: Tensor, y: Tensor, index: Tensor, view: AnyView | None = None) -> Tensor:
         """Return the inputs to train on with cross-entropy, in your own loop; costs one attack."""
+        if self.weight_perturbation is not None:
+            raise UsageError(
+                "perturb returns inputs only, and this method also perturbs weights: use method.step, or "
+                "weight_perturbation.around in your own step"
+            )
         batch = self._checked(x, y, index, view)
         self.before_step(batch.index)
         with explain_low_precision(model, x):
@@ -276,15 +309,29 @@ class InputPerturbation(Method):
 
     def training_step(self, model: nn.Module, update: Update, batch: Batch) -> StepOutput:
         """Attack, then update the weights with the loss at the perturbed inputs."""
-        inputs = self._attack(model, batch)
-        logits = model(inputs)
-        loss = self.loss(logits, batch.y, batch.index)
-        update(loss)
+        inputs, gradients = self._attack_with_gradients(model, update, batch)
+
+        def objective() -> tuple[Tensor, Tensor]:
+            logits = model(inputs)
+            return self.loss(logits, batch.y, batch.index), logits
+
+        loss, logits, _ = self.minimize(model, update, objective, attack_gradients=gradients)
         return StepOutput(loss.detach(), inputs, logits.detach())
 
     def _attack(self, model: nn.Module, batch: Batch) -> Tensor:
         with set_mode(model, training=self.attack_mode == "train"), freeze(model):
             return self.attack(model, batch).detach()
+
+    def _attack_with_gradients(
+        self, model: nn.Module, update: Update, batch: Batch
+    ) -> tuple[Tensor, Directions | None]:
+        """Attack; return also the weight gradients of its last pass if the weight perturbation needs them."""
+        perturbation = self.weight_perturbation if self.perturbs_weights else None
+        if perturbation is None or perturbation.form != "attack":
+            return self._attack(model, batch), None
+        tap = WeightGradientTap(model, update)
+        with set_mode(model, training=self.attack_mode == "train"):
+            return self.attack(tap, batch).detach(), tap.gradients
 
 
 class PersistentPerturbation(InputPerturbation):

@@ -15,7 +15,8 @@ from atas.core.autograd import freeze, gradient_penalty, input_gradient
 from atas.core.dispatch import fast_op
 from atas.data.loader import Batch
 from atas.errors import UsageError
-from atas.methods.base import CommonArgs, Method, StepOutput, Update
+from atas.methods.base import CommonArgs, Method, StepOutput
+from atas.methods.update import Update
 from atas.threat import Linf, Threat
 
 
@@ -34,6 +35,7 @@ class FGSMGA(Method):
     """
 
     compilable = False
+    weight_perturbations = ("ascent", "momentum")
 
     def __init__(
         self,
@@ -61,11 +63,17 @@ class FGSMGA(Method):
         inputs = self.threat.ascend(x, gradient, self.threat.eps * self.step_scale, x)
         noise = self.threat.sample(self.rng(batch.index), x.shape[1:]).to(x.dtype)
         aligned = functools.partial(misalignment, gradient)
-        penalty = self.weight * gradient_penalty(model, x + noise, y, self.attack_loss, aligned)
-        update.backward(penalty)
-        logits = model(inputs)
-        loss = self.loss(logits, y, batch.index)
-        update(loss)
+
+        def misaligned() -> Tensor:
+            return self.weight * gradient_penalty(model, x + noise, y, self.attack_loss, aligned)
+
+        with self.perturbed_weights(model, update, lambda: misaligned() + self.loss(model(inputs), y, batch.index)):
+            penalty = misaligned()
+            update.backward(penalty)
+            logits = model(inputs)
+            loss = self.loss(logits, y, batch.index)
+            update.backward(loss)
+        update.apply()
         return StepOutput((loss + penalty).detach(), inputs, logits.detach())
 
 

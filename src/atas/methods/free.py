@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from typing import Unpack
 
@@ -10,7 +11,8 @@ from torch import Tensor, nn
 
 from atas.data.loader import Batch
 from atas.errors import DataError, UsageError
-from atas.methods.base import CommonArgs, Method, StepOutput, Update
+from atas.methods.base import CommonArgs, Method, StepOutput
+from atas.methods.update import Update
 from atas.threat import Threat
 
 
@@ -22,6 +24,7 @@ class Free(Method):
     continues from it. An epoch visits each example once, with m updates per batch. All passes run in train mode.
     """
 
+    weight_perturbations = ("ascent", "momentum")
     carried: Tensor
 
     def __init__(
@@ -44,7 +47,7 @@ class Free(Method):
 
     def training_step(self, model: nn.Module, update: Update, batch: Batch) -> StepOutput:
         """Run all replays of a batch; return the output of the last one."""
-        x, y = batch.x, batch.y
+        x = batch.x
         if len(x) > len(self.carried):
             raise DataError(
                 f"a batch of {len(x)} is larger than the {len(self.carried)} perturbations that free training carries "
@@ -58,10 +61,13 @@ class Free(Method):
         perturbation = self.carried[: len(x)].to(x.dtype)
         for _ in range(self.updates_per_step):
             inputs = self.threat.project(x + perturbation, x).requires_grad_(True)
-            logits = model(inputs)
-            loss = self.loss(logits, y, batch.index)
-            (gradient,) = update(loss, inputs)
+            objective = functools.partial(self._objective, model, inputs, batch)
+            loss, logits, (gradient,) = self.minimize(model, update, objective, inputs)
             step = self.threat.step(perturbation, gradient, self.step_size * self.step_scale)
             perturbation = self.threat.project(x + step, x) - x
         self.carried[: len(x)] = perturbation
         return StepOutput(loss.detach(), inputs.detach(), logits.detach())
+
+    def _objective(self, model: nn.Module, inputs: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
+        logits = model(inputs)
+        return self.loss(logits, batch.y, batch.index), logits

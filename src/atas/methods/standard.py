@@ -12,6 +12,7 @@ class Standard(InputPerturbation):
     """Cross-entropy on clean images: min_w l(x, y; w). Cost: one forward and one backward pass."""
 
     adversarial = False
+    weight_perturbations = ("ascent", "momentum")  # it has no attack pass
 
     def attack(self, model: nn.Module, batch: Batch) -> Tensor:
         """Return the images unchanged."""

@@ -14,7 +14,8 @@ from atas.core.rng import Stream
 from atas.core.validation import check_logits
 from atas.data.loader import Batch
 from atas.errors import UsageError
-from atas.methods.base import CommonArgs, Method, StepOutput, Update
+from atas.methods.base import CommonArgs, Method, StepOutput
+from atas.methods.update import Update
 from atas.threat import Threat
 
 _START_NOISE = 0.001
@@ -27,6 +28,7 @@ class TRADES(Method):
     """
 
     attack_mode = "eval"
+    weight_perturbations = ("ascent", "momentum")
 
     def __init__(
         self,
@@ -50,9 +52,13 @@ class TRADES(Method):
         x, y = batch.x, batch.y
         with set_mode(model, training=False), freeze(model):
             inputs = self._attack(model, x, batch.index).detach()
-        clean, logits = model(x), model(inputs)
-        loss = self.loss(clean, y, batch.index) + self.beta / max(len(x), 1) * divergence(logits, clean)
-        update(loss)
+
+        def objective() -> tuple[Tensor, Tensor]:
+            clean, logits = model(x), model(inputs)
+            loss = self.loss(clean, y, batch.index) + self.beta / max(len(x), 1) * divergence(logits, clean)
+            return loss, logits
+
+        loss, logits, _ = self.minimize(model, update, objective)
         return StepOutput(loss.detach(), inputs, logits.detach())
 
     def _attack(self, model: nn.Module, x: Tensor, index: Tensor) -> Tensor:

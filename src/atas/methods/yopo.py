@@ -10,7 +10,8 @@ from torch import nn
 from atas.core.autograd import HookedSplit, SplitModel, SupportsSplit, find_first_layer
 from atas.data.loader import Batch
 from atas.errors import UsageError
-from atas.methods.base import CommonArgs, Method, StepOutput, Update
+from atas.methods.base import CommonArgs, Method, StepOutput
+from atas.methods.update import Update
 from atas.threat import Threat
 
 
@@ -28,6 +29,7 @@ class YOPO(Method):
     """
 
     compilable = False
+    weight_perturbations = ("momentum",)  # of all passes: they serve attack and weights alike
 
     def __init__(
         self,
@@ -53,6 +55,12 @@ class YOPO(Method):
 
     def training_step(self, model: nn.Module, update: Update, batch: Batch) -> StepOutput:
         """Run all passes of a batch and the update; return the output of the last full pass."""
+        with self.perturbed_weights(model, update):
+            output = self._passes(model, update, batch)
+        update.apply()
+        return output
+
+    def _passes(self, model: nn.Module, update: Update, batch: Batch) -> StepOutput:
         x, y = batch.x, batch.y
         split = self._split(model)
         point = self.threat.random_start(x, self.rng(batch.index))
@@ -68,7 +76,6 @@ class YOPO(Method):
                 point = self.threat.ascend(point, gradient, self.step_size * self.step_scale, x)
             if self.twice and (hamiltonian := (split.first_layer(point) * adjoint).sum()).requires_grad:
                 update.backward(hamiltonian)
-        update.apply()
         return StepOutput(loss.detach(), inputs, logits.detach())
 
     def _split(self, model: nn.Module) -> SplitModel:

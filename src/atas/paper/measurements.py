@@ -210,7 +210,7 @@ def _load_method(training: FinishedTraining) -> PersistentPerturbation | None:
     recipe, train = training.trial.resolved_recipe, training.data.train
     if not issubclass(methods.get(recipe.method.name), PersistentPerturbation):
         return None
-    shape, pad = train.images.shape[1:], recipe.data.pad
+    shape, pad = train.images.shape[1:], recipe.data.frame_pad
     method = methods.create(
         recipe.method.name,
         recipe.threat,

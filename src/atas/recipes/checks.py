@@ -61,9 +61,20 @@ def check(recipe: Recipe) -> None:
             f"training.batch_size must be a multiple of data.shards, because every shard gives the same number "
             f"of examples to a batch; got {recipe.training.batch_size} and {shards}"
         )
+    _check_weight_perturbation(recipe)
     check_views(recipe)
     for attack in recipe.evaluation.attacks:
         attacks.create(attack)
+
+
+def _check_weight_perturbation(recipe: Recipe) -> None:
+    optimizer = recipe.optimizer
+    if optimizer.perturb is not None:
+        methods.get(recipe.method.name).check_weight_perturbation(optimizer.perturb)
+        return
+    for key in ("perturb_gamma", "perturb_from"):
+        if getattr(optimizer, key) is not None:
+            raise UsageError(f"optimizer.{key} is for optimizer.perturb; set it, or leave optimizer.{key} out")
 
 
 def check_bounds(section: str, config: Any) -> None:
@@ -85,6 +96,7 @@ def _bounds(kind: type) -> dict[str, tuple[Range | OneOf, ...]]:
 def check_views(recipe: Recipe) -> None:
     """Raise UsageError for keys of [data] that contradict each other or the method."""
     data, size = recipe.data, recipe.data.eval_resolution
+    _check_shift(recipe)
     if size is None:
         for key in ("view_size", "view_start", "view_ramp", "view_scale"):
             if getattr(data, key) is not None:
@@ -108,6 +120,29 @@ def check_views(recipe: Recipe) -> None:
     if methods.get(name) is methods.Free and data.view_start is not None:
         raise UsageError(
             "free training carries perturbations of one size from batch to batch; leave out data.view_start"
+        )
+
+
+def _check_shift(recipe: Recipe) -> None:
+    data = recipe.data
+    if data.shift is not None and data.view != "cropshift":
+        raise UsageError("data.shift is for data.view = cropshift; set it, or leave data.shift out")
+    if data.erase and data.eval_resolution is not None:
+        raise UsageError("data.erase is for data.view = pad or cropshift; set one of them, or leave data.erase out")
+    if data.erase_area is not None and not (data.erase and 0 < data.erase_area[0] <= data.erase_area[1] <= 1):
+        raise UsageError(
+            f"data.erase_area is the (smallest, largest) share of an image in (0, 1] that data.erase erases; got "
+            f"{data.erase_area} with data.erase = {data.erase or 0}"
+        )
+    moves = data.view == "cropshift" or data.erase
+    if data.view_until is not None and not moves:
+        raise UsageError(
+            "data.view_until ends shifts and erasing; set data.view = cropshift or data.erase, or leave it out"
+        )
+    if moves and recipe.method.settings.get("grid") is not None:
+        raise UsageError(
+            "perturbations on a grid cannot follow shifted boxes and erased pixels; leave out method.grid, or set "
+            "data.view = pad and data.erase = 0"
         )
 
 

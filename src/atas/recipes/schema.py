@@ -10,6 +10,7 @@ from typing import Annotated, Any, TypeVar, get_type_hints
 
 from atas import methods, threat
 from atas.errors import UsageError, nearest, unknown
+from atas.methods.weight_perturbation import DEFAULT_GAMMA, FORMS, WeightPerturbation
 from atas.recipes.checks import OneOf, Range, check
 from atas.recipes.loading import inherit
 from atas.recipes.values import format_toml, parse_value
@@ -30,10 +31,12 @@ class DataConfig:
     """The training data. `size` is the side of stored images in image folders; a packed set has its own, which must
     agree.
 
-    `view` is the random view of an image: `pad`, a crop of the image padded by `pad`; `crop`, a crop of `view_size`
-    pixels (224); `resized`, a box with a share of the image in `view_scale` ((0.08, 1)), resized to `view_size`. With
-    `view_start` and `view_ramp` the size rises from `view_start` to `view_size` over the first `view_ramp` of the
-    training.
+    `view` is the random view of an image: `pad`, a crop of the image padded by `pad`; `cropshift`, a box without up to
+    `shift` rows and columns (10), shown anywhere in the frame; `crop`, a crop of `view_size` pixels (224); `resized`, a
+    box with a share of the image in `view_scale` ((0.08, 1)), resized to `view_size`. With `view_start` and `view_ramp`
+    the size rises from `view_start` to `view_size` over the first `view_ramp` of the training. `erase` is the
+    probability of an erased rectangle, with a share of the image in `erase_area` ((0.02, 0.33)). Boxes are shifted and
+    rectangles erased during the first `view_until` of the training.
 
     `loading` is the location of the training images: `resident` on the device; `streaming` from files or host memory,
     from which `workers` processes (by default one per CPU core) read ahead; or `auto`, resident if they fit. `shards`
@@ -45,21 +48,31 @@ class DataConfig:
     size: int | None = None
     pad: Annotated[int, _NOT_NEGATIVE] = 4
     flip: bool = True
-    view: Annotated[str, OneOf("pad", "crop", "resized")] = "pad"
+    view: Annotated[str, OneOf("pad", "cropshift", "crop", "resized")] = "pad"
     view_size: int | None = None
     view_start: int | None = None
     view_ramp: Annotated[float | None, Range("is a share of the training in (0, 1]", gt=0, le=1)] = None
     view_scale: tuple[float, float] | None = None
+    shift: Annotated[int | None, _NOT_NEGATIVE] = None
+    erase: Annotated[float | None, Range("is a probability in [0, 1]", ge=0, le=1)] = None
+    erase_area: tuple[float, float] | None = None
+    view_until: Annotated[float | None, Range("is a share of the training in (0, 1]", gt=0, le=1)] = None
     loading: Annotated[str, OneOf("auto", "resident", "streaming")] = "auto"
     workers: Annotated[int | None, Range("must be at least 1, or left out", ge=1)] = None
     shards: Annotated[int | None, _AT_LEAST_1] = None
 
     @property
     def eval_resolution(self) -> int | None:
-        """The final side in pixels of the views; None for `pad`, where it is that of the stored images."""
-        if self.view == "pad":
+        """The final side in pixels of the views; None for `pad` and `cropshift`, where it is that of the stored
+        images."""
+        if self.view in ("pad", "cropshift"):
             return None
         return _VIEW_SIZE if self.view_size is None else self.view_size
+
+    @property
+    def frame_pad(self) -> int:
+        """Pixels around an image that views may show and perturbations are kept for; `cropshift` shows none of them."""
+        return 0 if self.view == "cropshift" else self.pad
 
 
 @dataclass(frozen=True)
@@ -83,11 +96,23 @@ class MethodConfig:
 
 @dataclass(frozen=True)
 class OptimizerConfig:
-    """Stochastic gradient descent."""
+    """Stochastic gradient descent. `perturb` is a form of weight perturbation (`methods.WeightPerturbation`), with the
+    relative length `perturb_gamma` (0.005), from epoch `perturb_from` (0) on."""
 
     momentum: Annotated[float, _BELOW_1] = 0.9
     weight_decay: Annotated[float, _NOT_NEGATIVE] = 5e-4
     nesterov: bool = False
+    perturb: Annotated[str | None, OneOf(*FORMS)] = None
+    perturb_gamma: Annotated[float | None, _NOT_NEGATIVE] = None
+    perturb_from: Annotated[int | None, _NOT_NEGATIVE] = None
+
+    @property
+    def weight_perturbation(self) -> WeightPerturbation | None:
+        """The perturbation of the weights in a training step."""
+        if self.perturb is None:
+            return None
+        gamma = DEFAULT_GAMMA if self.perturb_gamma is None else self.perturb_gamma
+        return WeightPerturbation(gamma, self.perturb, self.perturb_from or 0)
 
 
 @dataclass(frozen=True)

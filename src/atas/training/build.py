@@ -83,7 +83,7 @@ def build(
         examples if shard.is_whole else examples.part(shard.global_index(torch.arange(len(shard)))),
         recipe.data.loading,
         batch_size=shard.local_count(training.batch_size),
-        pad=recipe.data.pad,
+        pad=recipe.data.frame_pad,
         flip=recipe.data.flip,
         seed=training.seed,
         device=device,
@@ -107,12 +107,13 @@ def _build_method(recipe: Recipe, shard: DataShard, shape: Sequence[int], device
     name, hyperparameters = recipe.method.name, dict(recipe.method.settings)
     if methods.get(name) is Free:
         hyperparameters["batch_size"] = shard.local_count(hyperparameters.get("batch_size", recipe.training.batch_size))
-    pad, seed = recipe.data.pad, recipe.training.seed
+    pad, seed = recipe.data.frame_pad, recipe.training.seed
     method = methods.create(
         name, recipe.threat, len(shard), shape, pad=pad, device=device, seed=seed, **hyperparameters
     )
     if not shard.is_whole:
         method.set_shard(shard)
+    method.weight_perturbation = recipe.optimizer.weight_perturbation
     return method
 
 

@@ -38,7 +38,8 @@ _FALLBACKS = {
     "fast": "cannot be compiled ({why}); capturing it without compilation",
     "plain": "cannot be captured ({why}); running it eagerly, which takes several times as long for small networks",
 }
-_Shape = tuple[int, int | None]  # number of images in a batch, and their side in pixels
+_Variant = tuple[int | None, bool]  # side of the images in pixels, and whether weights are perturbed
+_Step = tuple[int, _Variant]  # number of images in a batch
 
 
 def channels_last(model: nn.Module) -> nn.Module:
@@ -90,9 +91,9 @@ class CudaGraphEngine(Engine):
         self._log = log
         self._backend = backend or CudaBackend()
         self._optimizer = self._backend.optimizer(recipe.optimizer, self._trainable_of(model), self._trainable)
-        self._graphs: dict[_Shape, torch.cuda.CUDAGraph | None] = {}
+        self._graphs: dict[_Step, torch.cuda.CUDAGraph | None] = {}
         self._accelerated = self._backend.accelerate(self.compute_model) if method.uses_fast_network else None
-        self._forward_passes: dict[_Shape, int] = {}
+        self._forward_passes: dict[_Step, int] = {}
         self._eval_graph: GraphedFunction | None = None
         self._captures_eval = True
         self._untracked_batches = 0
@@ -101,24 +102,31 @@ class CudaGraphEngine(Engine):
         """Compile and capture the step for full batches and for the last, shorter one.
 
         Fall back to capture without compilation, then to eager, and log each fallback once per resolution. Graphs of
-        other resolutions are freed first: each holds the memory of a whole step. With several ranks the all-reduce is
-        part of the graph, all ranks fall back together, and only full batches are captured.
+        other resolutions, or without perturbed weights, are freed first: each holds the memory of a whole step. With
+        several ranks the all-reduce is part of the graph, all ranks fall back together, and only full batches are
+        captured.
         """
         super().prepare(epoch)
-        for shape in [shape for shape in self._graphs if shape[1] != self.resolution]:
-            del self._graphs[shape]
+        variant = self._variant
+        for step in [step for step in self._graphs if step[1] != variant]:
+            del self._graphs[step]
         self._batch_share = self.loader.batch_fraction(0)
         whole, last = self.loader.size(0), self.loader.size(len(self.loader) - 1)
-        if (whole, self.resolution) not in self._graphs:
+        if (whole, variant) not in self._graphs:
             compiles = self.method.compilable and not (self.recipe.engine.deterministic or self._passes_communicate)
-            self._graphs[whole, self.resolution] = self._capture_or_fall_back(
+            self._graphs[whole, variant] = self._capture_or_fall_back(
                 whole, fast=self._accelerated is not None or compiles
             )
-        if (last, self.resolution) not in self._graphs:
-            captured = self._graphs[whole, self.resolution] is not None and not self._distributed
-            self._graphs[last, self.resolution] = (
+        if (last, variant) not in self._graphs:
+            captured = self._graphs[whole, variant] is not None and not self._distributed
+            self._graphs[last, variant] = (
                 self._capture_or_fall_back(last, fast=self._accelerated is not None) if captured else None
             )
+
+    @property
+    def _variant(self) -> _Variant:
+        """What decides, besides the number of images, which graph is the step of this epoch."""
+        return self.resolution, self.method.perturbs_weights
 
     def _capture_or_fall_back(self, size: int, *, fast: bool) -> torch.cuda.CUDAGraph | None:
         """Return the graph of a step, fast or else plain; None if the step cannot be captured at all."""
@@ -168,12 +176,12 @@ class CudaGraphEngine(Engine):
 
     def execute_step(self, size: int) -> None:
         """Replay the step with a batch of this size; run it eagerly if it was not captured."""
-        graph = self._graphs.get((size, self.resolution))
+        graph = self._graphs.get((size, self._variant))
         if graph is None or self._batch_share != self.loader.batch_fraction(0):
             self.training_step(size)
             return
         graph.replay()
-        self._untracked_batches += self._forward_passes[size, self.resolution]
+        self._untracked_batches += self._forward_passes[size, self._variant]
 
     def _grad(self, loss: Tensor, tensors: list[Tensor]) -> tuple[Tensor, ...]:
         """Return the gradients of a loss, with those that were computed on the second stream."""
@@ -223,7 +231,7 @@ class CudaGraphEngine(Engine):
                 graph, _ = self.world.on_all_ranks(
                     lambda: self._backend.capture(functools.partial(self.training_step, size))
                 )
-                self._forward_passes[size, self.resolution] = (
+                self._forward_passes[size, self._variant] = (
                     self._accelerated.train_forward_count if self._accelerated else 0
                 ) - passes
                 self._optimizer.finish_capture()

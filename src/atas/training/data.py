@@ -1,8 +1,9 @@
 """The data of a recipe, and the views of its images in training and evaluation.
 
-With `data.view = pad` images are used at their stored size. With `crop` and `resized` they are boxes of a larger stored
-image. Training draws boxes at random, and their resolution may grow over the epochs (progressive resolution). The
-monitor and the evaluation use the centre at the final resolution; 224 of 256 stored pixels is the protocol of ImageNet.
+With `data.view = pad` or `cropshift` images are used at their stored size. With `crop` and `resized` they are boxes of
+a larger stored image. Training draws boxes at random, and their resolution may grow over the epochs (progressive
+resolution). The monitor and the evaluation use the centre at the final resolution; 224 of 256 stored pixels is the
+protocol of ImageNet.
 """
 
 from __future__ import annotations
@@ -12,6 +13,9 @@ from typing import Literal
 
 from atas import data as datasets
 from atas._utils.console import ProgressCallback
+from atas.core.augment import View
+from atas.core.crop_shift import ShiftView, check_shift
+from atas.core.erasing import ErasedView, PixelView
 from atas.core.resized_crop import AnyView, BoxView
 from atas.core.rng import CounterRNG
 from atas.data import Dataset
@@ -20,12 +24,14 @@ from atas.models.weights import GIVEN
 from atas.recipes import DataConfig, Recipe
 
 _SCALE = (0.08, 1.0)
+_SHIFT = 10
+_ERASE_AREA = (0.02, 0.33)
 _MULTIPLE = 32  # networks halve images five times
 _TINY = 1e-6  # of a pixel, for rounding errors
 
 
 def train_resolution(data: DataConfig, epoch: int, epochs: int) -> int | None:
-    """Return the side in pixels of training images in an epoch, counted from 0; None for `pad`.
+    """Return the side in pixels of training images in an epoch, counted from 0; None for `pad` and `cropshift`.
 
     It rises linearly from `view_start` over the first `view_ramp` of the training, in multiples of 32.
     """
@@ -36,8 +42,13 @@ def train_resolution(data: DataConfig, epoch: int, epochs: int) -> int | None:
     return max(data.view_start, int((exact + _TINY) // _MULTIPLE) * _MULTIPLE)
 
 
-def train_views(data: DataConfig, size: int, frame: tuple[int, int]) -> Callable[[CounterRNG], AnyView]:
-    """Return a function that draws boxes of stored images, of height and width `frame`, resized to `size`."""
+def train_views(
+    data: DataConfig, size: int | None, frame: tuple[int, int], epochs: int = 1
+) -> Callable[[CounterRNG], AnyView]:
+    """Return a function that draws the views of stored images, of height and width `frame`, in a training of `epochs`;
+    boxes are resized to `size`."""
+    if size is None:
+        return _pixel_views(data, frame, None if data.view_until is None else round(data.view_until * epochs))
     if data.view == "crop":
         full = data.eval_resolution
         assert full is not None
@@ -45,6 +56,23 @@ def train_views(data: DataConfig, size: int, frame: tuple[int, int]) -> Callable
         return lambda draw: BoxView.crop(draw, size, whole, data.flip)
     scale = _SCALE if data.view_scale is None else data.view_scale
     return lambda draw: BoxView.resized(draw, size, frame, scale, flip=data.flip)
+
+
+def _pixel_views(data: DataConfig, frame: tuple[int, int], until: int | None) -> Callable[[CounterRNG], PixelView]:
+    """Return a function that draws views of the size of stored images; from epoch `until` on, plain ones."""
+    shift = _SHIFT if data.shift is None else data.shift
+    area = _ERASE_AREA if data.erase_area is None else data.erase_area
+    if data.view == "cropshift":
+        check_shift(shift, frame)
+
+    def draw(rng: CounterRNG) -> PixelView:
+        view = View.draw(rng, data.pad, data.flip) if data.view == "pad" else shift_view(rng)
+        return ErasedView.draw(rng, view, frame, data.erase, area, until) if data.erase else view
+
+    def shift_view(rng: CounterRNG) -> ShiftView:
+        return ShiftView.draw(rng, frame, shift, data.flip, until)
+
+    return draw
 
 
 def eval_view(images: Dataset, data: DataConfig) -> Dataset:

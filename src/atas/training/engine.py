@@ -7,13 +7,14 @@ run eagerly, or captured once and replayed.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
 
+from atas.core.autograd import temporary_values
 from atas.data.loader import Loader
 from atas.distributed.batchnorm import running_statistics
 from atas.distributed.world import SINGLE, World, all_reduce_tensors
@@ -104,11 +105,12 @@ class Engine:
             return function(*inputs)
 
     def prepare(self, epoch: int = 0) -> None:
-        """Prepare for the resolution of this epoch; called before its first step, outside of the measured time."""
-        data, frame = self.recipe.data, self.loader.images.shape[2:]
-        self.resolution = train_resolution(data, epoch, self.recipe.training.epochs)
-        if self.resolution is not None:
-            self.loader.views = train_views(data, self.resolution, (frame[0], frame[1]))
+        """Prepare for the steps of this epoch; called before the first of them, outside of the measured time."""
+        self.method.current_epoch = epoch
+        data, epochs, frame = self.recipe.data, self.recipe.training.epochs, self.loader.images.shape[2:]
+        self.resolution = train_resolution(data, epoch, epochs)
+        if self.resolution is not None or data.view == "cropshift" or data.erase:
+            self.loader.views = train_views(data, self.resolution, (frame[0], frame[1]), epochs)
 
     def start_epoch(self, epoch: int, first: int) -> None:
         """Start an epoch at the batch `first`."""
@@ -159,16 +161,54 @@ class Engine:
 
     def backward(self, loss: Tensor, *inputs: Tensor) -> tuple[Tensor, ...]:
         """Add up weight gradients and return those of `inputs`; part of `Update`."""
-        if self._distributed:  # before the pass: synchronised BatchNorm mixes the losses of all ranks in it
-            loss = loss * self._batch_share
-        gradients = self._grad(loss, [*self._trainable, *inputs])
-        count = len(self._trainable)
-        for row, gradient in enumerate(gradients[:count]):
+        gradients, of_inputs = self._local_gradients(loss, inputs)
+        for row, gradient in enumerate(gradients):
             earlier = self._gradients[row]
             self._gradients[row] = gradient if earlier is None else earlier if gradient is None else earlier + gradient
+        return of_inputs
+
+    def _local_gradients(
+        self, loss: Tensor, inputs: tuple[Tensor, ...], *, summed: bool = False
+    ) -> tuple[tuple[Tensor | None, ...], tuple[Tensor, ...]]:
+        """Return this rank's part of the global batch's weight gradients, and the gradients of `inputs`."""
+        weighs = self._distributed and not summed
+        if weighs:  # before the pass: synchronised BatchNorm mixes the losses of all ranks in it
+            loss = loss * self._batch_share
+        gradients = self._grad(loss, [*self._trainable, *inputs])
+        of_inputs = gradients[len(self._trainable) :]
+        if weighs:
+            of_inputs = tuple(gradient / self._batch_share for gradient in of_inputs)
+        return gradients[: len(self._trainable)], of_inputs
+
+    @property
+    def weights(self) -> Sequence[Tensor]:
+        """The trainable weights in float32; part of `Update`."""
+        return self._optimizer.weights
+
+    @property
+    def momentum(self) -> Sequence[Tensor]:
+        """The optimiser's momentum; part of `Update`."""
+        return self._optimizer.momentum
+
+    def weight_gradients(
+        self, loss: Tensor, *inputs: Tensor, summed: bool = False
+    ) -> tuple[list[Tensor | None], tuple[Tensor, ...]]:
+        """Return the gradients of a loss without accumulating them; part of `Update`."""
+        local, of_inputs = self._local_gradients(loss, inputs, summed=summed)
+        gradients = [
+            None if gradient is None else gradient.to(weight.dtype)
+            for gradient, weight in zip(local, self.weights, strict=True)
+        ]
         if self._distributed:
-            return tuple(gradient / self._batch_share for gradient in gradients[count:])
-        return gradients[count:]
+            found = {row: gradient for row, gradient in enumerate(gradients) if gradient is not None}
+            for row, total in zip(found, all_reduce_tensors(list(found.values()), self.world), strict=True):
+                gradients[row] = total
+        return gradients, of_inputs
+
+    def offset_weights(self, offsets: Sequence[Tensor | None]) -> AbstractContextManager[None]:
+        """Offset the weights that passes use, which may be a low-precision copy; part of `Update`."""
+        values = {row: self.weights[row].detach() + off for row, off in enumerate(offsets) if off is not None}
+        return temporary_values([self._trainable[row] for row in values], list(values.values()))
 
     def _grad(self, loss: Tensor, tensors: list[Tensor]) -> tuple[Tensor, ...]:
         """Return the gradients of a loss; None for tensors that it does not depend on."""
