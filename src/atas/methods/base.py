@@ -195,6 +195,15 @@ class Method(nn.Module, ABC):
     def after_step(self, index: Tensor) -> None:
         """Called by engines once the step on these examples was queued."""
 
+    def sharded_tensors(self) -> set[str]:
+        """Return the names of the tensors of the state that have rows of a process's own examples or positions."""
+        replicated = {
+            f"{prefix}.{name}".removeprefix(".")
+            for prefix, module in self.named_modules()
+            for name in getattr(module, "replicated_buffers", ())
+        }
+        return {name for name, tensor in self.state_dict(keep_vars=True).items() if tensor.dim()} - replicated
+
     @property
     def step_sizes(self) -> Tensor | None:
         """The last step size of every example, for methods with adaptive step sizes."""

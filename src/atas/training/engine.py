@@ -230,6 +230,15 @@ class Engine:
         self._update.fill_(updates)
         self.updates = updates
 
+    def sharded_tensors(self) -> set[str]:
+        """Return the names of the state's tensors that hold a row for each example or position of this rank."""
+        return {f"method.{name}" for name in self.method.sharded_tensors()}
+
+    def _named_averages(self) -> dict[str, EMA]:
+        """Return the averages by the names of their parts of the state: `ema`, `ema2`, ..."""
+        numbers = ("", *range(2, len(self.averages) + 1))
+        return {f"ema{number}": average for number, average in zip(numbers, self.averages.values(), strict=False)}
+
     def _momentum(self) -> dict[str, Tensor]:
         names = [
             name for (name, _), learns in zip(self.model.named_parameters(), self._is_trainable, strict=True) if learns
