@@ -291,6 +291,30 @@ class InputPerturbation(Method):
         update(loss)
         return StepOutput(loss.detach(), inputs, logits.detach())
 
+    def batchnorm_inputs(self, model: nn.Module, batch: Batch) -> Tensor:
+        """Return the inputs at which BatchNorm statistics are re-estimated: an attack in eval mode."""
+        with set_mode(model, training=False), freeze(model):
+            return self.attack(model, batch).detach()
+
+    def start_gradient(self, model: nn.Module, start: Tensor, y: Tensor) -> Tensor:
+        """Return the input gradient of the attack's loss at its start, and keep the logits for `consistency`."""
+        gradient, logits = input_gradient(model, start, y, self.attack_loss)
+        if self.consistency is not None:
+            self._start = start, logits
+        return gradient
+
+    def loss(self, logits: Tensor, y: Tensor, index: Tensor, *, remember: bool = True) -> Tensor:
+        """Return the loss at the perturbed inputs of the last attack, with the consistency term if there is one."""
+        loss = super().loss(logits, y, index, remember=remember)
+        if self.consistency is None:
+            return loss
+        if self._start is None or len(self._start[1]) != len(logits):
+            raise UsageError("consistency needs the start of this batch's attack: call method.perturb on it first")
+        loss = loss + self.consistency(logits, self._start[1])
+        if remember:
+            self._start = None
+        return loss
+
     def _attack(self, model: nn.Module, batch: Batch) -> Tensor:
         with set_mode(model, training=self.attack_mode == "train"), freeze(model):
             return self.attack(model, batch).detach()
@@ -355,6 +379,10 @@ class PersistentPerturbation(InputPerturbation):
     def after_step(self, index: Tensor) -> None:
         """Start writing the new perturbations back to the host."""
         self.memory.after_step(index)
+
+    def batchnorm_inputs(self, model: nn.Module, batch: Batch) -> Tensor:
+        """Return the images with their stored perturbations, which costs no attack."""
+        return self.load_start(batch.x, batch.index, batch.view)
 
     def load_start(self, x: Tensor, index: Tensor, view: AnyView) -> Tensor:
         """Return the start of the attack: the image with its stored perturbation."""

@@ -93,8 +93,9 @@ class OptimizerConfig:
 @dataclass(frozen=True)
 class ScheduleConfig:
     """The learning rate by update: `piecewise` (drops by `factor` at `milestones`) or `cyclic` (up from 0 to `peak`,
-    reached at `peak_at`, and down to 0). Milestones and peak_at are shares of the whole training. With `peak_momentum`
-    the momentum of a cyclic schedule changes from the optimiser's to this value at the peak, and back."""
+    reached at `peak_at`, and down to the share `final` of it). Milestones and peak_at are shares of the whole training.
+    With `peak_momentum` the momentum of a cyclic schedule changes from the optimiser's to this value at the peak, and
+    back."""
 
     name: Annotated[str, OneOf("piecewise", "cyclic")] = "piecewise"
     peak: Annotated[float, Range("must be above zero", gt=0)] = 0.1
@@ -105,13 +106,16 @@ class ScheduleConfig:
     factor: Annotated[float, Range("must be in (0, 1]", gt=0, le=1)] = 0.1
     peak_at: Annotated[float, Range("is a share of the training in (0, 1)", gt=0, lt=1)] = 0.5
     peak_momentum: Annotated[float | None, _BELOW_1] = None
+    final: Annotated[float, Range("is a share of the peak in [0, 1]", ge=0, le=1)] = 0.0
 
 
 @dataclass(frozen=True)
 class TrainingConfig:
-    """Length, order and monitoring of the training. `ema` is the decay of averaged weights, 0 for none; `probe` is the
-    number of training images that the monitor attacks after every epoch, with the current weights, not their average;
-    `checkpoint_every` is in seconds; `loggers` are tensorboard (if it is installed) and wandb."""
+    """Length, order and monitoring of the training. `ema` is the decay of averaged weights, 0 for none, or several
+    decays, the first of which gives the final model; their BatchNorm statistics are averaged too (`ema_batchnorm`), or
+    re-estimated at the end. `probe` is the number of training images that the monitor attacks after every epoch, with
+    the current weights, not their average; `checkpoint_every` is in seconds; `loggers` are tensorboard (if it is
+    installed) and wandb."""
 
     epochs: Annotated[int, _AT_LEAST_1, Range(f"must be at most {_MAX_EPOCHS:,}", le=_MAX_EPOCHS)] = 30
     batch_size: Annotated[int, _AT_LEAST_1] = 128
@@ -143,6 +147,11 @@ class EvaluationConfig:
     attacks: tuple[str, ...] = ("pgd10", "pgd50")
     examples: Annotated[int | None, _AT_LEAST_1] = None
     batch_size: Annotated[int | None, _AT_LEAST_1] = None
+
+    @property
+    def ema_decays(self) -> tuple[float, ...]:
+        """The decays of all averages of the weights; empty without one."""
+        return self.ema if isinstance(self.ema, tuple) else (self.ema,) if self.ema else ()
 
 
 @dataclass(frozen=True)

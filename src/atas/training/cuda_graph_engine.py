@@ -174,8 +174,8 @@ class CudaGraphEngine(Engine):
             if isinstance(module, nn.BatchNorm2d) and module.num_batches_tracked is not None:
                 module.num_batches_tracked += self._untracked_batches
         self._untracked_batches = 0
-        if self.ema is not None:
-            self.ema.copy_integers()
+        for average in self.averages.values():
+            average.copy_integers()
         return super().state_tensors()
 
     @functools.cached_property

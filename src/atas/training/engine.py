@@ -50,7 +50,7 @@ class Engine:
         self._mixed = precision == "bf16" or (precision == "auto" and self.device.type == "cuda")
         self.compute_model = low_precision_copy(model, torch.bfloat16) if self._mixed else model
         self.network = self.compute_model  # an engine may run it by a faster implementation
-        self.ema = EMA(model, recipe.training.ema) if recipe.training.ema else None
+        self.averages = {decay: EMA(model, decay) for decay in recipe.training.ema_decays}
         self.epoch_sums = EpochSums(self.device)
         self._is_trainable = [parameter.requires_grad for parameter in model.parameters()]
         self._trainable = self._trainable_of(self.compute_model)
@@ -72,8 +72,8 @@ class Engine:
 
     @property
     def final_model(self) -> nn.Module:
-        """The model to evaluate: with averaged weights if there are any."""
-        return self.model if self.ema is None else self.ema.model
+        """The model to evaluate: with averaged weights if there are any, those of the first decay."""
+        return next((average.model for average in self.averages.values()), self.model)
 
     @property
     def precision_name(self) -> str:
@@ -182,8 +182,8 @@ class Engine:
         self._optimizer.step(self._gradients, rate, momentum)
         self._gradients = [None] * len(self._trainable)
         self._update += 1
-        if self.ema is not None:
-            self.ema.update()
+        for average in self.averages.values():
+            average.update()
 
     def _all_reduce(self) -> None:
         """Replace gradients and running statistics by those of the global batch."""
@@ -206,8 +206,7 @@ class Engine:
     def state_tensors(self) -> dict[str, Tensor]:
         """Return all tensors that the next step depends on, by name."""
         parts: dict[str, nn.Module] = {"model": self.model, "method": self.method, "totals": self.epoch_sums}
-        if self.ema is not None:
-            parts["ema"] = self.ema
+        parts |= self._named_averages()
         tensors: dict[str, Tensor] = {}
         for part, module in parts.items():
             tensors |= {f"{part}.{name}": tensor for name, tensor in module.state_dict().items()}
@@ -222,8 +221,8 @@ class Engine:
         self.model.load_state_dict(part("model."))
         self.method.load_state_dict(part("method."))
         self.epoch_sums.load_state_dict(part("totals."))
-        if self.ema is not None:
-            self.ema.load_state_dict(part("ema."))
+        for name, average in self._named_averages().items():
+            average.load_state_dict(part(f"{name}."))
         for name, momentum in self._momentum().items():
             momentum.copy_(tensors[name])
         self._optimizer.refresh()

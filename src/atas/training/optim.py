@@ -93,7 +93,8 @@ def learning_rate(schedule: ScheduleConfig, update: Tensor, updates: int) -> Ten
         rates = [schedule.peak * schedule.factor**drops for drops in range(len(starts) + 1)]
         drops = torch.bucketize(update, torch.tensor(starts, dtype=torch.int64), right=True)
         return torch.tensor(rates, dtype=torch.float64)[drops]
-    return schedule.peak * _cycle_height(schedule, update, updates)
+    height, falling = _cycle_height(schedule, update, updates), update.double() >= schedule.peak_at * updates
+    return schedule.peak * torch.where(falling, schedule.final + (1 - schedule.final) * height, height)
 
 
 def momentum_at(schedule: ScheduleConfig, default: float, update: Tensor, updates: int) -> Tensor:
