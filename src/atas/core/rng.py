@@ -37,6 +37,7 @@ class Stream(enum.IntEnum):
     ORDER = 10
     PROBE = 11
     PROPOSAL = 12
+    TARGET = 13
 
 
 def _mix(word: Word) -> Word:

@@ -1,8 +1,8 @@
 """Base classes of training methods, and the interface between a method and an engine.
 
 `Method` is what every method is: a module without parameters whose per-example state is in buffers, and whose
-`training_step` calls the engine's `Update`. `InputPerturbation` trains with cross-entropy on perturbed inputs and is
-defined by its attack. `PersistentPerturbation` starts each attack from the example's perturbation of the last epoch.
+`training_step` calls the engine's `Update`. `InputPerturbation` trains with its loss on perturbed inputs and is defined
+by its attack. `PersistentPerturbation` starts each attack from the example's perturbation of the last epoch.
 """
 
 from __future__ import annotations
@@ -16,7 +16,14 @@ import torch
 from torch import Tensor, nn
 
 from atas.core.augment import View
-from atas.core.autograd import cross_entropy, cross_entropy_sum, freeze, set_mode
+from atas.core.autograd import (
+    cross_entropy,
+    cross_entropy_sum,
+    freeze,
+    input_gradient,
+    set_mode,
+    soft_cross_entropy,
+)
 from atas.core.dispatch import fast_op
 from atas.core.perturbations import FullResolution, LowResolution, PerturbationStore, Placement
 from atas.core.resized_crop import AnyView, BoxView
@@ -25,6 +32,8 @@ from atas.core.validation import DeviceChecks, IndexConsistency, check_logits, c
 from atas.data.loader import Batch
 from atas.distributed.sharding import DataShard
 from atas.errors import CheckpointError, DataError, UsageError
+from atas.methods.consistency import Consistency
+from atas.methods.targets import LabelTargets, make_targets
 from atas.threat import Threat
 
 
@@ -34,6 +43,8 @@ class CommonArgs(TypedDict, total=False):
     pad: int
     device: torch.device | str | None
     seed: int
+    targets: LabelTargets | None
+    consistency: Consistency | None
 
 
 class StepOutput(NamedTuple):
@@ -92,15 +103,19 @@ class OptimizerUpdate:
 class Method(nn.Module, ABC):
     """A training method. It has no parameters; its per-example state is in buffers.
 
-    A buffer with rows has one row for every example, or for every position in a batch. Each of several processes holds
-    the rows of its own examples. `epoch` and `step_scale` are tensors, so a captured CUDA graph sees their changes.
-    `step_scale` shrinks every attack step after a run was rolled back because of a collapse.
+    A buffer with rows has one row for every example, or for every position in a batch, and each of several processes
+    holds the rows of its own examples; a module lists its buffers with other rows in `replicated_buffers`. `epoch` and
+    `step_scale` are tensors, so a captured CUDA graph sees their changes. `step_scale` shrinks every attack step after
+    a run was rolled back because of a collapse. `targets` are what the loss compares logits with, by default the
+    labels; `consistency` adds a term to it.
     """
 
     attack_mode: ClassVar[Literal["train", "eval"]] = "train"
     adversarial: ClassVar[bool] = True  # False if the method trains on clean images
     compilable: ClassVar[bool] = True  # False if a pass needs hooks or a second derivative
     checks_indices: bool = False  # True if the method keeps state for each index
+    has_start: ClassVar[bool] = False  # True if the attack keeps its logits at the start, for `consistency`
+    replicated_buffers: ClassVar[frozenset[str]] = frozenset()  # equal in all processes, such as a row per class
     uses_fast_network: bool = True  # False if a pass needs what accelerated networks lack
     updates_per_step: int = 1
     epoch: Tensor
@@ -115,6 +130,8 @@ class Method(nn.Module, ABC):
         pad: int = 4,
         device: torch.device | str | None = None,
         seed: int = 0,
+        targets: LabelTargets | None = None,
+        consistency: Consistency | None = None,
     ) -> None:
         super().__init__()
         if not isinstance(threat, Threat):
@@ -134,6 +151,12 @@ class Method(nn.Module, ABC):
         self._epoch_started = False
         self.register_buffer("epoch", torch.tensor(-1, device=device))
         self.register_buffer("step_scale", torch.tensor(1.0, device=device))
+        if consistency is not None and not self.has_start:
+            raise UsageError(f"{type(self).__name__} has no start to be consistent with; leave out consistency")
+        self.targets, self.consistency = targets, None if consistency is None else consistency.to(device)
+        if targets is not None:
+            targets.setup(examples, device)
+            self.checks_indices = self.checks_indices or targets.has_rows
 
     def set_shard(self, shard: DataShard) -> None:
         """Called by engines before the first step: this method's examples are this shard of the training set, and an
@@ -154,6 +177,8 @@ class Method(nn.Module, ABC):
         self.checks.raise_if_set()
         self._index_check.check()
         self._epoch_started = True
+        if self.consistency is not None:
+            self.consistency.start_epoch(epoch, epochs)
         if epoch != int(self.epoch):
             self.epoch.fill_(epoch)
             self.on_new_epoch(epoch, epochs)
@@ -166,7 +191,7 @@ class Method(nn.Module, ABC):
         """Run one training step on checked inputs, with the model in train mode."""
 
     def perturb(self, model: nn.Module, x: Tensor, y: Tensor, index: Tensor, view: AnyView | None = None) -> Tensor:
-        """Return the inputs to train on with cross-entropy, in your own loop."""
+        """Return the inputs to train on with `loss`, in your own loop."""
         raise UsageError(f"{type(self).__name__} trains on more than perturbed inputs: use method.step instead")
 
     def step(
@@ -213,9 +238,18 @@ class Method(nn.Module, ABC):
         """Multiply all later attack steps by this factor."""
         self.step_scale.mul_(factor)
 
-    def loss(self, logits: Tensor, y: Tensor, index: Tensor) -> Tensor:
-        """Return the training loss of these examples: mean cross-entropy with the labels."""
-        return cross_entropy(logits, self.checks.labels(y, check_logits(logits, len(y)).shape[1]))
+    def loss(self, logits: Tensor, y: Tensor, index: Tensor, *, remember: bool = True) -> Tensor:
+        """Return the training loss of these examples: mean cross-entropy with the labels, or with `targets`.
+
+        Call it once in a training step. `remember=False` leaves the state of the targets as it is, for a second
+        evaluation within a step.
+        """
+        y = self.checks.labels(y, check_logits(logits, len(y)).shape[1])
+        if self.targets is None:
+            return cross_entropy(logits, y)
+        index = self.checks.index(index.long(), self.examples)
+        targets = make_targets(self.targets, logits.detach(), y.long(), index, self.rng(index), remember)
+        return soft_cross_entropy(logits, targets)
 
     def attack_loss(self, logits: Tensor, y: Tensor) -> Tensor:
         """Return the attack loss: summed cross-entropy, so an example's gradient does not depend on its batch."""
@@ -268,14 +302,18 @@ class Method(nn.Module, ABC):
 
 
 class InputPerturbation(Method):
-    """A method that trains with cross-entropy on perturbed inputs. Subclasses implement `attack`."""
+    """A method that trains with its loss on perturbed inputs. Subclasses implement `attack`."""
+
+    _start: tuple[Tensor, Tensor] | None = None  # where the attack on the current batch began, and the logits there
 
     @abstractmethod
     def attack(self, model: nn.Module, batch: Batch) -> Tensor:
         """Return the perturbed inputs. The model is in `attack_mode` and its weights are frozen."""
 
     def perturb(self, model: nn.Module, x: Tensor, y: Tensor, index: Tensor, view: AnyView | None = None) -> Tensor:
-        """Return the inputs to train on with cross-entropy, in your own loop; costs one attack."""
+        """Return the inputs to train on with `loss`, in your own loop; costs one attack."""
+        if self.consistency is not None and self.consistency.through == "both":
+            raise UsageError('consistency through "both" takes another pass: use method.step instead')
         batch = self._checked(x, y, index, view)
         self.before_step(batch.index)
         with explain_low_precision(model, x):
@@ -286,6 +324,8 @@ class InputPerturbation(Method):
     def training_step(self, model: nn.Module, update: Update, batch: Batch) -> StepOutput:
         """Attack, then update the weights with the loss at the perturbed inputs."""
         inputs = self._attack(model, batch)
+        if self._start is not None and self.consistency is not None and self.consistency.through == "both":
+            self._start = self._start[0], model(self._start[0])
         logits = model(inputs)
         loss = self.loss(logits, batch.y, batch.index)
         update(loss)
@@ -330,6 +370,7 @@ class PersistentPerturbation(InputPerturbation):
 
     attack_mode = "eval"
     checks_indices = True
+    has_start = True
 
     def __init__(
         self,

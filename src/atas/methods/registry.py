@@ -40,7 +40,7 @@ _CLASSES: dict[str, type[Method]] = {
     "trades": TRADES,
 }
 
-_COMMON = ("pad", "device", "seed")
+_COMMON = ("pad", "device", "seed", "targets", "consistency")
 _DTYPES = {"int8": torch.int8, "float16": torch.float16, "float32": torch.float32}
 
 

@@ -25,8 +25,24 @@ RESUME_MAY_CHANGE = (
 
 
 # Keys that were added later, with the value that older recipes stand for. With this value a key is no part of the
-# fingerprint, so that older checkpoints and results keep theirs.
-_LATER_DEFAULTS = {"data.view": "pad", "method.grid": None, "engine.sync_batchnorm": False}
+# fingerprint, so that older checkpoints and results keep theirs. A section that is empty without them is left out.
+_LATER_DEFAULTS = {
+    "data.view": "pad",
+    "method.grid": None,
+    "engine.sync_batchnorm": False,
+    "schedule.final": 0.0,
+    "training.ema_batchnorm": "average",
+    "targets.smoothing": 0.0,
+    "targets.noise": "uniform",
+    "targets.share": 0.0,
+    "targets.decay": 0.7,
+    "targets.from_epoch": 0,
+    "consistency.weight": 0.0,
+    "consistency.distance": "probabilities",
+    "consistency.ramp": 0.0,
+    "consistency.through": "trained",
+}
+_LATER_SECTIONS = ("targets", "consistency")
 
 
 def differences(one: Recipe, other: Recipe, ignore: Sequence[str] = ()) -> list[str]:
@@ -56,6 +72,6 @@ def weight_keys(document: Mapping[str, Any]) -> dict[str, Any]:
         sections[section] = {k: v for k, v in sections[section].items() if name and k != name}
     for key, default in _LATER_DEFAULTS.items():
         section, _, name = key.partition(".")
-        if sections[section].get(name) == default:
+        if section in sections and sections[section].get(name) == default:
             sections[section].pop(name, None)
-    return sections
+    return {name: entries for name, entries in sections.items() if entries or name not in _LATER_SECTIONS}

@@ -82,6 +82,31 @@ class MethodConfig:
 
 
 @dataclass(frozen=True)
+class TargetsConfig:
+    """What the training loss compares predictions with: the labels, with a share `smoothing` of the probability spread
+    over the classes (`noise` uniform, or random over the other classes), and from `from_epoch` on mixed with a share
+    `share` of the moving average, with this `decay`, of the model's predictions for the example."""
+
+    smoothing: Annotated[float, _BELOW_1] = 0.0
+    noise: Annotated[str, OneOf("uniform", "random")] = "uniform"
+    share: Annotated[float, Range("must be in [0, 1]", ge=0, le=1)] = 0.0
+    decay: Annotated[float, _BELOW_1] = 0.7
+    from_epoch: Annotated[int, _NOT_NEGATIVE] = 0
+
+
+@dataclass(frozen=True)
+class ConsistencyConfig:
+    """A term of the training loss: the distance between the predictions at the trained point and at the start of the
+    attack, with a `weight` that rises over the first `ramp` of the training. It goes `through` the trained point only,
+    or through both by another pass."""
+
+    weight: Annotated[float, _NOT_NEGATIVE] = 0.0
+    distance: Annotated[str, OneOf("probabilities", "logits", "js")] = "probabilities"
+    ramp: Annotated[float, Range("is a share of the training in [0, 1]", ge=0, le=1)] = 0.0
+    through: Annotated[str, OneOf("trained", "both")] = "trained"
+
+
+@dataclass(frozen=True)
 class OptimizerConfig:
     """Stochastic gradient descent."""
 
@@ -120,11 +145,17 @@ class TrainingConfig:
     epochs: Annotated[int, _AT_LEAST_1, Range(f"must be at most {_MAX_EPOCHS:,}", le=_MAX_EPOCHS)] = 30
     batch_size: Annotated[int, _AT_LEAST_1] = 128
     seed: Annotated[int, Range("must fit 64 bits", ge=-(2**63), lt=2**63)] = 0
-    ema: Annotated[float, Range("must be in [0, 1), such as 0.999", ge=0, lt=1)] = 0.0
+    ema: Annotated[float | tuple[float, ...], Range("must be in [0, 1), such as 0.999", ge=0, lt=1)] = 0.0
+    ema_batchnorm: Annotated[str, OneOf("average", "re-estimate")] = "average"
     on_collapse: Annotated[str, OneOf("warn", "stop", "rollback")] = "warn"
     probe: Annotated[int, Range("must be at least 1 image", ge=1)] = 1000
     checkpoint_every: Annotated[float, _NOT_NEGATIVE] = 60.0
     loggers: Annotated[tuple[str, ...], OneOf("tensorboard", "wandb")] = ("tensorboard",)
+
+    @property
+    def ema_decays(self) -> tuple[float, ...]:
+        """The decays of all averages of the weights; empty without one."""
+        return self.ema if isinstance(self.ema, tuple) else (self.ema,) if self.ema else ()
 
 
 @dataclass(frozen=True)
@@ -148,11 +179,6 @@ class EvaluationConfig:
     examples: Annotated[int | None, _AT_LEAST_1] = None
     batch_size: Annotated[int | None, _AT_LEAST_1] = None
 
-    @property
-    def ema_decays(self) -> tuple[float, ...]:
-        """The decays of all averages of the weights; empty without one."""
-        return self.ema if isinstance(self.ema, tuple) else (self.ema,) if self.ema else ()
-
 
 @dataclass(frozen=True)
 class Recipe:
@@ -162,6 +188,8 @@ class Recipe:
     data: DataConfig = field(default_factory=DataConfig)
     model: ModelConfig = field(default_factory=ModelConfig)
     method: MethodConfig = field(default_factory=MethodConfig)
+    targets: TargetsConfig = field(default_factory=TargetsConfig)
+    consistency: ConsistencyConfig = field(default_factory=ConsistencyConfig)
     optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
     schedule: ScheduleConfig = field(default_factory=ScheduleConfig)
     training: TrainingConfig = field(default_factory=TrainingConfig)

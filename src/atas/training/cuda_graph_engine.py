@@ -24,6 +24,7 @@ from atas.data.loader import Loader
 from atas.distributed.world import SINGLE, World
 from atas.errors import AtasError
 from atas.methods import Method
+from atas.methods.targets import RememberedPredictions
 from atas.ops import enable_kernels
 from atas.ops.cuda_graphs import GraphedFunction, capture, warm_up
 from atas.ops.cuda_graphs import weight_grad_stream as weights_aside
@@ -239,11 +240,15 @@ class CudaGraphEngine(Engine):
     def _mutable_state(self, size: int) -> list[tuple[Tensor, Tensor | EllipsisType]]:
         """Return the tensors on the device that warm-up steps change, with the rows that change.
 
-        Of stored perturbations, the largest tensor (3.9 GB for ImageNet), a step writes the rows of its batch only.
-        Every warm-up step takes the first batch of the epoch's order.
+        Of stored perturbations and remembered predictions, the largest tensors (3.9 and 2.6 GB for ImageNet), a step
+        writes the rows of its batch only. Every warm-up step takes the first batch of the epoch's order.
         """
         stores = {
             f"method.{name}.delta" for name, part in self.method.named_modules() if isinstance(part, PerturbationStore)
+        } | {
+            f"method.{name}.average"
+            for name, part in self.method.named_modules()
+            if isinstance(part, RememberedPredictions)
         }
         rows = self._order[:size].unique()
         state: list[tuple[Tensor, Tensor | EllipsisType]] = [(self._update, ...), (self._position, ...)]
