@@ -31,7 +31,7 @@ def network() -> nn.Module:
 
 
 def make_engine(name: str, device: str = "cpu", kind: type[Engine] = Engine, model: nn.Module | None = None) -> Engine:
-    settings = load(f"cifar10-preact-resnet18-{name}").with_values(
+    settings = load(f"cifar10-preact-resnet18-{'plus-30s' if name == 'atas-plus' else name}").with_values(
         {"engine.precision": "float32", "training.batch_size": BATCH, "training.epochs": 9, "data.pad": 2}
     )
     generator = torch.Generator().manual_seed(1)
@@ -39,7 +39,8 @@ def make_engine(name: str, device: str = "cpu", kind: type[Engine] = Engine, mod
     labels = torch.randint(4, (EXAMPLES,), generator=generator)
     place = torch.device(device)
     batches = DeviceLoader(images, labels, batch_size=BATCH, pad=2, flip=True, seed=0, device=place)
-    own = dict(settings.method.settings) | ({"batch_size": BATCH} if name == "free" else {})
+    own = dict(settings.method.settings)
+    own |= {"free": {"batch_size": BATCH}, "atas-plus": {"classes": 4}}.get(name, {})
     method = atas.methods.create(name, settings.threat, EXAMPLES, SHAPE, pad=2, device=place, **own)
     return kind(settings, (model or network()).to(place), method, batches)
 
