@@ -32,7 +32,7 @@ from atas.ops.networks import CompiledNetwork, accelerate
 from atas.recipes import Recipe
 from atas.training.engine import Engine
 from atas.training.metrics import accumulate_metrics
-from atas.training.optim import FusedSGD
+from atas.training.optim import FusedEMA, FusedSGD
 
 _FALLBACKS = {
     "fast": "cannot be compiled ({why}); capturing it without compilation",
@@ -62,6 +62,7 @@ class CudaGraphEngine(Engine):
     """Captures a step as a CUDA graph, and replays it."""
 
     kind = "captured"
+    average_type = FusedEMA
 
     def __init__(
         self,

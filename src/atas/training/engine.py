@@ -35,6 +35,7 @@ class Engine:
     """
 
     kind: ClassVar[str] = "eager"
+    average_type: ClassVar[type[EMA]] = EMA
 
     def __init__(
         self,
@@ -50,7 +51,7 @@ class Engine:
         self._mixed = precision == "bf16" or (precision == "auto" and self.device.type == "cuda")
         self.compute_model = low_precision_copy(model, torch.bfloat16) if self._mixed else model
         self.network = self.compute_model  # an engine may run it by a faster implementation
-        self.averages = {decay: EMA(model, decay) for decay in recipe.training.ema_decays}
+        self.averages = {decay: self.average_type(model, decay) for decay in recipe.training.ema_decays}
         self.epoch_sums = EpochSums(self.device)
         self._is_trainable = [parameter.requires_grad for parameter in model.parameters()]
         self._trainable = self._trainable_of(self.compute_model)

@@ -138,14 +138,43 @@ class EMA(nn.Module):
     @torch.no_grad()
     def update(self) -> None:
         """Average with the current weights; called after every update of them."""
-        decay = ((1 + self.updates) / (10 + self.updates)).clamp_max(self.decay)
-        averages, values = [list(side) for side in zip(*self._averaged, strict=True)]
-        torch._foreach_mul_(averages, decay)
-        torch._foreach_add_(averages, torch._foreach_mul(values, 1 - decay))
+        self._average(self._averaged, ((1 + self.updates) / (10 + self.updates)).clamp_max(self.decay))
         self.copy_integers()
         self.updates += 1
+
+    def _average(self, pairs: Sequence[tuple[Tensor, Tensor]], decay: Tensor) -> None:
+        """Average pairs of an average and its current value."""
+        if not pairs:
+            return
+        averages, values = [list(side) for side in zip(*pairs, strict=True)]
+        torch._foreach_mul_(averages, decay)
+        torch._foreach_add_(averages, torch._foreach_mul(values, 1 - decay))
 
     def copy_integers(self) -> None:
         """Copy whole numbers, such as BatchNorm's count of batches, from the model."""
         for copied, value in self._copied:
             copied.copy_(value)
+
+
+class FusedEMA(EMA):
+    """`EMA` in one Triton kernel that reads and writes every weight once.
+
+    Whole numbers, of which the kernels of a captured step keep no count, are copied only by `copy_integers`.
+    """
+
+    def __init__(self, model: nn.Module, decay: float) -> None:
+        super().__init__(model, decay)
+        from atas.ops.triton.average import AverageUpdate, is_supported  # needs Triton
+
+        fused = [pair for pair in self._averaged if is_supported(*pair)]
+        self._others = [pair for pair in self._averaged if not is_supported(*pair)]
+        self._update = AverageUpdate(*zip(*fused, strict=True)) if fused else None
+
+    @torch.no_grad()
+    def update(self) -> None:
+        """Average with the current weights; called after every update of them."""
+        decay = ((1 + self.updates) / (10 + self.updates)).clamp_max(self.decay)
+        if self._update is not None:
+            self._update(decay)
+        self._average(self._others, decay)
+        self.updates += 1
