@@ -108,7 +108,8 @@ def epochs(small_net, make_images, generator):
             wrong = torch.rand(EXAMPLES, generator=generator) < noise
             y = torch.where(wrong, torch.randint(4, (EXAMPLES,), generator=generator), labels)
             for first, index in zip((0, 6), torch.randperm(EXAMPLES, generator=generator).split(6), strict=True):
-                method.perturb(model, images[index], y[index], place(index, first))
+                inputs = method.perturb(model, images[index], y[index], place(index, first))
+                method.loss(model(inputs), y[index], place(index, first))
 
     return go
 

@@ -158,6 +158,21 @@ def test_wrong_use_is_named():
         LabelTargets(smoothing=0.1, noise="gaussian")
 
 
+def test_a_loop_that_ignores_the_method_s_loss_is_noticed(make_images, small_net):
+    """It would train on the labels without a word."""
+    x, y, index, model = make_images(6, SHAPE), torch.arange(6) % CLASSES, torch.arange(6), small_net()
+    method, plain = make(targets=LabelTargets(smoothing=0.1)), make()
+    for each in (method, plain):
+        F.cross_entropy(model(each.perturb(model, x, y, index)), y)
+    plain.start_epoch(1, 30)
+    with pytest.raises(UsageError, match=r"use loss = method\.loss\(model\(x_adv\), y, index\)"):
+        method.start_epoch(1, 30)
+    method = make(targets=LabelTargets(smoothing=0.1))
+    method.loss(model(method.perturb(model, x, y, index)), y, index)
+    method.perturb(model, x, y, index)  # to look at them
+    method.start_epoch(1, 30)
+
+
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")  # dynamo looks at it itself
 @pytest.mark.parametrize("noise", ["uniform", "random"])

@@ -149,6 +149,7 @@ class Method(nn.Module, ABC):
         self.checks = DeviceChecks(device)
         self._index_check = IndexConsistency(examples)
         self._epoch_started = False
+        self._ignores_loss: bool | None = None  # of an own loop: `perturb` was called in this epoch, and `loss` was not
         self.register_buffer("epoch", torch.tensor(-1, device=device))
         self.register_buffer("step_scale", torch.tensor(1.0, device=device))
         if consistency is not None and not self.has_start:
@@ -156,7 +157,7 @@ class Method(nn.Module, ABC):
         self.targets, self.consistency = targets, None if consistency is None else consistency.to(device)
         if targets is not None:
             targets.setup(examples, device)
-            self.checks_indices = self.checks_indices or targets.has_rows
+            self.checks_indices = self.checks_indices or next(targets.buffers(), None) is not None
 
     def set_shard(self, shard: DataShard) -> None:
         """Called by engines before the first step: this method's examples are this shard of the training set, and an
@@ -174,6 +175,12 @@ class Method(nn.Module, ABC):
                 f"epoch {epoch}, counted from 0, is beyond the last of epochs={epochs}; give the number of all epochs "
                 f"as epochs, or leave it out"
             )
+        if self._ignores_loss and (self.targets is not None or self.consistency is not None):
+            raise UsageError(
+                "the last epoch was trained with another loss than method.loss, which has this method's targets and "
+                "consistency; use loss = method.loss(model(x_adv), y, index)"
+            )
+        self._ignores_loss = None
         self.checks.raise_if_set()
         self._index_check.check()
         self._epoch_started = True
@@ -244,6 +251,7 @@ class Method(nn.Module, ABC):
         Call it once in a training step. `remember=False` leaves the state of the targets as it is, for a second
         evaluation within a step.
         """
+        self._ignores_loss = False
         y = self.checks.labels(y, check_logits(logits, len(y)).shape[1])
         if self.targets is None:
             return cross_entropy(logits, y)
@@ -315,6 +323,7 @@ class InputPerturbation(Method):
         if self.consistency is not None and self.consistency.through == "both":
             raise UsageError('consistency through "both" takes another pass: use method.step instead')
         batch = self._checked(x, y, index, view)
+        self._ignores_loss = self._ignores_loss is None or self._ignores_loss
         self.before_step(batch.index)
         with explain_low_precision(model, x):
             perturbed = self._attack(model, batch)

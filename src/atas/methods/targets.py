@@ -6,16 +6,14 @@ the model has predicted for the example so far, a moving average that is kept be
     target     = (1 - share) softened label + share average
     average   <- decay average + (1 - decay) softmax(logits)
 
-An example that was not trained on yet has its label as average. Both lines are part of `method.loss(logits, y, index)`,
-so they cost no pass and need no other call. The average is read before it is updated.
-
-Late in a training the model has memorised its labels and its robustness falls; an average of earlier predictions does
-not follow there. Cross-entropy with such targets has its smallest value at the target, not at certainty.
+An example that was not trained on yet has its label as average. `method.loss(logits, y, index)` does both, in this
+order, so targets need no other call and no pass. Late in a training a model memorises its labels and loses robustness;
+an average of earlier predictions does not follow there.
 """
 
 from __future__ import annotations
 
-from typing import ClassVar, Literal, TypeAlias, get_args
+from typing import Any, Literal, TypeAlias, get_args
 
 import torch
 from torch import Tensor, nn
@@ -26,24 +24,20 @@ from atas.core.rng import CounterRNG, Stream
 from atas.errors import UsageError, unknown
 
 Noise: TypeAlias = Literal["uniform", "random"]
-
-_MANY_CLASSES = 100  # with more of them, averages are float16: half of 5 GB for ImageNet
+_MANY_CLASSES = 100  # with more of them, averages are float16: 2.6 GB for ImageNet
 
 
 class LabelTargets(nn.Module):
     """Labels with smoothing: the share `smoothing` of the probability is spread over the classes.
 
-    With noise `uniform` every class gets an equal part of it, the true one too, as with PyTorch's `label_smoothing`.
-    With `random` the other classes share it by weights that are uniform in (0, 1), new in every epoch for every example
-    (LIET).
+    With noise `uniform` every class gets an equal part, the true one too, as in PyTorch. With `random` the others share
+    it by weights in (0, 1), new in every epoch for every example (LIET).
 
     >>> targets = LabelTargets(smoothing=0.4)
     >>> rng = CounterRNG(0, torch.tensor(0), torch.tensor([7]))
     >>> targets(torch.zeros(1, 4), torch.tensor([2]), torch.tensor([7]), rng).round(decimals=4).tolist()
     [[0.1, 0.1, 0.7, 0.1]]
     """
-
-    has_rows: ClassVar[bool] = False  # True if there is state for each example
 
     def __init__(self, *, smoothing: float = 0.0, noise: Noise = "uniform") -> None:
         super().__init__()
@@ -54,16 +48,13 @@ class LabelTargets(nn.Module):
         self.smoothing, self.noise = smoothing, noise
 
     def setup(self, examples: int, device: torch.device | str | None) -> None:
-        """Create the state for this many examples; called by the method that takes these targets."""
+        """Create the state of this many examples; called by the method that takes these targets."""
 
     def forward(self, logits: Tensor, y: Tensor, index: Tensor, rng: CounterRNG) -> Tensor:
         """Return the targets of a batch: a distribution over the classes for each example."""
-        labels = one_hot(y, logits.shape[1], to_float32(logits).dtype)
-        if not self.smoothing:
-            return labels
-        if self.noise == "uniform":
-            spread = torch.full_like(labels, 1 / logits.shape[1])
-        else:
+        labels = _one_hot(y, to_float32(logits))
+        spread: Tensor | float = 1 / logits.shape[1]
+        if self.noise == "random" and self.smoothing:
             weights = rng.uniform(Stream.TARGET, (logits.shape[1],)).to(labels.dtype) * (1 - labels)
             spread = weights / weights.sum(1, keepdim=True)
         return (1 - self.smoothing) * labels + self.smoothing * spread
@@ -76,8 +67,7 @@ class RememberedPredictions(LabelTargets):
     """Labels mixed with a moving average of what the model predicted for each example where it was trained.
 
     `share` is the weight of the average in the target from `from_epoch` on, counted from 0; it is updated from the
-    first epoch. Further arguments are those of `LabelTargets`. The loss of a training step updates the averages of its
-    examples. A method that evaluates its loss several times in a step (`free`, `yopo`) updates them as often.
+    first epoch. A method that evaluates its loss several times in a step (`free`, `yopo`) updates it as often.
 
     >>> targets = RememberedPredictions(classes=10, share=0.4, decay=0.7)
     >>> from atas import ATAS, Linf
@@ -86,7 +76,6 @@ class RememberedPredictions(LabelTargets):
     (100, 10)
     """
 
-    has_rows = True
     average: Tensor
 
     def __init__(
@@ -101,10 +90,9 @@ class RememberedPredictions(LabelTargets):
     ) -> None:
         super().__init__(smoothing=smoothing, noise=noise)
         if classes < 2 or not 0 <= share <= 1 or not 0 <= decay < 1 or from_epoch < 0:
-            raise UsageError(
-                f"remembered predictions need classes >= 2, 0 <= share <= 1, 0 <= decay < 1 and from_epoch >= 0; got "
-                f"{classes=}, {share=}, {decay=}, {from_epoch=}"
-            )
+            given = f"{classes=}, {share=}, {decay=}, {from_epoch=}"
+            needs = "classes >= 2, 0 <= share <= 1, 0 <= decay < 1 and from_epoch >= 0"
+            raise UsageError(f"remembered predictions need {needs}; got {given}")
         self.classes, self.share, self.decay, self.from_epoch = classes, share, decay, from_epoch
 
     def setup(self, examples: int, device: torch.device | str | None) -> None:
@@ -127,43 +115,35 @@ class RememberedPredictions(LabelTargets):
 
     def remember(self, logits: Tensor, y: Tensor, index: Tensor) -> None:
         """Update the averages of these examples."""
-        average = self._average_of(y, index)
-        predicted = to_float32(logits).softmax(1).to(average.dtype)
-        self.average[index] = (self.decay * average + (1 - self.decay) * predicted).to(self.average.dtype)
+        predicted = to_float32(logits).softmax(1)
+        average = self.decay * self._average_of(y, index) + (1 - self.decay) * predicted
+        self.average[index] = average.to(self.average.dtype)
 
     def _average_of(self, y: Tensor, index: Tensor) -> Tensor:
         """Return the averages as distributions: float16 rows do not add up to one exactly."""
-        rows = self.average[index]
-        rows = rows.float() if rows.dtype == torch.float16 else rows
+        rows = to_float32(self.average[index])
         total = rows.sum(1, keepdim=True)
-        seen = total > 0
-        return torch.where(seen, rows / torch.where(seen, total, 1), one_hot(y, self.classes, rows.dtype))
+        return torch.where(total > 0, rows / torch.where(total > 0, total, 1), _one_hot(y, rows))
 
 
-def one_hot(y: Tensor, classes: int, dtype: torch.dtype) -> Tensor:
+def _one_hot(y: Tensor, like: Tensor) -> Tensor:
     """Return labels as distributions; unlike `F.one_hot` it never waits for the device."""
-    return (y[:, None] == torch.arange(classes, device=y.device)).to(dtype)
+    return (y[:, None] == torch.arange(like.shape[1], device=y.device)).to(like.dtype)
 
 
-def create(
-    classes: int, *, smoothing: float, noise: Noise, share: float, decay: float, from_epoch: int
-) -> LabelTargets | None:
+def create(classes: int, *, share: float, decay: float, from_epoch: int, **soft: Any) -> LabelTargets | None:
     """Return the simplest targets with these settings; None for the labels themselves."""
     if share:
-        return RememberedPredictions(
-            classes, share=share, decay=decay, from_epoch=from_epoch, smoothing=smoothing, noise=noise
-        )
-    return LabelTargets(smoothing=smoothing, noise=noise) if smoothing else None
+        return RememberedPredictions(classes, share=share, decay=decay, from_epoch=from_epoch, **soft)
+    return LabelTargets(**soft) if soft["smoothing"] else None
 
 
 @fast_op
 def make_targets(
     targets: LabelTargets, logits: Tensor, y: Tensor, index: Tensor, rng: CounterRNG, remember: bool
 ) -> Tensor:
-    """Return the targets of a batch; `remember` then updates their state with these predictions.
-
-    The logits are detached: compiled together with the loss, its backward pass would read the updated state.
-    """
+    """Return the targets of a batch, and `remember` these predictions. The logits are detached: compiled together with
+    the loss, the loss's backward pass would read the updated state."""
     probabilities = targets(logits, y, index, rng)
     if remember:
         targets.remember(logits, y, index)
