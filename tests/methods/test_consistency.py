@@ -130,6 +130,8 @@ def test_wrong_use_is_named(small_net, make_images):
     method, model = make("atas", Consistency(1.0)), small_net()
     x, y, index = make_images(6, SHAPE), torch.arange(6) % 4, torch.arange(6)
     logits = model(method.perturb(model, x, y, index))
+    with method.keep_targets():
+        method.loss(logits, y, index)
     method.loss(logits, y, index)
     with pytest.raises(UsageError, match="first"):  # the start is of that batch alone
         method.loss(logits, y, index)

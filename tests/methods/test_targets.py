@@ -125,7 +125,8 @@ def test_every_method_trains_on_targets(small_net, make_images, name):
 
 def test_a_second_evaluation_in_a_step_can_leave_the_averages_alone():
     method, (logits, y, index) = make(targets=RememberedPredictions(CLASSES)), batch()
-    first = method.loss(logits, y, index, remember=False)
+    with method.keep_targets():
+        first = method.loss(logits, y, index)
     assert not method.targets.average.any()
     assert torch.equal(first, method.loss(logits, y, index))
     assert method.targets.average[index].any(1).all()

@@ -449,3 +449,15 @@ def test_several_averages_keep_their_order():
     one = loaded.with_values({"training.ema": 0.999})
     assert (one.training.ema, one.training.ema_decays) == (0.999, (0.999,))
     assert recipes.load("cifar10-preact-resnet18-atas").training.ema_decays == ()
+
+
+def test_sections_and_keys_of_later_versions_are_written_where_they_say_something():
+    """Recipes of earlier versions stay what they were, to the letter."""
+    loaded = load("cifar10-preact-resnet18-atas")
+    for later in ("[targets]", "[consistency]", "final", "ema_batchnorm"):
+        assert later not in loaded.to_toml()
+    softened = loaded.with_values({"targets.smoothing": 0.1})
+    assert softened.targets.smoothing == 0.1
+    assert from_dict(tomllib.loads(softened.to_toml()), "again").targets == softened.targets
+    assert fingerprint.recipe_fingerprint(softened) != fingerprint.recipe_fingerprint(loaded)
+    assert fingerprint.differences(loaded, softened)[0] == "targets.smoothing: None became 0.1"

@@ -8,7 +8,8 @@ by its attack. `PersistentPerturbation` starts each attack from the example's pe
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from numbers import Integral
 from typing import Any, ClassVar, Literal, NamedTuple, Protocol, TypedDict, Unpack
 
@@ -118,6 +119,7 @@ class Method(nn.Module, ABC):
     replicated_buffers: ClassVar[frozenset[str]] = frozenset()  # equal in all processes, such as a row per class
     uses_fast_network: bool = True  # False if a pass needs what accelerated networks lack
     updates_per_step: int = 1
+    _remembers: bool = True  # whether `loss` updates what the targets remember
     epoch: Tensor
     step_scale: Tensor
 
@@ -245,19 +247,27 @@ class Method(nn.Module, ABC):
         """Multiply all later attack steps by this factor."""
         self.step_scale.mul_(factor)
 
-    def loss(self, logits: Tensor, y: Tensor, index: Tensor, *, remember: bool = True) -> Tensor:
+    def loss(self, logits: Tensor, y: Tensor, index: Tensor) -> Tensor:
         """Return the training loss of these examples: mean cross-entropy with the labels, or with `targets`.
 
-        Call it once in a training step. `remember=False` leaves the state of the targets as it is, for a second
-        evaluation within a step.
+        Call it once for a training batch, as it updates what the targets remember; see also `keep_targets`.
         """
         self._ignores_loss = False
         y = self.checks.labels(y, check_logits(logits, len(y)).shape[1])
         if self.targets is None:
             return cross_entropy(logits, y)
         index = self.checks.index(index.long(), self.examples)
-        targets = make_targets(self.targets, logits.detach(), y.long(), index, self.rng(index), remember)
+        targets = make_targets(self.targets, logits.detach(), y.long(), index, self.rng(index), self._remembers)
         return soft_cross_entropy(logits, targets)
+
+    @contextmanager
+    def keep_targets(self) -> Iterator[None]:
+        """Let `loss` change no state inside the context: for a further evaluation of the loss within a step."""
+        before, self._remembers = self._remembers, False
+        try:
+            yield
+        finally:
+            self._remembers = before
 
     def attack_loss(self, logits: Tensor, y: Tensor) -> Tensor:
         """Return the attack loss: summed cross-entropy, so an example's gradient does not depend on its batch."""
@@ -333,9 +343,7 @@ class InputPerturbation(Method):
     def training_step(self, model: nn.Module, update: Update, batch: Batch) -> StepOutput:
         """Attack, then update the weights with the loss at the perturbed inputs."""
         inputs = self._attack(model, batch)
-        if self._start is not None and self.consistency is not None and self.consistency.through == "both":
-            self._start = self._start[0], model(self._start[0])
-        logits = model(inputs)
+        logits = self._logits(model, inputs)
         loss = self.loss(logits, batch.y, batch.index)
         update(loss)
         return StepOutput(loss.detach(), inputs, logits.detach())
@@ -352,17 +360,23 @@ class InputPerturbation(Method):
             self._start = start, logits
         return gradient
 
-    def loss(self, logits: Tensor, y: Tensor, index: Tensor, *, remember: bool = True) -> Tensor:
+    def loss(self, logits: Tensor, y: Tensor, index: Tensor) -> Tensor:
         """Return the loss at the perturbed inputs of the last attack, with the consistency term if there is one."""
-        loss = super().loss(logits, y, index, remember=remember)
+        loss = super().loss(logits, y, index)
         if self.consistency is None:
             return loss
         if self._start is None or len(self._start[1]) != len(logits):
             raise UsageError("consistency needs the start of this batch's attack: call method.perturb on it first")
         loss = loss + self.consistency(logits, self._start[1])
-        if remember:
+        if self._remembers:
             self._start = None
         return loss
+
+    def _logits(self, model: nn.Module, inputs: Tensor) -> Tensor:
+        """Run the model at the perturbed inputs, and before at the start if consistency goes through both."""
+        if self._start is not None and self.consistency is not None and self.consistency.through == "both":
+            self._start = self._start[0], model(self._start[0])
+        return model(inputs)
 
     def _attack(self, model: nn.Module, batch: Batch) -> Tensor:
         with set_mode(model, training=self.attack_mode == "train"), freeze(model):

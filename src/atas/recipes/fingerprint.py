@@ -25,24 +25,8 @@ RESUME_MAY_CHANGE = (
 
 
 # Keys that were added later, with the value that older recipes stand for. With this value a key is no part of the
-# fingerprint, so that older checkpoints and results keep theirs. A section that is empty without them is left out.
-_LATER_DEFAULTS = {
-    "data.view": "pad",
-    "method.grid": None,
-    "engine.sync_batchnorm": False,
-    "schedule.final": 0.0,
-    "training.ema_batchnorm": "average",
-    "targets.smoothing": 0.0,
-    "targets.noise": "uniform",
-    "targets.share": 0.0,
-    "targets.decay": 0.7,
-    "targets.from_epoch": 0,
-    "consistency.weight": 0.0,
-    "consistency.distance": "probabilities",
-    "consistency.ramp": 0.0,
-    "consistency.through": "trained",
-}
-_LATER_SECTIONS = ("targets", "consistency")
+# fingerprint, so that older checkpoints and results keep theirs.
+_LATER_DEFAULTS = {"data.view": "pad", "method.grid": None, "engine.sync_batchnorm": False}
 
 
 def differences(one: Recipe, other: Recipe, ignore: Sequence[str] = ()) -> list[str]:
@@ -50,10 +34,11 @@ def differences(one: Recipe, other: Recipe, ignore: Sequence[str] = ()) -> list[
     first, second = one.to_dict(), other.to_dict()
     changed = []
     for section in section_types():
-        for key in {**first[section], **second[section]}:
+        one_section, other_section = first.get(section, {}), second.get(section, {})
+        for key in {**one_section, **other_section}:
             if section in ignore or f"{section}.{key}" in ignore:
                 continue
-            a, b = first[section].get(key), second[section].get(key)
+            a, b = one_section.get(key), other_section.get(key)
             if a != b:
                 changed.append(f"{section}.{key}: {a} became {b}")
     return changed
@@ -72,6 +57,6 @@ def weight_keys(document: Mapping[str, Any]) -> dict[str, Any]:
         sections[section] = {k: v for k, v in sections[section].items() if name and k != name}
     for key, default in _LATER_DEFAULTS.items():
         section, _, name = key.partition(".")
-        if section in sections and sections[section].get(name) == default:
+        if sections[section].get(name) == default:
             sections[section].pop(name, None)
-    return {name: entries for name, entries in sections.items() if entries or name not in _LATER_SECTIONS}
+    return sections

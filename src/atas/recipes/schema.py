@@ -17,6 +17,8 @@ from atas.recipes.values import format_toml, parse_value
 _VIEW_SIZE = 224  # the default of data.view_size
 _ALIASES = {"lr": "schedule.peak", "learning_rate": "schedule.peak"}  # names of the key in other programs
 
+_LATER_SECTIONS = ("targets", "consistency")  # recipes of earlier versions do not have them
+
 _MAX_EPOCHS = 100_000  # the learning rate of every update is kept on the device
 
 S = TypeVar("S")
@@ -118,9 +120,9 @@ class OptimizerConfig:
 @dataclass(frozen=True)
 class ScheduleConfig:
     """The learning rate by update: `piecewise` (drops by `factor` at `milestones`) or `cyclic` (up from 0 to `peak`,
-    reached at `peak_at`, and down to the share `final` of it). Milestones and peak_at are shares of the whole training.
-    With `peak_momentum` the momentum of a cyclic schedule changes from the optimiser's to this value at the peak, and
-    back."""
+    reached at `peak_at`, and down to the share `final` (0) of it). Milestones and peak_at are shares of the whole
+    training. With `peak_momentum` the momentum of a cyclic schedule changes from the optimiser's to this value at the
+    peak, and back."""
 
     name: Annotated[str, OneOf("piecewise", "cyclic")] = "piecewise"
     peak: Annotated[float, Range("must be above zero", gt=0)] = 0.1
@@ -131,22 +133,22 @@ class ScheduleConfig:
     factor: Annotated[float, Range("must be in (0, 1]", gt=0, le=1)] = 0.1
     peak_at: Annotated[float, Range("is a share of the training in (0, 1)", gt=0, lt=1)] = 0.5
     peak_momentum: Annotated[float | None, _BELOW_1] = None
-    final: Annotated[float, Range("is a share of the peak in [0, 1]", ge=0, le=1)] = 0.0
+    final: Annotated[float | None, Range("is a share of the peak in [0, 1]", ge=0, le=1)] = None
 
 
 @dataclass(frozen=True)
 class TrainingConfig:
     """Length, order and monitoring of the training. `ema` is the decay of averaged weights, 0 for none, or several
-    decays, the first of which gives the final model; their BatchNorm statistics are averaged too (`ema_batchnorm`), or
-    re-estimated at the end. `probe` is the number of training images that the monitor attacks after every epoch, with
-    the current weights, not their average; `checkpoint_every` is in seconds; `loggers` are tensorboard (if it is
-    installed) and wandb."""
+    decays, the first of which gives the final model; `ema_batchnorm` is for their BatchNorm statistics: average (the
+    default), or re-estimate at the end. `probe` is the number of training images that the monitor attacks after every
+    epoch, with the current weights, not their average; `checkpoint_every` is in seconds; `loggers` are tensorboard (if
+    it is installed) and wandb."""
 
     epochs: Annotated[int, _AT_LEAST_1, Range(f"must be at most {_MAX_EPOCHS:,}", le=_MAX_EPOCHS)] = 30
     batch_size: Annotated[int, _AT_LEAST_1] = 128
     seed: Annotated[int, Range("must fit 64 bits", ge=-(2**63), lt=2**63)] = 0
     ema: Annotated[float | tuple[float, ...], Range("must be in [0, 1), such as 0.999", ge=0, lt=1)] = 0.0
-    ema_batchnorm: Annotated[str, OneOf("average", "re-estimate")] = "average"
+    ema_batchnorm: Annotated[str | None, OneOf("average", "re-estimate")] = None
     on_collapse: Annotated[str, OneOf("warn", "stop", "rollback")] = "warn"
     probe: Annotated[int, Range("must be at least 1 image", ge=1)] = 1000
     checkpoint_every: Annotated[float, _NOT_NEGATIVE] = 60.0
@@ -214,9 +216,12 @@ class Recipe:
         return from_dict(document, self.name)
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the sections as dictionaries, without keys that are None."""
+        """Return the sections as dictionaries, without keys that are None, and without a later section that says
+        nothing."""
         document: dict[str, Any] = {"name": self.name}
-        for section in section_types():
+        for section, kind in section_types().items():
+            if section in _LATER_SECTIONS and getattr(self, section) == kind():
+                continue
             values = dataclasses.asdict(getattr(self, section))
             hyperparameters = values.pop("settings", {})
             document[section] = {key: value for key, value in values.items() if value is not None} | hyperparameters
@@ -224,11 +229,11 @@ class Recipe:
 
     def to_toml(self) -> str:
         """Return the recipe as TOML, from which the same recipe is loaded."""
-        lines = [f"name = {format_toml(self.name)}"]
-        for section in section_types():
+        document = self.to_dict()
+        lines = [f"name = {format_toml(document.pop('name'))}"]
+        for section, entries in document.items():
             lines += ["", f"[{section}]"]
-            entries = self.to_dict()[section].items()
-            lines += [f"{key} = {format_toml(value, as_255ths=section == 'method')}" for key, value in entries]
+            lines += [f"{key} = {format_toml(value, as_255ths=section == 'method')}" for key, value in entries.items()]
         return "\n".join(lines) + "\n"
 
 
@@ -294,4 +299,4 @@ def _assign(document: dict[str, Any], key: str, value: Any) -> None:
         raise unknown("section of a recipe", section, section_types())
     if name == "name":
         document[section] = inherit(section, document[section], value)
-    document[section][name] = value
+    document.setdefault(section, {})[name] = value

@@ -94,7 +94,8 @@ def learning_rate(schedule: ScheduleConfig, update: Tensor, updates: int) -> Ten
         drops = torch.bucketize(update, torch.tensor(starts, dtype=torch.int64), right=True)
         return torch.tensor(rates, dtype=torch.float64)[drops]
     height, falling = _cycle_height(schedule, update, updates), update.double() >= schedule.peak_at * updates
-    return schedule.peak * torch.where(falling, schedule.final + (1 - schedule.final) * height, height)
+    floor = schedule.final or 0.0
+    return schedule.peak * torch.where(falling, floor + (1 - floor) * height, height)
 
 
 def momentum_at(schedule: ScheduleConfig, default: float, update: Tensor, updates: int) -> Tensor:
