@@ -9,6 +9,7 @@ from atas.models.weights import load_weights
 from atas.recipes import ScheduleConfig
 from atas.training import Run, checkpoint
 from atas.training.build import build
+from atas.training.monitor import ProbeResult
 from atas.training.optim import learning_rate, momentum_at
 from atas.training.reestimation import reestimate_batchnorm
 from atas.training.trainer import Interrupted
@@ -134,6 +135,30 @@ def test_statistics_of_averages_are_measured_at_the_end(method, tmp_path, train_
                 model(images[index])
         assert len(inputs) == 3
         torch.testing.assert_close(measured.model.bn1.running_mean, torch.stack(inputs).mean(0))
+
+
+@pytest.mark.parametrize("values", [{"data.loading": "streaming", "data.workers": 1}, {"method.store": "host"}])
+def test_statistics_are_the_same_wherever_images_and_memory_live(values, tmp_path, train_toy):
+    usual = {"training.ema": 0.9, "training.ema_batchnorm": "re-estimate", "training.epochs": 2}
+    models = [
+        train_toy(tmp_path / str(number), values=usual | own).model.state_dict()
+        for number, own in enumerate(({}, values))
+    ]
+    for name, value in models[0].items():
+        assert torch.equal(value, models[1][name]), name
+
+
+def test_a_run_that_is_stopped_at_its_collapse_has_measured_statistics(tmp_path, train_toy, script_probes):
+    """Those of the healthy checkpoint that it ends with."""
+    values = {"training.ema": 0.9, "training.on_collapse": "stop", "training.epochs": 3}
+    probes = [ProbeResult(0.9, 0.8, pgd10, 1.0, (0.1, 0.2)) for pgd10 in (0.5, 0.0)]
+    models = []
+    for how in ("average", "re-estimate"):
+        script_probes(*probes)
+        run = train_toy(tmp_path / how, values=values | {"training.ema_batchnorm": how})
+        models.append(run.model.state_dict())
+    changed = {name for name in models[0] if not torch.equal(models[0][name], models[1][name])}
+    assert changed == {f"bn{number}.running_{kind}" for number in (1, 2) for kind in ("mean", "var")}
 
 
 def test_layers_kept_in_eval_mode_keep_their_statistics(toy_recipe, toy_data, tiny_net):

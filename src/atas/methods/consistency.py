@@ -9,6 +9,7 @@ with gradients.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Literal, TypeAlias, get_args
 
@@ -35,7 +36,7 @@ def squared_logits(logits: Tensor, start: Tensor) -> Tensor:
 def jensen_shannon(logits: Tensor, start: Tensor) -> Tensor:
     """Return the Jensen-Shannon divergence of the predictions of each example."""
     one, other = logits.log_softmax(1), start.log_softmax(1)
-    middle = torch.logaddexp(one, other) - torch.log(torch.tensor(2.0, dtype=one.dtype, device=one.device))
+    middle = torch.logaddexp(one, other) - math.log(2)
     return 0.5 * (one.exp() * (one - middle) + other.exp() * (other - middle)).sum(1)
 
 
@@ -64,7 +65,7 @@ class Consistency(nn.Module):
         self, weight: float, *, distance: str = "probabilities", ramp: float = 0.0, through: Through = "trained"
     ) -> None:
         super().__init__()
-        if not 0 <= weight < float("inf") or not 0 <= ramp <= 1:
+        if not 0 <= weight < math.inf or not 0 <= ramp <= 1:
             raise UsageError(f"consistency needs weight >= 0 and a ramp in [0, 1]; got {weight=}, {ramp=}")
         for name, value, known in (("distance", distance, DISTANCES), ("through", through, get_args(Through))):
             if value not in known:
