@@ -23,9 +23,12 @@ from atas.distributed.world import select_device
 from atas.recipes import load
 from atas.training.engine import Engine
 
+RECIPES = {"atas-plus": "plus-30s"}  # where it is not the name of the method
+
 
 def engine(name: str, args: argparse.Namespace, device: torch.device) -> Engine:
-    settings = load(f"cifar10-preact-resnet18-{name}").with_values(
+    recipe = RECIPES.get(name, name)
+    settings = load(f"cifar10-preact-resnet18-{recipe}").with_values(
         {"training.batch_size": args.batch, "engine.precision": args.precision, "model.name": args.model}
     )
     torch.manual_seed(0)

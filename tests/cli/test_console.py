@@ -245,7 +245,10 @@ def complete(monkeypatch):
     [
         (["atas", "ex"], ["export"]),
         (["atas", "export", "--to", "o"], ["onnx"]),
-        (["atas", "train", "digits-small-cnn-ata"], ["digits-small-cnn-atas", "digits-small-cnn-atas-literal"]),
+        (
+            ["atas", "train", "digits-small-cnn-ata"],
+            ["digits-small-cnn-atas", "digits-small-cnn-atas-literal", "digits-small-cnn-atas-plus"],
+        ),
         (["atas", "reproduce", "table-cifar100"], ["table-cifar100"]),
     ],
     ids=str,

@@ -141,10 +141,10 @@ def _eval_gradient(net, x, loss):
     return torch.autograd.grad(loss(logits), x)[0], logits.detach()
 
 
-def train_on(net, inputs, y, rate, **notes):
-    """One update with the mean loss at the inputs, in train mode."""
+def train_on(net, inputs, y, rate, criterion=None, **notes):
+    """One update with the mean loss at the inputs, in train mode; `criterion(logits)` replaces the cross-entropy."""
     logits = net(inputs, True)
-    loss = losses(logits, y).sum() / len(y)
+    loss = losses(logits, y).sum() / len(y) if criterion is None else criterion(logits)
     gradients, _ = net.gradients(loss)
     net.descend(gradients, rate)
     return Outcome(inputs, loss.detach(), logits.detach(), [gradients], notes)
@@ -316,6 +316,36 @@ def fgsm_ga(net, ball, noise, x, y, rate, *, step, weight):
     return Outcome(inputs, loss, logits.detach(), [total], {"counted": counted})
 
 
+class Targets:
+    """Smoothed labels mixed with averages of predictions, one example at a time; `averages` holds those seen so far."""
+
+    def __init__(self, classes, *, smoothing=0.0, share=0.0, decay=0.0, from_epoch=0):
+        self.classes, self.smoothing, self.share = classes, smoothing, share
+        self.decay, self.from_epoch = decay, from_epoch
+        self.averages = {}
+
+    def of(self, i, label, epoch, spread=None):
+        """The target of example i; `spread` is where smoothing moves probability to, by default everywhere equally."""
+        hard = torch.zeros(self.classes, dtype=torch.float64)
+        hard[label] = 1.0
+        spread = torch.full_like(hard, 1 / self.classes) if spread is None else spread
+        soft = (1 - self.smoothing) * hard + self.smoothing * spread
+        share = self.share if epoch >= self.from_epoch else 0.0
+        return (1 - share) * soft + share * self.averages.get(i, hard)
+
+    def loss(self, logits, y, index, epoch):
+        """The mean cross-entropy with the targets; then the averages take these predictions in."""
+        total = 0.0
+        for row, label, i in zip(logits, y.tolist(), index.tolist(), strict=True):
+            target, log_p = self.of(i, label, epoch), row - row.logsumexp(0)
+            total = total - sum(target[c] * log_p[c] for c in range(self.classes))
+            hard = torch.zeros(self.classes, dtype=torch.float64)
+            hard[label] = 1.0
+            before = self.averages.get(i, hard)
+            self.averages[i] = self.decay * before + (1 - self.decay) * log_p.detach().exp()
+        return total / len(y)
+
+
 # Memory: canvases with `pad` pixels around each image, looked at through (top, left, flip).
 
 
@@ -356,7 +386,7 @@ class Remembering:
     def __init__(self, ball, canvases, pad, reset_every, epochs):
         self.ball, self.canvases, self.pad = ball, canvases.clone(), pad
         self.reset_every, self.epochs = reset_every, epochs
-        self.resets = []
+        self.resets, self.targets = [], None
 
     def begin(self, epoch, fresh):
         """Epochs count from 0 here and from 1 in the authors' code; `fresh(epoch)` gives new noise."""
@@ -375,7 +405,8 @@ class Remembering:
         inputs = self.ball.move(start, gradient, sizes, x)
         for place, (i, view) in enumerate(pairs):
             paste(self.canvases[i], view, inputs[place] - x[place])
-        return train_on(net, inputs, y, rate, x=x, sizes=sizes, **notes)
+        criterion = None if self.targets is None else lambda logits: self.targets.loss(logits, y, index, epoch)
+        return train_on(net, inputs, y, rate, criterion, x=x, sizes=sizes, **notes)
 
 
 class Atta(Remembering):

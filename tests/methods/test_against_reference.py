@@ -530,7 +530,27 @@ def test_atas_literal(compared_method, threat, scale):
     assert slow.resets == [9]
 
 
-@pytest.mark.parametrize("name", ["atas", "atas-literal", "atta"])
+@pytest.mark.parametrize(("threat", "scale"), CASES)
+@pytest.mark.parametrize(
+    "settings", [{}, {"smoothing": 0.0, "share": 0.9, "decay": 0.5, "from_epoch": 0}], ids=["default", "other"]
+)
+def test_atas_plus(scene, threat, scale, settings):
+    s = scene("atas-plus", threat, scale, dtype=torch.float32, classes=4, **settings)
+    linf = threat is LINF
+    clip = (4 / 255, 14 / 255) if linf else (0.25, 0.875)
+    slow = reference.Atas(
+        s.ball, s.method.memory.delta, PAD, 10, 30,
+        c=1.28, max_step=16 / 255 if linf else 1.0, beta=0.5, clip=clip, warmup_epochs=5, scale=scale,
+    )  # fmt: skip
+    slow.targets = reference.Targets(4, **{"smoothing": 0.1, "share": 0.4, "decay": 0.7, "from_epoch": 5} | settings)
+    for epoch in (0, 1, 4, 5, 6):
+        for _ in remember(s, slow, [epoch]):
+            for i, average in slow.targets.averages.items():
+                close(s.method.targets.average[i], average)
+    assert len(slow.targets.averages) == EXAMPLES
+
+
+@pytest.mark.parametrize("name", ["atas", "atas-literal", "atas-plus", "atta"])
 @pytest.mark.parametrize(
     ("reset_every", "epochs", "expected"),
     [
@@ -559,7 +579,7 @@ def test_step_with_an_optimiser_is_learn_with_gradient_descent(small_net, make_i
     images, labels, index = make_images(5, SHAPE, dtype=torch.float64), torch.tensor([0, 1, 2, 3, 0]), torch.arange(5)
     states = []
     for with_optimizer in (True, False):
-        hyper = {"replays": 1} if name == "free" else {}
+        hyper = {"free": {"replays": 1}, "atas-plus": {"classes": 4}}.get(name, {})
         method = atas.methods.create(name, LINF, 5, SHAPE, pad=PAD, **hyper).double()
         method.start_epoch(0, 30)
         model = small_net().double().train()

@@ -13,17 +13,19 @@ from hypothesis import strategies as st
 import atas
 from atas.core.augment import View
 from atas.errors import CheckpointError, DataError, UsageError
+from atas.methods import LabelTargets
 
 SHAPE, PAD, EXAMPLES = (3, 8, 10), 2, 12
 NAMES = atas.methods.names()
-ADAPTIVE = ["fgsm-rs-adaptive", "atas", "atas-literal"]
-REMEMBERING = ["atta", "atas", "atas-literal"]
+ADAPTIVE = ["fgsm-rs-adaptive", "atas", "atas-literal", "atas-plus"]
+REMEMBERING = ["atta", "atas", "atas-literal", "atas-plus"]
 EVAL_MODE = ["ssat", "trades", *REMEMBERING]
 NO_PERTURB = ["fgsm-ga", "free", "yopo", "trades"]
 PERTURB = [name for name in NAMES if name not in NO_PERTURB]
 WITHOUT_CHANCE = ["standard", "fgsm", "free"]
 THREATS = {"linf": atas.Linf(8 / 255), "l2": atas.L2(0.5)}
 SMALL = {
+    "atas-plus": {"classes": 4},
     "fgsm-ga": {"weight": 0.5},
     "free": {"batch_size": EXAMPLES, "replays": 2},
     "yopo": {"outer": 2, "inner": 2},
@@ -80,7 +82,7 @@ def data(make_images, small_net):
 def test_names_contain_every_method_of_the_paper():
     assert set(NAMES) >= {
         "standard", "fgsm", "fgsm-rs", "fgsm-rs-adaptive", "fgsm-ga", "ssat", "free", "yopo", "atta", "atas",
-        "atas-literal", "pgd", "trades",
+        "atas-literal", "atas-plus", "pgd", "trades",
     }  # fmt: skip
 
 
@@ -106,7 +108,8 @@ def epochs(small_net, make_images, generator):
             wrong = torch.rand(EXAMPLES, generator=generator) < noise
             y = torch.where(wrong, torch.randint(4, (EXAMPLES,), generator=generator), labels)
             for first, index in zip((0, 6), torch.randperm(EXAMPLES, generator=generator).split(6), strict=True):
-                method.perturb(model, images[index], y[index], place(index, first))
+                inputs = method.perturb(model, images[index], y[index], place(index, first))
+                method.loss(model(inputs), y[index], place(index, first))
         return method
 
     return go
@@ -194,13 +197,15 @@ def test_methods_that_need_more_than_inputs_point_to_step(small_net, data, name)
 @every_perturbing
 @both_norms
 def test_step_learns_with_cross_entropy_on_what_perturb_returns(small_net, data, name, threat):
-    """The user's own loop and `step` are the same training."""
+    """The user's own loop and `step` are the same training, with the method's targets where it has some."""
     batch = data()
     model, method = small_net().train(), make(name, threat)
     step = method.step(model, sgd(model), *batch)
     own_model, own_method = small_net().train(), make(name, threat)
     inputs = own_method.perturb(own_model, *batch)
-    loss = F.cross_entropy(own_model(inputs), batch[1])
+    logits = own_model(inputs)
+    loss = own_method.loss(logits, *batch[1:3])
+    assert torch.equal(loss, F.cross_entropy(logits, batch[1])) == (own_method.targets is None)
     optimizer = sgd(own_model)
     loss.backward()
     optimizer.step()
@@ -236,7 +241,7 @@ def test_no_view_is_the_view_of_the_stored_image(small_net, data, name):
 
 FORWARD_PASSES = {
     "standard": 1, "fgsm": 2, "fgsm-rs": 2, "fgsm-rs-adaptive": 2, "fgsm-ga": 3, "ssat": 1, "free": 2, "yopo": 2,
-    "atta": 1, "atas": 1, "atas-literal": 1, "pgd": 4, "trades": 2,
+    "atta": 1, "atas": 1, "atas-literal": 1, "atas-plus": 1, "pgd": 4, "trades": 2,
 }  # fmt: skip
 
 
@@ -480,6 +485,8 @@ def test_names_shapes_and_types_of_the_state_never_change(name, threat):
         expected |= {"memory.delta": (MEMORY_SHAPE, dtype)}
     if name in ADAPTIVE:
         expected |= NORMS
+    if name == "atas-plus":
+        expected |= {"targets.average": ((EXAMPLES, 4), torch.float32)}
     found = make(name, threat).state_dict()
     assert {key: (tuple(value.shape), value.dtype) for key, value in found.items()} == expected
 
@@ -588,7 +595,7 @@ def test_step_sizes_and_gradient_norms_of_every_example(small_net, data, name, t
     seen = torch.zeros(EXAMPLES, dtype=torch.bool)
     seen[index] = True
     assert (method.gradient_norms[seen] > 0).all()
-    low, high = method.clip if name == "atas" else (0, method.max_step)
+    low, high = method.clip if name in ("atas", "atas-plus") else (0, method.max_step)
     assert (method.step_sizes[seen] > 0).all()
     assert (method.step_sizes[seen] >= low - 1e-7).all()
     assert (method.step_sizes[seen] <= high + 1e-7).all()
@@ -721,6 +728,11 @@ WITH_A_STEP = ("fgsm-rs", "ssat", "free", "yopo", "atta", "pgd", "trades")
         ("yopo", "linf", {"inner": 0}, "inner >= 1"),
         ("fgsm-ga", "l2", {}, "set weight"),
         ("atas", "linf", {"pad": -1}, "pad >= 0"),
+        ("atas-plus", "linf", {"share": 1.1}, "0 <= share <= 1"),
+        ("atas-plus", "linf", {"decay": 1.0}, "0 <= decay < 1"),
+        ("atas-plus", "linf", {"classes": 1}, "classes >= 2"),
+        ("atas-plus", "linf", {"smoothing": 1.0}, "smoothing is a share"),
+        ("atas-plus", "linf", {"targets": LabelTargets(smoothing=0.1)}, "targets of its own"),
     ],
 )
 def test_wrong_settings_are_named(name, threat, hyper, words):

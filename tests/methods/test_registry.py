@@ -69,3 +69,20 @@ def test_a_users_own_method_is_trained_by_recipe(tmp_path):
 def test_wrong_names_are_explained(name, message):
     with pytest.raises(UsageError, match=message):
         atas.methods.get(name)
+
+
+class PerClass(atas.methods.ATTA):
+    """A user's method with a row for each class, which is equal in all processes."""
+
+    replicated_buffers = frozenset({"universal"})
+
+    def __init__(self, threat, examples, shape, **common):
+        super().__init__(threat, examples, shape, **common)
+        self.register_buffer("universal", torch.zeros(10, *shape))
+
+
+def test_tensors_with_rows_of_a_process():
+    targets = atas.methods.RememberedPredictions(4)
+    method = PerClass(atas.Linf(8 / 255), 6, (3, 8, 8), targets=targets)
+    assert method.sharded_tensors() == {"memory.delta", "targets.average"}
+    assert set(method.state_dict()) == {"epoch", "step_scale", "universal", "memory.delta", "targets.average"}

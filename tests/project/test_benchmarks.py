@@ -80,3 +80,53 @@ def test_step_cost_benchmark_times_every_method(bench):
     _, found = bench("step_cost.py", *small)
     assert list(found["rows"]) == methods.names()
     assert found["rows"]["standard"]["relative"] == 1
+
+
+VARIANTS = """
+recipe = "digits-small-cnn-atas"
+held_out = 40
+
+[values]
+"training.epochs" = 1
+"training.probe" = 10
+"training.loggers" = []
+
+[[variants]]
+name = "base"
+
+[[variants]]
+name = "averaged"
+values = { "targets.smoothing" = 0.1, "training.ema" = [0.5, 0.7] }
+"""
+
+
+@pytest.mark.slow
+def test_variants_of_a_recipe_are_compared_once(tmp_path, monkeypatch, capsys):
+    """A second call repeats nothing, and every run has a file with its verdicts."""
+    (tmp_path / "variants.toml").write_text(VARIANTS, encoding="utf-8")
+    monkeypatch.setattr(sys, "argv", ["record.py", str(tmp_path / "variants.toml"), "--out", str(tmp_path / "out")])
+    tables, written = [], []
+    for _ in range(2):
+        runpy.run_path(str(BENCHMARKS / "record.py"), run_name="__main__")
+        tables.append(capsys.readouterr().out.splitlines()[-4:])
+        records = sorted((tmp_path / "out" / "runs").glob("*.json"))
+        written.append([record.stat().st_mtime_ns for record in records])
+    assert tables[0] == tables[1]
+    assert written[0] == written[1]
+    assert len(records) == 2
+    assert [line.split()[:3] for line in tables[0][1:]] == [
+        ["base", "0", "final"],
+        ["averaged", "0", "final"],
+        ["averaged", "0", "0.7"],
+    ]
+    for record in records:
+        for figures in json.loads(record.read_text())["observed"]["held-out"]["models"].values():
+            for name, verdicts in figures["correct"].items():
+                assert len(verdicts) == 40
+                assert verdicts.count("1") / 40 == pytest.approx(figures["accuracy"][name])
+
+
+def test_shipped_variants_are_valid():
+    module = runpy.run_path(str(BENCHMARKS / "record.py"))
+    for name, trials in module["read"](BENCHMARKS / "record.toml").items():
+        assert trials[0].resolved_recipe.data.name == "cifar10", name

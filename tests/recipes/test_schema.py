@@ -1,6 +1,7 @@
 """Recipes as files: reading, writing, extending, overriding, and what a mistake in one is answered with."""
 
 import dataclasses
+import tomllib
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -322,6 +323,19 @@ def test_a_missing_recipe_file(tmp_path):
         ("training.batch_size", 0, ("training.batch_size must be at least 1",)),
         ("training.ema", 1.0, ("training.ema must be in [0, 1)",)),
         ("training.ema", -0.1, ("training.ema must be in [0, 1)",)),
+        ("training.ema", [0.9, 1.0], ("training.ema must be in [0, 1)",)),
+        ("training.ema", [0.9, 0.9], ("training.ema must list decays above 0, each once; got [0.9, 0.9]",)),
+        ("training.ema", [0.9, 0.0], ("training.ema must list decays above 0",)),
+        ("training.ema_batchnorm", "re-estimate", ("is for averaged weights; set training.ema",)),
+        ("training.ema_batchnorm", "reestimate", ("did you mean 're-estimate'?",)),
+        ("schedule.final", 0.1, ("schedule.final is for schedule.name = cyclic",)),
+        ("schedule.final", 1.1, ("schedule.final is a share of the peak in [0, 1]",)),
+        ("targets.smoothing", 1.0, ("targets.smoothing must be in [0, 1)",)),
+        ("targets.share", 1.1, ("targets.share must be in [0, 1]",)),
+        ("targets.noise", "unifrom", ("did you mean 'uniform'?",)),
+        ("targets.shair", 0.1, ("did you mean 'targets.share'?",)),
+        ("consistency.weight", -1.0, ("consistency.weight must not be negative",)),
+        ("consistency.distance", "kl", ("value of consistency.distance",)),
         ("training.probe", 0, ("training.probe must be at least 1 image",)),
         ("training.checkpoint_every", -1, ("training.checkpoint_every must not be negative",)),
         ("data.pad", -1, ("data.pad must not be negative",)),
@@ -413,3 +427,37 @@ def test_of_the_engine_only_what_changes_the_training_tells_runs_apart():
     ) != fingerprint.recipe_fingerprint(one)
     keys = {f"engine.{field.name}" for field in dataclasses.fields(one.engine)}
     assert keys == {*same, "engine.sync_batchnorm"}, "decide whether a resume may change the new key"
+
+
+@pytest.mark.parametrize(
+    ("method", "values", "words"),
+    [
+        ("trades", {"consistency.weight": 1.0}, "leave it out with method trades"),
+        ("ssat", {"consistency.weight": 1.0}, "leave it out with method ssat"),
+        ("free", {"training.ema": 0.9, "training.ema_batchnorm": "re-estimate"}, "method free has no inputs"),
+    ],
+)
+def test_parts_of_the_loss_that_a_method_lacks(method, values, words):
+    with pytest.raises(UsageError, match=words):
+        recipes.load("cifar10-preact-resnet18-atas").with_values({"method.name": method, **values})
+
+
+def test_several_averages_keep_their_order():
+    loaded = recipes.load("cifar10-preact-resnet18-atas").with_values({"training.ema": [0.999, 0.99]})
+    assert loaded.training.ema_decays == (0.999, 0.99)
+    assert recipes.from_dict(tomllib.loads(loaded.to_toml()), "again").training == loaded.training
+    one = loaded.with_values({"training.ema": 0.999})
+    assert (one.training.ema, one.training.ema_decays) == (0.999, (0.999,))
+    assert recipes.load("cifar10-preact-resnet18-atas").training.ema_decays == ()
+
+
+def test_sections_and_keys_of_later_versions_are_written_where_they_say_something():
+    """Recipes of earlier versions stay what they were, to the letter."""
+    loaded = load("cifar10-preact-resnet18-atas")
+    for later in ("[targets]", "[consistency]", "final", "ema_batchnorm"):
+        assert later not in loaded.to_toml()
+    softened = loaded.with_values({"targets.smoothing": 0.1})
+    assert softened.targets.smoothing == 0.1
+    assert from_dict(tomllib.loads(softened.to_toml()), "again").targets == softened.targets
+    assert fingerprint.recipe_fingerprint(softened) != fingerprint.recipe_fingerprint(loaded)
+    assert fingerprint.differences(loaded, softened)[0] == "targets.smoothing: None became 0.1"

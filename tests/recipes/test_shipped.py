@@ -181,3 +181,22 @@ def test_cyclic_rates_are_a_triangle(name, peak, share, replays):
     torch.testing.assert_close(up, torch.full_like(up, peak / summit))
     torch.testing.assert_close(down, torch.full_like(down, -peak / (len(found) - summit)))
     assert 0 < found[-1] < 2 * peak / summit
+
+
+@pytest.mark.parametrize(
+    ("name", "epochs", "ema", "peak_at", "share", "decay"),
+    [
+        ("sprint", 10, 0.998, 0.4, 0.2, 0.7),
+        ("30s", 30, 0.999, 0.4, 0.4, 0.7),
+        ("100s", 100, 0.9995, 0.1, 0.7, 0.9),
+        ("300s", 300, 0.9998, 0.1, 0.7, 0.9),
+    ],
+)
+def test_atas_plus_by_the_length_of_its_training(name, epochs, ema, peak_at, share, decay):
+    loaded = recipes.load(f"cifar10-preact-resnet18-plus-{name}")
+    assert (loaded.method.name, loaded.training.epochs, loaded.training.ema) == ("atas-plus", epochs, ema)
+    schedule = loaded.schedule
+    assert (schedule.name, schedule.peak, schedule.peak_at, schedule.final) == ("cyclic", 0.2, peak_at, 0.05)
+    method = methods.create(loaded.method.name, loaded.threat, 4, (3, 32, 32), **loaded.method.settings)
+    targets = method.targets
+    assert (targets.share, targets.decay, targets.smoothing, targets.classes) == (share, decay, 0.1, 10)

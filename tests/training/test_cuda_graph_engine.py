@@ -14,7 +14,7 @@ from atas.ops.networks import AcceleratedNetwork
 from atas.training.build import build
 from atas.training.cuda_graph_engine import CudaBackend, CudaGraphEngine, channels_last
 from atas.training.engine import Engine
-from atas.training.optim import SGD
+from atas.training.optim import EMA, SGD
 
 MEMORIES = [{}, {"method.store": "host"}, {"method.grid": 4}, {"method.grid": 4, "method.store": "host"}]
 CASES = [(name, {}) for name in atas.methods.names() if name not in ("atas", "atta")]
@@ -63,7 +63,7 @@ def capture(function):
     return graph, result
 
 
-ON_CPU = CudaBackend(warm_up=warm_up, capture=capture, accelerate=lambda model: None, optimizer=SGD)
+ON_CPU = CudaBackend(warm_up=warm_up, capture=capture, accelerate=lambda model: None, optimizer=SGD, average=EMA)
 
 
 @pytest.fixture(autouse=True)

@@ -18,7 +18,7 @@ from atas.errors import AtasError, UsageError
 from atas.training import checkpoint
 
 METHODS = ("atas", "atta", "fgsm-rs", "free", "yopo", "trades")
-OTHERS = ("standard", "fgsm", "fgsm-rs-adaptive", "fgsm-ga", "ssat", "atas-literal", "pgd")
+OTHERS = ("standard", "fgsm", "fgsm-rs-adaptive", "fgsm-ga", "ssat", "atas-literal", "atas-plus", "pgd")
 OWN = {
     "atas": {"method.warmup_epochs": 1, "method.reset_every": 2, "method.max_step": 0.2, "method.clip": (0.02, 0.15)},
     "atta": {"method.reset_every": 2, "method.step_size": 0.05},
@@ -73,7 +73,7 @@ def settings_of(toy_recipe):
 
     def make(method="atas", **values):
         usual = {"training.batch_size": 8, "training.epochs": 2, "data.shards": 4, "engine.sync_batchnorm": True}
-        exact = {"method.dtype": "float32"} if method in ("atas", "atta", "atas-literal") else {}
+        exact = {"method.dtype": "float32"} if method.startswith("at") else {}
         return toy_recipe(method, usual | exact | OWN.get(method, {}) | values)
 
     return make
@@ -146,8 +146,9 @@ def test_weights_are_perturbed_along_the_gradient_of_all_processes(form, train, 
         {"data.loading": "streaming", "data.workers": 1},
         {"method.store": "host"},
         {"training.ema": 0.9, "training.on_collapse": "stop", "training.probe": 3},
+        {"training.ema": (0.9, 0.99), "training.ema_batchnorm": "re-estimate"},
     ],
-    ids=["streaming", "host", "ema"],
+    ids=["streaming", "host", "ema", "averages"],
 )
 def test_wherever_images_and_memory_live(values, train, settings_of, tmp_path, rows_of):
     train(1, tmp_path / "1", settings_of(**{key: values[key] for key in values if key.startswith("training")}))

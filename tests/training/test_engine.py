@@ -35,13 +35,15 @@ def make_engine(
     name: str, device: str = "cpu", kind: type[Engine] = Engine, model: nn.Module | None = None, values=None
 ) -> Engine:
     usual = {"engine.precision": "float32", "training.batch_size": BATCH, "training.epochs": 9, "data.pad": 2}
-    settings = load(f"cifar10-preact-resnet18-{name}").with_values(usual | (values or {}))
+    recipe = "plus-30s" if name == "atas-plus" else name
+    settings = load(f"cifar10-preact-resnet18-{recipe}").with_values(usual | (values or {}))
     generator = torch.Generator().manual_seed(1)
     images = torch.randint(256, (EXAMPLES, *SHAPE), dtype=torch.uint8, generator=generator)
     labels = torch.randint(4, (EXAMPLES,), generator=generator)
     place = torch.device(device)
     batches = DeviceLoader(images, labels, batch_size=BATCH, pad=2, flip=True, seed=0, device=place)
-    own = dict(settings.method.settings) | ({"batch_size": BATCH} if name == "free" else {})
+    own = dict(settings.method.settings)
+    own |= {"free": {"batch_size": BATCH}, "atas-plus": {"classes": 4}}.get(name, {})
     method = atas.methods.create(name, settings.threat, EXAMPLES, SHAPE, pad=2, device=place, **own)
     return kind(settings, (model or network()).to(place), method, batches)
 

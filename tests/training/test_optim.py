@@ -4,7 +4,15 @@ import pytest
 import torch
 
 import atas
+from atas.distributed.sharding import DataShard
+from atas.models.weights import load_weights
+from atas.recipes import ScheduleConfig
 from atas.training import Run, checkpoint
+from atas.training.build import build
+from atas.training.monitor import ProbeResult
+from atas.training.optim import learning_rate, momentum_at
+from atas.training.reestimation import reestimate_batchnorm
+from atas.training.trainer import Interrupted
 
 
 def follow(snapshots, decay):
@@ -79,6 +87,104 @@ def test_free_is_averaged_after_every_update(tmp_path, train_toy):
     train_toy(tmp_path / "run", "free", {"training.ema": 0.9, "method.replays": 3, "training.epochs": 1})
     tensors, state = checkpoint.load(tmp_path / "run" / "checkpoints" / "last.safetensors")
     assert int(tensors["ema.updates"]) == state["updates"] == 12
+
+
+def test_a_run_keeps_several_averages(tmp_path, train_toy, observer, tiny_net, interrupt_after, assert_same_run):
+    """The first is the model of the run; the others have files of their own. All survive a stop."""
+    decays, net = (0.9, 0.5), tiny_net()
+    run, snapshots = train_watched(tmp_path / "run", train_toy, observer, net, decays)
+    found = [run.model, Run.load(tmp_path / "run", model=tiny_net(seed=1)).model, load_second(tmp_path, tiny_net)]
+    for model, decay in zip(found, (0.9, 0.9, 0.5), strict=True):
+        for name, value in follow(snapshots, decay).items():
+            torch.testing.assert_close(model.state_dict()[name].double(), value, rtol=1e-5, atol=1e-6)
+    values = {"training.ema": decays, "training.epochs": 6}
+    with pytest.raises(Interrupted):
+        train_toy(tmp_path / "parts", values=values, model=tiny_net(), live=interrupt_after(9))
+    train_toy(tmp_path / "parts", values=values, model=tiny_net(), resume=True)
+    assert_same_run(tmp_path / "run", tmp_path / "parts")
+    train_toy(tmp_path / "run", model=tiny_net(), overwrite=True)
+    assert not list((tmp_path / "run").glob("model-ema-*"))
+
+
+def load_second(folder, tiny_net):
+    return load_weights(folder / "run" / "model-ema-0.5.safetensors", tiny_net(seed=2))
+
+
+@pytest.mark.parametrize("method", ["atas", "fgsm-rs", "standard"])
+def test_statistics_of_averages_are_measured_at_the_end(method, tmp_path, train_toy, toy_data, tiny_net):
+    """They are the means over whole batches of training images as the method shows them; nothing else changes."""
+    values = {"training.ema": (0.9, 0.5), "training.epochs": 2, "data.pad": 0, "data.flip": False}
+    runs = {}
+    for how in ("average", "re-estimate"):
+        folder = tmp_path / how
+        runs[how] = train_toy(folder, method, values | {"training.ema_batchnorm": how}, model=tiny_net()), folder
+    (plain, _), (measured, folder) = runs.values()
+    tensors, _ = checkpoint.load(folder / "checkpoints" / "last.safetensors")
+    for name, value in measured.model.state_dict().items():
+        changed = name.endswith(("running_mean", "running_var"))
+        assert torch.equal(value, plain.model.state_dict()[name]) != changed, name
+        assert torch.equal(value, tensors[f"ema.model.{name}"]), name
+    assert measured.metrics[-1]["seconds"] > 0
+    if method == "standard":
+        model, inputs = tiny_net(), []
+        model.load_state_dict(measured.model.state_dict())
+        model.bn1.register_forward_pre_hook(lambda _module, given: inputs.append(given[0].mean((0, 2, 3))))
+        images, order = toy_data.train.images.float() / 255, DataShard(60).order(0, 1)
+        with torch.no_grad():
+            for index in order.split(16)[: len(order) // 16]:
+                model(images[index])
+        assert len(inputs) == 3
+        torch.testing.assert_close(measured.model.bn1.running_mean, torch.stack(inputs).mean(0))
+
+
+@pytest.mark.parametrize("values", [{"data.loading": "streaming", "data.workers": 1}, {"method.store": "host"}])
+def test_statistics_are_the_same_wherever_images_and_memory_live(values, tmp_path, train_toy):
+    usual = {"training.ema": 0.9, "training.ema_batchnorm": "re-estimate", "training.epochs": 2}
+    models = [
+        train_toy(tmp_path / str(number), values=usual | own).model.state_dict()
+        for number, own in enumerate(({}, values))
+    ]
+    for name, value in models[0].items():
+        assert torch.equal(value, models[1][name]), name
+
+
+def test_a_run_that_is_stopped_at_its_collapse_has_measured_statistics(tmp_path, train_toy, script_probes):
+    """Those of the healthy checkpoint that it ends with."""
+    values = {"training.ema": 0.9, "training.on_collapse": "stop", "training.epochs": 3}
+    probes = [ProbeResult(0.9, 0.8, pgd10, 1.0, (0.1, 0.2)) for pgd10 in (0.5, 0.0)]
+    models = []
+    for how in ("average", "re-estimate"):
+        script_probes(*probes)
+        run = train_toy(tmp_path / how, values=values | {"training.ema_batchnorm": how})
+        models.append(run.model.state_dict())
+    changed = {name for name in models[0] if not torch.equal(models[0][name], models[1][name])}
+    assert changed == {f"bn{number}.running_{kind}" for number in (1, 2) for kind in ("mean", "var")}
+
+
+def test_layers_kept_in_eval_mode_keep_their_statistics(toy_recipe, toy_data, tiny_net):
+    values = {"training.ema": 0.9, "training.ema_batchnorm": "re-estimate", "training.epochs": 1}
+    model = tiny_net().train()
+    engine = build(toy_recipe("atas", values), toy_data, model, log=lambda text: None).engine
+    engine.start_epoch(0, 0)
+    model.bn1.eval()
+    (average,) = engine.averages.values()
+    before = {name: value.clone() for name, value in average.model.state_dict().items()}
+    reestimate_batchnorm(engine)
+    after = average.model.state_dict()
+    changed = [name for name in before if not torch.equal(before[name], after[name])]
+    assert changed == ["bn2.running_mean", "bn2.running_var"]
+    assert not any(module.training for module in average.model.modules())
+    assert average.model.bn2.momentum == 0.1
+
+
+@pytest.mark.parametrize("final", [0.0, 0.1, 1.0])
+def test_the_floor_of_the_rate(final):
+    """Linear from the peak to a share of it; the momentum goes back all the way."""
+    schedule = ScheduleConfig(name="cyclic", peak=0.2, peak_at=0.25, final=final, peak_momentum=0.8)
+    rates = learning_rate(schedule, torch.arange(9), 8)
+    expected = [0.0, 0.1, *(0.2 * (final + (1 - final) * (8 - update) / 6) for update in range(2, 9))]
+    assert rates.tolist() == pytest.approx(expected)
+    assert momentum_at(schedule, 0.9, torch.arange(9), 8)[[0, 2, 8]].tolist() == pytest.approx([0.9, 0.8, 0.9])
 
 
 def test_averaged_weights_of_a_named_model_come_back(tmp_path, toy_data, toy_recipe):

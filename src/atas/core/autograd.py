@@ -106,6 +106,12 @@ def cross_entropy(logits: Tensor, y: Tensor) -> Tensor:
 
 
 @fast_op
+def soft_cross_entropy(logits: Tensor, targets: Tensor) -> Tensor:
+    """Return the mean cross-entropy over the batch with a distribution over the classes for each example."""
+    return F.cross_entropy(to_float32(logits), targets)
+
+
+@fast_op
 def cross_entropy_sum(logits: Tensor, y: Tensor) -> Tensor:
     """Return the summed cross-entropy, so that an example's gradient does not depend on its batch."""
     return F.cross_entropy(to_float32(logits), y, reduction="sum")

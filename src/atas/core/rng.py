@@ -39,6 +39,7 @@ class Stream(enum.IntEnum):
     PROPOSAL = 12
     SHIFT = 13
     ERASE = 14
+    TARGET = 15
 
 
 def _mix(word: Word) -> Word:

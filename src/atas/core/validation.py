@@ -153,7 +153,7 @@ class DeviceChecks(nn.Module):
         super().__init__()
         self.register_buffer("flags", torch.zeros(4, dtype=torch.bool, device=device), persistent=False)
         self._last_label = self._last_index = 0
-        self.skip_labels = False  # set by engines, which check labels when data is loaded
+        self.skip_labels = False  # set by engines, which check labels when data is loaded, and make indices themselves
 
     def images(self, x: Tensor) -> None:
         """Check that pixels are finite and in [0, 1]."""
@@ -177,6 +177,8 @@ class DeviceChecks(nn.Module):
 
     def index(self, index: Tensor, examples: int) -> Tensor:
         """Check that indices are examples of the training set; return them clamped."""
+        if self.skip_labels:
+            return index
         self._last_index = examples - 1
         if index.device.type == "cpu":
             if index.numel() and not 0 <= int(index.min()) <= int(index.max()) < examples:

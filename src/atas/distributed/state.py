@@ -1,12 +1,13 @@
 """Checkpoint tensors, gathered from all ranks and scattered to them again.
 
-A checkpoint does not depend on the number of processes: per-example rows lie in the order of the training set. Rows are
-sent rank by rank. Everything else is equal on all ranks, except the sums over an epoch, which are added up.
+A checkpoint does not depend on the number of processes: per-example rows lie in the order of the training set. The
+tensors named in `sharded` have such rows, and are sent rank by rank. Everything else is equal on all ranks, except the
+sums over an epoch, which are added up.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 
 import torch
 import torch.distributed as dist
@@ -18,12 +19,9 @@ from atas.distributed.world import World
 _TOTALS = "totals."
 
 
-def _is_sharded(name: str, axes: int) -> bool:
-    """Return whether a tensor has a row for every example or batch position: any of a method's that has rows."""
-    return name.startswith("method.") and axes > 0
-
-
-def gather_state(tensors: dict[str, Tensor], shard: DataShard, world: World) -> dict[str, Tensor]:
+def gather_state(
+    tensors: dict[str, Tensor], sharded: Collection[str], shard: DataShard, world: World
+) -> dict[str, Tensor]:
     """Return the tensors of the whole training on rank 0, and an empty dict on the others."""
     if world.size == 1:
         return tensors
@@ -32,21 +30,23 @@ def gather_state(tensors: dict[str, Tensor], shard: DataShard, world: World) -> 
         tensor = tensor.detach().cpu()
         if name.startswith(_TOTALS):
             tensor = world.all_reduce_sum(tensor.clone())
-        elif _is_sharded(name, tensor.dim()):
+        elif name in sharded:
             tensor = _gather_rows(tensor, shard, world)
         if world.is_main:
             state[name] = tensor
     return state
 
 
-def scatter_state(tensors: dict[str, Tensor], shard: DataShard, world: World) -> dict[str, Tensor]:
+def scatter_state(
+    tensors: dict[str, Tensor], sharded: Collection[str], shard: DataShard, world: World
+) -> dict[str, Tensor]:
     """Return this rank's part of the tensors that rank 0 has."""
     if world.size == 1:
         return tensors
     metadata = {name: (tensor.shape, tensor.dtype) for name, tensor in tensors.items()}
     state: dict[str, Tensor] = {}
     for name, (shape, dtype) in world.on_rank0(lambda: metadata).items():
-        if _is_sharded(name, len(shape)):
+        if name in sharded:
             state[name] = _scatter_rows(tensors.get(name), shape, dtype, shard, world)
             continue
         tensor = tensors[name].contiguous() if world.is_main else torch.empty(shape, dtype=dtype)

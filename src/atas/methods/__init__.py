@@ -2,8 +2,10 @@
 
 from atas.data.loader import Batch
 from atas.methods.atas import ATAS, AdaptiveStepSizes, ATASLiteral
+from atas.methods.atas_plus import ATASPlus
 from atas.methods.atta import ATTA
 from atas.methods.base import InputPerturbation, Method, StepOutput
+from atas.methods.consistency import Consistency
 from atas.methods.fgsm import FGSM, FGSMRS
 from atas.methods.fgsm_ga import FGSMGA
 from atas.methods.fgsm_rs_adaptive import FGSMRSAdaptive
@@ -12,6 +14,7 @@ from atas.methods.pgd import PGD
 from atas.methods.registry import create, get, names, setting_types, settings
 from atas.methods.ssat import SSAT
 from atas.methods.standard import Standard
+from atas.methods.targets import LabelTargets, RememberedPredictions
 from atas.methods.trades import TRADES
 from atas.methods.update import OptimizerUpdate, Update
 from atas.methods.weight_perturbation import WeightPerturbation
@@ -28,13 +31,17 @@ __all__ = [
     "TRADES",
     "YOPO",
     "ATASLiteral",
+    "ATASPlus",
     "AdaptiveStepSizes",
     "Batch",
+    "Consistency",
     "FGSMRSAdaptive",
     "Free",
     "InputPerturbation",
+    "LabelTargets",
     "Method",
     "OptimizerUpdate",
+    "RememberedPredictions",
     "Standard",
     "StepOutput",
     "Update",

@@ -27,13 +27,14 @@ from typing import Literal, Unpack
 import torch
 from torch import Tensor, nn
 
-from atas.core.autograd import input_gradient
 from atas.core.dispatch import fast_op
 from atas.core.perturbations import Placement
 from atas.core.resized_crop import AnyView
 from atas.data.loader import Batch
 from atas.errors import UsageError
 from atas.methods.base import CommonArgs, PersistentPerturbation
+from atas.methods.consistency import Consistency
+from atas.methods.targets import LabelTargets
 from atas.threat import Threat, l2_norm
 
 
@@ -123,6 +124,8 @@ class ATAS(AdaptiveStepSizes, PersistentPerturbation):
         store: Placement = "device",
         device: torch.device | str | None = None,
         seed: int = 0,
+        targets: LabelTargets | None = None,
+        consistency: Consistency | None = None,
     ) -> None:
         super().__init__(
             threat,
@@ -135,6 +138,8 @@ class ATAS(AdaptiveStepSizes, PersistentPerturbation):
             pad=pad,
             device=device,
             seed=seed,
+            targets=targets,
+            consistency=consistency,
         )
         self.c, self.beta, self.warmup_epochs = c, beta, warmup_epochs
         self.max_step = threat.default_size(16 / 255, 2.0) if max_step == "auto" else max_step
@@ -151,7 +156,7 @@ class ATAS(AdaptiveStepSizes, PersistentPerturbation):
     def attack(self, model: nn.Module, batch: Batch) -> Tensor:
         """Take one adaptive step from where the last epoch ended; store perturbation, average and step size."""
         start = self.load_start(batch.x, batch.index, batch.view)
-        gradient, _ = input_gradient(model, start, batch.y, self.attack_loss)
+        gradient = self.start_gradient(model, start, batch.y)
         return adaptive_step_and_store(self, batch.x, batch.index, batch.view, start, gradient)
 
     def adaptive_update(

@@ -8,7 +8,6 @@ from typing import Literal, Unpack
 import torch
 from torch import Tensor, nn
 
-from atas.core.autograd import input_gradient
 from atas.core.perturbations import Placement
 from atas.data.loader import Batch
 from atas.methods.base import CommonArgs, PersistentPerturbation
@@ -46,7 +45,7 @@ class ATTA(PersistentPerturbation):
     def attack(self, model: nn.Module, batch: Batch) -> Tensor:
         """Take one step from where the last epoch ended."""
         start = self.load_start(batch.x, batch.index, batch.view)
-        gradient, _ = input_gradient(model, start, batch.y, self.attack_loss)
+        gradient = self.start_gradient(model, start, batch.y)
         point = self.threat.ascend(start, gradient, self.step_size * self.step_scale, batch.x)
         self.memory.store(batch.index, batch.view, point - batch.x)
         return point

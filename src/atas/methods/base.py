@@ -1,15 +1,15 @@
 """Base classes of training methods.
 
 `Method` is what every method is: a module without parameters whose per-example state is in buffers, and whose
-`training_step` calls the engine's `Update`. `InputPerturbation` trains with cross-entropy on perturbed inputs and is
-defined by its attack. `PersistentPerturbation` starts each attack from the example's perturbation of the last epoch.
+`training_step` calls the engine's `Update`. `InputPerturbation` trains with its loss on perturbed inputs and is defined
+by its attack. `PersistentPerturbation` starts each attack from the example's perturbation of the last epoch.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from numbers import Integral
 from typing import Any, ClassVar, Literal, NamedTuple, TypedDict, Unpack
 
@@ -17,7 +17,14 @@ import torch
 from torch import Tensor, nn
 
 from atas.core.augment import View
-from atas.core.autograd import cross_entropy, cross_entropy_sum, freeze, set_mode
+from atas.core.autograd import (
+    cross_entropy,
+    cross_entropy_sum,
+    freeze,
+    input_gradient,
+    set_mode,
+    soft_cross_entropy,
+)
 from atas.core.crop_shift import ShiftView
 from atas.core.dispatch import fast_op
 from atas.core.erasing import ErasedView
@@ -28,6 +35,8 @@ from atas.core.validation import DeviceChecks, IndexConsistency, check_logits, c
 from atas.data.loader import Batch
 from atas.distributed.sharding import DataShard
 from atas.errors import CheckpointError, DataError, UsageError
+from atas.methods.consistency import Consistency
+from atas.methods.targets import LabelTargets, make_targets
 from atas.methods.update import OptimizerUpdate, Update
 from atas.methods.weight_perturbation import FORMS, Directions, WeightGradientTap, WeightPerturbation
 from atas.threat import Threat
@@ -39,6 +48,8 @@ class CommonArgs(TypedDict, total=False):
     pad: int
     device: torch.device | str | None
     seed: int
+    targets: LabelTargets | None
+    consistency: Consistency | None
 
 
 class StepOutput(NamedTuple):
@@ -52,18 +63,23 @@ class StepOutput(NamedTuple):
 class Method(nn.Module, ABC):
     """A training method. It has no parameters; its per-example state is in buffers.
 
-    A buffer with rows has one row for every example, or for every position in a batch. Each of several processes holds
-    the rows of its own examples. `epoch` and `step_scale` are tensors, so a captured CUDA graph sees their changes.
-    `step_scale` shrinks every attack step after a run was rolled back because of a collapse.
+    A buffer with rows has one row for every example, or for every position in a batch, and each of several processes
+    holds the rows of its own examples; a module lists its buffers with other rows in `replicated_buffers`. `epoch` and
+    `step_scale` are tensors, so a captured CUDA graph sees their changes. `step_scale` shrinks every attack step after
+    a run was rolled back because of a collapse. `targets` are what the loss compares logits with, by default the
+    labels; `consistency` adds a term to it.
     """
 
     attack_mode: ClassVar[Literal["train", "eval"]] = "train"
     adversarial: ClassVar[bool] = True  # False if the method trains on clean images
     compilable: ClassVar[bool] = True  # False if a pass needs hooks or a second derivative
     checks_indices: bool = False  # True if the method keeps state for each index
+    has_start: ClassVar[bool] = False  # True if the attack keeps its logits at the start, for `consistency`
+    replicated_buffers: ClassVar[frozenset[str]] = frozenset()  # equal in all processes, such as a row per class
     uses_fast_network: bool = True  # False if a pass needs what accelerated networks lack
     weight_perturbations: ClassVar[tuple[str, ...]] = ()  # forms of weight perturbation that its step implements
     updates_per_step: int = 1
+    _remembers: bool = True  # whether `loss` updates what the targets remember
     epoch: Tensor
     step_scale: Tensor
 
@@ -81,6 +97,8 @@ class Method(nn.Module, ABC):
         pad: int = 4,
         device: torch.device | str | None = None,
         seed: int = 0,
+        targets: LabelTargets | None = None,
+        consistency: Consistency | None = None,
     ) -> None:
         super().__init__()
         if not isinstance(threat, Threat):
@@ -100,8 +118,15 @@ class Method(nn.Module, ABC):
         self._epoch_started = False
         self.current_epoch = -1  # as `epoch`, on the host; an engine sets it earlier
         self._weight_perturbation: WeightPerturbation | None = None
+        self._ignores_loss: bool | None = None  # of an own loop: `perturb` was called in this epoch, and `loss` was not
         self.register_buffer("epoch", torch.tensor(-1, device=device))
         self.register_buffer("step_scale", torch.tensor(1.0, device=device))
+        if consistency is not None and not self.has_start:
+            raise UsageError(f"{type(self).__name__} has no start to be consistent with; leave out consistency")
+        self.targets, self.consistency = targets, None if consistency is None else consistency.to(device)
+        if targets is not None:
+            targets.setup(examples, device)
+            self.checks_indices = self.checks_indices or next(targets.buffers(), None) is not None
 
     def set_shard(self, shard: DataShard) -> None:
         """Called by engines before the first step: this method's examples are this shard of the training set, and an
@@ -119,10 +144,18 @@ class Method(nn.Module, ABC):
                 f"epoch {epoch}, counted from 0, is beyond the last of epochs={epochs}; pass the number of all epochs "
                 f"as epochs, or leave it out"
             )
+        if self._ignores_loss and (self.targets is not None or self.consistency is not None):
+            raise UsageError(
+                "the last epoch was trained with another loss than method.loss, which has this method's targets and "
+                "consistency; use loss = method.loss(model(x_adv), y, index)"
+            )
+        self._ignores_loss = None
         self.checks.raise_if_set()
         self._index_check.check()
         self._epoch_started = True
         self.current_epoch = epoch
+        if self.consistency is not None:
+            self.consistency.start_epoch(epoch, epochs)
         if epoch != int(self.epoch):
             self.epoch.fill_(epoch)
             self.on_new_epoch(epoch, epochs)
@@ -135,7 +168,7 @@ class Method(nn.Module, ABC):
         """Run one training step on checked inputs, with the model in train mode."""
 
     def perturb(self, model: nn.Module, x: Tensor, y: Tensor, index: Tensor, view: AnyView | None = None) -> Tensor:
-        """Return the inputs to train on with cross-entropy, in your own loop."""
+        """Return the inputs to train on with `loss`, in your own loop."""
         raise UsageError(f"{type(self).__name__} trains on more than perturbed inputs: use method.step instead")
 
     def step(
@@ -192,7 +225,13 @@ class Method(nn.Module, ABC):
         one. `objective` returns the loss of these passes."""
         if self.weight_perturbation is None or not self.perturbs_weights:
             return nullcontext()
-        return self.weight_perturbation.around(model, update, objective, attack_gradients)
+
+        def first_loss() -> Tensor:
+            with self.keep_targets():
+                return objective()  # type: ignore[misc]
+
+        first = None if objective is None else first_loss
+        return self.weight_perturbation.around(model, update, first, attack_gradients)
 
     def minimize(
         self,
@@ -222,6 +261,15 @@ class Method(nn.Module, ABC):
     def after_step(self, index: Tensor) -> None:
         """Called by engines once the step on these examples was queued."""
 
+    def sharded_tensors(self) -> set[str]:
+        """Return the names of the tensors of the state that have rows of a process's own examples or positions."""
+        replicated = {
+            f"{prefix}.{name}".removeprefix(".")
+            for prefix, module in self.named_modules()
+            for name in getattr(module, "replicated_buffers", ())
+        }
+        return {name for name, tensor in self.state_dict(keep_vars=True).items() if tensor.dim()} - replicated
+
     @property
     def step_sizes(self) -> Tensor | None:
         """The last step size of every example, for methods with adaptive step sizes."""
@@ -232,8 +280,26 @@ class Method(nn.Module, ABC):
         self.step_scale.mul_(factor)
 
     def loss(self, logits: Tensor, y: Tensor, index: Tensor) -> Tensor:
-        """Return the training loss of these examples: mean cross-entropy with the labels."""
-        return cross_entropy(logits, self.checks.labels(y, check_logits(logits, len(y)).shape[1]))
+        """Return the training loss of these examples: mean cross-entropy with the labels, or with `targets`.
+
+        Call it once for a training batch, as it updates what the targets remember; see also `keep_targets`.
+        """
+        self._ignores_loss = False
+        y = self.checks.labels(y, check_logits(logits, len(y)).shape[1])
+        if self.targets is None:
+            return cross_entropy(logits, y)
+        index = self.checks.index(index.long(), self.examples)
+        targets = make_targets(self.targets, logits.detach(), y.long(), index, self.rng(index), self._remembers)
+        return soft_cross_entropy(logits, targets)
+
+    @contextmanager
+    def keep_targets(self) -> Iterator[None]:
+        """Let `loss` change no state inside the context: for a further evaluation of the loss within a step."""
+        before, self._remembers = self._remembers, False
+        try:
+            yield
+        finally:
+            self._remembers = before
 
     def attack_loss(self, logits: Tensor, y: Tensor) -> Tensor:
         """Return the attack loss: summed cross-entropy, so an example's gradient does not depend on its batch."""
@@ -285,7 +351,9 @@ class Method(nn.Module, ABC):
 
 
 class InputPerturbation(Method):
-    """A method that trains with cross-entropy on perturbed inputs. Subclasses implement `attack`."""
+    """A method that trains with its loss on perturbed inputs. Subclasses implement `attack`."""
+
+    _start: tuple[Tensor, Tensor] | None = None  # where the attack on the current batch began, and the logits there
 
     weight_perturbations = FORMS
 
@@ -294,13 +362,16 @@ class InputPerturbation(Method):
         """Return the perturbed inputs. The model is in `attack_mode` and its weights are frozen."""
 
     def perturb(self, model: nn.Module, x: Tensor, y: Tensor, index: Tensor, view: AnyView | None = None) -> Tensor:
-        """Return the inputs to train on with cross-entropy, in your own loop; costs one attack."""
+        """Return the inputs to train on with `loss`, in your own loop; costs one attack."""
         if self.weight_perturbation is not None:
             raise UsageError(
                 "perturb returns inputs only, and this method also perturbs weights: use method.step, or "
                 "weight_perturbation.around in your own step"
             )
+        if self.consistency is not None and self.consistency.through == "both":
+            raise UsageError('consistency through "both" takes another pass: use method.step instead')
         batch = self._checked(x, y, index, view)
+        self._ignores_loss = self._ignores_loss is None or self._ignores_loss
         self.before_step(batch.index)
         with explain_low_precision(model, x):
             perturbed = self._attack(model, batch)
@@ -312,11 +383,41 @@ class InputPerturbation(Method):
         inputs, gradients = self._attack_with_gradients(model, update, batch)
 
         def objective() -> tuple[Tensor, Tensor]:
-            logits = model(inputs)
+            logits = self._logits(model, inputs)
             return self.loss(logits, batch.y, batch.index), logits
 
         loss, logits, _ = self.minimize(model, update, objective, attack_gradients=gradients)
         return StepOutput(loss.detach(), inputs, logits.detach())
+
+    def batchnorm_inputs(self, model: nn.Module, batch: Batch) -> Tensor:
+        """Return the inputs at which BatchNorm statistics are re-estimated: an attack in eval mode."""
+        with set_mode(model, training=False), freeze(model):
+            return self.attack(model, batch).detach()
+
+    def start_gradient(self, model: nn.Module, start: Tensor, y: Tensor) -> Tensor:
+        """Return the input gradient of the attack's loss at its start, and keep the logits for `consistency`."""
+        gradient, logits = input_gradient(model, start, y, self.attack_loss)
+        if self.consistency is not None:
+            self._start = start, logits
+        return gradient
+
+    def loss(self, logits: Tensor, y: Tensor, index: Tensor) -> Tensor:
+        """Return the loss at the perturbed inputs of the last attack, with the consistency term if there is one."""
+        loss = super().loss(logits, y, index)
+        if self.consistency is None:
+            return loss
+        if self._start is None or len(self._start[1]) != len(logits):
+            raise UsageError("consistency needs the start of this batch's attack: call method.perturb on it first")
+        loss = loss + self.consistency(logits, self._start[1])
+        if self._remembers:
+            self._start = None
+        return loss
+
+    def _logits(self, model: nn.Module, inputs: Tensor) -> Tensor:
+        """Run the model at the perturbed inputs, and before at the start if consistency goes through both."""
+        if self._start is not None and self.consistency is not None and self.consistency.through == "both":
+            self._start = self._start[0], model(self._start[0])
+        return model(inputs)
 
     def _attack(self, model: nn.Module, batch: Batch) -> Tensor:
         with set_mode(model, training=self.attack_mode == "train"), freeze(model):
@@ -344,6 +445,7 @@ class PersistentPerturbation(InputPerturbation):
 
     attack_mode = "eval"
     checks_indices = True
+    has_start = True
 
     def __init__(
         self,
@@ -393,6 +495,10 @@ class PersistentPerturbation(InputPerturbation):
     def after_step(self, index: Tensor) -> None:
         """Start writing the new perturbations back to the host."""
         self.memory.after_step(index)
+
+    def batchnorm_inputs(self, model: nn.Module, batch: Batch) -> Tensor:
+        """Return the images with their stored perturbations, which costs no attack."""
+        return self.load_start(batch.x, batch.index, batch.view)
 
     def load_start(self, x: Tensor, index: Tensor, view: AnyView) -> Tensor:
         """Return the start of the attack: the image with its stored perturbation."""

@@ -7,7 +7,6 @@ from typing import Unpack
 
 from torch import Tensor, nn
 
-from atas.core.autograd import input_gradient
 from atas.data.loader import Batch
 from atas.methods.base import CommonArgs, InputPerturbation
 from atas.threat import Threat
@@ -20,9 +19,11 @@ class FGSM(InputPerturbation):
     without weight gradients.
     """
 
+    has_start = True
+
     def attack(self, model: nn.Module, batch: Batch) -> Tensor:
         """Take a full step from the image."""
-        gradient, _ = input_gradient(model, batch.x, batch.y, self.attack_loss)
+        gradient = self.start_gradient(model, batch.x, batch.y)
         return self.threat.ascend(batch.x, gradient, self.threat.eps * self.step_scale, batch.x)
 
 
@@ -32,6 +33,8 @@ class FGSMRS(InputPerturbation):
     x0 uniform in the ball, x' = P[x0 + a sgn grad l(x0)] with a = 1.25 eps, attacked in train mode: as in the authors'
     code, both passes update the running statistics of BatchNorm.
     """
+
+    has_start = True
 
     def __init__(
         self,
@@ -48,5 +51,5 @@ class FGSMRS(InputPerturbation):
     def attack(self, model: nn.Module, batch: Batch) -> Tensor:
         """Take a step from a random start."""
         start = self.threat.random_start(batch.x, self.rng(batch.index))
-        gradient, _ = input_gradient(model, start, batch.y, self.attack_loss)
+        gradient = self.start_gradient(model, start, batch.y)
         return self.threat.ascend(start, gradient, self.step_size * self.step_scale, batch.x)

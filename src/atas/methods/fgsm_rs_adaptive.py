@@ -7,7 +7,6 @@ from typing import Literal, Unpack
 
 from torch import Tensor, nn
 
-from atas.core.autograd import input_gradient
 from atas.data.loader import Batch
 from atas.methods.atas import AdaptiveStepSizes, GradientNorms, adaptive_step, check_adaptive_settings
 from atas.methods.base import CommonArgs, InputPerturbation
@@ -22,6 +21,7 @@ class FGSMRSAdaptive(AdaptiveStepSizes, InputPerturbation):
     """
 
     checks_indices = True
+    has_start = True
 
     def __init__(
         self,
@@ -43,7 +43,7 @@ class FGSMRSAdaptive(AdaptiveStepSizes, InputPerturbation):
     def attack(self, model: nn.Module, batch: Batch) -> Tensor:
         """Take an adaptive step from a random start."""
         start = self.threat.random_start(batch.x, self.rng(batch.index))
-        gradient, _ = input_gradient(model, start, batch.y, self.attack_loss)
+        gradient = self.start_gradient(model, start, batch.y)
         size, average = adaptive_step(
             gradient, self.norms.average[batch.index], c=self.c, max_step=self.max_step, beta=self.beta
         )

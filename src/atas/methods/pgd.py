@@ -21,6 +21,8 @@ class PGD(InputPerturbation):
     states neither the step size nor the schedule of its PGD-10 row; these are common choices.
     """
 
+    has_start = True
+
     def __init__(
         self,
         threat: Threat,
@@ -40,7 +42,10 @@ class PGD(InputPerturbation):
     def attack(self, model: nn.Module, batch: Batch) -> Tensor:
         """Take all steps, each projected."""
         point = self.threat.random_start(batch.x, self.rng(batch.index))
-        for _ in range(self.steps):
-            gradient, _ = input_gradient(model, point, batch.y, self.attack_loss)
+        for number in range(self.steps):
+            if number == 0:
+                gradient = self.start_gradient(model, point, batch.y)
+            else:
+                gradient, _ = input_gradient(model, point, batch.y, self.attack_loss)
             point = self.threat.ascend(point, gradient, self.step_size * self.step_scale, batch.x)
         return point

@@ -11,6 +11,7 @@ import torch
 from atas._utils.imports import import_object
 from atas.errors import UsageError, unknown
 from atas.methods.atas import ATAS, ATASLiteral
+from atas.methods.atas_plus import ATASPlus
 from atas.methods.atta import ATTA
 from atas.methods.base import Method
 from atas.methods.fgsm import FGSM, FGSMRS
@@ -36,11 +37,12 @@ _CLASSES: dict[str, type[Method]] = {
     "atta": ATTA,
     "atas": ATAS,
     "atas-literal": ATASLiteral,
+    "atas-plus": ATASPlus,
     "pgd": PGD,
     "trades": TRADES,
 }
 
-_COMMON = ("pad", "device", "seed")
+_COMMON = ("pad", "device", "seed", "targets", "consistency")
 _DTYPES = {"int8": torch.int8, "float16": torch.float16, "float32": torch.float32}
 
 

@@ -63,6 +63,7 @@ def check(recipe: Recipe) -> None:
         )
     _check_weight_perturbation(recipe)
     check_views(recipe)
+    check_loss(recipe)
     for attack in recipe.evaluation.attacks:
         attacks.create(attack)
 
@@ -75,6 +76,27 @@ def _check_weight_perturbation(recipe: Recipe) -> None:
     for key in ("perturb_gamma", "perturb_from"):
         if getattr(optimizer, key) is not None:
             raise UsageError(f"optimizer.{key} is for optimizer.perturb; set it, or leave optimizer.{key} out")
+
+
+def check_loss(recipe: Recipe) -> None:
+    """Raise UsageError for keys of the loss, the schedule and the averages that contradict each other or the method."""
+    method, training = methods.get(recipe.method.name), recipe.training
+    if recipe.consistency.weight and not method.has_start:
+        raise UsageError(
+            f"consistency.weight is for methods whose attack begins at a start with known logits; leave it out with "
+            f"method {recipe.method.name}"
+        )
+    if recipe.schedule.final and recipe.schedule.name != "cyclic":
+        raise UsageError("schedule.final is for schedule.name = cyclic; a piecewise schedule ends after its milestones")
+    if isinstance(training.ema, tuple) and (not all(training.ema) or len(set(training.ema)) < len(training.ema)):
+        raise UsageError(f"training.ema must list decays above 0, each once; got {list(training.ema)}")
+    if training.ema_batchnorm == "re-estimate" and not training.ema_decays:
+        raise UsageError("training.ema_batchnorm = re-estimate is for averaged weights; set training.ema")
+    if training.ema_batchnorm == "re-estimate" and not issubclass(method, methods.InputPerturbation):
+        raise UsageError(
+            f"method {recipe.method.name} has no inputs to re-estimate BatchNorm statistics at; leave out "
+            f"training.ema_batchnorm"
+        )
 
 
 def check_bounds(section: str, config: Any) -> None:

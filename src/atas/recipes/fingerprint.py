@@ -34,10 +34,11 @@ def differences(one: Recipe, other: Recipe, ignore: Sequence[str] = ()) -> list[
     first, second = one.to_dict(), other.to_dict()
     changed = []
     for section in section_types():
-        for key in {**first[section], **second[section]}:
+        one_section, other_section = first.get(section, {}), second.get(section, {})
+        for key in {**one_section, **other_section}:
             if section in ignore or f"{section}.{key}" in ignore:
                 continue
-            a, b = first[section].get(key), second[section].get(key)
+            a, b = one_section.get(key), other_section.get(key)
             if a != b:
                 changed.append(f"{section}.{key}: {a} became {b}")
     return changed

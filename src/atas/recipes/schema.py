@@ -18,6 +18,8 @@ from atas.recipes.values import format_toml, parse_value
 _VIEW_SIZE = 224  # the default of data.view_size
 _ALIASES = {"lr": "schedule.peak", "learning_rate": "schedule.peak"}  # names of the key in other programs
 
+_LATER_SECTIONS = ("targets", "consistency")  # recipes of earlier versions do not have them
+
 _MAX_EPOCHS = 100_000  # the learning rate of every update is kept on the device
 
 S = TypeVar("S")
@@ -95,6 +97,31 @@ class MethodConfig:
 
 
 @dataclass(frozen=True)
+class TargetsConfig:
+    """What the training loss compares predictions with: the labels, with a share `smoothing` of the probability spread
+    over the classes (`noise` uniform, or random over the other classes), and from `from_epoch` on mixed with a share
+    `share` of the moving average, with this `decay`, of the model's predictions for the example."""
+
+    smoothing: Annotated[float, _BELOW_1] = 0.0
+    noise: Annotated[str, OneOf("uniform", "random")] = "uniform"
+    share: Annotated[float, Range("must be in [0, 1]", ge=0, le=1)] = 0.0
+    decay: Annotated[float, _BELOW_1] = 0.7
+    from_epoch: Annotated[int, _NOT_NEGATIVE] = 0
+
+
+@dataclass(frozen=True)
+class ConsistencyConfig:
+    """A term of the training loss: the distance between the predictions at the trained point and at the start of the
+    attack, with a `weight` that rises over the first `ramp` of the training. It goes `through` the trained point only,
+    or through both by another pass."""
+
+    weight: Annotated[float, _NOT_NEGATIVE] = 0.0
+    distance: Annotated[str, OneOf("probabilities", "logits", "js")] = "probabilities"
+    ramp: Annotated[float, Range("is a share of the training in [0, 1]", ge=0, le=1)] = 0.0
+    through: Annotated[str, OneOf("trained", "both")] = "trained"
+
+
+@dataclass(frozen=True)
 class OptimizerConfig:
     """Stochastic gradient descent. `perturb` is a form of weight perturbation (`methods.WeightPerturbation`), with the
     relative length `perturb_gamma` (0.005), from epoch `perturb_from` (0) on."""
@@ -118,8 +145,9 @@ class OptimizerConfig:
 @dataclass(frozen=True)
 class ScheduleConfig:
     """The learning rate by update: `piecewise` (drops by `factor` at `milestones`) or `cyclic` (up from 0 to `peak`,
-    reached at `peak_at`, and down to 0). Milestones and peak_at are shares of the whole training. With `peak_momentum`
-    the momentum of a cyclic schedule changes from the optimiser's to this value at the peak, and back."""
+    reached at `peak_at`, and down to the share `final` (0) of it). Milestones and peak_at are shares of the whole
+    training. With `peak_momentum` the momentum of a cyclic schedule changes from the optimiser's to this value at the
+    peak, and back."""
 
     name: Annotated[str, OneOf("piecewise", "cyclic")] = "piecewise"
     peak: Annotated[float, Range("must be above zero", gt=0)] = 0.1
@@ -130,22 +158,31 @@ class ScheduleConfig:
     factor: Annotated[float, Range("must be in (0, 1]", gt=0, le=1)] = 0.1
     peak_at: Annotated[float, Range("is a share of the training in (0, 1)", gt=0, lt=1)] = 0.5
     peak_momentum: Annotated[float | None, _BELOW_1] = None
+    final: Annotated[float | None, Range("is a share of the peak in [0, 1]", ge=0, le=1)] = None
 
 
 @dataclass(frozen=True)
 class TrainingConfig:
-    """Length, order and monitoring of the training. `ema` is the decay of averaged weights, 0 for none; `probe` is the
-    number of training images that the monitor attacks after every epoch, with the current weights, not their average;
-    `checkpoint_every` is in seconds; `loggers` are tensorboard (if it is installed) and wandb."""
+    """Length, order and monitoring of the training. `ema` is the decay of averaged weights, 0 for none, or several
+    decays, the first of which gives the final model; `ema_batchnorm` is for their BatchNorm statistics: average (the
+    default), or re-estimate at the end. `probe` is the number of training images that the monitor attacks after every
+    epoch, with the current weights, not their average; `checkpoint_every` is in seconds; `loggers` are tensorboard (if
+    it is installed) and wandb."""
 
     epochs: Annotated[int, _AT_LEAST_1, Range(f"must be at most {_MAX_EPOCHS:,}", le=_MAX_EPOCHS)] = 30
     batch_size: Annotated[int, _AT_LEAST_1] = 128
     seed: Annotated[int, Range("must fit 64 bits", ge=-(2**63), lt=2**63)] = 0
-    ema: Annotated[float, Range("must be in [0, 1), such as 0.999", ge=0, lt=1)] = 0.0
+    ema: Annotated[float | tuple[float, ...], Range("must be in [0, 1), such as 0.999", ge=0, lt=1)] = 0.0
+    ema_batchnorm: Annotated[str | None, OneOf("average", "re-estimate")] = None
     on_collapse: Annotated[str, OneOf("warn", "stop", "rollback")] = "warn"
     probe: Annotated[int, Range("must be at least 1 image", ge=1)] = 1000
     checkpoint_every: Annotated[float, _NOT_NEGATIVE] = 60.0
     loggers: Annotated[tuple[str, ...], OneOf("tensorboard", "wandb")] = ("tensorboard",)
+
+    @property
+    def ema_decays(self) -> tuple[float, ...]:
+        """The decays of all averages of the weights; empty without one."""
+        return self.ema if isinstance(self.ema, tuple) else (self.ema,) if self.ema else ()
 
 
 @dataclass(frozen=True)
@@ -178,6 +215,8 @@ class Recipe:
     data: DataConfig = field(default_factory=DataConfig)
     model: ModelConfig = field(default_factory=ModelConfig)
     method: MethodConfig = field(default_factory=MethodConfig)
+    targets: TargetsConfig = field(default_factory=TargetsConfig)
+    consistency: ConsistencyConfig = field(default_factory=ConsistencyConfig)
     optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
     schedule: ScheduleConfig = field(default_factory=ScheduleConfig)
     training: TrainingConfig = field(default_factory=TrainingConfig)
@@ -202,9 +241,12 @@ class Recipe:
         return from_dict(document, self.name)
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the sections as dictionaries, without keys that are None."""
+        """Return the sections as dictionaries, without keys that are None, and without a later section that says
+        nothing."""
         document: dict[str, Any] = {"name": self.name}
-        for section in section_types():
+        for section, kind in section_types().items():
+            if section in _LATER_SECTIONS and getattr(self, section) == kind():
+                continue
             values = dataclasses.asdict(getattr(self, section))
             hyperparameters = values.pop("settings", {})
             document[section] = {key: value for key, value in values.items() if value is not None} | hyperparameters
@@ -212,11 +254,11 @@ class Recipe:
 
     def to_toml(self) -> str:
         """Return the recipe as TOML, from which the same recipe is loaded."""
-        lines = [f"name = {format_toml(self.name)}"]
-        for section in section_types():
+        document = self.to_dict()
+        lines = [f"name = {format_toml(document.pop('name'))}"]
+        for section, entries in document.items():
             lines += ["", f"[{section}]"]
-            entries = self.to_dict()[section].items()
-            lines += [f"{key} = {format_toml(value, as_255ths=section == 'method')}" for key, value in entries]
+            lines += [f"{key} = {format_toml(value, as_255ths=section == 'method')}" for key, value in entries.items()]
         return "\n".join(lines) + "\n"
 
 
@@ -282,4 +324,4 @@ def _assign(document: dict[str, Any], key: str, value: Any) -> None:
         raise unknown("section of a recipe", section, section_types())
     if name == "name":
         document[section] = inherit(section, document[section], value)
-    document[section][name] = value
+    document.setdefault(section, {})[name] = value

@@ -5,8 +5,9 @@ All checks that need no training step are made here. Each rank gets its shard of
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Unpack
 
@@ -26,7 +27,8 @@ from atas.distributed.sharding import DataShard
 from atas.distributed.state import broadcast_weights
 from atas.distributed.world import SINGLE, World, select_device
 from atas.errors import DataError, UsageError
-from atas.methods import Free, Method
+from atas.methods import Free, Method, targets
+from atas.methods.consistency import Consistency
 from atas.models.weights import GIVEN, per_channel
 from atas.recipes import Recipe, recipe_fingerprint
 from atas.training.data import eval_view, train_resolution
@@ -91,7 +93,7 @@ def build(
         log=log,
     )
     loader.set_shard(shard)
-    method = _build_method(recipe, shard, eval_data.shape, device)
+    method = _build_method(recipe, shard, eval_data, device)
     if recipe.engine.sync_batchnorm and world.size > 1:
         convert_sync_batchnorm(model)
     broadcast_weights(list(model.state_dict().values()), world)
@@ -102,14 +104,20 @@ def build(
     return TrainingParts(engine, monitor, fingerprints)
 
 
-def _build_method(recipe: Recipe, shard: DataShard, shape: Sequence[int], device: torch.device) -> Method:
+def _build_method(recipe: Recipe, shard: DataShard, data: Dataset, device: torch.device) -> Method:
     """Create the recipe's method, with rows for the examples of this shard."""
     name, hyperparameters = recipe.method.name, dict(recipe.method.settings)
+    if (label_targets := targets.create(data.num_classes, **dataclasses.asdict(recipe.targets))) is not None:
+        hyperparameters["targets"] = label_targets
+    if "classes" in methods.settings(name):
+        hyperparameters.setdefault("classes", data.num_classes)
+    if recipe.consistency.weight:
+        hyperparameters["consistency"] = Consistency(**dataclasses.asdict(recipe.consistency))
     if methods.get(name) is Free:
         hyperparameters["batch_size"] = shard.local_count(hyperparameters.get("batch_size", recipe.training.batch_size))
     pad, seed = recipe.data.frame_pad, recipe.training.seed
     method = methods.create(
-        name, recipe.threat, len(shard), shape, pad=pad, device=device, seed=seed, **hyperparameters
+        name, recipe.threat, len(shard), data.shape, pad=pad, device=device, seed=seed, **hyperparameters
     )
     if not shard.is_whole:
         method.set_shard(shard)

@@ -90,7 +90,8 @@ class CheckpointManager:
     def save(self, path: Path, state: dict[str, Any]) -> None:
         """Write the state of the engine."""
         state = {**state, "updates": self._engine.updates, "recipe": self._recipe, "data": self._data_fingerprints}
-        tensors = gather_state(self._engine.state_tensors(), self._shard, self._world)
+        engine = self._engine
+        tensors = gather_state(engine.state_tensors(), engine.sharded_tensors(), self._shard, self._world)
         self._world.on_rank0(lambda: save(path, tensors, state))
 
     def restore(self, path: Path) -> dict[str, Any]:
@@ -112,7 +113,7 @@ class CheckpointManager:
             raise CheckpointError(
                 f"the checkpoint in {self._folder} belongs to another run or model; restore this run's own file"
             )
-        local = scatter_state(tensors, self._shard, self._world)
+        local = scatter_state(tensors, self._engine.sharded_tensors(), self._shard, self._world)
         try:
             self._engine.load_state_tensors(local, state["updates"])
         except (RuntimeError, KeyError) as error:

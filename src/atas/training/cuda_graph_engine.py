@@ -25,6 +25,7 @@ from atas.data.loader import Loader
 from atas.distributed.world import SINGLE, World
 from atas.errors import AtasError
 from atas.methods import Method
+from atas.methods.targets import RememberedPredictions
 from atas.ops import enable_kernels
 from atas.ops.cuda_graphs import WARMUP_CALLS, GraphedFunction, capture, warm_up
 from atas.ops.cuda_graphs import weight_grad_stream as weights_aside
@@ -32,7 +33,7 @@ from atas.ops.networks import AcceleratedNetwork, CompiledNetwork, accelerate
 from atas.recipes import Recipe
 from atas.training.engine import Engine
 from atas.training.metrics import accumulate_metrics
-from atas.training.optim import SGD, FusedSGD
+from atas.training.optim import EMA, SGD, FusedEMA, FusedSGD
 
 _FALLBACKS = {
     "fast": "cannot be compiled ({why}); capturing it without compilation",
@@ -67,6 +68,7 @@ class CudaBackend:
     capture: Callable[[Callable[[], object]], tuple[torch.cuda.CUDAGraph, object]] = capture
     accelerate: Callable[[nn.Module], AcceleratedNetwork | None] = accelerate
     optimizer: type[SGD] = FusedSGD
+    average: type[EMA] = FusedEMA
 
 
 class CudaGraphEngine(Engine):
@@ -84,12 +86,12 @@ class CudaGraphEngine(Engine):
         world: World = SINGLE,
         backend: CudaBackend | None = None,
     ) -> None:
+        self._backend = backend or CudaBackend()
         super().__init__(recipe, channels_last(model), method, loader, world)
         register_kernels()
         torch.backends.cudnn.benchmark = not recipe.engine.deterministic
         method.checks.skip_labels = True
         self._log = log
-        self._backend = backend or CudaBackend()
         self._optimizer = self._backend.optimizer(recipe.optimizer, self._trainable_of(model), self._trainable)
         self._graphs: dict[_Step, torch.cuda.CUDAGraph | None] = {}
         self._accelerated = self._backend.accelerate(self.compute_model) if method.uses_fast_network else None
@@ -97,6 +99,9 @@ class CudaGraphEngine(Engine):
         self._eval_graph: GraphedFunction | None = None
         self._captures_eval = True
         self._untracked_batches = 0
+
+    def _average(self, model: nn.Module, decay: float) -> EMA:
+        return self._backend.average(model, decay)
 
     def prepare(self, epoch: int = 0) -> None:
         """Compile and capture the step for full batches and for the last, shorter one.
@@ -195,8 +200,8 @@ class CudaGraphEngine(Engine):
             if isinstance(module, nn.BatchNorm2d) and module.num_batches_tracked is not None:
                 module.num_batches_tracked += self._untracked_batches
         self._untracked_batches = 0
-        if self.ema is not None:
-            self.ema.copy_integers()
+        for average in self.averages.values():
+            average.copy_integers()
         return super().state_tensors()
 
     @functools.cached_property
@@ -262,11 +267,15 @@ class CudaGraphEngine(Engine):
     def _mutable_state(self, size: int) -> list[tuple[Tensor, Tensor | EllipsisType]]:
         """Return the tensors on the device that warm-up steps change, with the rows that change.
 
-        Of stored perturbations, the largest tensor (3.9 GB for ImageNet), a step writes the rows of its batch only.
-        Every warm-up step takes the first batch of the epoch's order.
+        Of stored perturbations and remembered predictions, the largest tensors (3.9 and 2.6 GB for ImageNet), a step
+        writes the rows of its batch only. Every warm-up step takes the first batch of the epoch's order.
         """
         stores = {
             f"method.{name}.delta" for name, part in self.method.named_modules() if isinstance(part, PerturbationStore)
+        } | {
+            f"method.{name}.average"
+            for name, part in self.method.named_modules()
+            if isinstance(part, RememberedPredictions)
         }
         rows = self._order[:size].unique()
         state: list[tuple[Tensor, Tensor | EllipsisType]] = [(self._update, ...), (self._position, ...)]

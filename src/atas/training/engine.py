@@ -51,7 +51,7 @@ class Engine:
         self._mixed = precision == "bf16" or (precision == "auto" and self.device.type == "cuda")
         self.compute_model = low_precision_copy(model, torch.bfloat16) if self._mixed else model
         self.network = self.compute_model  # an engine may run it by a faster implementation
-        self.ema = EMA(model, recipe.training.ema) if recipe.training.ema else None
+        self.averages = {decay: self._average(model, decay) for decay in recipe.training.ema_decays}
         self.epoch_sums = EpochSums(self.device)
         self._is_trainable = [parameter.requires_grad for parameter in model.parameters()]
         self._trainable = self._trainable_of(self.compute_model)
@@ -71,10 +71,13 @@ class Engine:
         self.resolution: int | None = None  # side of the images in this epoch; None: as stored
         self._batch_share = 1.0  # this rank's share of the examples in the global batch
 
+    def _average(self, model: nn.Module, decay: float) -> EMA:
+        return EMA(model, decay)
+
     @property
     def final_model(self) -> nn.Module:
-        """The model to evaluate: with averaged weights if there are any."""
-        return self.model if self.ema is None else self.ema.model
+        """The model to evaluate: with averaged weights if there are any, those of the first decay."""
+        return next((average.model for average in self.averages.values()), self.model)
 
     @property
     def precision_name(self) -> str:
@@ -222,8 +225,8 @@ class Engine:
         self._optimizer.step(self._gradients, rate, momentum)
         self._gradients = [None] * len(self._trainable)
         self._update += 1
-        if self.ema is not None:
-            self.ema.update()
+        for average in self.averages.values():
+            average.update()
 
     def _all_reduce(self) -> None:
         """Replace gradients and running statistics by those of the global batch."""
@@ -246,8 +249,7 @@ class Engine:
     def state_tensors(self) -> dict[str, Tensor]:
         """Return all tensors that the next step depends on, by name."""
         parts: dict[str, nn.Module] = {"model": self.model, "method": self.method, "totals": self.epoch_sums}
-        if self.ema is not None:
-            parts["ema"] = self.ema
+        parts |= self._named_averages()
         tensors: dict[str, Tensor] = {}
         for part, module in parts.items():
             tensors |= {f"{part}.{name}": tensor for name, tensor in module.state_dict().items()}
@@ -262,13 +264,22 @@ class Engine:
         self.model.load_state_dict(part("model."))
         self.method.load_state_dict(part("method."))
         self.epoch_sums.load_state_dict(part("totals."))
-        if self.ema is not None:
-            self.ema.load_state_dict(part("ema."))
+        for name, average in self._named_averages().items():
+            average.load_state_dict(part(f"{name}."))
         for name, momentum in self._momentum().items():
             momentum.copy_(tensors[name])
         self._optimizer.refresh()
         self._update.fill_(updates)
         self.updates = updates
+
+    def sharded_tensors(self) -> set[str]:
+        """Return the names of the state's tensors that hold a row for each example or position of this rank."""
+        return {f"method.{name}" for name in self.method.sharded_tensors()}
+
+    def _named_averages(self) -> dict[str, EMA]:
+        """Return the averages by the names of their parts of the state: `ema`, `ema2`, ..."""
+        numbers = ("", *range(2, len(self.averages) + 1))
+        return {f"ema{number}": average for number, average in zip(numbers, self.averages.values(), strict=False)}
 
     def _momentum(self) -> dict[str, Tensor]:
         names = [

@@ -173,7 +173,14 @@ def _locked(run_folder: RunFolder, world: World) -> Iterator[None]:
 def _finish(trainer: Trainer, metadata: dict[str, Any]) -> Run:
     """Write the final weights, and return the run. Only rank 0 needs access to the folder."""
     model, run_folder, world = revert_sync_batchnorm(trainer.engine.final_model), trainer.run_folder, trainer.world
-    world.on_rank0(lambda: save_weights(run_folder.model, model, metadata))
+    others = list(trainer.engine.averages.items())[1:]
+
+    def save() -> None:
+        for decay, average in others:
+            save_weights(run_folder.average(decay), revert_sync_batchnorm(average.model), metadata)
+        save_weights(run_folder.model, model, metadata)
+
+    world.on_rank0(save)
     if world.is_main:
         return Run.load(run_folder.path, model=model)
     return Run(run_folder.path, trainer.recipe, model.eval(), [])
@@ -213,7 +220,8 @@ def _start_new(run_folder: RunFolder, trainer: Trainer, rows_count: int | None) 
     results = [
         path for kind in ("json*", "md") for path in run_folder.path.glob(f"{run_folder.evaluation.stem}*.{kind}")
     ]
-    for path in (run_folder.metrics, run_folder.model, run_folder.environment, run_folder.report, *results):
+    weights = (run_folder.model, *run_folder.averages)
+    for path in (run_folder.metrics, *weights, run_folder.environment, run_folder.report, *results):
         path.unlink(missing_ok=True)
     for folder in (run_folder.last_checkpoint.parent, run_folder.tensorboard, run_folder.wandb, run_folder.exports):
         shutil.rmtree(folder, ignore_errors=True)

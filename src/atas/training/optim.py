@@ -93,7 +93,9 @@ def learning_rate(schedule: ScheduleConfig, update: Tensor, updates: int) -> Ten
         rates = [schedule.peak * schedule.factor**drops for drops in range(len(starts) + 1)]
         drops = torch.bucketize(update, torch.tensor(starts, dtype=torch.int64), right=True)
         return torch.tensor(rates, dtype=torch.float64)[drops]
-    return schedule.peak * _cycle_height(schedule, update, updates)
+    height, falling = _cycle_height(schedule, update, updates), update.double() >= schedule.peak_at * updates
+    floor = schedule.final or 0.0
+    return schedule.peak * torch.where(falling, floor + (1 - floor) * height, height)
 
 
 def momentum_at(schedule: ScheduleConfig, default: float, update: Tensor, updates: int) -> Tensor:
@@ -137,14 +139,43 @@ class EMA(nn.Module):
     @torch.no_grad()
     def update(self) -> None:
         """Average with the current weights; called after every update of them."""
-        decay = ((1 + self.updates) / (10 + self.updates)).clamp_max(self.decay)
-        averages, values = [list(side) for side in zip(*self._averaged, strict=True)]
-        torch._foreach_mul_(averages, decay)
-        torch._foreach_add_(averages, torch._foreach_mul(values, 1 - decay))
+        self._average(self._averaged, ((1 + self.updates) / (10 + self.updates)).clamp_max(self.decay))
         self.copy_integers()
         self.updates += 1
+
+    def _average(self, pairs: Sequence[tuple[Tensor, Tensor]], decay: Tensor) -> None:
+        """Average pairs of an average and its current value."""
+        if not pairs:
+            return
+        averages, values = [list(side) for side in zip(*pairs, strict=True)]
+        torch._foreach_mul_(averages, decay)
+        torch._foreach_add_(averages, torch._foreach_mul(values, 1 - decay))
 
     def copy_integers(self) -> None:
         """Copy whole numbers, such as BatchNorm's count of batches, from the model."""
         for copied, value in self._copied:
             copied.copy_(value)
+
+
+class FusedEMA(EMA):
+    """`EMA` in one Triton kernel that reads and writes every weight once.
+
+    Whole numbers, of which the kernels of a captured step keep no count, are copied only by `copy_integers`.
+    """
+
+    def __init__(self, model: nn.Module, decay: float) -> None:
+        super().__init__(model, decay)
+        from atas.ops.triton.average import AverageUpdate, is_supported  # needs Triton
+
+        fused = [pair for pair in self._averaged if is_supported(*pair)]
+        self._others = [pair for pair in self._averaged if not is_supported(*pair)]
+        self._update = AverageUpdate(*zip(*fused, strict=True)) if fused else None
+
+    @torch.no_grad()
+    def update(self) -> None:
+        """Average with the current weights; called after every update of them."""
+        decay = ((1 + self.updates) / (10 + self.updates)).clamp_max(self.decay)
+        if self._update is not None:
+            self._update(decay)
+        self._average(self._others, decay)
+        self.updates += 1

@@ -55,6 +55,15 @@ class RunFolder:
         """The weights that the training ended with."""
         return self.path / "model.safetensors"
 
+    def average(self, decay: float) -> Path:
+        """The weights of a further average, if `training.ema` lists several decays."""
+        return self.path / f"model-ema-{decay:g}.safetensors"
+
+    @property
+    def averages(self) -> list[Path]:
+        """The weights of further averages that exist."""
+        return sorted(self.path.glob("model-ema-*.safetensors"))
+
     @property
     def evaluation(self) -> Path:
         """The result of `atas evaluate`."""

@@ -31,6 +31,7 @@ from atas.training.loggers import open_loggers
 from atas.training.metrics import MetricsFile, epoch_row, examples_per_second
 from atas.training.monitor import ProbeResult
 from atas.training.progress import TrainingProgress
+from atas.training.reestimation import reestimate_batchnorm
 from atas.training.run import DIVERGED, RunFolder, divergence_advice
 
 _ROLLBACK_STEP_FACTOR = 0.75  # of the step size, at each rollback
@@ -157,6 +158,8 @@ class Trainer:
         engine = self.engine
         engine.method.checks.raise_if_set()
         means = self._check_loss()
+        if self.epoch + 1 == epochs:
+            self._reestimate_batchnorm()
         self.progress.start_probe()
         self._probe = probe = self._measure()
         collapsed = self.monitor.update(probe)
@@ -211,6 +214,7 @@ class Trainer:
             self._loggers.start(self.epoch)
             self.progress.log(f"Stopped; the run ends with the weights of epoch {self.epoch}, the last healthy one.")
             self.epoch = epochs
+            self._reestimate_batchnorm()
             return
         method.step_scale.copy_(scale)
         method.shrink_steps(_ROLLBACK_STEP_FACTOR)
@@ -219,6 +223,13 @@ class Trainer:
         self._loggers.start(self.epoch)
         self.progress.log(f"Back to the end of epoch {self.epoch}; continuing with {factor:.3f} of the step size.")
         self._save()
+
+    def _reestimate_batchnorm(self) -> None:
+        """Re-estimate the statistics of the final averages, if the recipe says so, as part of the training's time."""
+        if self.recipe.training.ema_batchnorm == "re-estimate":
+            self._timer.start()
+            reestimate_batchnorm(self.engine)
+            self.seconds += self._timer.stop()
 
     def _save(self) -> None:
         """Write the checkpoint to resume from, unless the training has diverged."""

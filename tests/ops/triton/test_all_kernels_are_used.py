@@ -20,7 +20,8 @@ def captured_step(name):
     """Capture and take a step of this method in epoch 6, in which ATAS adapts its steps."""
     from atas.training.cuda_graph_engine import CudaGraphEngine
 
-    recipe = load(f"cifar10-preact-resnet18-{name}").with_values({"training.batch_size": 32, "training.epochs": 9})
+    file = f"cifar10-preact-resnet18-{'plus-30s' if name == 'atas-plus' else name}"
+    recipe = load(file).with_values({"training.batch_size": 32, "training.epochs": 9})
     device, log = torch.device("cuda"), []
     images, labels = torch.randint(256, (64, 3, 32, 32), dtype=torch.uint8), torch.randint(10, (64,))
     loader = DeviceLoader(images, labels, batch_size=32, pad=4, flip=True, seed=0, device=device)
@@ -33,7 +34,7 @@ def captured_step(name):
 
 def test_training_uses_every_kernel_of_training():
     with count_kernel_calls() as calls:
-        for name in ("atas", "atta", "fgsm-rs", "pgd"):
+        for name in ("atas", "atas-plus", "atta", "fgsm-rs", "pgd"):
             captured_step(name)
     assert {function.__name__ for function in set(KERNELS) - ATTACK_KERNELS - set(+calls)} == set()
 

@@ -17,10 +17,11 @@ from atas.core.rng import CounterRNG
 from atas.data import loader
 from atas.data.loader import DeviceLoader
 from atas.methods import atas as method_atas
-from atas.methods import base
+from atas.methods import base, targets
 from atas.recipes import load
 from atas.training import metrics
 from atas.training.engine import Engine
+from atas.training.optim import EMA, FusedEMA
 
 EPS = 8 / 255
 BATCHES = [(1, (3, 8, 8)), (5, (1, 8, 8)), (5, (3, 5, 7)), (2, (3, 32, 32)), (128, (1, 4, 4))]
@@ -219,6 +220,80 @@ def test_cross_entropy(function, batch, classes, kind):
         assert ours.dtype == kind
         close = {"atol": 1e-6, "rtol": 1e-5} if kind == torch.float32 else {"atol": 1e-6, "rtol": 8e-3}
         torch.testing.assert_close(ours, theirs, **close)
+
+
+@pytest.mark.parametrize(("batch", "classes"), [(1, 2), (5, 10), (128, 10), (37, 100), (9, 1000)])
+@pytest.mark.parametrize("kind", [torch.float32, torch.bfloat16])
+def test_cross_entropy_with_distributions(batch, classes, kind):
+    logits = (torch.randn(batch, classes, device=DEVICE) * 8).to(kind).requires_grad_()
+    wanted = torch.rand(batch, classes, device=DEVICE).softmax(1)
+    function = autograd.soft_cross_entropy
+    expected, found = function(logits, wanted), run_kernel(function, logits, wanted)
+    torch.testing.assert_close(found, expected, atol=1e-6, rtol=2e-6)
+    for incoming in (1.0, -0.37):
+        incoming = torch.tensor(incoming, device=DEVICE)
+        ours, theirs = (torch.autograd.grad(loss, logits, incoming, retain_graph=True)[0] for loss in (found, expected))
+        assert ours.dtype == kind
+        close = {"atol": 1e-6, "rtol": 1e-5} if kind == torch.float32 else {"atol": 1e-6, "rtol": 8e-3}
+        torch.testing.assert_close(ours, theirs, **close)
+    certain = torch.nn.functional.one_hot(wanted.argmax(1), classes).float()
+    torch.testing.assert_close(
+        run_kernel(function, logits, certain), autograd.cross_entropy(logits, wanted.argmax(1)), atol=1e-6, rtol=2e-6
+    )
+
+
+@pytest.mark.parametrize(("batch", "classes"), [(1, 2), (5, 10), (128, 10), (37, 100), (9, 1000)])
+@pytest.mark.parametrize("share", [0.0, 0.4, 1.0])
+@pytest.mark.parametrize("smoothing", [0.0, 0.1])
+@pytest.mark.parametrize("remember", [True, False])
+def test_targets(batch, classes, share, smoothing, remember):
+    settings = {"smoothing": smoothing, "noise": "uniform", "share": share, "decay": 0.7, "from_epoch": 1}
+    ours, theirs = (targets.create(classes, **settings) or targets.LabelTargets() for _ in range(2))
+    for each in (ours, theirs):
+        each.setup(batch + 4, DEVICE)
+    index = torch.randperm(batch + 4, device=DEVICE)[:batch]
+    for epoch in range(3):
+        logits = torch.randn(batch, classes, device=DEVICE).bfloat16() * 8
+        y = torch.randint(classes, (batch,), device=DEVICE)
+        draw = CounterRNG(0, torch.tensor(epoch, device=DEVICE), index)
+        found = run_kernel(targets.make_targets, ours, logits, y, index, draw, remember)
+        expected = targets.make_targets(theirs, logits, y, index, draw, remember)
+        torch.testing.assert_close(found, expected, atol=1e-6, rtol=1e-5)
+        if share:
+            tolerance = 1e-6 if classes <= 100 else 1e-3  # kept in float16
+            torch.testing.assert_close(ours.average, theirs.average, atol=tolerance, rtol=tolerance)
+
+
+def test_targets_of_other_kinds_are_left_to_others():
+    class Own(targets.LabelTargets):
+        """A user's own."""
+
+    logits, y = torch.randn(2, 3, device=DEVICE), torch.tensor([0, 1], device=DEVICE)
+    for own in (Own(), targets.LabelTargets(smoothing=0.1, noise="random")):
+        draw = CounterRNG(0, torch.tensor(0, device=DEVICE), y)
+        assert KERNELS[targets.make_targets](own, logits, y, y, draw, True) is NotImplemented
+    wide = torch.zeros(2, 3, dtype=torch.float64, device=DEVICE)
+    assert KERNELS[autograd.soft_cross_entropy](logits, wide) is NotImplemented
+
+
+@pytest.mark.parametrize("channels_last", [False, True])
+def test_averages_are_those_of_the_plain_version_to_the_bit(channels_last):
+    """Also where a size is no multiple of a block; tensors of other types are averaged all the same."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Conv2d(3, 40, 7), nn.BatchNorm2d(40), nn.Flatten(), nn.Linear(40, 130)).to(DEVICE)
+    model.register_buffer("wide", torch.rand(3, dtype=torch.float64, device=DEVICE))
+    if channels_last:
+        model = model.to(memory_format=torch.channels_last)
+    plain, fused = EMA(model, 0.6), FusedEMA(model, 0.6)
+    for _ in range(6):
+        with torch.no_grad():
+            for tensor in model.state_dict().values():
+                tensor.add_(torch.randn_like(tensor.double()).to(tensor.dtype))
+        plain.update()
+        fused.update()
+    fused.copy_integers()
+    for name, tensor in plain.state_dict().items():
+        assert torch.equal(tensor, fused.state_dict()[name]), name
 
 
 def test_the_loss_of_infinite_logits_is_no_number():

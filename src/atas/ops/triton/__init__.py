@@ -7,7 +7,18 @@ them. The kernel of `atas.training.metrics.accumulate_metrics` is registered by 
 from __future__ import annotations
 
 from atas.ops.compile_cache import use_compile_cache
-from atas.ops.triton import apgd, attack_losses, augment, cross_entropy, fab, pgd, projected_step, search_state, square
+from atas.ops.triton import (
+    apgd,
+    attack_losses,
+    augment,
+    cross_entropy,
+    fab,
+    pgd,
+    projected_step,
+    search_state,
+    square,
+    targets,
+)
 
 __all__ = [
     "apgd",
@@ -19,6 +30,7 @@ __all__ = [
     "projected_step",
     "search_state",
     "square",
+    "targets",
 ]
 
 use_compile_cache()

@@ -53,6 +53,37 @@ def _cross_entropy_kernel(
 
 
 @triton.jit
+def _soft_cross_entropy_kernel(
+    logits,
+    targets,
+    loss,
+    gradient,
+    rows,
+    weight,
+    classes: tl.constexpr,
+    block_classes: tl.constexpr,
+    block_rows: tl.constexpr,
+):
+    """As `_cross_entropy_kernel`, with a distribution over the classes for each example."""
+    column = tl.arange(0, block_classes)
+    loss_sum = tl.zeros((block_rows,), tl.float32)
+    for first in range(0, rows, block_rows):
+        row = first + tl.arange(0, block_rows)
+        mask_class = column < classes
+        offs = row[:, None] * classes + column[None, :]
+        mask = (row < rows)[:, None] & mask_class[None, :]
+        z = tl.load(logits + offs, mask, 0.0).to(tl.float32)
+        z -= tl.max(tl.where(mask_class[None, :], z, float("-inf")), 1)[:, None]
+        share = tl.where(mask_class[None, :], tl.exp(z), 0.0)
+        sum_exp = tl.sum(share, 1)
+        target = tl.load(targets + offs, mask, 0.0)
+        total = tl.sum(target, 1)
+        loss_sum += tl.sum(target * (tl.log(sum_exp)[:, None] - z), 1)
+        tl.store(gradient + offs, (share / sum_exp[:, None] * total[:, None] - target) * weight, mask)
+    tl.store(loss, tl.sum(loss_sum, 0) * weight)
+
+
+@triton.jit
 def _accumulate_kernel(
     sums, loss, logits, labels, index, step_sizes, rows, adaptive: tl.constexpr, classes: tl.constexpr,
     block_classes: tl.constexpr, block_rows: tl.constexpr,
@@ -78,15 +109,16 @@ def _accumulate_kernel(
 
 
 class _CrossEntropy(torch.autograd.Function):
-    """Cross-entropy whose gradient is computed with the loss."""
+    """Cross-entropy with labels or distributions; its gradient is computed with the loss."""
 
     @staticmethod
     def forward(ctx: Any, logits: Tensor, y: Tensor, weight: float) -> Tensor:
         """The losses of the batch, added up and times the weight."""
         loss = torch.empty((), dtype=torch.float32, device=logits.device)
         gradient = torch.empty(logits.shape, dtype=torch.float32, device=logits.device)
+        kernel = _cross_entropy_kernel if y.dim() == 1 else _soft_cross_entropy_kernel
         launch(
-            _cross_entropy_kernel, (1,), logits.contiguous(), y.contiguous(), loss, gradient, len(y), weight,
+            kernel, (1,), logits.contiguous(), y.contiguous(), loss, gradient, len(y), weight,
             **_kernel_args(logits),
         )
         ctx.save_for_backward(gradient)
@@ -105,6 +137,14 @@ class _CrossEntropy(torch.autograd.Function):
 def cross_entropy(logits: Tensor, y: Tensor) -> Tensor:
     """Up to 524,288 logits in float32, bfloat16 or float16."""
     return _CrossEntropy.apply(logits, y, 1 / len(y)) if _supports(logits, y) else NotImplemented
+
+
+@implements(plain.soft_cross_entropy)
+def soft_cross_entropy(logits: Tensor, targets: Tensor) -> Tensor:
+    """As `cross_entropy`, with targets in float32 that need no gradient."""
+    matches = targets.shape == logits.shape and targets.dtype == torch.float32 and not targets.requires_grad
+    supported = matches and _supports_logits(logits)
+    return _CrossEntropy.apply(logits, targets, 1 / len(targets)) if supported else NotImplemented
 
 
 @implements(plain.cross_entropy_sum)
@@ -129,10 +169,14 @@ def accumulate(sums: Tensor, loss: Tensor, logits: Tensor, y: Tensor, index: Ten
 
 
 def _supports(logits: Tensor, y: Tensor) -> bool:
-    if logits.dim() != 2 or y.shape != logits.shape[:1] or not logits.numel() or not can_launch(logits):
+    return _supports_logits(logits) and y.shape == logits.shape[:1] and y.dtype in _LABEL_DTYPES
+
+
+def _supports_logits(logits: Tensor) -> bool:
+    if logits.dim() != 2 or not logits.numel() or not can_launch(logits):
         return False
-    is_small = len(y) * triton.next_power_of_2(logits.shape[1]) <= _MAX_LOGITS and logits.shape[1] <= _BLOCK
-    return is_small and logits.dtype in _LOGIT_DTYPES and y.dtype in _LABEL_DTYPES
+    is_small = len(logits) * triton.next_power_of_2(logits.shape[1]) <= _MAX_LOGITS and logits.shape[1] <= _BLOCK
+    return is_small and logits.dtype in _LOGIT_DTYPES
 
 
 def _kernel_args(logits: Tensor) -> dict[str, int]:

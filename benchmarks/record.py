@@ -1,0 +1,196 @@
+"""Compare variants of a recipe by robust accuracy on held-out training images, and by the seconds of their training.
+
+    python benchmarks/record.py benchmarks/record.toml --out runs/record          # run what is missing, print the table
+    python benchmarks/record.py benchmarks/record.toml --out runs/record --only base share-0.7
+    python benchmarks/record.py benchmarks/record.toml --out runs/record --table  # print the table alone
+
+The file lists variants of a recipe. `recipe`, `held_out`, `seeds` and `[values]` at the top are for all of them:
+
+    recipe = "cifar10-preact-resnet18-plus-30s"
+    held_out = 5000
+    seeds = [0]
+
+    [[variants]]
+    name = "base"
+
+    [[variants]]
+    name = "share-0.7"
+    values = { "method.share" = 0.7 }
+
+Every training leaves out the same `held_out` training images; the test set is not used. On them, the final weights and
+every further average of `training.ema` are attacked by PGD-50, and by APGD-CE and then APGD-T on what is left, which is
+AutoAttack up to a few examples in ten thousand. `margin` is the mean over all images of the smallest logit margin that
+20 gradient steps on the margin find: it varies less between runs than a share of images, but scales with the logits.
+
+Each finished run is a file in runs/ of the output folder, with the verdict on every example; runs that exist are not
+repeated. Differences to the first variant are paired by example, with 95% intervals.
+"""
+
+from __future__ import annotations
+
+import argparse
+import tomllib
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from atas.attacks.apgd import APGD
+from atas.attacks.auto_attack import AttackEnsemble
+from atas.attacks.losses import margin
+from atas.core.autograd import freeze, input_gradient
+from atas.data import Split
+from atas.errors import UsageError
+from atas.evaluation import evaluate
+from atas.evaluation.intervals import paired_difference
+from atas.models.weights import load_weights
+from atas.sweeps import Measurement, Plan, PlanProgress, Store, Trial
+from atas.sweeps.execute import hold_out
+from atas.sweeps.trial import FinishedTraining
+from atas.threat import Threat
+from atas.training.data import eval_view
+from atas.training.run import RunFolder
+
+ENSEMBLE = AttackEnsemble("apgd", (APGD("ce"), APGD("t")))
+ATTACKS = "clean", "pgd50", "apgd"
+FINAL = "final"
+STEPS, BATCH = 20, 500
+
+
+@dataclass(frozen=True)
+class HeldOut(Measurement):
+    """Verdicts on the held-out images, and the mean margin, of all weights that a training ends with."""
+
+    name: ClassVar[str] = "held-out"
+
+    def is_available(self, trial: Trial, run_folder: RunFolder) -> bool:
+        """Return whether the weights of all averages exist."""
+        return all(run_folder.average(decay).exists() for decay in trial.resolved_recipe.training.ema_decays[1:])
+
+    def measure(self, training: FinishedTraining) -> dict[str, Any]:
+        """Return the figures of each model by its name: `final`, or the decay of a further average."""
+        recipe, folder = training.trial.resolved_recipe, training.run_folder
+        models = {FINAL: training.model}
+        for decay in recipe.training.ema_decays[1:]:
+            models[f"{decay:g}"] = load_weights(folder.average(decay)).to(training.device)
+        images = eval_view(hold_out(training.data, training.trial.held_out), recipe.data).test
+        return {"models": {name: self._figures(model, images, recipe.threat) for name, model in models.items()}}
+
+    def _figures(self, model: nn.Module, images: Split, threat: Threat) -> dict[str, Any]:
+        result = evaluate(model, images, threat=threat, attacks=("pgd50", ENSEMBLE))
+        return {
+            "accuracy": {name: result.accuracy[name] for name in ATTACKS},
+            "correct": {name: "".join("01"[int(one)] for one in result.correct[name]) for name in ATTACKS},
+            "margin": float(smallest_margins(model.eval(), images, threat).mean()),
+            "seconds": sum(result.seconds[name] for name in ATTACKS),
+            "warnings": [str(warning) for warning in result.warnings],
+        }
+
+
+def smallest_margins(model: nn.Module, images: Split, threat: Threat) -> Tensor:
+    """Return the smallest margin of each image that gradient steps on the margin find from the image itself."""
+    device, found = next(model.parameters()).device, []
+
+    def loss(logits: Tensor, y: Tensor) -> Tensor:
+        return -margin(logits, y).sum()
+
+    for first in range(0, len(images), BATCH):
+        part = slice(first, first + BATCH)
+        x, y = images.images[part].to(device).float() / 255, images.labels[part].to(device)
+        point, smallest = x, torch.full(y.shape, torch.inf, device=device)
+        with freeze(model):
+            for number in range(STEPS):
+                gradient, logits = input_gradient(model, point, y, loss)
+                smallest = smallest.minimum(margin(logits, y))
+                point = threat.ascend(point, gradient, threat.eps / 2 * (1 - number / STEPS), x)
+            with torch.no_grad():
+                found.append(smallest.minimum(margin(model(point), y)).cpu())
+    return torch.cat(found)
+
+
+def read(path: Path) -> dict[str, list[Trial]]:
+    """Return the trials of each variant, one per seed."""
+    document = tomllib.loads(path.read_text(encoding="utf-8"))
+    variants = document.get("variants", [])
+    names = [variant["name"] for variant in variants]
+    if not names or len(set(names)) < len(names):
+        raise UsageError(f"{path} must list [[variants]], each with a name of its own")
+    return {
+        variant["name"]: [
+            Trial(
+                variant.get("recipe", document.get("recipe")),
+                document.get("values", {}) | variant.get("values", {}),
+                seed,
+                attacks=(),
+                held_out=document.get("held_out", 5000),
+                measurements=(HeldOut(),),
+            )
+            for seed in document.get("seeds", [0])
+        ]
+        for variant in variants
+    }
+
+
+def table(variants: dict[str, list[Trial]], store: Store) -> str:
+    """Return the results so far, one line per run and model."""
+    lines = [
+        f"{'variant':28} {'seed':>4} {'model':>7} {'seconds':>8} {'clean':>6} {'pgd50':>6} {'apgd':>6} {'margin':>7}"
+    ]
+    lines[0] += "   apgd to the first, 95% interval"
+    base = next(iter(variants.values()))
+    for name, trials in variants.items():
+        for trial, reference in zip(trials, base, strict=True):
+            found, first = _measured(trial, store), _measured(reference, store)
+            record = store.record(trial)
+            if found is None or record is None:
+                lines.append(f"{name:28} {trial.seed:4} not done")
+                continue
+            for model, figures in found.items():
+                accuracy = [f"{100 * figures['accuracy'][attack]:6.2f}" for attack in ATTACKS]
+                seconds = "shared" if record.seconds is None else f"{record.seconds:.1f}"
+                line = f"{name:28} {trial.seed:4} {model:>7} {seconds:>8} {' '.join(accuracy)} {figures['margin']:7.3f}"
+                if first is not None and figures is not first.get(FINAL):
+                    line += f"   {_difference(figures, first[FINAL])}"
+                lines.append(line)
+    return "\n".join(lines)
+
+
+def _measured(trial: Trial, store: Store) -> dict[str, Any] | None:
+    record = store.record(trial)
+    entry = None if record is None else HeldOut().find(record)
+    return None if entry is None else entry["models"]
+
+
+def _difference(figures: dict[str, Any], first: dict[str, Any]) -> str:
+    own, other = (torch.tensor([one == "1" for one in each["correct"]["apgd"]]) for each in (figures, first))
+    low, high = paired_difference(own, other)
+    return f"{100 * float(own.double().mean() - other.double().mean()):+6.2f} [{100 * low:+.2f}, {100 * high:+.2f}]"
+
+
+def main() -> None:
+    """Run what is missing, and print the table after each run."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("variants", type=Path, help="TOML file of variants")
+    parser.add_argument("--out", type=Path, default=Path("runs/record"), help="folder of the runs")
+    parser.add_argument(
+        "--only", nargs="+", help="run these variants alone; the first is still what others differ from"
+    )
+    parser.add_argument("--table", action="store_true", help="run nothing")
+    chosen = parser.parse_args()
+    variants, store = read(chosen.variants), Store(chosen.out)
+    if unknown := set(chosen.only or ()) - set(variants):
+        parser.error(f"no variant is called {', '.join(sorted(unknown))}")
+    if not chosen.table:
+        trials = [
+            trial for name, group in variants.items() if not chosen.only or name in chosen.only for trial in group
+        ]
+        plan = Plan(trials, store)
+        for failure in plan.run(PlanProgress(), lambda _: print(table(variants, store), flush=True)):
+            print(f"failed: {failure.trial.label}: {failure.sentence}")
+    print(table(variants, store))
+
+
+if __name__ == "__main__":
+    main()

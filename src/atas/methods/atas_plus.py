@@ -1,0 +1,90 @@
+"""ATAS+: ATAS with targets that remember what the model predicted. This file and `atas.py` are the whole method.
+
+ATAS keeps a perturbation for every example between epochs; ATAS+ keeps the predictions at the perturbed points too. A
+training step on image x with label y is
+
+    x1 = the adaptive step of ATAS                           from where the last epoch ended
+    t  = (1 - share) softened y + share q                    q is the average of earlier predictions; softened by 0.1
+    one SGD step on the cross-entropy of f(x1) with t        model in train mode
+    q <- decay q + (1 - decay) softmax f(x1)                 stored for the next epoch
+
+With a falling learning rate a model begins to fit its training examples one by one, and loses robustness on others. The
+average of its predictions over earlier epochs changes slowly, so it holds the model back exactly there: the gain grows
+with the length of the training. It costs no pass, one row of `classes` numbers per example, and nothing in evaluation.
+
+Its recipes go with averaged weights (`training.ema`) and a cyclic learning rate that ends above zero
+(`schedule.final`): an average over the last epochs is worth more while the weights still move.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Literal, Unpack
+
+import torch
+
+from atas.core.perturbations import Placement
+from atas.errors import UsageError
+from atas.methods.atas import ATAS
+from atas.methods.base import CommonArgs
+from atas.methods.targets import RememberedPredictions
+from atas.threat import Threat
+
+
+class ATASPlus(ATAS):
+    """ATAS with label smoothing and remembered predictions.
+
+    `classes` is the number of the model's outputs; a recipe takes it from its data. From `from_epoch` on, `share` of
+    the targets is the average of the model's predictions; `decay` is that of the average. The other settings are those
+    of ATAS. In a loop of your own the loss is `method.loss(logits, y, index)`.
+
+    >>> from atas import Linf
+    >>> method = ATASPlus(Linf(8/255), examples=100, shape=(3, 32, 32), classes=10)
+    >>> method.start_epoch(0, epochs=30)
+    """
+
+    def __init__(
+        self,
+        threat: Threat,
+        examples: int,
+        shape: Sequence[int],
+        *,
+        classes: int = 10,
+        smoothing: float = 0.1,
+        share: float = 0.4,
+        decay: float = 0.7,
+        from_epoch: int = 5,
+        c: float = 1.28,
+        max_step: float | Literal["auto"] = "auto",
+        beta: float = 0.5,
+        clip: tuple[float, float] | Literal["auto"] | None = "auto",
+        warmup_epochs: int = 5,
+        reset_every: int = 10,
+        dtype: torch.dtype | Literal["auto"] = "auto",
+        grid: int | None = None,
+        store: Placement = "device",
+        **common: Unpack[CommonArgs],
+    ) -> None:
+        if common.get("targets") is not None:
+            raise UsageError(
+                "atas-plus has targets of its own; set its smoothing, share, decay and from_epoch, or use atas with "
+                "other targets"
+            )
+        common["targets"] = RememberedPredictions(
+            classes, share=share, decay=decay, from_epoch=from_epoch, smoothing=smoothing
+        )
+        super().__init__(
+            threat,
+            examples,
+            shape,
+            c=c,
+            max_step=max_step,
+            beta=beta,
+            clip=clip,
+            warmup_epochs=warmup_epochs,
+            reset_every=reset_every,
+            dtype=dtype,
+            grid=grid,
+            store=store,
+            **common,
+        )
