@@ -534,8 +534,8 @@ def test_atas_literal(compared_method, threat, scale):
 @pytest.mark.parametrize(
     "settings", [{}, {"smoothing": 0.0, "share": 0.9, "decay": 0.5, "from_epoch": 0}], ids=["default", "other"]
 )
-def test_atas_plus(scene, threat, scale, settings):
-    s = scene("atas-plus", threat, scale, dtype=torch.float32, classes=4, **settings)
+def test_atas_plus(compared_method, threat, scale, settings):
+    s = compared_method("atas-plus", threat, scale, dtype=torch.float32, classes=4, **settings)
     linf = threat is LINF
     clip = (4 / 255, 14 / 255) if linf else (0.25, 0.875)
     slow = reference.Atas(

@@ -15,6 +15,7 @@ from atas.methods.weight_perturbation import FORMS
 SHAPE, EXAMPLES, RATE, MOMENTUM, DECAY = (3, 8, 10), 11, 0.05, 0.9, 0.01
 LINF = atas.Linf(8 / 255)
 SMALL = {"free": {"replays": 2}, "yopo": {"outer": 2, "inner": 2}, "pgd": {"steps": 2}, "trades": {"steps": 2}}
+SMALL["atas-plus"] = {"classes": 4}
 METHODS = {name: atas.methods.get(name) for name in atas.methods.names()}
 CASES = [(name, form) for name, method in METHODS.items() for form in FORMS if form in method.weight_perturbations]
 
@@ -284,3 +285,16 @@ def test_wrong_use_is_said(act, words, small_net, batches):
     x, y, index = batches[0]
     with pytest.raises(UsageError, match=words):
         act(small_net().train(), (x.float(), y, index))
+
+
+def test_ascent_leaves_what_targets_remember_to_the_training_loss(small_net, generator):
+    """The loss that gives the direction is evaluated at the same points, and must not count as a further visit."""
+    x, y = torch.rand(EXAMPLES, *SHAPE, generator=generator), torch.randint(4, (EXAMPLES,), generator=generator)
+    index = torch.arange(EXAMPLES)
+    averages = []
+    for perturbation in (None, WeightPerturbation(0.0)):
+        method, model = make("atas-plus", perturbation, share=0.5), small_net().train()
+        for _ in range(2):
+            method.step(model, sgd(model), x, y, index)
+        averages.append(method.targets.average)
+    assert torch.equal(*averages)
