@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 DEMO := runs/demo
 
-.PHONY: demo test test-kernels quick check format docs clean
+.PHONY: demo test test-kernels torture quick check format docs clean
 
 $(INSTALLED): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
@@ -34,6 +34,10 @@ quick: $(INSTALLED)
 # The kernels on the CPU. In a process of its own: once imported, they would run interpreted in all other tests as well.
 test-kernels: $(INSTALLED)
 	TRITON_INTERPRET=1 OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 --dist worksteal -m "not slow" tests/ops/triton
+
+# The fault suite: kills, damaged files, wrong values, scarce machines, two of everything at once. Minutes.
+torture: $(INSTALLED)
+	PYTHONPATH=tests $(BIN)/python -m torture
 
 check: $(INSTALLED)
 	$(BIN)/ruff check .
