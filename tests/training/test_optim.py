@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from helpers.probes import COLLAPSED, HEALTHY, scripted_probe
 
 import atas
 from atas.distributed.sharding import DataShard
@@ -9,7 +10,6 @@ from atas.models.weights import load_weights
 from atas.recipes import ScheduleConfig
 from atas.training import Run, checkpoint
 from atas.training.build import build
-from atas.training.monitor import ProbeResult
 from atas.training.optim import learning_rate, momentum_at
 from atas.training.reestimation import reestimate_batchnorm
 from atas.training.trainer import Interrupted
@@ -148,14 +148,13 @@ def test_statistics_are_the_same_wherever_images_and_memory_live(values, tmp_pat
         assert torch.equal(value, models[1][name]), name
 
 
-def test_a_run_that_is_stopped_at_its_collapse_has_measured_statistics(tmp_path, train_toy, script_probes):
+def test_a_run_that_is_stopped_at_its_collapse_has_measured_statistics(tmp_path, train_toy):
     """Those of the healthy checkpoint that it ends with."""
     values = {"training.ema": 0.9, "training.on_collapse": "stop", "training.epochs": 3}
-    probes = [ProbeResult(0.9, 0.8, pgd10, 1.0, (0.1, 0.2)) for pgd10 in (0.5, 0.0)]
     models = []
     for how in ("average", "re-estimate"):
-        script_probes(*probes)
-        run = train_toy(tmp_path / how, values=values | {"training.ema_batchnorm": how})
+        values["training.ema_batchnorm"] = how
+        run = train_toy(tmp_path / how, values=values, probe=scripted_probe(HEALTHY, COLLAPSED))
         models.append(run.model.state_dict())
     changed = {name for name in models[0] if not torch.equal(models[0][name], models[1][name])}
     assert changed == {f"bn{number}.running_{kind}" for number in (1, 2) for kind in ("mean", "var")}

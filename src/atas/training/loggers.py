@@ -7,6 +7,7 @@ continues.
 from __future__ import annotations
 
 import os
+import time
 import uuid
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -103,6 +104,8 @@ class TensorBoard:
         from torch.utils.tensorboard import SummaryWriter
 
         self.close()
+        while list(self._folder.glob(f"*.tfevents.{int(time.time()):010d}.*")):
+            time.sleep(0.05)  # TensorBoard reads files in the order of their names, which begin with the second
         self._writer = SummaryWriter(str(self._folder), purge_step=epoch)
 
     def log(self, epoch: int, scalars: Mapping[str, float], histograms: Mapping[str, Tensor]) -> None:
