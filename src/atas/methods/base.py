@@ -8,7 +8,7 @@ defined by its attack. `PersistentPerturbation` starts each attack from the exam
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from numbers import Integral
 from typing import Any, ClassVar, Literal, NamedTuple, Protocol, TypedDict, Unpack
 
@@ -24,8 +24,10 @@ from atas.core.rng import CounterRNG
 from atas.core.validation import DeviceChecks, IndexConsistency, check_logits, check_shapes, explain_low_precision
 from atas.data.loader import Batch
 from atas.distributed.sharding import DataShard
-from atas.errors import CheckpointError, DataError, UsageError
+from atas.errors import CheckpointError, DataError, UsageError, first_few
 from atas.threat import Threat
+
+_CANNOT_LOAD = "this state cannot be loaded: "
 
 
 class CommonArgs(TypedDict, total=False):
@@ -216,14 +218,42 @@ class Method(nn.Module, ABC):
         """Return the random numbers of these examples in this epoch."""
         return CounterRNG(self.seed, self.epoch, self.shard.global_index(index))
 
+    def load_state_dict(self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False) -> Any:
+        """Restore the state that `state_dict` of such a method returned.
+
+        Perturbations may have been stored with another `dtype`.
+        """
+        if not isinstance(state_dict, Mapping):
+            raise CheckpointError(f"a state is what method.state_dict() returns; got {type(state_dict).__name__}")
+        own = self.state_dict(keep_vars=True)
+        missing, others = [list(names) for names in (own.keys() - state_dict.keys(), state_dict.keys() - own.keys())]
+        if strict and (missing or others):
+            lacks, holds = first_few(sorted(missing)), first_few(sorted(map(str, others)))
+            found = [f"lacks {lacks}"] * bool(missing) + [f"also holds {holds}"] * bool(others)
+            raise CheckpointError(
+                f"this is the state of another method: it {' and '.join(found)}; load a state of "
+                f"{type(self).__name__} with the same settings"
+            )
+        return super().load_state_dict(state_dict, strict, assign)
+
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any, **kwargs: Any) -> None:
+        coded = {f"{name}.delta" for name, part in self.named_modules() if isinstance(part, PerturbationStore)}
         for name, own in self.state_dict(keep_vars=True).items():
-            given = state_dict.get(prefix + name)
-            if isinstance(given, Tensor) and given.shape != own.shape:
+            if prefix + name not in state_dict:
+                continue
+            given = state_dict[prefix + name]
+            if not isinstance(given, Tensor):
+                raise CheckpointError(f"{_CANNOT_LOAD}{name} is a {type(given).__name__} in it, not a tensor")
+            if given.shape != own.shape:
                 raise CheckpointError(
                     f"this state is of a method that was made for other data or with other settings: {name} has the "
                     f"shape {tuple(given.shape)} in it and {tuple(own.shape)} in this method for {self.examples} "
                     f"examples of shape {self.shape}; create the method as the one that was saved"
+                )
+            if name not in coded and given.is_floating_point() != own.is_floating_point():
+                raise CheckpointError(
+                    f"{_CANNOT_LOAD}{name} is {given.dtype} in it and {own.dtype} in this "
+                    f"method; create the method as the one that was saved"
                 )
         super()._load_from_state_dict(state_dict, prefix, *args, **kwargs)
         self._index_check.reset()
