@@ -6,6 +6,7 @@ gradient (second order), and models split behind their first layer.
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Protocol, runtime_checkable
@@ -153,16 +154,26 @@ class SupportsSplit(Protocol):
 
 
 class HookedSplit:
-    """Any model, split behind a layer by hooks."""
+    """Any model, split by hooks behind the layer of a name, or behind its first convolution or linear layer."""
 
-    def __init__(self, model: nn.Module, layer: nn.Module) -> None:
-        self._model, self._layer = model, layer
+    def __init__(self, model: nn.Module, name: str | None = None) -> None:
+        if isinstance(model, torch.jit.ScriptModule) or hasattr(model, "_orig_mod"):
+            raise UsageError(
+                "YOPO runs the first layer of a network alone, and a compiled or scripted network has no layers to "
+                "find; pass the network as it was before"
+            )
+        self._model, self._layer = model, find_first_layer(model, name)
 
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """Return the logits and the layer's output."""
         outputs: list[Tensor] = []
 
-        def keep(_module: nn.Module, _inputs: object, output: Tensor) -> Tensor:
+        def keep(_module: nn.Module, _inputs: object, output: object) -> Tensor:
+            if not isinstance(output, Tensor):
+                raise UsageError(
+                    f"YOPO cannot start from a layer that returns a {type(output).__name__}; name one that returns a "
+                    f"tensor, with layer=..."
+                )
             outputs.append(output)
             return output.clone()  # what comes next may work in place
 
@@ -174,7 +185,25 @@ class HookedSplit:
             handle.remove()
         if not outputs:
             raise _unused()
+        known = _checked_splits.get(self._model)
+        if known is None or known() is not self._layer:
+            self._check(point, outputs, logits)
+            _checked_splits[self._model] = weakref.ref(self._layer)
         return logits, outputs[-1]
+
+    def _check(self, point: Tensor, outputs: list[Tensor], logits: Tensor) -> None:
+        """Raise UsageError unless the logits depend on the point through one output of the layer alone."""
+        name = next(name for name, module in self._model.named_modules() if module is self._layer)
+        if len(outputs) > 1:
+            why = f"a pass uses it {len(outputs)} times"
+        elif depends_on(logits, point, except_through=outputs[0]):
+            why = "the network also sees the images past it"
+        else:
+            return
+        raise UsageError(
+            f"YOPO cannot take its steps through the layer '{name}' alone, because {why}; name a layer that everything "
+            f"goes through once, with layer=..., or use another method"
+        )
 
     def first_layer(self, x: Tensor) -> Tensor:
         """Return the layer's output."""
@@ -196,6 +225,31 @@ class HookedSplit:
         x = x.detach().requires_grad_(True)
         (gradient,) = torch.autograd.grad((self.first_layer(x) * adjoint).sum(), x)
         return gradient
+
+
+_checked_splits: weakref.WeakKeyDictionary[nn.Module, weakref.ref[nn.Module]] = weakref.WeakKeyDictionary()
+
+
+def depends_on(output: Tensor, leaf: Tensor, *, except_through: Tensor) -> bool:
+    """Return whether autograd has a way from the output to the leaf that does not go through a tensor between them.
+
+    >>> x = torch.ones(2, requires_grad=True)
+    >>> y = x.exp()
+    >>> depends_on(y.sin(), x, except_through=y), depends_on(y.sin() + x, x, except_through=y)
+    (False, True)
+    """
+    if except_through.is_leaf:  # a layer that hands on its input
+        return False
+    seen, nodes = {except_through.grad_fn}, [output.grad_fn]
+    while nodes:
+        node = nodes.pop()
+        if node is None or node in seen:
+            continue
+        seen.add(node)
+        if getattr(node, "variable", None) is leaf:
+            return True
+        nodes += [following for following, _ in node.next_functions]
+    return False
 
 
 def _unused() -> UsageError:
