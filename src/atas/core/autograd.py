@@ -14,6 +14,8 @@ from typing import Protocol, runtime_checkable
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.autograd.graph import Node
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from atas.core.dispatch import fast_op
 from atas.errors import UsageError, unknown
@@ -102,7 +104,14 @@ def gradient_penalty(
     """
     if not isinstance(model, SupportsJvp):
         x = x.detach().requires_grad_(True)
-        (gradient,) = torch.autograd.grad(loss(model(x), y), x, create_graph=True)
+        with sdpa_kernel(SDPBackend.MATH):  # the other kernels of attention have no second derivative
+            (gradient,) = torch.autograd.grad(loss(model(x), y), x, create_graph=True)
+        if model not in _twice_differentiable:
+            if any(
+                node.name().endswith("Error") for node in _graph_nodes(gradient)
+            ):  # autograd would leave that part out
+                raise RuntimeError("trying to differentiate twice a function that was marked with @once_differentiable")
+            _twice_differentiable.add(model)
         return function(gradient)
     with freeze(model):
         gradient, _ = input_gradient(model, x, y, loss)
@@ -227,6 +236,8 @@ class HookedSplit:
         return gradient
 
 
+# Models whose graphs have been looked at once.
+_twice_differentiable: weakref.WeakSet[nn.Module] = weakref.WeakSet()
 _checked_splits: weakref.WeakKeyDictionary[nn.Module, weakref.ref[nn.Module]] = weakref.WeakKeyDictionary()
 
 
@@ -240,16 +251,18 @@ def depends_on(output: Tensor, leaf: Tensor, *, except_through: Tensor) -> bool:
     """
     if except_through.is_leaf:  # a layer that hands on its input
         return False
-    seen, nodes = {except_through.grad_fn}, [output.grad_fn]
+    return any(getattr(node, "variable", None) is leaf for node in _graph_nodes(output, except_through))
+
+
+def _graph_nodes(output: Tensor, *stops: Tensor) -> Iterator[Node]:
+    """Iterate over the nodes of a tensor's graph, without those behind other tensors."""
+    seen, nodes = {stop.grad_fn for stop in stops}, [output.grad_fn]
     while nodes:
         node = nodes.pop()
-        if node is None or node in seen:
-            continue
-        seen.add(node)
-        if getattr(node, "variable", None) is leaf:
-            return True
-        nodes += [following for following, _ in node.next_functions]
-    return False
+        if node is not None and node not in seen:
+            seen.add(node)
+            yield node
+            nodes += [following for following, _ in node.next_functions]
 
 
 def _unused() -> UsageError:

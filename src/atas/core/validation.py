@@ -8,6 +8,7 @@ flag is next read.
 from __future__ import annotations
 
 import itertools
+import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
@@ -108,6 +109,23 @@ def explain_low_precision(model: nn.Module, x: Tensor) -> Iterator[None]:
         raise UsageError(
             f"the model has weights in {low} and cannot take images in {x.dtype} ({str(error).splitlines()[0]}); "
             f"convert it with model.float() and leave low precision to torch.autocast"
+        ) from error
+
+
+_NO_DERIVATIVE = re.compile(r"is not implemented|once_differentiable|does not support|second.?order|double.?backward")
+
+
+@contextmanager
+def explain_second_derivative(name: str) -> Iterator[None]:
+    """Explain errors of models without a second derivative; `name` is what needs it."""
+    try:
+        yield
+    except RuntimeError as error:
+        if isinstance(error, AtasError) or not _NO_DERIVATIVE.search(str(error)):
+            raise
+        raise UsageError(
+            f"{name} needs a second derivative, which an operation of this model lacks "
+            f"({str(error).splitlines()[0]}); replace that operation or use another method"
         ) from error
 
 

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from atas.core.autograd import freeze, gradient_penalty, input_gradient
 from atas.core.dispatch import fast_op
+from atas.core.validation import explain_second_derivative
 from atas.data.loader import Batch
 from atas.errors import UsageError
 from atas.methods.base import CommonArgs, Method, StepOutput, Update
@@ -61,8 +62,9 @@ class FGSMGA(Method):
         inputs = self.threat.ascend(x, gradient, self.threat.eps * self.step_scale, x)
         noise = self.threat.sample(self.rng(batch.index), x.shape[1:]).to(x.dtype)
         aligned = functools.partial(misalignment, gradient)
-        penalty = self.weight * gradient_penalty(model, x + noise, y, self.attack_loss, aligned)
-        update.backward(penalty)
+        with explain_second_derivative("gradient alignment"):
+            penalty = self.weight * gradient_penalty(model, x + noise, y, self.attack_loss, aligned)
+            update.backward(penalty)
         logits = model(inputs)
         loss = self.loss(logits, y, batch.index)
         update(loss)

@@ -31,7 +31,7 @@ from atas.models.weights import GIVEN, per_channel
 from atas.recipes import Recipe, recipe_fingerprint
 from atas.training.data import eval_view, train_resolution
 from atas.training.engine import Engine
-from atas.training.model_checks import check_empty_batch, check_model, check_single_image
+from atas.training.model_checks import check_empty_batch, check_model, check_single_image, check_step
 from atas.training.monitor import Monitor, split_probe
 
 # The share of a device's memory that images may take; a method's perturbations may take the same again.
@@ -96,6 +96,7 @@ def build(
         convert_sync_batchnorm(model)
     broadcast_weights(list(model.state_dict().values()), world)
     engine = _build_engine(recipe, model.to(device), method, loader, log, world)
+    check_step(engine, _build_method(recipe, DataShard(2), eval_data.shape, device), eval_data)
     probed = eval_data.train.images[probe].to(device), eval_data.train.labels[probe].to(device)
     adversarial = method.adversarial
     monitor = Monitor(*probed, recipe.threat, batch_size=engine.eval_batch_size, adversarial=adversarial, world=world)
