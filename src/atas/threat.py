@@ -46,7 +46,7 @@ class Threat(ABC):
     fits_int8: ClassVar[bool]  # whether 255 levels per pixel store a perturbation well
 
     def __post_init__(self) -> None:
-        if not isinstance(self.eps, int | float):
+        if not isinstance(self.eps, int | float) or isinstance(self.eps, bool):
             raise UsageError(f"eps must be a number such as 8/255; got {self.eps!r}")
         if not math.isfinite(self.eps) or self.eps < 0:
             raise UsageError(f"eps must be a number that is not negative, in pixel units such as 8/255; got {self.eps}")

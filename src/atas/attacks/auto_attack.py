@@ -14,7 +14,7 @@ from atas.attacks.fab import FAB
 from atas.attacks.scheduler import Scheduler, default_batch_size
 from atas.attacks.search import Search
 from atas.attacks.square import Square
-from atas.core.validation import check_images, check_logits
+from atas.core.validation import check_arguments, check_images, check_logits
 from atas.errors import unknown
 from atas.threat import Threat
 
@@ -26,6 +26,7 @@ VERSIONS: dict[str, tuple[Search, ...]] = {
 }
 
 
+@check_arguments
 def autoattack(
     model: nn.Module,
     x: Tensor,
@@ -103,8 +104,6 @@ def _run_stages(
     seed: int,
     index: Tensor | None,
 ) -> Tensor:
-    if index is None:
-        index = torch.arange(len(x), device=x.device)
     with attack_context(model, x, y, threat, index) as target:
         if not len(x):
             return target.x
@@ -115,6 +114,6 @@ def _run_stages(
             return check_logits(model(point.contiguous(memory_format=layout)), len(point))
 
         scheduler = Scheduler(verifier, verifier, x.device, default_batch_size(x.device))
-        examples = scheduler.examples(target.x, target.y, index.long())
+        examples = scheduler.examples(target.x, target.y, target.index)
         _, points = scheduler.run_stages(stages, examples, threat, examples.misclassified(), seed=seed)
         return points

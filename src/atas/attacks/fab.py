@@ -25,6 +25,7 @@ from atas.attacks.losses import correct, target_margin
 from atas.attacks.search import LogitsFunction, Slots, expand_like, where_write
 from atas.core.autograd import input_gradient
 from atas.core.dispatch import fast_op
+from atas.core.validation import check_fields
 from atas.errors import UsageError
 from atas.threat import L2, Linf, Threat
 
@@ -49,6 +50,7 @@ class FAB:
     backward_passes: ClassVar[int] = 1
 
     def __post_init__(self) -> None:
+        check_fields(self)
         if self.iterations < 1:
             raise UsageError(f"iterations must be at least 1; got {self.iterations}")
 

@@ -7,10 +7,19 @@ flag is next read.
 
 from __future__ import annotations
 
+import contextlib
+import functools
+import inspect
 import itertools
+import math
 import re
-from collections.abc import Iterator, Sequence
+import types
+import weakref
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from numbers import Integral, Real
+from pathlib import Path
+from typing import Any, Literal, ParamSpec, TypeVar, Union, get_args, get_origin, get_type_hints
 
 import torch
 from torch import Tensor, nn
@@ -18,7 +27,11 @@ from torch.nn.parameter import is_lazy
 
 from atas.errors import AtasError, DataError, UsageError
 
+P = ParamSpec("P")
+R = TypeVar("R")
+
 _LOW = (torch.float16, torch.bfloat16)
+_INTEGERS = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
 _TOLERANCE = 1e-4  # allows for rounding by a resize or by half precision
 
 _NOT_FINITE = "the images hold NaN or infinite values; look for a division by zero in the preprocessing"
@@ -38,6 +51,147 @@ _INDEX = (
     "an example's index lies outside of 0..{last}{values}; create the method with examples=len(train_set) and feed "
     "indices of that set"
 )
+
+
+_DUPLICATES = (
+    "an example occurs more than once in a batch{values}, and its perturbation or gradient norm could be stored only "
+    "once; draw batches without replacement"
+)
+_PLAIN_TYPES = (int, float, bool, str, Path, type(None), torch.dtype, torch.device)
+_MAX_SHOWN = 60  # characters of a wrong value in a message
+
+
+def check_argument(name: str, value: object, kind: Any) -> None:
+    """Raise UsageError unless a value has the type of an annotation. Numbers must be finite.
+
+    >>> check_argument("step_size", 8 / 255, float | None)
+    >>> check_argument("step_size", "8/255", float | None)
+    Traceback (most recent call last):
+    atas.errors.UsageError: step_size must be a finite number or None; got '8/255'
+    """
+    options = _options(kind)
+    if not any(_is_of(value, option) for option in options):
+        expected = " or ".join(dict.fromkeys(_describe_kind(option) for option in options))
+        raise UsageError(f"{name} must be {expected}; got {describe(value)}")
+
+
+def plain_types(function: Callable[..., Any]) -> dict[str, Any]:
+    """Return the annotations of a function's arguments that `check_argument` can check; none if they have no value."""
+    try:
+        kinds = get_type_hints(function)
+    except NameError:  # a user's annotations for type checkers alone
+        return {}
+    return {name: kind for name, kind in kinds.items() if name != "return" and all(map(_is_plain, _options(kind)))}
+
+
+def check_arguments(function: Callable[P, R]) -> Callable[P, R]:
+    """Check the numbers, texts and the like among the arguments of each call against their annotations.
+
+    >>> @check_arguments
+    ... def halve(size: int) -> int:
+    ...     return size // 2
+    >>> halve("8")
+    Traceback (most recent call last):
+    atas.errors.UsageError: size must be a whole number; got '8'
+    """
+    signature, kinds = inspect.signature(function), functools.cache(lambda: plain_types(function))
+
+    @functools.wraps(function)
+    def call(*args: P.args, **kwargs: P.kwargs) -> R:
+        with contextlib.suppress(TypeError):  # Python's own error for arguments that are missing or unknown
+            for name, value in signature.bind(*args, **kwargs).arguments.items():
+                if name in kinds():
+                    check_argument(name, value, kinds()[name])
+        return function(*args, **kwargs)
+
+    return call
+
+
+def check_fields(settings: Any) -> None:
+    """Check the numbers, texts and the like among the fields of a dataclass against their annotations."""
+    for name, kind in plain_types(type(settings).__init__).items():
+        check_argument(name, getattr(settings, name), kind)
+
+
+def check_interface(name: str, values: Sequence[object], methods: Sequence[str]) -> None:
+    """Raise UsageError unless every value has these methods."""
+    for value in values:
+        if not all(callable(getattr(value, method, None)) for method in methods):
+            raise UsageError(f"{name} must have the methods {', '.join(methods)}; got {describe(value)}")
+
+
+def check_count(name: str, value: object, minimum: int = 1) -> int:
+    """Return a whole number of at least `minimum`, else raise UsageError."""
+    check_argument(name, value, int)
+    number = int(value)  # type: ignore[call-overload]
+    if number < minimum:
+        raise UsageError(f"{name} must be at least {minimum}; got {number}")
+    return number
+
+
+def check_seed(value: object) -> int:
+    """Return a seed as an int, else raise UsageError; any whole number of 64 bits is one."""
+    check_argument("seed", value, int)
+    seed = int(value)  # type: ignore[call-overload]
+    if not -(2**63) <= seed < 2**64:
+        raise UsageError(f"seed must fit 64 bits; got {seed}")
+    return seed
+
+
+def check_device(device: torch.device | str | None) -> torch.device | None:
+    """Return the device of a name; raise UsageError if there is none on this machine."""
+    if device is None:
+        return None
+    try:
+        found = torch.device(device)
+    except (RuntimeError, TypeError) as error:
+        raise UsageError(f"there is no device {describe(device)}; use cpu or cuda") from error
+    if found.type == "cuda" and not torch.cuda.is_available():
+        raise UsageError("this machine has no CUDA device, or this PyTorch was built without CUDA; use device cpu")
+    return found
+
+
+def describe(value: object) -> str:
+    """Return a value for a message, in one line."""
+    if isinstance(value, Tensor):
+        return f"a tensor of shape {tuple(value.shape)} and {value.dtype}"
+    lines = repr(value).splitlines() or [type(value).__name__]
+    return lines[0] if len(lines) == 1 and len(lines[0]) <= _MAX_SHOWN else f"a {type(value).__name__}"
+
+
+def _options(kind: Any) -> tuple[Any, ...]:
+    return get_args(kind) if get_origin(kind) in (Union, types.UnionType) else (kind,)
+
+
+def _is_plain(kind: Any) -> bool:
+    return kind in _PLAIN_TYPES or get_origin(kind) in (Literal, tuple, Mapping)
+
+
+def _is_of(value: Any, kind: Any) -> bool:
+    origin, inner = get_origin(kind), get_args(kind)
+    if kind is None or kind is type(None):
+        return value is None
+    if origin is Literal:
+        return any(type(value) is type(option) and value == option for option in inner)
+    if origin is tuple:
+        fits = isinstance(value, tuple | list) and (inner[-1] is Ellipsis or len(value) == len(inner))
+        kinds = itertools.repeat(inner[0]) if inner[-1] is Ellipsis else inner
+        return fits and all(_is_of(*pair) for pair in zip(value, kinds, strict=False))
+    if kind in (int, float):
+        number = isinstance(value, Integral if kind is int else Real) and not isinstance(value, bool)
+        return number and math.isfinite(value)
+    return not isinstance(origin or kind, type) or isinstance(value, origin or kind)
+
+
+def _describe_kind(kind: Any) -> str:
+    inner = get_args(kind)
+    if get_origin(kind) is Literal:
+        return " or ".join(repr(option) for option in inner)
+    if get_origin(kind) is tuple:
+        elements = f"{_describe_kind(inner[0]).removeprefix('a ')}s"
+        return f"a tuple of {elements}" if inner[-1] is Ellipsis else f"a tuple of {len(inner)} {elements}"
+    names = {int: "a whole number", float: "a finite number", bool: "True or False", str: "a text", type(None): "None"}
+    return names.get(kind) or f"a {'torch.' * (getattr(kind, '__module__', '') == 'torch')}{kind.__name__}"
 
 
 def check_shapes(x: Tensor, y: Tensor, index: Tensor | None, shape: Sequence[int] | None) -> None:
@@ -95,20 +249,44 @@ def explain_model_errors(sentence: str) -> Iterator[None]:
         raise UsageError(sentence.format(why=why)) from error
 
 
+_checked_modules: weakref.WeakSet[nn.Module] = weakref.WeakSet()
+
+
+def check_module_once(model: nn.Module) -> None:
+    """Call `check_module` at the first step of a model."""
+    if not isinstance(model, nn.Module) or model not in _checked_modules:
+        check_module(model)
+        _checked_modules.add(model)
+
+
+def check_trainable(model: nn.Module, optimizer: object) -> None:
+    """Raise unless the model has weights to train, and the optimiser could train them."""
+    if not any(parameter.requires_grad for parameter in model.parameters()):
+        raise UsageError("the model has no weights to train; set requires_grad on parameters")
+    if not (callable(getattr(optimizer, "step", None)) and callable(getattr(optimizer, "zero_grad", None))):
+        raise UsageError(f"the optimizer must be a torch.optim.Optimizer; got {describe(optimizer)}")
+
+
 @contextmanager
-def explain_low_precision(model: nn.Module, x: Tensor) -> Iterator[None]:
-    """Explain errors of models whose half-precision weights cannot take float32 images."""
+def explain_precision(model: nn.Module, x: Tensor) -> Iterator[None]:
+    """Explain errors of models whose weights cannot take images of another precision."""
     try:
         yield
     except torch.OutOfMemoryError:
         raise
     except RuntimeError as error:
-        low = next((p.dtype for p in model.parameters() if p.dtype in _LOW), None)
-        if low is None:
+        floating = {p.dtype for p in model.parameters() if p.dtype.is_floating_point}
+        other = next((dtype for dtype in floating if dtype != x.dtype), None)
+        if isinstance(error, AtasError) or other is None or x.dtype in floating:
             raise
+        remedy = (
+            "convert it with model.float() and leave low precision to torch.autocast"
+            if other in _LOW
+            else f"convert the images with x.to({other})"
+        )
         raise UsageError(
-            f"the model has weights in {low} and cannot take images in {x.dtype} ({str(error).splitlines()[0]}); "
-            f"convert it with model.float() and leave low precision to torch.autocast"
+            f"the model has weights in {other} and cannot take images in {x.dtype} ({str(error).splitlines()[0]}); "
+            f"{remedy}"
         ) from error
 
 
@@ -162,6 +340,15 @@ def check_labels(y: Tensor, classes: int) -> None:
         raise DataError(_LABEL.format(last=classes - 1, values=f" (found {int(y.min())} to {int(y.max())})"))
 
 
+def check_rows(rows: object, examples: int) -> None:
+    """Raise unless these are indices of some of the examples."""
+    if not isinstance(rows, Tensor) or rows.dim() != 1 or rows.dtype not in _INTEGERS:
+        raise UsageError(f"rows must be a tensor of indices, such as torch.arange(100); got {describe(rows)}")
+    if not len(rows) or not 0 <= int(rows.min()) <= int(rows.max()) < examples:
+        found = f"{int(rows.min())} to {int(rows.max())}" if len(rows) else "none"
+        raise UsageError(f"rows must be indices in 0..{examples - 1}, at least one; got {found}")
+
+
 class DeviceChecks(nn.Module):
     """Checks that raise at once on the CPU and set a flag on other devices, which `raise_if_set` reads."""
 
@@ -169,7 +356,7 @@ class DeviceChecks(nn.Module):
 
     def __init__(self, device: torch.device | str | None = None) -> None:
         super().__init__()
-        self.register_buffer("flags", torch.zeros(4, dtype=torch.bool, device=device), persistent=False)
+        self.register_buffer("flags", torch.zeros(5, dtype=torch.bool, device=device), persistent=False)
         self._last_label = self._last_index = 0
         self.skip_labels = False  # set by engines, which check labels when data is loaded
 
@@ -204,9 +391,19 @@ class DeviceChecks(nn.Module):
         self.flags[3] |= ((index < 0) | (index >= examples)).any()
         return index.clamp(0, examples - 1)
 
+    def distinct(self, index: Tensor) -> None:
+        """Check that no example occurs twice in a batch."""
+        ordered = index.sort().values
+        repeated = ordered[1:] == ordered[:-1]
+        if index.device.type == "cpu":
+            if bool(repeated.any()):
+                raise DataError(_DUPLICATES.format(values=f" (example {int(ordered[1:][repeated][0])})"))
+            return
+        self.flags[4] |= repeated.any()
+
     def raise_if_set(self) -> None:
         """Raise if a device check failed since the last call. Synchronises the host."""
-        not_finite, out_of_range, label, index = self.flags.tolist()
+        not_finite, out_of_range, label, index, duplicate = self.flags.tolist()
         self.flags.zero_()
         if not_finite:
             raise DataError(_NOT_FINITE)
@@ -216,6 +413,8 @@ class DeviceChecks(nn.Module):
             raise DataError(_LABEL.format(last=self._last_label, values=""))
         if index:
             raise DataError(_INDEX.format(last=self._last_index, values=""))
+        if duplicate:
+            raise DataError(_DUPLICATES.format(values=""))
 
 
 class IndexConsistency:

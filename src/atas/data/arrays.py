@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from atas.core.validation import describe
 from atas.data.dataset import Dataset, Split
 from atas.errors import DataError
 
@@ -54,6 +55,8 @@ def from_arrays(
             )
         names = tuple(str(number) for number in range(highest + 1))
     else:
+        if isinstance(classes, str) or not isinstance(classes, Iterable):
+            raise DataError(f"classes are a list of names, one for each class; got {describe(classes)}.")
         names = tuple(classes)
     return Dataset(name, Split(images[0], labels[0], names), Split(images[1], labels[1], names))
 
@@ -61,7 +64,10 @@ def from_arrays(
 def _tensor(array: Array) -> Tensor:
     if isinstance(array, Tensor):
         return array.detach().cpu()
-    array = np.asarray(array)
+    try:
+        array = np.asarray(array)
+    except ValueError as error:
+        raise DataError("the rows of a list differ in length; give images and labels as numeric arrays.") from error
     if array.dtype.kind not in "buif":
         raise DataError(f"an array of {array.dtype} is not numeric; give images and labels as numeric arrays.")
     # Torch does not accept read-only memory, negative strides or foreign byte order; only such arrays are copied.

@@ -23,7 +23,7 @@ from atas._utils.environment import environment_info
 from atas.attacks import Attack, Clean, StagedAttack
 from atas.attacks.scheduler import Scheduler, default_batch_size
 from atas.core.fingerprint import LOGITS_KEY, logits_fingerprint, weights_hash
-from atas.core.validation import check_module
+from atas.core.validation import check_arguments, check_interface, check_module, describe
 from atas.distributed.world import SINGLE, World, init
 from atas.errors import UsageError
 from atas.evaluation.backend import device_context, model_dtype, prepare, resolve_device
@@ -44,6 +44,7 @@ _VERDICT = (
 )
 
 
+@check_arguments
 def evaluate(
     model: nn.Module,
     images: Tensor | np.ndarray | MapDataset,
@@ -204,8 +205,11 @@ def _run(
 def _resolve_attacks(attacks: Iterable[str | Attack], step_size: float | None) -> dict[str, Attack]:
     """Return the attacks by the names under which they were requested, clean first."""
     resolved: dict[str, Attack] = {Clean.name: Clean()}
+    if not isinstance(attacks, Iterable):
+        raise UsageError(f"attacks are names such as ('fgsm', 'pgd10'), or attacks; got {describe(attacks)}")
     for requested in [name.strip() for name in attacks.split(",")] if isinstance(attacks, str) else attacks:
         attack = library.create(requested, step_size) if isinstance(requested, str) else requested
+        check_interface("an attack", [attack], ("settings", "__call__"))
         name = requested if isinstance(requested, str) else requested.name
         if name == WORST or resolved.get(name, attack) != attack:
             raise UsageError(f"the name '{name}' is taken; rename your attack")

@@ -7,10 +7,11 @@ defined by its attack. `PersistentPerturbation` starts each attack from the exam
 
 from __future__ import annotations
 
+import functools
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from numbers import Integral
-from typing import Any, ClassVar, Literal, NamedTuple, Protocol, TypedDict, Unpack
+from typing import Any, ClassVar, Literal, NamedTuple, Protocol, Self, TypedDict, Unpack
 
 import torch
 from torch import Tensor, nn
@@ -21,7 +22,20 @@ from atas.core.dispatch import fast_op
 from atas.core.perturbations import FullResolution, LowResolution, PerturbationStore, Placement
 from atas.core.resized_crop import AnyView, BoxView
 from atas.core.rng import CounterRNG
-from atas.core.validation import DeviceChecks, IndexConsistency, check_logits, check_shapes, explain_low_precision
+from atas.core.validation import (
+    DeviceChecks,
+    IndexConsistency,
+    check_argument,
+    check_count,
+    check_device,
+    check_logits,
+    check_module_once,
+    check_seed,
+    check_shapes,
+    check_trainable,
+    explain_precision,
+    plain_types,
+)
 from atas.data.loader import Batch
 from atas.distributed.sharding import DataShard
 from atas.errors import CheckpointError, DataError, UsageError, first_few
@@ -91,6 +105,15 @@ class OptimizerUpdate:
         return gradients
 
 
+@functools.cache
+def _annotations(method: type[Method]) -> dict[str, Any]:
+    """Return the types of the settings of a method's class and its bases."""
+    kinds: dict[str, Any] = {}
+    for base in reversed(method.__mro__):
+        kinds |= plain_types(vars(base)["__init__"]) if issubclass(base, Method) and "__init__" in vars(base) else {}
+    return kinds
+
+
 class Method(nn.Module, ABC):
     """A training method. It has no parameters; its per-example state is in buffers.
 
@@ -108,6 +131,13 @@ class Method(nn.Module, ABC):
     epoch: Tensor
     step_scale: Tensor
 
+    def __new__(cls, *args: Any, **settings: Any) -> Self:
+        """Check the types of all settings, whichever class of the method declares them."""
+        kinds = _annotations(cls)
+        for name in settings.keys() & kinds.keys():
+            check_argument(name, settings[name], kinds[name])
+        return super().__new__(cls)
+
     def __init__(
         self,
         threat: Threat,
@@ -119,6 +149,7 @@ class Method(nn.Module, ABC):
         seed: int = 0,
     ) -> None:
         super().__init__()
+        device, seed = check_device(device), check_seed(seed)
         if not isinstance(threat, Threat):
             raise UsageError(f"the first argument is the threat model, such as atas.Linf(8/255); got {threat!r}")
         three = isinstance(shape, Sequence) and len(shape) == 3
@@ -146,6 +177,8 @@ class Method(nn.Module, ABC):
     def start_epoch(self, epoch: int, epochs: int | None = None) -> None:
         """Start an epoch, counted from 0, of `epochs` in all. Starting the same epoch again, for example after a
         resume, changes nothing."""
+        check_argument("epoch", epoch, int)
+        check_argument("epochs", epochs, int | None)
         if epoch < 0:
             raise UsageError(f"epochs count from 0; got {epoch}")
         if epochs is not None and 1 <= epochs <= epoch:  # Lightning has -1 for an open end
@@ -181,9 +214,10 @@ class Method(nn.Module, ABC):
         view: AnyView | None = None,
     ) -> StepOutput:
         """Run one whole training step, whatever the method needs: attack, loss, backward passes, optimiser."""
-        batch = self._checked(x, y, index, view)
+        batch = self._checked(model, x, y, index, view)
+        check_trainable(model, optimizer)
         self.before_step(batch.index)
-        with explain_low_precision(model, x), set_mode(model, training=True):
+        with explain_precision(model, x), set_mode(model, training=True):
             output = self.training_step(model, OptimizerUpdate(optimizer), batch)
         self.after_step(batch.index)
         return output
@@ -204,6 +238,7 @@ class Method(nn.Module, ABC):
 
     def shrink_steps(self, factor: float) -> None:
         """Multiply all later attack steps by this factor."""
+        check_argument("factor", factor, float)
         self.step_scale.mul_(factor)
 
     def loss(self, logits: Tensor, y: Tensor, index: Tensor) -> Tensor:
@@ -258,7 +293,8 @@ class Method(nn.Module, ABC):
         super()._load_from_state_dict(state_dict, prefix, *args, **kwargs)
         self._index_check.reset()
 
-    def _checked(self, x: Tensor, y: Tensor, index: Tensor, view: AnyView | None) -> Batch:
+    def _checked(self, model: nn.Module, x: Tensor, y: Tensor, index: Tensor, view: AnyView | None) -> Batch:
+        check_module_once(model)
         if not self._epoch_started:
             raise UsageError("call method.start_epoch(epoch, epochs=...) before the first batch of each epoch")
         check_shapes(x, y, index, (self.shape[0], *view.size) if isinstance(view, BoxView) else self.shape)
@@ -284,6 +320,7 @@ class Method(nn.Module, ABC):
         self.checks.images(x)
         y, index = y.long(), self.checks.index(index.long(), self.examples)
         if self.checks_indices:
+            self.checks.distinct(index)
             self._index_check.update(index, y)
         return Batch(x, y, index, view)
 
@@ -297,9 +334,9 @@ class InputPerturbation(Method):
 
     def perturb(self, model: nn.Module, x: Tensor, y: Tensor, index: Tensor, view: AnyView | None = None) -> Tensor:
         """Return the inputs to train on with cross-entropy, in your own loop; costs one attack."""
-        batch = self._checked(x, y, index, view)
+        batch = self._checked(model, x, y, index, view)
         self.before_step(batch.index)
-        with explain_low_precision(model, x):
+        with explain_precision(model, x):
             perturbed = self._attack(model, batch)
         self.after_step(batch.index)
         return perturbed
@@ -341,9 +378,7 @@ class PersistentPerturbation(InputPerturbation):
         **common: Unpack[CommonArgs],
     ) -> None:
         super().__init__(threat, examples, shape, **common)
-        if reset_every < 1:
-            raise UsageError(f"reset_every must be at least 1 epoch; got {reset_every}")
-        self.reset_every = reset_every
+        self.reset_every = check_count("reset_every", reset_every)
         if dtype == "auto":
             dtype = torch.int8 if threat.fits_int8 else torch.float16
         device = common.get("device")

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from atas import methods, models
 from atas._utils.formatting import format_bytes
 from atas._utils.system import available_cpus, host_memory
+from atas.core.validation import check_rows
 from atas.data import Dataset
 from atas.data.dataset import Split
 from atas.data.lazy_images import LazyImages
@@ -65,6 +66,8 @@ def build(
     training = recipe.training
     eval_data = eval_view(data, recipe.data)
     check_model(model, eval_data)
+    if rows is not None:
+        check_rows(rows, len(data.train))
     fingerprints = _data_fingerprints(data, rows)
     check_same_run(recipe, fingerprints, world)
     probe, rest = split_probe(len(data.train), training.probe, held_out=training.on_collapse != "warn")
