@@ -11,7 +11,6 @@ from atas.core.autograd import HookedSplit
 from atas.ops.networks import AcceleratedNetwork
 from atas.training import cuda_graph_engine
 from atas.training.build import build
-from atas.training.optim import SGD
 
 MEMORIES = [{}, {"method.store": "host"}, {"method.grid": 4}, {"method.grid": 4, "method.store": "host"}]
 CASES = [(name, {}) for name in atas.methods.names() if name not in ("atas", "atta")]
@@ -26,7 +25,7 @@ def captured(monkeypatch):
     monkeypatch.setattr(torch.backends.cudnn, "benchmark", False)
     monkeypatch.setattr(torch, "compile", lambda function, **options: function)
     monkeypatch.setattr(cuda_graph_engine, "register_kernels", lambda: None)
-    monkeypatch.setattr(cuda_graph_engine, "FusedSGD", SGD)
+    monkeypatch.setattr(cuda_graph_engine.FusedSGD, "supports", lambda weights, copies: False)
     monkeypatch.setattr(cuda_graph_engine, "warm_up", lambda function: [function() for _ in range(3)])
     monkeypatch.setattr(
         cuda_graph_engine, "capture", lambda function: (types.SimpleNamespace(replay=function), function())

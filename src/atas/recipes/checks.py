@@ -61,6 +61,9 @@ def check(recipe: Recipe) -> None:
             f"training.batch_size must be a multiple of data.shards, because every shard gives the same number "
             f"of examples to a batch; got {recipe.training.batch_size} and {shards}"
         )
+    momenta = recipe.optimizer.momentum, recipe.schedule.peak_momentum
+    if recipe.optimizer.nesterov and not any(momenta):
+        raise UsageError("optimizer.nesterov needs optimizer.momentum above zero; set one, or leave nesterov out")
     check_views(recipe)
     for attack in recipe.evaluation.attacks:
         attacks.create(attack)

@@ -76,7 +76,11 @@ class CudaGraphEngine(Engine):
         torch.backends.cudnn.benchmark = not recipe.engine.deterministic
         method.checks.skip_labels = True
         self._log = log
-        self._optimizer = FusedSGD(recipe.optimizer, self._trainable_of(model), self._trainable)
+        weights = self._trainable_of(model)
+        if FusedSGD.supports(weights, self._trainable):
+            self._optimizer = FusedSGD(recipe.optimizer, weights, self._trainable)
+        else:
+            log("some weights are not float32, dense and aligned; updating weights without the kernel, slower")
         self._graphs: dict[_Shape, torch.cuda.CUDAGraph | None] = {}
         self._accelerated = accelerate(self.compute_model) if method.uses_fast_network else None
         self._forward_passes: dict[_Shape, int] = {}

@@ -14,6 +14,8 @@ from torch import Tensor, nn
 
 from atas.recipes import OptimizerConfig, ScheduleConfig
 
+_ALIGNMENT = 16  # bytes that the kernel reads at once
+
 
 class SGD:
     """g <- g + decay w, m <- momentum m + g, w <- w - rate m (with Nesterov: g + momentum m instead of m).
@@ -59,7 +61,18 @@ class SGD:
 
 
 class FusedSGD(SGD):
-    """`SGD` in one Triton kernel that reads and writes every weight once."""
+    """`SGD` in one Triton kernel that reads and writes every weight once; `supports` says for which weights."""
+
+    @staticmethod
+    def supports(weights: Sequence[Tensor], compute_weights: Sequence[Tensor]) -> bool:
+        """Return whether the kernel can update these weights: it goes over their memory from the first address on."""
+        copied = [
+            (weight, copied) for weight, copied in zip(weights, compute_weights, strict=True) if copied is not weight
+        ]
+        return all(weight.dtype == torch.float32 and _is_aligned(weight) for weight in weights) and all(
+            copied.dtype == torch.bfloat16 and _is_aligned(copied) and copied.stride() == weight.stride()
+            for weight, copied in copied
+        )
 
     def __init__(self, config: OptimizerConfig, weights: Sequence[Tensor], compute_weights: Sequence[Tensor]) -> None:
         super().__init__(config, weights, compute_weights)
@@ -79,6 +92,16 @@ class FusedSGD(SGD):
     def finish_capture(self) -> None:
         """Fill the address tables of the captured steps."""
         self._update.finish_capture()
+
+
+def _is_aligned(tensor: Tensor) -> bool:
+    """Return whether the elements fill one range of memory, in any order of axes, that starts at sixteen bytes."""
+    filled = 1 if tensor.numel() else 0
+    for stride, size in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
+        if size != 1 and filled and stride != filled:
+            return False
+        filled *= size
+    return tensor.data_ptr() % _ALIGNMENT == 0
 
 
 def learning_rate(schedule: ScheduleConfig, update: Tensor, updates: int) -> Tensor:
