@@ -87,7 +87,7 @@ def half_precision(
     elif compile_whole:
         log("compiling the network to search with ...")
         with torch.autocast("cuda", dtype=dtype, cache_enabled=False):
-            network = compile_network(plain, batch) or plain
+            network = compile_network(plain, batch, log=log) or plain
 
     def search_model(point: Tensor) -> Tensor:
         scales: list[Tensor] = []
@@ -98,9 +98,14 @@ def half_precision(
     return search_model
 
 
-def compile_network(network: LogitsFunction, batch: Tensor, backend: str = "inductor") -> LogitsFunction | None:
+def compile_network(
+    network: LogitsFunction,
+    batch: Tensor,
+    backend: str = "inductor",
+    log: Callable[[str], None] = lambda sentence: None,
+) -> LogitsFunction | None:
     """Compile a network's forward and backward pass for any batch size; return None if that fails."""
-    form = compile_function(network, backend, dynamic=None)
+    form = compile_function(network, backend, dynamic=None, log=log)
 
     def call(x: Tensor) -> Tensor:
         if len(x) == 1:  # torch.compile specialises on this size

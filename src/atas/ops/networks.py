@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from typing import TypeGuard
 
 from torch import Tensor, nn
@@ -39,9 +40,11 @@ class WrappedNetwork(nn.Module):
 class CompiledNetwork(WrappedNetwork):
     """A model compiled with torch.compile."""
 
-    def __init__(self, model: nn.Module, backend: str = "inductor") -> None:
+    def __init__(
+        self, model: nn.Module, backend: str = "inductor", log: Callable[[str], None] = lambda sentence: None
+    ) -> None:
         super().__init__(model)
-        self._call = compile_function(lambda x: model(x), backend)
+        self._call = compile_function(lambda x: model(x), backend, log=log)
 
     def forward(self, x: Tensor) -> Tensor:
         """Return the logits."""

@@ -184,7 +184,7 @@ class CudaGraphEngine(Engine):
 
     @functools.cached_property
     def _fast_network(self) -> nn.Module:
-        return self._accelerated or CompiledNetwork(self.compute_model)
+        return self._accelerated or CompiledNetwork(self.compute_model, log=self._log)
 
     @property
     def _passes_communicate(self) -> bool:
