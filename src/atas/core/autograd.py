@@ -107,9 +107,8 @@ def gradient_penalty(
         with sdpa_kernel(SDPBackend.MATH):  # the other kernels of attention have no second derivative
             (gradient,) = torch.autograd.grad(loss(model(x), y), x, create_graph=True)
         if model not in _twice_differentiable:
-            if any(
-                node.name().endswith("Error") for node in _graph_nodes(gradient)
-            ):  # autograd would leave that part out
+            # Autograd would silently leave out what lies behind a function that is differentiable once.
+            if any(node.name().endswith("Error") for node in _graph_nodes(gradient)):
                 raise RuntimeError("trying to differentiate twice a function that was marked with @once_differentiable")
             _twice_differentiable.add(model)
         return function(gradient)
