@@ -5,7 +5,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from atas.core.autograd import cross_entropy, cross_entropy_sum, freeze, input_gradient, set_mode, to_float32
+from atas.core.autograd import contiguous, cross_entropy, cross_entropy_sum, freeze, input_gradient, set_mode, to_float32
 
 
 def modes(model):
@@ -141,3 +141,18 @@ def test_input_gradients_leave_the_input_alone_and_work_where_gradients_are_off(
     assert not x.requires_grad
     assert x.grad is None
     assert gradient.abs().max() > 0
+
+
+@pytest.mark.parametrize("channels", [1, 3])
+def test_images_of_transposed_arrays_get_the_strides_of_new_tensors(channels):
+    images = torch.rand(2, 4, 5, channels, requires_grad=True).permute(0, 3, 1, 2)
+    laid_out = contiguous(images)
+    assert laid_out.stride() == torch.empty(images.shape).stride()
+    assert torch.equal(laid_out, images)
+    assert laid_out.requires_grad
+
+
+@pytest.mark.parametrize("shape", [(2, 3, 4, 5), (1, 1, 1, 1), (0, 3, 4, 4), (2, 1, 4, 4)])
+def test_images_with_the_strides_of_new_tensors_are_not_copied(shape):
+    images = torch.rand(shape)
+    assert contiguous(images) is images

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from atas.attacks.search import Search
-from atas.core.autograd import cross_entropy_sum, freeze, input_gradient, set_mode
+from atas.core.autograd import contiguous, cross_entropy_sum, freeze, input_gradient, set_mode
 from atas.core.validation import DeviceChecks, check_logits, check_module, check_shapes
 from atas.errors import DataError
 from atas.threat import Threat
@@ -114,6 +114,7 @@ def attack_context(
             raise DataError(f"the {name} are on {tensor.device}, the images on {x.device}: move them with .to()")
     # Inference tensors cannot take part in a backward pass: leave inference mode, and copy the inputs.
     with torch.inference_mode(False), torch.no_grad(), set_mode(model, training=False), freeze(model):
+        x = contiguous(x) if x.is_contiguous() else x  # the caller's channels_last stays
         checks = DeviceChecks(x.device)
         if x.numel():
             checks.images(x)

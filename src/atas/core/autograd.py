@@ -51,6 +51,25 @@ def freeze(model: nn.Module) -> Iterator[None]:
             parameter.requires_grad_(True)
 
 
+def contiguous(images: Tensor) -> Tensor:
+    """Return images with the strides of a new tensor; they are copied only if they have others.
+
+    `Tensor.contiguous()` ignores axes of length 1, such as the channel of grey images, but convolutions choose the
+    layout of their outputs by such strides, and `view` then fails in the layer behind them.
+
+    >>> grey = torch.rand(2, 4, 4, 1).permute(0, 3, 1, 2)
+    >>> grey.contiguous().stride(), contiguous(grey).stride()
+    ((16, 1, 4, 1), (16, 16, 4, 1))
+    """
+    stride, strides = 1, list[int]()
+    for length in reversed(images.shape):
+        strides.append(stride)
+        stride *= max(length, 1)
+    if images.stride() == tuple(reversed(strides)):
+        return images
+    return images.clone(memory_format=torch.contiguous_format)
+
+
 def to_float32(logits: Tensor) -> Tensor:
     """Return logits in float32 or wider: a loss in half precision distorts gradient norms."""
     return logits if logits.dtype == torch.float64 else logits.float()

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from atas.attacks.scheduler import Scheduler
-from atas.core.autograd import freeze, set_mode
+from atas.core.autograd import contiguous, freeze, set_mode
 from atas.core.validation import MODEL_FAILED, check_logits, explain_model_errors
 from atas.errors import UsageError, unknown
 from atas.ops.precision import strict_float32
@@ -57,7 +57,7 @@ def prepare(
         raise unknown("precision", precision, PRECISIONS)
 
     def verifier(point: Tensor) -> Tensor:
-        return check_logits(model(point), len(point))
+        return check_logits(model(contiguous(point)), len(point))
 
     sample = images[: min(slots, _PROBE_IMAGES)].to(device)
     with (

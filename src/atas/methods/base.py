@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from atas.core.augment import View
-from atas.core.autograd import cross_entropy, cross_entropy_sum, freeze, set_mode
+from atas.core.autograd import contiguous, cross_entropy, cross_entropy_sum, freeze, set_mode
 from atas.core.dispatch import fast_op
 from atas.core.perturbations import FullResolution, LowResolution, PerturbationStore, Placement
 from atas.core.resized_crop import AnyView, BoxView
@@ -252,6 +252,7 @@ class Method(nn.Module, ABC):
                 f"pad={self.pad}; draw it from this batch and create the method with the same pad"
             )
         self.checks.images(x)
+        x = contiguous(x) if x.is_contiguous() else x  # the caller's channels_last stays
         y, index = y.long(), self.checks.index(index.long(), self.examples)
         if self.checks_indices:
             self._index_check.update(index, y)
