@@ -19,6 +19,7 @@ from atas.attacks.scheduler import Scheduler
 from atas.core.autograd import contiguous, freeze, set_mode
 from atas.core.validation import MODEL_FAILED, check_logits, explain_model_errors
 from atas.errors import UsageError, unknown
+from atas.ops.networks import WrappedNetwork
 from atas.ops.precision import strict_float32
 
 PRECISIONS = ("auto", "float32")
@@ -112,6 +113,20 @@ def _prepare_cuda(
         images,
         lambda dtype: cuda_backend.half_precision(model, dtype, batch, compile_whole=compile_network, log=log),
     )
+
+
+class _HookableNetwork(WrappedNetwork):
+    """A scripted model as a module that takes hooks."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return the model's output."""
+        output: Tensor = self.model(x)
+        return output
+
+
+def hookable(model: nn.Module) -> nn.Module:
+    """Return the model, or a scripted one in a module that takes hooks and shares its weights and mode."""
+    return _HookableNetwork(model) if isinstance(model, torch.jit.ScriptModule) else model
 
 
 def resolve_device(model: nn.Module, images: torch.device, requested: torch.device | str | None) -> torch.device:
