@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from atas.attacks.search import Search
 from atas.core.autograd import contiguous, cross_entropy_sum, freeze, input_gradient, set_mode
-from atas.core.validation import DeviceChecks, check_logits, check_module, check_shapes
+from atas.core.validation import DeviceChecks, check_logits, check_module, check_shapes, explain_precision
 from atas.errors import DataError
 from atas.threat import Threat
 
@@ -113,7 +113,13 @@ def attack_context(
         if tensor is not None and tensor.device != x.device:
             raise DataError(f"the {name} are on {tensor.device}, the images on {x.device}: move them with .to()")
     # Inference tensors cannot take part in a backward pass: leave inference mode, and copy the inputs.
-    with torch.inference_mode(False), torch.no_grad(), set_mode(model, training=False), freeze(model):
+    with (
+        torch.inference_mode(False),
+        torch.no_grad(),
+        explain_precision(model, x),
+        set_mode(model, training=False),
+        freeze(model),
+    ):
         x = contiguous(x) if x.is_contiguous() else x  # the caller's channels_last stays
         checks = DeviceChecks(x.device)
         if x.numel():

@@ -7,7 +7,7 @@ gradient (second order), and models split behind their first layer.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from typing import Protocol, runtime_checkable
 
 import torch
@@ -15,6 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from atas.core.dispatch import fast_op
+from atas.core.validation import FIXED_GRAPH, is_fixed_graph
 from atas.errors import UsageError, unknown
 
 Forward = Callable[[Tensor], Tensor]
@@ -24,18 +25,48 @@ Forward = Callable[[Tensor], Tensor]
 def set_mode(model: nn.Module, training: bool) -> Iterator[None]:
     """Put a model into train or eval mode inside the context, then restore the mode of every module.
 
-    A model that is already in train mode is left alone, so layers that the user keeps in eval mode stay there.
+    A model that is already in train mode is left alone, so layers that the user keeps in eval mode stay there. Modules
+    without a mode, as those of `torch.jit.freeze`, and graphs that were exported in eval mode are left as they are.
     """
-    if training and model.training:
-        yield
-        return
-    modes = [(module, module.training) for module in model.modules()]
-    model.train(training)
+    modes = [(module, module.training) for module in model.modules() if hasattr(module, "training")]
+    is_set = getattr(model, "training", False) if training else not any(mode for _, mode in modes)
+    if not is_set:
+        _switch_mode(model, training)
     try:
-        yield
+        with nullcontext() if training else _differentiable_rnns(model):
+            yield
     finally:
-        for module, was_training in modes:
-            module.training = was_training
+        if not is_set:
+            for module, was_training in modes:
+                module.training = was_training
+
+
+def _switch_mode(model: nn.Module, training: bool) -> None:
+    """Set the mode of a model; a graph that is fixed in eval mode stays in it."""
+    if not is_fixed_graph(model):
+        model.train(training)
+    elif training:
+        raise UsageError(FIXED_GRAPH)
+
+
+@contextmanager
+def _differentiable_rnns(model: nn.Module) -> Iterator[None]:
+    """Run recurrent layers on CUDA without cuDNN, which has no backward pass for them in eval mode."""
+    outside: list[bool] = []
+
+    def disable(*_: object) -> None:
+        outside.append(torch.backends.cudnn.enabled)
+        torch.backends.cudnn.enabled = False
+
+    def restore(*_: object) -> None:
+        torch.backends.cudnn.enabled = outside.pop()
+
+    with ExitStack() as stack:
+        for module in model.modules():
+            if isinstance(module, nn.RNNBase) and any(weight.is_cuda for weight in module.parameters()):
+                stack.callback(module.register_forward_pre_hook(disable).remove)
+                stack.callback(module.register_forward_hook(restore, always_call=True).remove)
+        yield
 
 
 @contextmanager

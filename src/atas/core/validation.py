@@ -26,6 +26,11 @@ _RANGE = (
     "and clamp after resizing"
 )
 _LABEL = "a label lies outside of 0..{last}, the classes that the model has{values}; check the labels or num_classes"
+FIXED_GRAPH = (
+    "the graph of this model is fixed in eval mode, so it can be evaluated but not trained; to train, pass the network "
+    "that it was made from"
+)
+_COMPILED = "torch.compile", "torch.jit"
 _MIN_REPEATS = 256  # repeated examples that the check needs
 _CHANCE_SHARE = 0.8  # share of the label changes that random indices would cause
 _INCONSISTENT = (
@@ -70,16 +75,56 @@ def check_shapes(x: Tensor, y: Tensor, index: Tensor | None, shape: Sequence[int
             raise DataError(f"{name} must be integers; got {value.dtype}: convert with .long()")
 
 
-def check_module(model: object) -> None:
-    """Raise unless the model is a module with weights that can take part in a backward pass."""
+def check_module(
+    model: object,
+    *,
+    trains: bool = False,
+    bare: bool = False,
+    hooks: bool = False,
+    second_derivative: bool = False,
+) -> None:
+    """Raise unless the model is a module whose weights can take part in a backward pass, and is fit for its use.
+
+    Args:
+        model: what the caller passed as the model.
+        trains: it runs in train mode, so its graph must not be fixed in eval mode.
+        bare: it must not be wrapped for several devices.
+        hooks: hooks of its layers must be called.
+        second_derivative: its input gradient must be differentiable.
+    """
     if not isinstance(model, nn.Module):
         raise UsageError(f"the model must be a torch.nn.Module; got {type(model).__name__}: wrap it in one")
+    parallel = isinstance(model, nn.DataParallel | nn.parallel.DistributedDataParallel)
+    if bare and parallel:
+        raise UsageError(
+            f"the model is wrapped in {type(model).__name__}: pass the network itself, model.module; several "
+            f"processes of torchrun share a training without a wrapper"
+        )
+    inner = model.module if parallel else model
+    if trains and is_fixed_graph(inner):
+        raise UsageError(FIXED_GRAPH)
+    compiled = hasattr(inner, "_orig_mod")
+    if hooks and (compiled or isinstance(inner, torch.jit.ScriptModule)):
+        raise UsageError(
+            f"this method needs hooks of the model's layers, which a model of {_COMPILED[not compiled]} does not call: "
+            f"pass the network that it was made from{' (model._orig_mod)' if compiled else ''}"
+        )
+    if second_derivative and (compiled or inner._compiled_call_impl is not None):
+        raise UsageError(
+            "this method needs a second derivative, which a model of torch.compile does not have: pass the network as "
+            "it was before torch.compile"
+        )
     if any(map(is_lazy, itertools.chain(model.parameters(), model.buffers()))):
         raise UsageError("the model has lazy layers without weights as yet: call it once on a batch of images")
     if any(tensor.is_inference() for tensor in itertools.chain(model.parameters(), model.buffers())):
         raise UsageError(
             "the model was made in torch.inference_mode(), without gradients: make or load it outside of that"
         )
+
+
+def is_fixed_graph(model: nn.Module) -> bool:
+    """Return whether the model is a graph in eval mode without a train mode: of torch.jit.freeze or torch.export."""
+    return not hasattr(model, "training") or (isinstance(model, torch.fx.GraphModule) and "train" in vars(model))
 
 
 @contextmanager
@@ -95,19 +140,25 @@ def explain_model_errors(sentence: str) -> Iterator[None]:
 
 
 @contextmanager
-def explain_low_precision(model: nn.Module, x: Tensor) -> Iterator[None]:
-    """Explain errors of models whose half-precision weights cannot take float32 images."""
+def explain_precision(model: nn.Module, x: Tensor) -> Iterator[None]:
+    """Explain errors of models whose weights have another precision than the images."""
     try:
         yield
-    except torch.OutOfMemoryError:
+    except (torch.OutOfMemoryError, AtasError):
         raise
     except RuntimeError as error:
-        low = next((p.dtype for p in model.parameters() if p.dtype in _LOW), None)
-        if low is None:
+        others = {weight.dtype for weight in model.parameters() if weight.is_floating_point()} - {x.dtype}
+        if not others:
             raise
+        low = [dtype for dtype in _LOW if dtype in others]
+        remedy = (
+            "convert it with model.float() and leave low precision to torch.autocast"
+            if low
+            else "convert one of them, with .float() or .double()"
+        )
         raise UsageError(
-            f"the model has weights in {low} and cannot take images in {x.dtype} ({str(error).splitlines()[0]}); "
-            f"convert it with model.float() and leave low precision to torch.autocast"
+            f"the model has weights in {(low or list(others))[0]} and cannot take images in {x.dtype} "
+            f"({str(error).splitlines()[0]}); {remedy}"
         ) from error
 
 

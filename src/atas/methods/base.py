@@ -21,7 +21,14 @@ from atas.core.dispatch import fast_op
 from atas.core.perturbations import FullResolution, LowResolution, PerturbationStore, Placement
 from atas.core.resized_crop import AnyView, BoxView
 from atas.core.rng import CounterRNG
-from atas.core.validation import DeviceChecks, IndexConsistency, check_logits, check_shapes, explain_low_precision
+from atas.core.validation import (
+    DeviceChecks,
+    IndexConsistency,
+    check_logits,
+    check_module,
+    check_shapes,
+    explain_precision,
+)
 from atas.data.loader import Batch
 from atas.distributed.sharding import DataShard
 from atas.errors import CheckpointError, DataError, UsageError
@@ -64,6 +71,8 @@ class OptimizerUpdate:
     """An `Update` around a torch optimiser."""
 
     def __init__(self, optimizer: torch.optim.Optimizer) -> None:
+        if not any(weight.requires_grad for group in optimizer.param_groups for weight in group["params"]):
+            raise UsageError("no weight of the optimizer is trained; set requires_grad on parameters of the model")
         self._optimizer = optimizer
         optimizer.zero_grad(set_to_none=True)
 
@@ -100,6 +109,8 @@ class Method(nn.Module, ABC):
     attack_mode: ClassVar[Literal["train", "eval"]] = "train"
     adversarial: ClassVar[bool] = True  # False if the method trains on clean images
     compilable: ClassVar[bool] = True  # False if a pass needs hooks or a second derivative
+    needs_hooks: ClassVar[bool] = False  # True if a pass needs hooks of the model's layers
+    needs_second_derivative: ClassVar[bool] = False  # True if the input gradient is differentiated
     checks_indices: bool = False  # True if the method keeps state for each index
     uses_fast_network: bool = True  # False if a pass needs what accelerated networks lack
     updates_per_step: int = 1
@@ -132,8 +143,13 @@ class Method(nn.Module, ABC):
         self.checks = DeviceChecks(device)
         self._index_check = IndexConsistency(examples)
         self._epoch_started = False
+        self._checked_model: tuple[int, bool] | None = None  # by id: a reference would keep it, and be pickled
         self.register_buffer("epoch", torch.tensor(-1, device=device))
         self.register_buffer("step_scale", torch.tensor(1.0, device=device))
+
+    def check_module(self, model: nn.Module, *, trains: bool = True) -> None:
+        """Raise UsageError if this method cannot train the model, or with trains=False perturb its inputs."""
+        check_module(model, trains=trains, hooks=self.needs_hooks, second_derivative=self.needs_second_derivative)
 
     def set_shard(self, shard: DataShard) -> None:
         """Called by engines before the first step: this method's examples are this shard of the training set, and an
@@ -179,9 +195,9 @@ class Method(nn.Module, ABC):
         view: AnyView | None = None,
     ) -> StepOutput:
         """Run one whole training step, whatever the method needs: attack, loss, backward passes, optimiser."""
-        batch = self._checked(x, y, index, view)
+        batch = self._checked(model, x, y, index, view, trains=True)
         self.before_step(batch.index)
-        with explain_low_precision(model, x), set_mode(model, training=True):
+        with explain_precision(model, x), set_mode(model, training=True):
             output = self.training_step(model, OptimizerUpdate(optimizer), batch)
         self.after_step(batch.index)
         return output
@@ -228,9 +244,14 @@ class Method(nn.Module, ABC):
         super()._load_from_state_dict(state_dict, prefix, *args, **kwargs)
         self._index_check.reset()
 
-    def _checked(self, x: Tensor, y: Tensor, index: Tensor, view: AnyView | None) -> Batch:
+    def _checked(
+        self, model: nn.Module, x: Tensor, y: Tensor, index: Tensor, view: AnyView | None, *, trains: bool
+    ) -> Batch:
         if not self._epoch_started:
             raise UsageError("call method.start_epoch(epoch, epochs=...) before the first batch of each epoch")
+        if self._checked_model != (id(model), trains):  # once, not in every step
+            self.check_module(model, trains=trains)
+            self._checked_model = id(model), trains
         check_shapes(x, y, index, (self.shape[0], *view.size) if isinstance(view, BoxView) else self.shape)
         for name, tensor in (("labels", y), ("indices", index), ("the method", self.epoch)):
             if tensor.device != x.device:
@@ -268,9 +289,9 @@ class InputPerturbation(Method):
 
     def perturb(self, model: nn.Module, x: Tensor, y: Tensor, index: Tensor, view: AnyView | None = None) -> Tensor:
         """Return the inputs to train on with cross-entropy, in your own loop; costs one attack."""
-        batch = self._checked(x, y, index, view)
+        batch = self._checked(model, x, y, index, view, trains=False)
         self.before_step(batch.index)
-        with explain_low_precision(model, x):
+        with explain_precision(model, x):
             perturbed = self._attack(model, batch)
         self.after_step(batch.index)
         return perturbed

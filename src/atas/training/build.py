@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from atas import methods, models
 from atas._utils.formatting import format_bytes
 from atas._utils.system import available_cpus, host_memory
+from atas.core.validation import check_module
 from atas.data import Dataset
 from atas.data.dataset import Split
 from atas.data.lazy_images import LazyImages
@@ -64,6 +65,7 @@ def build(
     device = select_device(recipe.engine.device, world)
     training = recipe.training
     eval_data = eval_view(data, recipe.data)
+    check_module(model, trains=True, bare=True)
     check_model(model, eval_data)
     fingerprints = _data_fingerprints(data, rows)
     check_same_run(recipe, fingerprints, world)
@@ -92,6 +94,7 @@ def build(
     )
     loader.set_shard(shard)
     method = _build_method(recipe, shard, eval_data.shape, device)
+    method.check_module(model)
     if recipe.engine.sync_batchnorm and world.size > 1:
         convert_sync_batchnorm(model)
     broadcast_weights(list(model.state_dict().values()), world)
