@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from atas.attacks.scheduler import Scheduler
+from atas.attacks.search import LogitsFunction
 from atas.core.autograd import contiguous, freeze, set_mode
 from atas.core.validation import MODEL_FAILED, check_logits, explain_model_errors
 from atas.errors import UsageError, unknown
@@ -108,11 +109,14 @@ def _prepare_cuda(
     if not half_precision:
         return scheduler
     batch = torch.empty(scheduler.slots, *images.shape[1:], device=scheduler.device)
-    return cuda_backend.search_in_half_precision(
-        scheduler,
-        images,
-        lambda dtype: cuda_backend.half_precision(model, dtype, batch, compile_whole=compile_network, log=log),
-    )
+    layout = cuda_backend.fastest_layout(model, batch, log)
+
+    def search_model(dtype: torch.dtype) -> LogitsFunction:
+        return cuda_backend.half_precision(
+            model, dtype, batch, memory_format=layout, compile_whole=compile_network, log=log
+        )
+
+    return cuda_backend.search_in_half_precision(scheduler, images, search_model, log)
 
 
 class _HookableNetwork(WrappedNetwork):
