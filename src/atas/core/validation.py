@@ -100,7 +100,7 @@ def check_module(
             f"the model is wrapped in {type(model).__name__}: pass the network itself, model.module; several "
             f"processes of torchrun share a training without a wrapper"
         )
-    inner = model.module if parallel else model
+    inner: nn.Module = model.module if parallel else model  # type: ignore[assignment]
     if trains and is_fixed_graph(inner):
         raise UsageError(FIXED_GRAPH)
     compiled = hasattr(inner, "_orig_mod")

@@ -14,7 +14,15 @@ from torch import Tensor
 
 from atas._utils.files import write_atomically
 from atas.errors import AtasError
-from atas.export.base import ExportSource, FormatOutput, OutputComparison, compare_outputs, dummy_input, first_line
+from atas.export.base import (
+    ExportSource,
+    FormatOutput,
+    OutputComparison,
+    compare_outputs,
+    dummy_input,
+    fixed_batch_error,
+    tracing_error,
+)
 
 _USAGE = """\
 ```python
@@ -37,11 +45,13 @@ def write(source: ExportSource, folder: Path) -> FormatOutput:
     except ImportError as error:
         raise AtasError(f"ONNX export needs more packages ({error}); pip install 'atas[onnx]'") from error
     del onnx, onnxscript  # PyTorch's exporter uses them
-    path, comparisons = folder / "model.onnx", list[OutputComparison]()
+    path, comparisons = folder / "model.onnx", list[OutputComparison | None]()
 
     def fill(temporary: Path) -> None:
         _save(source, temporary)
         session = onnxruntime.InferenceSession(str(temporary), providers=["CPUExecutionProvider"])
+        if isinstance(session.get_inputs()[0].shape[0], int):  # the exporter may fix it without a word
+            raise fixed_batch_error("to ONNX")
 
         def run(images: Tensor) -> Tensor:
             return torch.from_numpy(session.run(None, {"pixels": images.numpy()})[0])
@@ -53,10 +63,11 @@ def write(source: ExportSource, folder: Path) -> FormatOutput:
 
 
 def _save(source: ExportSource, path: Path) -> None:
+    model = source.traceable_model
     with _quiet():
         try:
             program = torch.onnx.export(
-                source.model,
+                model,
                 (dummy_input(source.shape),),
                 dynamo=True,
                 dynamic_shapes=({0: torch.export.Dim("batch")},),
@@ -65,10 +76,7 @@ def _save(source: ExportSource, path: Path) -> None:
                 verbose=False,
             )
         except Exception as error:  # the model's code may raise anything
-            raise AtasError(
-                f"PyTorch cannot export this model to ONNX with a dynamic batch size ({first_line(error)}); look for "
-                f"code in its forward that depends on values or on the batch size"
-            ) from error
+            raise tracing_error("to ONNX", error) from error
     assert program is not None
     program.model.metadata_props["atas"] = json.dumps(source.metadata)
     program.save(str(path), external_data=False)

@@ -125,7 +125,11 @@ class EMA(nn.Module):
 
     def __init__(self, model: nn.Module, decay: float) -> None:
         super().__init__()
-        self.model = copy.deepcopy(model).eval().requires_grad_(False)
+        with torch.no_grad():  # or the copied weights of a scripted model depend on its own
+            self.model = copy.deepcopy(model)
+        self.model.eval()
+        for parameter in self.model.parameters():
+            parameter.requires_grad_(False)
         self.decay = decay
         first = next(iter(model.state_dict().values()))
         self.register_buffer("updates", torch.zeros((), device=first.device))
