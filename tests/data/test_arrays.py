@@ -137,5 +137,5 @@ def test_any_number_of_channels(count, channels):
 
 
 def test_an_unknown_place_of_the_channels():
-    with pytest.raises(UsageError, match="channels must be 'first'.*got 'middle'"):
+    with pytest.raises(UsageError, match=r"channels must be 'first'.*got 'middle'"):
         from_arrays("mine", PIXELS, LABELS, PIXELS, LABELS, channels="middle")

@@ -7,8 +7,11 @@ has other logits than the original.
 from __future__ import annotations
 
 import copy
+import logging
 import re
-from collections.abc import Callable
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -233,6 +236,20 @@ def _images(source: ExportSource) -> tuple[Tensor, str]:
     if images is None or tuple(images.shape[1:]) != source.shape:
         return dummy_input(source.shape, _NUM_IMAGES), "images of random pixels (no test images found)"
     return images, f"test images of {source.run.recipe.data.name}"
+
+
+@contextmanager
+def quiet_exporter() -> Iterator[None]:
+    """Silence the warnings of PyTorch's exporters about themselves and about optional packages."""
+    log = logging.getLogger("torch.onnx")
+    level = log.level
+    log.setLevel(logging.ERROR)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        log.setLevel(level)
 
 
 def tracing_error(form: str, error: Exception) -> AtasError:

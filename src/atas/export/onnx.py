@@ -3,10 +3,6 @@
 from __future__ import annotations
 
 import json
-import logging
-import warnings
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import torch
@@ -21,6 +17,7 @@ from atas.export.base import (
     compare_outputs,
     dummy_input,
     fixed_batch_error,
+    quiet_exporter,
     tracing_error,
 )
 
@@ -64,7 +61,7 @@ def write(source: ExportSource, folder: Path) -> FormatOutput:
 
 def _save(source: ExportSource, path: Path) -> None:
     model = source.traceable_model
-    with _quiet():
+    with quiet_exporter():
         try:
             program = torch.onnx.export(
                 model,
@@ -80,17 +77,3 @@ def _save(source: ExportSource, path: Path) -> None:
     assert program is not None
     program.model.metadata_props["atas"] = json.dumps(source.metadata)
     program.save(str(path), external_data=False)
-
-
-@contextmanager
-def _quiet() -> Iterator[None]:
-    """Silence the exporter's warnings about itself and about optional packages."""
-    log = logging.getLogger("torch.onnx")
-    level = log.level
-    log.setLevel(logging.ERROR)
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            yield
-    finally:
-        log.setLevel(level)

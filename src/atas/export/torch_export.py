@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 
 from atas._utils.files import write_atomically
-from atas.export.base import ExportSource, FormatOutput, compare_outputs, dummy_input, tracing_error
+from atas.export.base import ExportSource, FormatOutput, compare_outputs, dummy_input, quiet_exporter, tracing_error
 
 _EXTRA = "atas.json"
 _USAGE = """\
@@ -28,9 +28,10 @@ def write(source: ExportSource, folder: Path) -> FormatOutput:
     """Write `model.pt2` after reading it back and comparing it."""
     model = source.traceable_model
     try:
-        program = torch.export.export(
-            model, (dummy_input(source.shape),), dynamic_shapes=({0: torch.export.Dim("batch")},)
-        )
+        with quiet_exporter():
+            program = torch.export.export(
+                model, (dummy_input(source.shape),), dynamic_shapes=({0: torch.export.Dim("batch")},)
+            )
     except Exception as error:  # the model's code may raise anything
         raise tracing_error("as a program", error) from error
     content = io.BytesIO()

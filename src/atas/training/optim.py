@@ -135,8 +135,8 @@ class EMA(nn.Module):
         self.register_buffer("updates", torch.zeros((), device=first.device))
         both = zip(self.model.state_dict().values(), model.state_dict().values(), strict=True)
         pairs = {average.data_ptr(): (average, value) for average, value in both}.values()  # tied weights once
-        self._averaged = [pair for pair in pairs if pair[0].dtype.is_floating_point]
-        self._copied = [pair for pair in pairs if not pair[0].dtype.is_floating_point]
+        self._averaged = [pair for pair in pairs if _is_continuous(pair[0])]
+        self._copied = [pair for pair in pairs if not _is_continuous(pair[0])]
 
     @torch.no_grad()
     def update(self) -> None:
@@ -152,3 +152,7 @@ class EMA(nn.Module):
         """Copy whole numbers, such as BatchNorm's count of batches, from the model."""
         for copied, value in self._copied:
             copied.copy_(value)
+
+
+def _is_continuous(tensor: Tensor) -> bool:
+    return tensor.dtype.is_floating_point or tensor.dtype.is_complex
