@@ -182,6 +182,15 @@ def test_a_graph_that_is_fixed_in_eval_mode_stays_in_it(small_net, fix):
     if fix == "freeze":
         with pytest.raises(UsageError, match="fixed in eval mode"), set_mode(graph, True):
             pass
+    whole = nn.Sequential(nn.Dropout(0.5), graph)
+    with set_mode(whole, False):
+        torch.testing.assert_close(whole(x), model(x))
+    assert whole.training
+    assert whole[0].training
+    whole.training = whole[0].training = False
+    with set_mode(whole, True):
+        assert whole[0].training
+    assert not whole[0].training
 
 
 def test_a_model_whose_modules_are_all_in_the_mode_is_not_switched(small_net):

@@ -9,6 +9,7 @@ from torch import nn
 import atas
 from atas.evaluation import cuda_backend, evaluate
 from atas.ops.networks import channels_last, takes_channels_last
+from atas.ops.precision import low_precision_copy
 from atas.training.cuda_graph_engine import lay_out
 
 
@@ -66,6 +67,16 @@ def test_a_network_is_asked(make, takes, channels):
     for name, value in model.state_dict().items():
         assert value.stride() == before[name].stride()
         assert torch.equal(value, before[name])
+
+
+@pytest.mark.filterwarnings("ignore:.*weight_norm")
+def test_layers_that_compute_their_weights_can_be_copied():
+    """The weight of the last pass is an attribute, with a history after a pass with gradients."""
+    model = nn.Sequential(nn.utils.weight_norm(nn.Conv2d(3, 4, 3)), pooling(4))
+    images = torch.rand(2, 3, 8, 8)
+    model(images)
+    assert takes_channels_last(model, images)
+    low_precision_copy(model, torch.bfloat16)
 
 
 @pytest.mark.parametrize(("make", "takes"), [(Viewing, False), (Patches, False), (pooling, True)])

@@ -6,7 +6,7 @@ gradient (second order), and models split behind their first layer.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager, nullcontext
 from typing import Protocol, runtime_checkable
 
@@ -25,15 +25,18 @@ Forward = Callable[[Tensor], Tensor]
 def set_mode(model: nn.Module, training: bool) -> Iterator[None]:
     """Put a model into train or eval mode inside the context, then restore the mode of every module.
 
-    A model that is already in train mode is left alone, so layers that the user keeps in eval mode stay there. Modules
-    without a mode, as those of `torch.jit.freeze`, and graphs that were exported in eval mode are left as they are.
+    A model that is already in train mode is left alone, so layers that the user keeps in eval mode stay there. Graphs
+    that are fixed in eval mode are left as they are.
     """
+    if training and getattr(model, "training", False):
+        yield
+        return
     modes = [(module, module.training) for module in model.modules() if hasattr(module, "training")]
-    is_set = getattr(model, "training", False) if training else not any(mode for _, mode in modes)
+    is_set = not training and not any(mode for _, mode in modes)
     if not is_set:
         _switch_mode(model, training)
     try:
-        with nullcontext() if training else _differentiable_rnns(model):
+        with nullcontext() if training else _differentiable_rnns([module for module, _ in modes]):
             yield
     finally:
         if not is_set:
@@ -42,15 +45,19 @@ def set_mode(model: nn.Module, training: bool) -> Iterator[None]:
 
 
 def _switch_mode(model: nn.Module, training: bool) -> None:
-    """Set the mode of a model; a graph that is fixed in eval mode stays in it."""
-    if not is_fixed_graph(model):
-        model.train(training)
-    elif training:
+    """Set the mode of a model and its modules, but for graphs that are fixed in eval mode."""
+    if training and is_fixed_graph(model):
         raise UsageError(FIXED_GRAPH)
+    fixed = {part for module in model.modules() if is_fixed_graph(module) for part in module.modules()}
+    if not fixed:
+        model.train(training)
+    for module in model.modules() if fixed else ():
+        if module not in fixed:
+            module.training = training
 
 
 @contextmanager
-def _differentiable_rnns(model: nn.Module) -> Iterator[None]:
+def _differentiable_rnns(modules: Iterable[nn.Module]) -> Iterator[None]:
     """Run recurrent layers on CUDA without cuDNN, which has no backward pass for them in eval mode."""
     outside: list[bool] = []
 
@@ -62,7 +69,7 @@ def _differentiable_rnns(model: nn.Module) -> Iterator[None]:
         torch.backends.cudnn.enabled = outside.pop()
 
     with ExitStack() as stack:
-        for module in model.modules():
+        for module in modules:
             if isinstance(module, nn.RNNBase) and any(weight.is_cuda for weight in module.parameters()):
                 stack.callback(module.register_forward_pre_hook(disable).remove)
                 stack.callback(module.register_forward_hook(restore, always_call=True).remove)

@@ -147,18 +147,16 @@ def explain_precision(model: nn.Module, x: Tensor) -> Iterator[None]:
     except (torch.OutOfMemoryError, AtasError):
         raise
     except RuntimeError as error:
-        others = {weight.dtype for weight in model.parameters() if weight.is_floating_point()} - {x.dtype}
-        if not others:
+        dtypes = {weight.dtype for weight in model.parameters() if weight.is_floating_point()}
+        if low := [dtype for dtype in _LOW if dtype in dtypes]:
+            dtype, remedy = low[0], "convert it with model.float() and leave low precision to torch.autocast"
+        elif len(dtypes - {x.dtype}) == len(dtypes) == 1 and "type" in str(error):
+            dtype, remedy = dtypes.pop(), "convert one of them, with .float() or .double()"
+        else:
             raise
-        low = [dtype for dtype in _LOW if dtype in others]
-        remedy = (
-            "convert it with model.float() and leave low precision to torch.autocast"
-            if low
-            else "convert one of them, with .float() or .double()"
-        )
         raise UsageError(
-            f"the model has weights in {(low or list(others))[0]} and cannot take images in {x.dtype} "
-            f"({str(error).splitlines()[0]}); {remedy}"
+            f"the model has weights in {dtype} and cannot take images in {x.dtype} ({str(error).splitlines()[0]}); "
+            f"{remedy}"
         ) from error
 
 

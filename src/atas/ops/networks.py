@@ -103,8 +103,11 @@ def takes_channels_last(model: nn.Module, images: Tensor) -> bool:
     pixels = torch.empty_like(images).copy_(pixels)
     try:
         with set_mode(model, training=False), strict_float32(images.device):
-            plain = _logits_and_gradient(model, contiguous(pixels))
-            other = _logits_and_gradient(channels_last(copy.deepcopy(model)), pixels)
+            with torch.no_grad():  # weight_norm keeps its weights, which cannot be copied with a history
+                model(contiguous(pixels))
+                copied = copy.deepcopy(model)
+            plain = _logits_and_gradient(copied, contiguous(pixels))
+            other = _logits_and_gradient(channels_last(copied), pixels)
     except Exception:  # a network may raise anything
         return False
     return all(float((a - b).norm()) <= _LAYOUT_TOLERANCE * float(a.norm()) for a, b in zip(plain, other, strict=True))
