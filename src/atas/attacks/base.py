@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from atas.attacks.search import Search
-from atas.core.autograd import cross_entropy_sum, freeze, input_gradient, set_mode
+from atas.core.autograd import contiguous, cross_entropy_sum, freeze, input_gradient, set_mode
 from atas.core.validation import (
     DeviceChecks,
     check_logits,
@@ -123,7 +123,14 @@ def attack_context(
         if tensor is not None and tensor.device != x.device:
             raise DataError(f"the {name} are on {tensor.device}, the images on {x.device}: move them with .to()")
     # Inference tensors cannot take part in a backward pass: leave inference mode, and copy the inputs.
-    with torch.inference_mode(False), torch.no_grad(), set_mode(model, training=False), freeze(model):
+    with (
+        torch.inference_mode(False),
+        torch.no_grad(),
+        explain_precision(model, x),
+        set_mode(model, training=False),
+        freeze(model),
+    ):
+        x = contiguous(x) if x.is_contiguous() else x  # the caller's channels_last stays
         checks = DeviceChecks(x.device)
         if x.numel():
             checks.images(x)
@@ -133,6 +140,5 @@ def attack_context(
             return cross_entropy_sum(logits, checks.labels(y, logits.shape[1]))
 
         index = torch.arange(len(x), device=x.device) if index is None else index.long()
-        with explain_precision(model, x):
-            yield AttackTarget(model, x.detach().clone(), y.to(torch.int64, copy=True), index, threat, loss)
+        yield AttackTarget(model, x.detach().clone(), y.to(torch.int64, copy=True), index, threat, loss)
         checks.raise_if_set()

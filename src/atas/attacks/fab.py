@@ -147,7 +147,8 @@ def boundary_step(
     alpha = (length_point / (length_point + length_x)).clamp_max(alpha_max)[:, None]
     ahead = (from_point + eta * change_point) * (1 - alpha) + (from_x + eta * change_x) * alpha
     channels, height, width = x.shape[1:]
-    return ahead.clamp(0, 1).view(-1, height, width, channels).permute(0, 3, 1, 2)
+    ahead = ahead.clamp(0, 1).view(-1, height, width, channels).permute(0, 3, 1, 2)
+    return ahead.clone(memory_format=torch.contiguous_format)  # as in core.autograd.contiguous
 
 
 def to_boundary(point: Tensor, normal: Tensor, value: Tensor, *, euclidean: bool) -> Tensor:

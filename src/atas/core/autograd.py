@@ -7,8 +7,8 @@ gradient (second order), and models split behind their first layer.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import ExitStack, contextmanager, nullcontext
 from typing import Protocol, runtime_checkable
 
 import torch
@@ -18,6 +18,7 @@ from torch.autograd.graph import Node
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from atas.core.dispatch import fast_op
+from atas.core.validation import FIXED_GRAPH, is_fixed_graph
 from atas.errors import UsageError, unknown
 
 Forward = Callable[[Tensor], Tensor]
@@ -27,18 +28,55 @@ Forward = Callable[[Tensor], Tensor]
 def set_mode(model: nn.Module, training: bool) -> Iterator[None]:
     """Put a model into train or eval mode inside the context, then restore the mode of every module.
 
-    A model that is already in train mode is left alone, so layers that the user keeps in eval mode stay there.
+    A model that is already in train mode is left alone, so layers that the user keeps in eval mode stay there. Graphs
+    that are fixed in eval mode are left as they are.
     """
-    if training and model.training:
+    if training and getattr(model, "training", False):
         yield
         return
-    modes = [(module, module.training) for module in model.modules()]
-    model.train(training)
+    modes = [(module, module.training) for module in model.modules() if hasattr(module, "training")]
+    is_set = not training and not any(mode for _, mode in modes)
+    if not is_set:
+        _switch_mode(model, training)
     try:
-        yield
+        with nullcontext() if training else _differentiable_rnns([module for module, _ in modes]):
+            yield
     finally:
-        for module, was_training in modes:
-            module.training = was_training
+        if not is_set:
+            for module, was_training in modes:
+                module.training = was_training
+
+
+def _switch_mode(model: nn.Module, training: bool) -> None:
+    """Set the mode of a model and its modules, but for graphs that are fixed in eval mode."""
+    if training and is_fixed_graph(model):
+        raise UsageError(FIXED_GRAPH)
+    fixed = {part for module in model.modules() if is_fixed_graph(module) for part in module.modules()}
+    if not fixed:
+        model.train(training)
+    for module in model.modules() if fixed else ():
+        if module not in fixed:
+            module.training = training
+
+
+@contextmanager
+def _differentiable_rnns(modules: Iterable[nn.Module]) -> Iterator[None]:
+    """Run recurrent layers on CUDA without cuDNN, which has no backward pass for them in eval mode."""
+    outside: list[bool] = []
+
+    def disable(*_: object) -> None:
+        outside.append(torch.backends.cudnn.enabled)
+        torch.backends.cudnn.enabled = False
+
+    def restore(*_: object) -> None:
+        torch.backends.cudnn.enabled = outside.pop()
+
+    with ExitStack() as stack:
+        for module in modules:
+            if isinstance(module, nn.RNNBase) and any(weight.is_cuda for weight in module.parameters()):
+                stack.callback(module.register_forward_pre_hook(disable).remove)
+                stack.callback(module.register_forward_hook(restore, always_call=True).remove)
+        yield
 
 
 @contextmanager
@@ -52,6 +90,25 @@ def freeze(model: nn.Module) -> Iterator[None]:
     finally:
         for parameter in trainable:
             parameter.requires_grad_(True)
+
+
+def contiguous(images: Tensor) -> Tensor:
+    """Return images with the strides of a new tensor; they are copied only if they have others.
+
+    `Tensor.contiguous()` ignores axes of length 1, such as the channel of grey images, but convolutions choose the
+    layout of their outputs by such strides, and `view` then fails in the layer behind them.
+
+    >>> grey = torch.rand(2, 4, 4, 1).permute(0, 3, 1, 2)
+    >>> grey.contiguous().stride(), contiguous(grey).stride()
+    ((16, 1, 4, 1), (16, 16, 4, 1))
+    """
+    stride, strides = 1, list[int]()
+    for length in reversed(images.shape):
+        strides.append(stride)
+        stride *= max(length, 1)
+    if images.stride() == tuple(reversed(strides)):
+        return images
+    return images.clone(memory_format=torch.contiguous_format)
 
 
 def to_float32(logits: Tensor) -> Tensor:
@@ -165,11 +222,6 @@ class HookedSplit:
     """Any model, split by hooks behind the layer of a name, or behind its first convolution or linear layer."""
 
     def __init__(self, model: nn.Module, name: str | None = None) -> None:
-        if isinstance(model, torch.jit.ScriptModule) or hasattr(model, "_orig_mod"):
-            raise UsageError(
-                "YOPO runs the first layer of a network alone, and a compiled or scripted network has no layers to "
-                "find; pass the network as it was before"
-            )
         self._model, self._layer = model, find_first_layer(model, name)
 
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:

@@ -14,7 +14,6 @@ import itertools
 import math
 import re
 import types
-import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from numbers import Integral, Real
@@ -40,6 +39,11 @@ _RANGE = (
     "and clamp after resizing"
 )
 _LABEL = "a label lies outside of 0..{last}, the classes that the model has{values}; check the labels or num_classes"
+FIXED_GRAPH = (
+    "the graph of this model is fixed in eval mode, so it can be evaluated but not trained; to train, pass the network "
+    "that it was made from"
+)
+_COMPILED = "torch.compile", "torch.jit"
 _MIN_REPEATS = 256  # repeated examples that the check needs
 _CHANCE_SHARE = 0.8  # share of the label changes that random indices would cause
 _INCONSISTENT = (
@@ -51,8 +55,6 @@ _INDEX = (
     "an example's index lies outside of 0..{last}{values}; create the method with examples=len(train_set) and feed "
     "indices of that set"
 )
-
-
 _DUPLICATES = (
     "an example occurs more than once in a batch{values}, and its perturbation or gradient norm could be stored only "
     "once; draw batches without replacement"
@@ -225,16 +227,56 @@ def check_shapes(x: Tensor, y: Tensor, index: Tensor | None, shape: Sequence[int
             raise DataError(f"{name} must be integers; got {value.dtype}: convert with .long()")
 
 
-def check_module(model: object) -> None:
-    """Raise unless the model is a module with weights that can take part in a backward pass."""
+def check_module(
+    model: object,
+    *,
+    trains: bool = False,
+    bare: bool = False,
+    hooks: bool = False,
+    second_derivative: bool = False,
+) -> None:
+    """Raise unless the model is a module whose weights can take part in a backward pass, and is fit for its use.
+
+    Args:
+        model: what the caller passed as the model.
+        trains: it runs in train mode, so its graph must not be fixed in eval mode.
+        bare: it must not be wrapped for several devices.
+        hooks: hooks of its layers must be called.
+        second_derivative: its input gradient must be differentiable.
+    """
     if not isinstance(model, nn.Module):
         raise UsageError(f"the model must be a torch.nn.Module; got {type(model).__name__}: wrap it in one")
+    parallel = isinstance(model, nn.DataParallel | nn.parallel.DistributedDataParallel)
+    if bare and parallel:
+        raise UsageError(
+            f"the model is wrapped in {type(model).__name__}: pass the network itself, model.module; several "
+            f"processes of torchrun share a training without a wrapper"
+        )
+    inner: nn.Module = model.module if parallel else model  # type: ignore[assignment]
+    if trains and is_fixed_graph(inner):
+        raise UsageError(FIXED_GRAPH)
+    compiled = hasattr(inner, "_orig_mod")
+    if hooks and (compiled or isinstance(inner, torch.jit.ScriptModule)):
+        raise UsageError(
+            f"this method needs hooks of the model's layers, which a model of {_COMPILED[not compiled]} does not call: "
+            f"pass the network that it was made from{' (model._orig_mod)' if compiled else ''}"
+        )
+    if second_derivative and (compiled or inner._compiled_call_impl is not None):
+        raise UsageError(
+            "this method needs a second derivative, which a model of torch.compile does not have: pass the network as "
+            "it was before torch.compile"
+        )
     if any(map(is_lazy, itertools.chain(model.parameters(), model.buffers()))):
         raise UsageError("the model has lazy layers without weights as yet: call it once on a batch of images")
     if any(tensor.is_inference() for tensor in itertools.chain(model.parameters(), model.buffers())):
         raise UsageError(
             "the model was made in torch.inference_mode(), without gradients: make or load it outside of that"
         )
+
+
+def is_fixed_graph(model: nn.Module) -> bool:
+    """Return whether the model is a graph in eval mode without a train mode: of torch.jit.freeze or torch.export."""
+    return not hasattr(model, "training") or (isinstance(model, torch.fx.GraphModule) and "train" in vars(model))
 
 
 @contextmanager
@@ -249,43 +291,39 @@ def explain_model_errors(sentence: str) -> Iterator[None]:
         raise UsageError(sentence.format(why=why)) from error
 
 
-_checked_modules: weakref.WeakSet[nn.Module] = weakref.WeakSet()
-
-
-def check_module_once(model: nn.Module) -> None:
-    """Call `check_module` at the first step of a model."""
-    if not isinstance(model, nn.Module) or model not in _checked_modules:
-        check_module(model)
-        _checked_modules.add(model)
-
-
-def check_trainable(model: nn.Module, optimizer: object) -> None:
-    """Raise unless the model has weights to train, and the optimiser could train them."""
+def check_trainable(model: nn.Module) -> None:
+    """Raise unless the model has weights to train."""
     if not any(parameter.requires_grad for parameter in model.parameters()):
         raise UsageError("the model has no weights to train; set requires_grad on parameters")
+
+
+def check_optimizer(optimizer: object) -> None:
+    """Raise unless this is an optimiser of weights to train."""
     if not (callable(getattr(optimizer, "step", None)) and callable(getattr(optimizer, "zero_grad", None))):
         raise UsageError(f"the optimizer must be a torch.optim.Optimizer; got {describe(optimizer)}")
+    groups = getattr(optimizer, "param_groups", None)  # wrappers of optimisers may have none
+    if groups is not None and not any(weight.requires_grad for group in groups for weight in group["params"]):
+        raise UsageError("no weight of the optimizer is trained; set requires_grad on parameters of the model")
 
 
 @contextmanager
 def explain_precision(model: nn.Module, x: Tensor) -> Iterator[None]:
-    """Explain errors of models whose weights cannot take images of another precision."""
+    """Explain errors of models whose weights have another precision than the images."""
     try:
         yield
-    except torch.OutOfMemoryError:
+    except (torch.OutOfMemoryError, AtasError):
         raise
     except RuntimeError as error:
-        floating = {p.dtype for p in model.parameters() if p.dtype.is_floating_point}
-        other = next((dtype for dtype in floating if dtype != x.dtype), None)
-        if isinstance(error, AtasError) or other is None or x.dtype in floating:
+        dtypes = {weight.dtype for weight in model.parameters() if weight.is_floating_point()}
+        if low := [dtype for dtype in _LOW if dtype in dtypes]:
+            dtype, remedy = low[0], "convert it with model.float() and leave low precision to torch.autocast"
+        elif len(dtypes - {x.dtype}) == len(dtypes) == 1 and "type" in str(error):
+            dtype = dtypes.pop()
+            remedy = f"convert the images with x.to({dtype})"
+        else:
             raise
-        remedy = (
-            "convert it with model.float() and leave low precision to torch.autocast"
-            if other in _LOW
-            else f"convert the images with x.to({other})"
-        )
         raise UsageError(
-            f"the model has weights in {other} and cannot take images in {x.dtype} ({str(error).splitlines()[0]}); "
+            f"the model has weights in {dtype} and cannot take images in {x.dtype} ({str(error).splitlines()[0]}); "
             f"{remedy}"
         ) from error
 

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from atas.core.augment import View
-from atas.core.autograd import cross_entropy, cross_entropy_sum, freeze, set_mode
+from atas.core.autograd import contiguous, cross_entropy, cross_entropy_sum, freeze, set_mode
 from atas.core.dispatch import fast_op
 from atas.core.perturbations import FullResolution, LowResolution, PerturbationStore, Placement
 from atas.core.resized_crop import AnyView, BoxView
@@ -29,7 +29,8 @@ from atas.core.validation import (
     check_count,
     check_device,
     check_logits,
-    check_module_once,
+    check_module,
+    check_optimizer,
     check_seed,
     check_shapes,
     check_trainable,
@@ -80,6 +81,7 @@ class OptimizerUpdate:
     """An `Update` around a torch optimiser."""
 
     def __init__(self, optimizer: torch.optim.Optimizer) -> None:
+        check_optimizer(optimizer)
         self._optimizer = optimizer
         optimizer.zero_grad(set_to_none=True)
 
@@ -125,6 +127,8 @@ class Method(nn.Module, ABC):
     attack_mode: ClassVar[Literal["train", "eval"]] = "train"
     adversarial: ClassVar[bool] = True  # False if the method trains on clean images
     compilable: ClassVar[bool] = True  # False if a pass needs hooks or a second derivative
+    needs_hooks: ClassVar[bool] = False  # True if a pass needs hooks of the model's layers
+    needs_second_derivative: ClassVar[bool] = False  # True if the input gradient is differentiated
     checks_indices: bool = False  # True if the method keeps state for each index
     uses_fast_network: bool = True  # False if a pass needs what accelerated networks lack
     updates_per_step: int = 1
@@ -165,8 +169,13 @@ class Method(nn.Module, ABC):
         self.checks = DeviceChecks(device)
         self._index_check = IndexConsistency(examples)
         self._epoch_started = False
+        self._checked_model: tuple[int, bool] | None = None  # by id: a reference would keep it, and be pickled
         self.register_buffer("epoch", torch.tensor(-1, device=device))
         self.register_buffer("step_scale", torch.tensor(1.0, device=device))
+
+    def check_module(self, model: nn.Module, *, trains: bool = True) -> None:
+        """Raise UsageError if this method cannot train the model, or with trains=False perturb its inputs."""
+        check_module(model, trains=trains, hooks=self.needs_hooks, second_derivative=self.needs_second_derivative)
 
     def set_shard(self, shard: DataShard) -> None:
         """Called by engines before the first step: this method's examples are this shard of the training set, and an
@@ -214,11 +223,12 @@ class Method(nn.Module, ABC):
         view: AnyView | None = None,
     ) -> StepOutput:
         """Run one whole training step, whatever the method needs: attack, loss, backward passes, optimiser."""
-        batch = self._checked(model, x, y, index, view)
-        check_trainable(model, optimizer)
+        batch = self._checked(model, x, y, index, view, trains=True)
+        check_trainable(model)
+        update = OptimizerUpdate(optimizer)
         self.before_step(batch.index)
         with explain_precision(model, x), set_mode(model, training=True):
-            output = self.training_step(model, OptimizerUpdate(optimizer), batch)
+            output = self.training_step(model, update, batch)
         self.after_step(batch.index)
         return output
 
@@ -293,10 +303,14 @@ class Method(nn.Module, ABC):
         super()._load_from_state_dict(state_dict, prefix, *args, **kwargs)
         self._index_check.reset()
 
-    def _checked(self, model: nn.Module, x: Tensor, y: Tensor, index: Tensor, view: AnyView | None) -> Batch:
-        check_module_once(model)
+    def _checked(
+        self, model: nn.Module, x: Tensor, y: Tensor, index: Tensor, view: AnyView | None, *, trains: bool
+    ) -> Batch:
         if not self._epoch_started:
             raise UsageError("call method.start_epoch(epoch, epochs=...) before the first batch of each epoch")
+        if self._checked_model != (id(model), trains):  # once, not in every step
+            self.check_module(model, trains=trains)
+            self._checked_model = id(model), trains
         check_shapes(x, y, index, (self.shape[0], *view.size) if isinstance(view, BoxView) else self.shape)
         for name, tensor in (("labels", y), ("indices", index), ("the method", self.epoch)):
             if tensor.device != x.device:
@@ -318,6 +332,7 @@ class Method(nn.Module, ABC):
                 f"pad={self.pad}; draw it from this batch and create the method with the same pad"
             )
         self.checks.images(x)
+        x = contiguous(x) if x.is_contiguous() else x  # the caller's channels_last stays
         y, index = y.long(), self.checks.index(index.long(), self.examples)
         if self.checks_indices:
             self.checks.distinct(index)
@@ -334,7 +349,7 @@ class InputPerturbation(Method):
 
     def perturb(self, model: nn.Module, x: Tensor, y: Tensor, index: Tensor, view: AnyView | None = None) -> Tensor:
         """Return the inputs to train on with cross-entropy, in your own loop; costs one attack."""
-        batch = self._checked(model, x, y, index, view)
+        batch = self._checked(model, x, y, index, view, trains=False)
         self.before_step(batch.index)
         with explain_precision(model, x):
             perturbed = self._attack(model, batch)

@@ -35,6 +35,7 @@ class FGSMGA(Method):
     """
 
     compilable = False
+    needs_second_derivative = True
 
     def __init__(
         self,

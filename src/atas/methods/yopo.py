@@ -28,6 +28,7 @@ class YOPO(Method):
     """
 
     compilable = False
+    needs_hooks = True
 
     def __init__(
         self,

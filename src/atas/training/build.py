@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from atas import methods, models
 from atas._utils.formatting import format_bytes
 from atas._utils.system import available_cpus, host_memory
-from atas.core.validation import check_rows
+from atas.core.validation import check_module, check_rows
 from atas.data import Dataset
 from atas.data.dataset import Split
 from atas.data.lazy_images import LazyImages
@@ -65,6 +65,7 @@ def build(
     device = select_device(recipe.engine.device, world)
     training = recipe.training
     eval_data = eval_view(data, recipe.data)
+    check_module(model, trains=True, bare=True)
     check_model(model, eval_data)
     if rows is not None:
         check_rows(rows, len(data.train))
@@ -95,6 +96,7 @@ def build(
     )
     loader.set_shard(shard)
     method = _build_method(recipe, shard, eval_data.shape, device)
+    method.check_module(model)
     if recipe.engine.sync_batchnorm and world.size > 1:
         convert_sync_batchnorm(model)
     broadcast_weights(list(model.state_dict().values()), world)

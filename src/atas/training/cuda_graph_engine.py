@@ -27,8 +27,9 @@ from atas.methods import Method
 from atas.ops import enable_kernels
 from atas.ops.cuda_graphs import GraphedFunction, capture, warm_up
 from atas.ops.cuda_graphs import weight_grad_stream as weights_aside
-from atas.ops.networks import CompiledNetwork, accelerate
+from atas.ops.networks import CompiledNetwork, accelerate, channels_last, takes_channels_last
 from atas.recipes import Recipe
+from atas.training.data import train_resolution
 from atas.training.engine import Engine
 from atas.training.metrics import accumulate_metrics
 from atas.training.optim import FusedSGD
@@ -40,11 +41,20 @@ _FALLBACKS = {
 _Shape = tuple[int, int | None]  # number of images in a batch, and their side in pixels
 
 
-def channels_last(model: nn.Module) -> nn.Module:
-    """Lay out the weights of convolutions for tensor cores, in place; values stay."""
-    for parameter in model.parameters():
-        if parameter.dim() == 4:
-            parameter.data = parameter.data.contiguous(memory_format=torch.channels_last)
+def lay_out(
+    model: nn.Module, recipe: Recipe, loader: Loader, log: Callable[[str], None] = print, world: World = SINGLE
+) -> nn.Module:
+    """Lay out the weights of convolutions for tensor cores, in place, if the network can compute with that."""
+    shape = loader.images.shape[1:]
+    if (side := train_resolution(recipe.data, 0, recipe.training.epochs)) is not None:
+        shape = torch.Size([shape[0], side, side])
+    images = torch.empty(2, *shape, device=loader.images.device)
+    if world.on_rank0(lambda: takes_channels_last(model, images)):  # gradients of all ranks are added up in one layout
+        return channels_last(model)
+    log(
+        "the network does not compute the same with weights in channels_last, often because of view() in place of "
+        "reshape(); they keep their layout, which is slower"
+    )
     return model
 
 
@@ -71,7 +81,7 @@ class CudaGraphEngine(Engine):
         log: Callable[[str], None] = print,
         world: World = SINGLE,
     ) -> None:
-        super().__init__(recipe, channels_last(model), method, loader, world)
+        super().__init__(recipe, lay_out(model, recipe, loader, log, world), method, loader, world)
         register_kernels()
         torch.backends.cudnn.benchmark = not recipe.engine.deterministic
         method.checks.skip_labels = True

@@ -86,8 +86,8 @@ def train(
                 live or TrainingProgress(quiet=not world.is_main) as progress,
                 deterministic(resolved.engine.deterministic),
             ):
-                data = data or load_data(resolved, progress=progress.data_loading)
-                model = model or build_model(resolved, data)
+                data = load_data(resolved, progress=progress.data_loading) if data is None else data
+                model = build_model(resolved, data) if model is None else model  # a module may have a length
                 trainer = Trainer(resolved, run_folder, data, model, progress, loggers, observers, rows, world)
                 rows_count = None if rows is None else len(rows)
                 with _locked(run_folder, world):

@@ -148,14 +148,18 @@ class EMA(nn.Module):
 
     def __init__(self, model: nn.Module, decay: float) -> None:
         super().__init__()
-        self.model = copy.deepcopy(model).eval().requires_grad_(False)
+        with torch.no_grad():  # or the copied weights of a scripted model depend on its own
+            self.model = copy.deepcopy(model)
+        self.model.eval()
+        for parameter in self.model.parameters():
+            parameter.requires_grad_(False)
         self.decay = decay
         first = next(iter(model.state_dict().values()))
         self.register_buffer("updates", torch.zeros((), device=first.device))
         both = zip(self.model.state_dict().values(), model.state_dict().values(), strict=True)
         pairs = {average.data_ptr(): (average, value) for average, value in both}.values()  # tied weights once
-        self._averaged = [pair for pair in pairs if pair[0].dtype.is_floating_point]
-        self._copied = [pair for pair in pairs if not pair[0].dtype.is_floating_point]
+        self._averaged = [pair for pair in pairs if _is_continuous(pair[0])]
+        self._copied = [pair for pair in pairs if not _is_continuous(pair[0])]
 
     @torch.no_grad()
     def update(self) -> None:
@@ -171,3 +175,7 @@ class EMA(nn.Module):
         """Copy whole numbers, such as BatchNorm's count of batches, from the model."""
         for copied, value in self._copied:
             copied.copy_(value)
+
+
+def _is_continuous(tensor: Tensor) -> bool:
+    return tensor.dtype.is_floating_point or tensor.dtype.is_complex
