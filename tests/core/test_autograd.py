@@ -10,6 +10,7 @@ from atas.core.autograd import (
     cross_entropy,
     cross_entropy_sum,
     freeze,
+    gradient_penalty,
     input_gradient,
     set_mode,
     to_float32,
@@ -237,3 +238,36 @@ def test_recurrent_layers_leave_cudnn_and_come_back(monkeypatch):
     model(torch.rand(2, 3, 4))
     assert seen == [False, True]
     assert len(model[0]._forward_hooks) == 1
+
+
+def test_recurrent_layers_leave_cudnn_for_a_second_derivative(monkeypatch):
+    """As on a GPU, but for the device."""
+    model, seen = nn.Sequential(nn.RNN(4, 4)), []
+    model[0].register_forward_hook(lambda *_: seen.append(torch.backends.cudnn.enabled))
+    x, y = torch.rand(2, 3, 4), torch.zeros(2, dtype=torch.long)
+    with monkeypatch.context() as patch:
+        patch.setattr(torch.Tensor, "is_cuda", property(lambda self: True), raising=False)
+        gradient_penalty(model, x, y, lambda outputs, _: outputs[0].sum(), torch.sum).backward()
+    assert seen == [False]
+    assert torch.backends.cudnn.enabled
+    assert len(model[0]._forward_hooks) == 1
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("kind", [nn.LSTM, nn.GRU, nn.RNN])
+def test_recurrent_layers_have_a_second_derivative_on_a_gpu(kind):
+    class Rows(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.rnn, self.fc = kind(8, 8, batch_first=True), nn.Linear(8, 3)
+
+        def forward(self, x):
+            return self.fc(self.rnn(x.squeeze(1))[0][:, -1])
+
+    model, x, y = Rows(), torch.rand(5, 1, 8, 8), torch.arange(5) % 3
+    found = {}
+    for device in ("cpu", "cuda"):
+        model.to(device).zero_grad()
+        gradient_penalty(model, x.to(device), y.to(device), cross_entropy_sum, lambda g: g.square().sum()).backward()
+        found[device] = [weight.grad.cpu() for weight in model.parameters() if weight.grad is not None]
+    torch.testing.assert_close(found["cuda"], found["cpu"], rtol=1e-2, atol=1e-5)

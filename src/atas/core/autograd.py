@@ -61,7 +61,7 @@ def _switch_mode(model: nn.Module, training: bool) -> None:
 
 @contextmanager
 def _differentiable_rnns(modules: Iterable[nn.Module]) -> Iterator[None]:
-    """Run recurrent layers on CUDA without cuDNN, which has no backward pass for them in eval mode."""
+    """Run recurrent layers on CUDA without cuDNN, which has no backward pass in eval mode and no second derivative."""
     outside: list[bool] = []
 
     def disable(*_: object) -> None:
@@ -161,7 +161,8 @@ def gradient_penalty(
     """
     if not isinstance(model, SupportsJvp):
         x = x.detach().requires_grad_(True)
-        with sdpa_kernel(SDPBackend.MATH):  # the other kernels of attention have no second derivative
+        # The other kernels of attention, and cuDNN's of recurrent layers, have no second derivative.
+        with sdpa_kernel(SDPBackend.MATH), _differentiable_rnns(model.modules()):
             (gradient,) = torch.autograd.grad(loss(model(x), y), x, create_graph=True)
         if model not in _twice_differentiable:
             # Autograd would silently leave out what lies behind a function that is differentiable once.
