@@ -291,3 +291,14 @@ def test_a_start_does_not_depend_on_the_batch(threat):
     whole = threat.sample(draws(10), SHAPE)
     part = threat.sample(CounterRNG(0, torch.tensor(0), torch.tensor([7, 2])), SHAPE)
     assert torch.equal(whole[[7, 2]], part)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64], ids=str)
+@pytest.mark.parametrize("scale", [0.0, 1e-45, 1e-38, 1e-6, 1.0, 6e4, 1e19, 3e38])
+@pytest.mark.parametrize("ball", [Linf(8 / 255), L2(0.5)], ids=str)
+def test_a_step_is_as_long_as_asked_whatever_the_gradient(ball, scale, dtype):
+    """Also where squares of the gradient, or its norm in half precision, would be zero or infinite."""
+    gradient = (torch.tensor([[1.0, -1.0], [1.0, 1.0]]) * scale).to(dtype).view(2, 1, 1, 2)
+    gradient = gradient.clamp(torch.finfo(dtype).min, torch.finfo(dtype).max)
+    moved = ball.step(torch.zeros(2, 1, 1, 2), gradient, 0.1)
+    torch.testing.assert_close(moved, gradient.sign().float() * (0.1 if ball.name == "linf" else 0.1 / 2**0.5))

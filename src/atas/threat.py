@@ -29,8 +29,12 @@ def per_example(value: Tensor | float, like: Tensor) -> Tensor | float:
 
 def l2_norm(x: Tensor) -> Tensor:
     """Return the Euclidean norm of each example of a batch, in float32 or wider."""
-    x = x.flatten(1)
-    return torch.linalg.vector_norm(x if x.dtype == torch.float64 else x.float(), dim=1)
+    return torch.linalg.vector_norm(_wide(x.flatten(1)), dim=1)
+
+
+def _wide(x: Tensor) -> Tensor:
+    """Return a tensor in float32, or in float64 as it is."""
+    return x if x.dtype == torch.float64 else x.float()
 
 
 @dataclass(frozen=True)
@@ -42,7 +46,7 @@ class Threat(ABC):
     fits_int8: ClassVar[bool]  # whether 255 levels per pixel store a perturbation well
 
     def __post_init__(self) -> None:
-        if not isinstance(self.eps, int | float):
+        if not isinstance(self.eps, int | float) or isinstance(self.eps, bool):
             raise UsageError(f"eps must be a number such as 8/255; got {self.eps!r}")
         if not math.isfinite(self.eps) or self.eps < 0:
             raise UsageError(f"eps must be a number that is not negative, in pixel units such as 8/255; got {self.eps}")
@@ -187,6 +191,7 @@ class L2(Threat):
     def step(self, point: Tensor, gradient: Tensor, size: Tensor | float) -> Tensor:
         """Move by `size` along the normalised gradient. An example with zero gradient does not move."""
         # Scale to a largest entry of one first: squares of very small or large gradients leave the range of float32.
+        gradient = _wide(gradient)
         largest = gradient.flatten(1).abs().amax(1)
         direction = gradient / per_example(torch.where(largest > 0, largest, 1.0), gradient)
         direction = direction / per_example(l2_norm(direction).clamp_min(1e-12), direction)

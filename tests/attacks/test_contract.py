@@ -229,7 +229,7 @@ def test_a_model_without_logits_is_refused(attack, problem, ball, output, messag
         ({"steps": 0}, "steps must be at least 1; got 0"),
         ({"restarts": 0}, "restarts must be at least 1; got 0"),
         ({"step_size": 0.0}, "step_size must be a number above zero"),
-        ({"step_size": float("nan")}, "step_size must be a number above zero"),
+        ({"step_size": float("nan")}, "step_size must be a finite number"),
     ],
 )
 def test_wrong_settings_are_refused(problem, ball, setting, message):

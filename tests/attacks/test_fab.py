@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from scipy import optimize
 
 from atas import threat
-from atas.attacks.fab import FAB, to_boundary
+from atas.attacks.fab import FAB, boundary_step, to_boundary
 from atas.core.dispatch import use_fast_ops
 from atas.errors import UsageError
 from atas.threat import L2, Linf
@@ -299,3 +299,17 @@ def test_name_targets_and_settings():
 def test_wrong_settings_are_refused():
     with pytest.raises(UsageError, match="iterations must be at least 1; got 0"):
         FAB(iterations=0)
+
+
+@pytest.mark.parametrize("ball", [Linf(8 / 255), L2(0.5), Linf(0.0)], ids=str)
+@pytest.mark.parametrize("margin", [0.0, 1e-38, -1e4, 1e4, 3e38, float("inf"), float("nan")])
+@pytest.mark.parametrize("slope", [0.0, 1e-45, 1e-38, 1.0, 1e19, 3e38, float("inf"), float("nan")])
+def test_a_step_is_an_image_whatever_the_model_says(ball, margin, slope):
+    """The next point is finite and in [0, 1] for every margin and gradient that float32 holds."""
+    x = torch.linspace(0, 1, 2 * 3 * 4 * 4).view(2, 3, 4, 4)
+    point = (x + 0.01).clamp(0, 1)
+    gradient = torch.randn(x.shape).sign() * slope
+    ahead = boundary_step(ball, point, x, gradient, torch.tensor([margin, -margin]), 1.05, 0.1)
+    assert ahead.isfinite().all()
+    assert ahead.min() >= 0
+    assert ahead.max() <= 1

@@ -5,7 +5,17 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from atas.core.autograd import cross_entropy, cross_entropy_sum, freeze, input_gradient, set_mode, to_float32
+from atas.core.autograd import (
+    contiguous,
+    cross_entropy,
+    cross_entropy_sum,
+    freeze,
+    gradient_penalty,
+    input_gradient,
+    set_mode,
+    to_float32,
+)
+from atas.errors import UsageError
 
 
 def modes(model):
@@ -141,3 +151,123 @@ def test_input_gradients_leave_the_input_alone_and_work_where_gradients_are_off(
     assert not x.requires_grad
     assert x.grad is None
     assert gradient.abs().max() > 0
+
+
+@pytest.mark.parametrize("channels", [1, 3])
+def test_images_of_transposed_arrays_get_the_strides_of_new_tensors(channels):
+    images = torch.rand(2, 4, 5, channels, requires_grad=True).permute(0, 3, 1, 2)
+    laid_out = contiguous(images)
+    assert laid_out.stride() == torch.empty(images.shape).stride()
+    assert torch.equal(laid_out, images)
+    assert laid_out.requires_grad
+
+
+@pytest.mark.parametrize("shape", [(2, 3, 4, 5), (1, 1, 1, 1), (0, 3, 4, 4), (2, 1, 4, 4)])
+def test_images_with_the_strides_of_new_tensors_are_not_copied(shape):
+    images = torch.rand(shape)
+    assert contiguous(images) is images
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of torch.jit
+@pytest.mark.parametrize("fix", ["freeze", "export"])
+def test_a_graph_that_is_fixed_in_eval_mode_stays_in_it(small_net, fix):
+    model = small_net().eval()
+    x = torch.rand(2, 3, 8, 8)
+    if fix == "freeze":
+        graph = torch.jit.freeze(torch.jit.trace(model, x))
+    else:
+        graph = torch.export.export(model, (x,)).module()
+    with set_mode(graph, False):
+        torch.testing.assert_close(graph(x), model(x))
+    if fix == "freeze":
+        with pytest.raises(UsageError, match="fixed in eval mode"), set_mode(graph, True):
+            pass
+    whole = nn.Sequential(nn.Dropout(0.5), graph)
+    with set_mode(whole, False):
+        torch.testing.assert_close(whole(x), model(x))
+    assert whole.training
+    assert whole[0].training
+    whole.training = whole[0].training = False
+    with set_mode(whole, True):
+        assert whole[0].training
+    assert not whole[0].training
+
+
+def test_a_model_whose_modules_are_all_in_the_mode_is_not_switched(small_net):
+    model = small_net().eval()
+    model.train = lambda mode=True: pytest.fail("the mode was set")
+    with set_mode(model, False):
+        assert not any(modes(model))
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("kind", [nn.LSTM, nn.GRU, nn.RNN])
+def test_recurrent_layers_have_input_gradients_in_eval_mode_on_a_gpu(kind):
+    class Rows(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.rnn, self.fc = kind(8, 8, batch_first=True, dropout=0.0), nn.Linear(8, 3)
+
+        def forward(self, x):
+            return self.fc(self.rnn(x.squeeze(1))[0][:, -1])
+
+    model, x, y = Rows(), torch.rand(5, 1, 8, 8), torch.arange(5) % 3
+    with set_mode(model, False):
+        expected, _ = input_gradient(model, x, y)
+    model.cuda().train()
+    before = torch.backends.cudnn.enabled
+    with set_mode(model, False):
+        found, _ = input_gradient(model, x.cuda(), y.cuda())
+    torch.testing.assert_close(found.cpu(), expected, rtol=1e-3, atol=1e-5)
+    assert torch.backends.cudnn.enabled == before
+    assert not model.rnn._forward_hooks
+    assert not model.rnn._forward_pre_hooks
+
+
+def test_recurrent_layers_leave_cudnn_and_come_back(monkeypatch):
+    """As on a GPU, but for the device."""
+    monkeypatch.setattr(torch.Tensor, "is_cuda", property(lambda self: True), raising=False)
+    model, seen = nn.Sequential(nn.LSTM(4, 4)), []
+    model[0].register_forward_hook(lambda *_: seen.append(torch.backends.cudnn.enabled), prepend=True)
+    with set_mode(model, False):
+        model(torch.rand(2, 3, 4))
+        with pytest.raises(RuntimeError):
+            model(torch.rand(2, 3, 5))
+        assert torch.backends.cudnn.enabled
+    model(torch.rand(2, 3, 4))
+    assert seen == [False, True]
+    assert len(model[0]._forward_hooks) == 1
+
+
+def test_recurrent_layers_leave_cudnn_for_a_second_derivative(monkeypatch):
+    """As on a GPU, but for the device."""
+    model, seen = nn.Sequential(nn.RNN(4, 4)), []
+    model[0].register_forward_hook(lambda *_: seen.append(torch.backends.cudnn.enabled))
+    x, y = torch.rand(2, 3, 4), torch.zeros(2, dtype=torch.long)
+    with monkeypatch.context() as patch:
+        patch.setattr(torch.Tensor, "is_cuda", property(lambda self: True), raising=False)
+        gradient_penalty(model, x, y, lambda outputs, _: outputs[0].sum(), torch.sum).backward()
+    assert seen == [False]
+    assert torch.backends.cudnn.enabled
+    assert len(model[0]._forward_hooks) == 1
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("kind", [nn.LSTM, nn.GRU, nn.RNN])
+def test_recurrent_layers_have_a_second_derivative_on_a_gpu(kind):
+    class Rows(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.rnn, self.fc = kind(8, 8, batch_first=True), nn.Linear(8, 3)
+
+        def forward(self, x):
+            return self.fc(self.rnn(x.squeeze(1))[0][:, -1])
+
+    model, x, y = Rows(), torch.rand(5, 1, 8, 8), torch.arange(5) % 3
+    found = {}
+    for device in ("cpu", "cuda"):
+        model.to(device).zero_grad()
+        gradient_penalty(model, x.to(device), y.to(device), cross_entropy_sum, lambda g: g.square().sum()).backward()
+        found[device] = [weight.grad.cpu() for weight in model.parameters() if weight.grad is not None]
+    torch.testing.assert_close(found["cuda"], found["cpu"], rtol=1e-2, atol=1e-5)

@@ -284,7 +284,9 @@ def test_on_a_gpu_values_come_back_in_range():
     guard = DeviceChecks("cuda")
     assert guard.labels(torch.tensor([-5, 2, 9], device="cuda"), 4).tolist() == [0, 2, 3]
     assert guard.index(torch.tensor([-1, 5, 12], device="cuda"), 12).tolist() == [0, 5, 11]
-    assert guard.flags.tolist() == [False, False, True, True]
+    assert guard.flags.tolist() == [False, False, True, True, False]
+    guard.distinct(torch.tensor([3, 1, 3], device="cuda"))
+    assert guard.flags[4]
 
 
 @pytest.mark.gpu

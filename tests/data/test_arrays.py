@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from atas.data import from_arrays
-from atas.errors import DataError
+from atas.errors import DataError, UsageError
 
 PIXELS = np.random.default_rng(0).integers(0, 256, (4, 3, 8, 6), np.uint8)
 LABELS = np.array([0, 2, 1, 0])
@@ -89,7 +89,7 @@ def with_value(value):
         (PIXELS > 100, "are bool, expected uint8"),
         (PIXELS[:, 0], r"shape \(4, 8, 6\).*axis of length 1"),
         (PIXELS[:, :, :, :3], "either the second or the last axis"),
-        (PIXELS[:, [0, 1]], "neither the second nor the last axis"),
+        (PIXELS[:, [0, 1]], "neither the second nor the last axis.*channels=.first."),
         (np.array(["a.png"]), "is not numeric"),
     ],
 )
@@ -123,3 +123,19 @@ def test_labels_that_count_from_one_are_seen():
 def test_empty_arrays():
     with pytest.raises(DataError, match="have no pixels"):
         from_arrays("mine", PIXELS[:0].astype(float), LABELS[:0], PIXELS[:0], LABELS[:0])
+
+
+@pytest.mark.parametrize("count", [1, 2, 3, 4, 12])
+@pytest.mark.parametrize("channels", ["first", "last"])
+def test_any_number_of_channels(count, channels):
+    pixels = np.random.default_rng(0).integers(0, 256, (4, count, 3, 3), dtype=np.uint8)
+    given = pixels if channels == "first" else pixels.transpose(0, 2, 3, 1)
+    data = from_arrays("mine", given, LABELS, given, LABELS, channels=channels)
+    assert data.shape == (count, 3, 3)
+    assert np.array_equal(data.train.images.numpy(), pixels)
+    assert data.train.images.stride() == torch.empty(pixels.shape).stride()
+
+
+def test_an_unknown_place_of_the_channels():
+    with pytest.raises(UsageError, match=r"channels must be 'first'.*got 'middle'"):
+        from_arrays("mine", PIXELS, LABELS, PIXELS, LABELS, channels="middle")

@@ -247,3 +247,18 @@ def test_a_network_of_large_numbers_is_searched_in_bfloat16():
         y = model(x.cuda()).argmax(1).cpu()
     found = evaluate(model, x, y, atas.Linf(0.2 / 255), attacks=["pgd10"])
     assert found.protocol["search_precision"] == "bfloat16"
+
+
+@pytest.mark.parametrize("failing", [["float16"], ["float16", "bfloat16"]])
+def test_a_layer_without_half_precision_does_not_end_the_evaluation(failing, images):
+    def in_half_precision(dtype):
+        if str(dtype).removeprefix("torch.") in failing:
+            raise RuntimeError("expected scalar type Float\nbut found Half")
+        return network
+
+    whole, said = Scheduler(network, network, torch.device("cpu"), slots=2), []
+    found = cuda_backend.search_in_half_precision(whole, images, in_half_precision, said.append)
+    assert found.precision == ("bfloat16" if failing == ["float16"] else "float32")
+    assert [sentence.split(";")[0] for sentence in said] == [
+        f"the network cannot compute in {name} (expected scalar type Float)" for name in failing
+    ]

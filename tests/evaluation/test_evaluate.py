@@ -1,7 +1,10 @@
 """What `evaluate` finds, and that it finds the same whatever the form of its inputs and the state of its caller."""
 
 import copy
+import threading
+import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from types import SimpleNamespace
 
@@ -551,3 +554,33 @@ def test_evaluate_finds_the_same_on_a_gpu(problem, images, ball, result):
     with pytest.raises(UsageError, match="the model is on cuda:0 and is never moved"):
         evaluate(model, images, y, ball, device="cpu")
     assert evaluate(model, images, y, ball, attacks=[], device="cuda").protocol["batch_size"] == 1024
+
+
+def test_evaluations_in_threads_are_each_as_alone(small_net):
+    """The mode of a model and the precision of PyTorch belong to the process."""
+    model, x = small_net().train(), torch.rand(6, 3, 8, 8)
+    y = torch.arange(6) % 4
+    expected = evaluate(model, x, y, atas.Linf(0.1), attacks=("pgd2",))
+    seen = []
+    model.register_forward_hook(lambda module, *_: seen.append(module.training))
+    with ThreadPoolExecutor(3) as pool:
+        results = list(pool.map(lambda _: evaluate(model, x, y, atas.Linf(0.1), attacks=("pgd2",)), range(3)))
+    assert all(torch.equal(result.correct["pgd2"], expected.correct["pgd2"]) for result in results)
+    assert not any(seen)
+    assert model.training
+
+
+def test_a_waiting_evaluation_says_so(small_net):
+    model, x, y, said, began = small_net().eval(), torch.rand(2, 3, 8, 8), torch.arange(2), [], threading.Event()
+
+    def other(status):
+        began.set()
+        while not said:
+            time.sleep(0.001)
+
+    with ThreadPoolExecutor(1) as pool:
+        first = pool.submit(evaluate, model, x, y, atas.Linf(0.1), attacks=("pgd2",), progress=other)
+        began.wait()
+        evaluate(model, x, y, atas.Linf(0.1), attacks=("pgd2",), progress=lambda status: said.append(status.note))
+        first.result()
+    assert said[0] == "waiting for another evaluation in this process ..."

@@ -6,7 +6,7 @@ import torch
 import atas
 from atas.core.perturbations import FullResolution, LowResolution
 from atas.core.resized_crop import BoxView
-from atas.errors import DataError, UsageError
+from atas.errors import CheckpointError, DataError, UsageError
 
 SHAPE, EXAMPLES, BATCH, EPS = (3, 12, 12), 10, 4, 8 / 255
 REMEMBERING = ["atta", "atas", "atas-literal"]
@@ -131,5 +131,71 @@ def test_a_view_that_does_not_fit_is_named(small_net, make_images):
     free, optimizer = make("free", batch_size=BATCH), torch.optim.SGD(net.parameters(), lr=0.1)
     with pytest.raises(DataError, match=r"carries perturbations of one shape along, \(3, 12, 12\)"):
         free.step(net, optimizer, shown, index % 4, index, view)
-    with pytest.raises(UsageError, match="unknown store"):
+    with pytest.raises(UsageError, match="store must be 'device' or 'host'; got 'disk'"):
         make("atas", store="disk")
+
+
+# States of other methods
+
+ROUNDING = {torch.float32: 0.0, torch.float16: EPS * 2**-11, torch.int8: EPS / 254}
+PAIRS = [(saved, own) for saved in ROUNDING for own in ROUNDING]
+
+
+@pytest.mark.parametrize("grid", [None, 4])
+@pytest.mark.parametrize(("saved", "own"), PAIRS, ids=str)
+def test_a_state_is_read_into_every_coding(small_net, make_images, saved, own, grid):
+    """Perturbations are the same up to the rounding of both codings; averages and step sizes are equal."""
+    method, other = make("atas", dtype=saved, grid=grid), make("atas", dtype=own, grid=grid, seed=1)
+    train(method, small_net(), make_images)
+    state = method.state_dict()
+    kept = {name: tensor.clone() for name, tensor in state.items()}
+    other.load_state_dict(state)
+    assert all(torch.equal(state[name], tensor) for name, tensor in kept.items())
+    assert other.memory.delta.dtype == own
+    first, second = (store.decode(store.delta, torch.float32) for store in (method.memory, other.memory))
+    assert first.abs().max() > 0.9 * EPS
+    assert (first - second).abs().max() <= (0.0 if saved == own else ROUNDING[own] * 1.001)
+    assert torch.equal(method.norms.average, other.norms.average)
+    assert torch.equal(method.step_sizes, other.step_sizes)
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"memory.delta": lambda t: t.to(torch.int32)}, r"delta is torch.int32 in it; .* int8, float16 or float32"),
+        ({"memory.delta": lambda t: t / 0}, r"memory\.delta holds NaN or infinite values in it"),
+        ({"norms.average": lambda t: t.long()}, r"average is torch.int64 in it and torch.float32 in this method"),
+        ({"epoch": lambda t: t.double()}, r"epoch is torch.float64 in it and torch.int64 in this method"),
+        ({"norms.average": lambda t: t[:-1]}, r"norms\.average has the shape \(9,\) in it"),
+        ({"norms.average": lambda t: t.tolist()}, r"norms\.average is a list in it, not a tensor"),
+    ],
+    ids=lambda value: next(iter(value)) if isinstance(value, dict) else None,
+)
+def test_a_state_that_does_not_fit_is_refused(change, said):
+    state = make("atas", dtype=torch.float32).state_dict()
+    state |= {name: function(state[name]) for name, function in change.items()}
+    method = make("atas", seed=1)
+    before = {name: tensor.clone() for name, tensor in method.state_dict().items()}
+    with pytest.raises(CheckpointError, match=said) as caught:
+        method.load_state_dict(state)
+    assert "\n" not in str(caught.value)
+    assert all(torch.equal(before[name], tensor) for name, tensor in method.state_dict().items())
+
+
+def test_the_state_of_another_method_is_refused():
+    with pytest.raises(CheckpointError, match=r"lacks norms\.average, norms\.step_size; load a state of ATAS"):
+        make("atas").load_state_dict(make("atta").state_dict())
+    with pytest.raises(CheckpointError, match=r"also holds norms\.average, .*; load a state of ATTA"):
+        make("atta").load_state_dict(make("atas").state_dict())
+    with pytest.raises(CheckpointError, match="a state is what method"):
+        make("atta").load_state_dict([])
+    found = make("atas").load_state_dict(make("atta").state_dict(), strict=False)
+    assert found.missing_keys == ["norms.average", "norms.step_size"]
+
+
+def test_parts_of_other_dtypes_are_read_to_rounding():
+    method, other = make("atas"), make("atas")
+    method.norms.average.uniform_()
+    state = method.state_dict()
+    other.load_state_dict(state | {"norms.average": state["norms.average"].double()})
+    assert torch.equal(method.norms.average, other.norms.average)

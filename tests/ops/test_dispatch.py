@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from atas.core.dispatch import compile_function, fast_op, implements, table, use_fast_ops
+from atas.ops.networks import CompiledNetwork
 
 
 @fast_op
@@ -99,3 +100,33 @@ def test_the_compilers_advice_to_be_less_exact_is_not_passed_on(monkeypatch, rec
     monkeypatch.setattr(torch, "compile", lambda function, **options: function)
     compile_function(advised, "inductor")(torch.ones(()))
     assert [str(warning.message) for warning in recwarn] == ["something else"]
+
+
+class Printing(torch.nn.Module):
+    """A network with a line that no graph can hold."""
+
+    def forward(self, x):
+        x = x.exp()
+        torch._dynamo.graph_break()
+        return x.sin()
+
+
+@pytest.mark.slow
+def test_a_network_with_a_graph_break_is_compiled_in_parts():
+    said, graphs = [], []
+
+    def backend(graph, inputs):
+        graphs.append(graph)
+        return graph.forward
+
+    torch._dynamo.reset()
+    network = CompiledNetwork(Printing(), backend, log=said.append)
+    x = torch.linspace(0, 1, 5, requires_grad=True)
+    for _ in range(2):
+        torch.testing.assert_close(network(x), x.exp().sin())
+    torch.autograd.grad(network(x).sum(), x)
+    assert len(graphs) == 2
+    assert len(said) == 1
+    assert said[0].startswith("the network cannot be compiled as one graph (")
+    assert said[0].endswith("); compiling it in parts")
+    assert "\n" not in said[0]

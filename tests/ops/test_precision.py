@@ -2,10 +2,12 @@
 
 import pytest
 import torch
+from torch import nn
 
-from atas.ops.precision import strict_float32
+import atas
+from atas.ops.precision import low_precision_copy, strict_float32
 
-CPU = torch.device("cpu")
+CPU, LOW = torch.device("cpu"), torch.bfloat16
 B = torch.backends
 SETTINGS = {
     "all": B,
@@ -128,3 +130,60 @@ def test_tf32_is_off_in_effect(caller):
         assert max(errors()) < 1e-5
     if caller == "new, for all":
         assert min(errors()) > 1e-4, "outside, TF32 must be on, or this test shows nothing"
+
+
+class Wider(nn.Conv2d):
+    """A convolution with a constructor of its own."""
+
+    def __init__(self, channels):
+        super().__init__(channels, 2 * channels, 3)
+
+
+class Standardised(nn.Conv2d):
+    """A convolution that computes with its weight first."""
+
+    def _conv_forward(self, x, weight, bias):
+        return super()._conv_forward(x, weight - weight.mean((1, 2, 3), keepdim=True), bias)
+
+
+class TiedToEmbedding(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.embedding, self.linear = nn.Embedding(5, 4), nn.Linear(4, 5)
+        self.linear.weight = self.embedding.weight
+
+
+def dtypes(model):
+    return {name: parameter.dtype for name, parameter in low_precision_copy(model, LOW).named_parameters()}
+
+
+def test_only_weights_that_go_to_a_kernel_as_they_are_are_copied():
+    for layer in (nn.Conv2d(1, 2, 3), nn.Linear(2, 3), nn.ConvTranspose1d(1, 2, 3), Wider(1)):
+        assert dtypes(layer) == {"weight": LOW, "bias": LOW}
+    own = nn.Conv2d(1, 2, 3)
+    own.forward = lambda x: x
+    parametrized = nn.utils.parametrizations.orthogonal(nn.Linear(2, 2))
+    for layer in (
+        nn.utils.spectral_norm(nn.Conv2d(1, 2, 3)), Standardised(1, 2, 3), own,
+        parametrized, nn.BatchNorm2d(3), nn.Embedding(3, 4),
+    ):  # fmt: skip
+        assert set(dtypes(layer).values()) == {torch.float32}
+
+
+def test_a_weight_with_another_use_stays_one_weight():
+    model = TiedToEmbedding()
+    copy = low_precision_copy(model, LOW)
+    assert copy.linear.weight is copy.embedding.weight is model.embedding.weight
+    assert copy.linear.bias.dtype == LOW
+    assert len(list(copy.parameters())) == len(list(model.parameters()))
+
+
+@pytest.mark.parametrize("name", atas.models.names())
+def test_the_networks_of_the_package_keep_their_copies(name):
+    """Every weight and bias of a convolution and a linear layer, and nothing else."""
+    model = atas.models.create(name, 10)
+    layers = (nn.modules.conv._ConvNd, nn.Linear)
+    cast = {
+        f"{path}.{kind}" for path, m in model.named_modules() if isinstance(m, layers) for kind in ("weight", "bias")
+    }
+    assert dtypes(model) == {key: LOW if key in cast else torch.float32 for key, _ in model.named_parameters()}

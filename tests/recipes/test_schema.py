@@ -63,9 +63,9 @@ def any_recipe(draw):
             settings=draw(own.get(method, st.just({}))),
         ),
         optimizer=recipes.OptimizerConfig(
-            momentum=draw(st.floats(0, 1, exclude_max=True)),
+            momentum=(momentum := draw(st.floats(0, 1, exclude_max=True))),
             weight_decay=draw(st.floats(0, 1e300)),
-            nesterov=draw(st.booleans()),
+            nesterov=draw(st.booleans()) and momentum > 0,
         ),
         schedule=recipes.ScheduleConfig(
             name=draw(st.sampled_from(["piecewise", "cyclic"])),
@@ -365,6 +365,16 @@ def test_a_missing_recipe_file(tmp_path):
 )
 def test_a_wrong_value(key, value, parts):
     one_of_us(lambda: load("cifar10-preact-resnet18-atas").with_values({key: value}), *parts)
+
+
+def test_nesterov_needs_a_momentum():
+    recipe = load("cifar10-preact-resnet18-atas")
+    one_of_us(
+        lambda: recipe.with_values({"optimizer.nesterov": True, "optimizer.momentum": 0}),
+        "optimizer.nesterov needs optimizer.momentum above zero",
+    )
+    cycle = {"schedule.name": "cyclic", "schedule.peak_momentum": 0.8}
+    assert recipe.with_values({"optimizer.nesterov": True, "optimizer.momentum": 0, **cycle}).optimizer.nesterov
 
 
 def test_a_section_that_is_none(tmp_path):

@@ -231,7 +231,7 @@ class FakeAccelerated(AcceleratedNetwork):
         raise NotImplementedError
 
     def split_first_layer(self):
-        return HookedSplit(self.model, self.model.conv1)
+        return HookedSplit(self.model, "conv1")
 
     def precompile(self, x, modes=(False, True)):
         self.precompiled = x.shape

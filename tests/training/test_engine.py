@@ -15,7 +15,7 @@ from atas.ops.jvp import loss_jvp
 from atas.ops.precision import low_precision_copy
 from atas.recipes import OptimizerConfig, load
 from atas.training.engine import Engine
-from atas.training.optim import SGD
+from atas.training.optim import SGD, FusedSGD
 
 SHAPE, EXAMPLES, BATCH = (3, 8, 8), 14, 6
 
@@ -230,6 +230,22 @@ def test_a_weight_without_a_gradient_stays():
     assert not torch.equal(weights[1], torch.ones(2))
 
 
+def test_weights_that_the_kernel_cannot_go_over_are_found():
+    """It takes all memory from the first address on as the weight, in float32, sixteen bytes at a time."""
+    whole = torch.zeros(64, 16)
+    supports = FusedSGD.supports
+    last = torch.zeros(4, 3, 3, 3).contiguous(memory_format=torch.channels_last)
+    for weight in (whole, whole.t(), whole[:3], torch.zeros(()), torch.zeros(4, 0), last):
+        assert supports([weight], [weight])
+        assert supports([weight], [weight.to(torch.bfloat16)])
+    for weight in (
+        whole[:, :8], whole[::2], torch.zeros(4, 1).expand(4, 3), whole.view(-1)[1:], whole.double(), whole.half(),
+    ):  # fmt: skip
+        assert not supports([whole, weight], [whole, weight])
+    assert not supports([whole], [whole.half()])
+    assert not supports([last], [last.to(torch.bfloat16).contiguous()])
+
+
 def test_a_working_copy_shares_all_but_the_weights_in_low_precision():
     model = network()
     twin = low_precision_copy(model, torch.bfloat16)
@@ -303,8 +319,6 @@ def test_a_captured_step_with_perturbed_weights_is_the_eager_step(form, model):
 @pytest.mark.parametrize("nesterov", [False, True])
 @pytest.mark.parametrize("kind", [torch.float32, torch.bfloat16])
 def test_the_optimiser_as_a_kernel(nesterov, kind, generator):
-    from atas.training.optim import FusedSGD
-
     weights = [torch.randn(shape, generator=generator).cuda() for shape in ((9000,), (64, 3, 3, 3), (5,))]
     made = []
     for optimiser in (SGD, FusedSGD):

@@ -17,6 +17,7 @@ from atas.distributed.world import select_device
 from atas.errors import DataError, UsageError
 from atas.methods import Standard
 from atas.training import Run, TrainingProgress, checkpoint
+from atas.training.engine import Engine
 from atas.training.model_checks import check_model
 
 KEYS = {"epoch", "updates", "rate", "loss", "train_accuracy", "clean", "fgsm", "pgd10", "pgd10_loss", "collapsed"}
@@ -32,7 +33,8 @@ def fed(monkeypatch):
     training_step = Standard.training_step
 
     def spy(self, model, update, batch):
-        batches.append((batch.x.clone(), batch.y.clone(), batch.index.clone(), model.training))
+        if isinstance(update, Engine):  # not the trial before the training
+            batches.append((batch.x.clone(), batch.y.clone(), batch.index.clone(), model.training))
         return training_step(self, model, update, batch)
 
     monkeypatch.setattr(Standard, "training_step", spy)

@@ -13,6 +13,7 @@ from atas.attacks.losses import LOSSES, attack_loss, correct
 from atas.attacks.search import LogitsFunction, Slots, expand_like, random_start, where_write
 from atas.core.autograd import input_gradient
 from atas.core.dispatch import fast_op
+from atas.core.validation import check_fields
 from atas.errors import UsageError
 from atas.threat import Threat
 
@@ -52,6 +53,7 @@ class APGD:
     eot_iterations: int = 1
 
     def __post_init__(self) -> None:
+        check_fields(self)
         if self.loss not in LOSSES:
             raise UsageError(f"the loss of APGD must be one of {', '.join(LOSSES)}; got '{self.loss}'")
         for name, value in (("iterations", self.iterations), ("eot_iterations", self.eot_iterations)):

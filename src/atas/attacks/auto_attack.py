@@ -14,7 +14,8 @@ from atas.attacks.fab import FAB
 from atas.attacks.scheduler import Scheduler, default_batch_size
 from atas.attacks.search import Search
 from atas.attacks.square import Square
-from atas.core.validation import check_images, check_logits
+from atas.core.autograd import contiguous
+from atas.core.validation import check_arguments, check_images, check_logits
 from atas.errors import unknown
 from atas.threat import Threat
 
@@ -26,6 +27,7 @@ VERSIONS: dict[str, tuple[Search, ...]] = {
 }
 
 
+@check_arguments
 def autoattack(
     model: nn.Module,
     x: Tensor,
@@ -103,18 +105,17 @@ def _run_stages(
     seed: int,
     index: Tensor | None,
 ) -> Tensor:
-    if index is None:
-        index = torch.arange(len(x), device=x.device)
     with attack_context(model, x, y, threat, index) as target:
         if not len(x):
             return target.x
         check_images(target.x)  # before the attack on a GPU too: it takes long
-        layout = torch.contiguous_format if x.is_contiguous() else torch.channels_last
+        is_contiguous = x.is_contiguous()
 
         def verifier(point: Tensor) -> Tensor:
-            return check_logits(model(point.contiguous(memory_format=layout)), len(point))
+            laid_out = contiguous(point) if is_contiguous else point.contiguous(memory_format=torch.channels_last)
+            return check_logits(model(laid_out), len(point))
 
         scheduler = Scheduler(verifier, verifier, x.device, default_batch_size(x.device))
-        examples = scheduler.examples(target.x, target.y, index.long())
+        examples = scheduler.examples(target.x, target.y, target.index)
         _, points = scheduler.run_stages(stages, examples, threat, examples.misclassified(), seed=seed)
         return points

@@ -14,9 +14,16 @@ import torch
 from torch import Tensor, nn
 
 from atas.attacks.search import Search
-from atas.core.autograd import cross_entropy_sum, freeze, input_gradient, set_mode
-from atas.core.validation import DeviceChecks, check_logits, check_module, check_shapes
-from atas.errors import DataError
+from atas.core.autograd import contiguous, cross_entropy_sum, freeze, input_gradient, set_mode
+from atas.core.validation import (
+    DeviceChecks,
+    check_logits,
+    check_module,
+    check_shapes,
+    describe,
+    explain_precision,
+)
+from atas.errors import DataError, UsageError
 from atas.threat import Threat
 
 
@@ -89,6 +96,7 @@ class AttackTarget:
     model: nn.Module
     x: Tensor
     y: Tensor
+    index: Tensor
     threat: Threat
     loss: Callable[[Tensor, Tensor], Tensor]
 
@@ -109,11 +117,20 @@ def attack_context(
     """
     check_module(model)
     check_shapes(x, y, index, None)
+    if not isinstance(threat, Threat):
+        raise UsageError(f"the threat model is one such as atas.Linf(8/255); got {describe(threat)}")
     for name, tensor in (("labels", y), ("indices", index)):
         if tensor is not None and tensor.device != x.device:
             raise DataError(f"the {name} are on {tensor.device}, the images on {x.device}: move them with .to()")
     # Inference tensors cannot take part in a backward pass: leave inference mode, and copy the inputs.
-    with torch.inference_mode(False), torch.no_grad(), set_mode(model, training=False), freeze(model):
+    with (
+        torch.inference_mode(False),
+        torch.no_grad(),
+        explain_precision(model, x),
+        set_mode(model, training=False),
+        freeze(model),
+    ):
+        x = contiguous(x) if x.is_contiguous() else x  # the caller's channels_last stays
         checks = DeviceChecks(x.device)
         if x.numel():
             checks.images(x)
@@ -122,5 +139,6 @@ def attack_context(
             logits = check_logits(output, len(y))
             return cross_entropy_sum(logits, checks.labels(y, logits.shape[1]))
 
-        yield AttackTarget(model, x.detach().clone(), y.to(torch.int64, copy=True), threat, loss)
+        index = torch.arange(len(x), device=x.device) if index is None else index.long()
+        yield AttackTarget(model, x.detach().clone(), y.to(torch.int64, copy=True), index, threat, loss)
         checks.raise_if_set()

@@ -25,6 +25,7 @@ from atas.attacks.losses import correct, target_margin
 from atas.attacks.search import LogitsFunction, Slots, expand_like, where_write
 from atas.core.autograd import input_gradient
 from atas.core.dispatch import fast_op
+from atas.core.validation import check_fields
 from atas.errors import UsageError
 from atas.threat import L2, Linf, Threat
 
@@ -49,6 +50,7 @@ class FAB:
     backward_passes: ClassVar[int] = 1
 
     def __post_init__(self) -> None:
+        check_fields(self)
         if self.iterations < 1:
             raise UsageError(f"iterations must be at least 1; got {self.iterations}")
 
@@ -145,7 +147,8 @@ def boundary_step(
     alpha = (length_point / (length_point + length_x)).clamp_max(alpha_max)[:, None]
     ahead = (from_point + eta * change_point) * (1 - alpha) + (from_x + eta * change_x) * alpha
     channels, height, width = x.shape[1:]
-    return ahead.clamp(0, 1).view(-1, height, width, channels).permute(0, 3, 1, 2)
+    ahead = ahead.clamp(0, 1).view(-1, height, width, channels).permute(0, 3, 1, 2)
+    return ahead.clone(memory_format=torch.contiguous_format)  # as in core.autograd.contiguous
 
 
 def to_boundary(point: Tensor, normal: Tensor, value: Tensor, *, euclidean: bool) -> Tensor:

@@ -14,7 +14,7 @@ from atas.attacks.search import LogitsFunction, Search, Slots, random_start, whe
 from atas.core.autograd import cross_entropy_sum, input_gradient
 from atas.core.dispatch import fast_op
 from atas.core.rng import CounterRNG
-from atas.core.validation import check_logits
+from atas.core.validation import check_arguments, check_fields, check_logits
 from atas.errors import UsageError
 from atas.threat import Threat
 
@@ -22,6 +22,7 @@ _STEPS_PER_EPS = 5  # the default step is eps/5, so ten steps cross the ball onc
 _MAX_COUNT = 100_000  # steps or restarts; a larger number is a typing error
 
 
+@check_arguments
 def pgd(
     model: nn.Module,
     x: Tensor,
@@ -62,14 +63,12 @@ def pgd(
     """
     _check_count("steps", steps)
     _check_count("restarts", restarts)
-    size = _resolve_step_size(step_size, threat)
-    if index is None:
-        index = torch.arange(len(x), device=x.device)
     with attack_context(model, x, y, threat, index) as target:
+        size = _resolve_step_size(step_size, threat)
 
         def run_restart(restart: int) -> Tensor:
             number = torch.full((), restart, dtype=torch.int64, device=x.device)
-            point = threat.random_start(target.x, CounterRNG(seed, number, index.long()))
+            point = threat.random_start(target.x, CounterRNG(seed, number, target.index))
             for _ in range(steps):
                 point = target.step(point, size)
             return point
@@ -95,6 +94,7 @@ class PGD:
     skips_misclassified: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
+        check_fields(self)
         _check_count("steps", self.steps)
         _check_count("restarts", self.restarts)
 

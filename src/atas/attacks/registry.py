@@ -12,6 +12,7 @@ from atas.attacks.fast_gradient_sign import FGSM
 from atas.attacks.projected_gradient_descent import PGD
 from atas.attacks.search import Search
 from atas.attacks.square import Square
+from atas.core.validation import check_arguments
 from atas.errors import unknown
 
 _PATTERN = "pgd<steps>[x<restarts>]"
@@ -40,6 +41,7 @@ def names() -> list[str]:
     return [Clean.name, FGSM.name, "pgd10", "pgd50", *_VERSIONS, *(search.name for search in _SINGLE), _PATTERN]
 
 
+@check_arguments
 def create(name: str, step_size: float | None = None) -> Attack:
     """Return the attack of a name; `step_size` is for PGD, by default eps/5.
 

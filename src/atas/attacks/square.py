@@ -26,6 +26,7 @@ from atas.attacks.losses import margin as label_margin
 from atas.attacks.search import LogitsFunction, Slots, expand_like, where_write
 from atas.core.dispatch import fast_op
 from atas.core.rng import CounterRNG, Stream
+from atas.core.validation import check_fields
 from atas.errors import UsageError
 from atas.threat import L2, Linf, Threat, l2_norm
 
@@ -55,6 +56,7 @@ class Square:
     backward_passes: ClassVar[int] = 0
 
     def __post_init__(self) -> None:
+        check_fields(self)
         if self.queries < 1:
             raise UsageError(f"queries must be at least 1; got {self.queries}")
         if not 0 < self.p_init <= 1:

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from atas.core.dispatch import fast_op
 from atas.core.rng import CounterRNG, Stream
+from atas.core.validation import check_arguments, describe
 from atas.errors import UsageError
 
 
@@ -90,6 +91,7 @@ def sample_view(seed: int, epoch: Tensor, index: Tensor, pad: int, flip: bool) -
     return top, left, (rng.uniform(Stream.FLIP) < 0.5) if flip else torch.zeros_like(index, dtype=torch.bool)
 
 
+@check_arguments
 def random_view(
     x: Tensor, pad: int = 4, *, flip: bool = True, generator: torch.Generator | None = None
 ) -> tuple[Tensor, View]:
@@ -99,6 +101,8 @@ def random_view(
     >>> x.shape, len(view)
     (torch.Size([2, 3, 32, 32]), 2)
     """
+    if not isinstance(x, Tensor):
+        raise UsageError(f"random_view takes a tensor of images; got {describe(x)}: convert with torch.as_tensor()")
     if x.dim() != 4:
         raise UsageError(f"random_view takes a batch of images (N, C, H, W); got shape {tuple(x.shape)}")
     if pad < 0:

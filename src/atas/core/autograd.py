@@ -6,15 +6,19 @@ gradient (second order), and models split behind their first layer.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+import weakref
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager, nullcontext
 from typing import Protocol, runtime_checkable
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.autograd.graph import Node
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from atas.core.dispatch import fast_op
+from atas.core.validation import FIXED_GRAPH, is_fixed_graph
 from atas.errors import UsageError, unknown
 
 Forward = Callable[[Tensor], Tensor]
@@ -24,18 +28,55 @@ Forward = Callable[[Tensor], Tensor]
 def set_mode(model: nn.Module, training: bool) -> Iterator[None]:
     """Put a model into train or eval mode inside the context, then restore the mode of every module.
 
-    A model that is already in train mode is left alone, so layers that the user keeps in eval mode stay there.
+    A model that is already in train mode is left alone, so layers that the user keeps in eval mode stay there. Graphs
+    that are fixed in eval mode are left as they are.
     """
-    if training and model.training:
+    if training and getattr(model, "training", False):
         yield
         return
-    modes = [(module, module.training) for module in model.modules()]
-    model.train(training)
+    modes = [(module, module.training) for module in model.modules() if hasattr(module, "training")]
+    is_set = not training and not any(mode for _, mode in modes)
+    if not is_set:
+        _switch_mode(model, training)
     try:
-        yield
+        with nullcontext() if training else _differentiable_rnns([module for module, _ in modes]):
+            yield
     finally:
-        for module, was_training in modes:
-            module.training = was_training
+        if not is_set:
+            for module, was_training in modes:
+                module.training = was_training
+
+
+def _switch_mode(model: nn.Module, training: bool) -> None:
+    """Set the mode of a model and its modules, but for graphs that are fixed in eval mode."""
+    if training and is_fixed_graph(model):
+        raise UsageError(FIXED_GRAPH)
+    fixed = {part for module in model.modules() if is_fixed_graph(module) for part in module.modules()}
+    if not fixed:
+        model.train(training)
+    for module in model.modules() if fixed else ():
+        if module not in fixed:
+            module.training = training
+
+
+@contextmanager
+def _differentiable_rnns(modules: Iterable[nn.Module]) -> Iterator[None]:
+    """Run recurrent layers on CUDA without cuDNN, which has no backward pass in eval mode and no second derivative."""
+    outside: list[bool] = []
+
+    def disable(*_: object) -> None:
+        outside.append(torch.backends.cudnn.enabled)
+        torch.backends.cudnn.enabled = False
+
+    def restore(*_: object) -> None:
+        torch.backends.cudnn.enabled = outside.pop()
+
+    with ExitStack() as stack:
+        for module in modules:
+            if isinstance(module, nn.RNNBase) and any(weight.is_cuda for weight in module.parameters()):
+                stack.callback(module.register_forward_pre_hook(disable).remove)
+                stack.callback(module.register_forward_hook(restore, always_call=True).remove)
+        yield
 
 
 @contextmanager
@@ -92,6 +133,25 @@ class CountsForwards(Protocol):
     """A model that counts its forward passes in train mode on the host, instead of BatchNorm on the device."""
 
     train_forward_count: int
+
+
+def contiguous(images: Tensor) -> Tensor:
+    """Return images with the strides of a new tensor; they are copied only if they have others.
+
+    `Tensor.contiguous()` ignores axes of length 1, such as the channel of grey images, but convolutions choose the
+    layout of their outputs by such strides, and `view` then fails in the layer behind them.
+
+    >>> grey = torch.rand(2, 4, 4, 1).permute(0, 3, 1, 2)
+    >>> grey.contiguous().stride(), contiguous(grey).stride()
+    ((16, 1, 4, 1), (16, 16, 4, 1))
+    """
+    stride, strides = 1, list[int]()
+    for length in reversed(images.shape):
+        strides.append(stride)
+        stride *= max(length, 1)
+    if images.stride() == tuple(reversed(strides)):
+        return images
+    return images.clone(memory_format=torch.contiguous_format)
 
 
 def to_float32(logits: Tensor) -> Tensor:
@@ -160,7 +220,14 @@ def gradient_penalty(
     """
     if not isinstance(model, SupportsJvp):
         x = x.detach().requires_grad_(True)
-        (gradient,) = torch.autograd.grad(loss(model(x), y), x, create_graph=True)
+        # The other kernels of attention, and cuDNN's of recurrent layers, have no second derivative.
+        with sdpa_kernel(SDPBackend.MATH), _differentiable_rnns(model.modules()):
+            (gradient,) = torch.autograd.grad(loss(model(x), y), x, create_graph=True)
+        if model not in _twice_differentiable:
+            # Autograd would silently leave out what lies behind a function that is differentiable once.
+            if any(node.name().endswith("Error") for node in _graph_nodes(gradient)):
+                raise RuntimeError("trying to differentiate twice a function that was marked with @once_differentiable")
+            _twice_differentiable.add(model)
         return function(gradient)
     with freeze(model):
         gradient, _ = input_gradient(model, x, y, loss)
@@ -212,16 +279,21 @@ class SupportsSplit(Protocol):
 
 
 class HookedSplit:
-    """Any model, split behind a layer by hooks."""
+    """Any model, split by hooks behind the layer of a name, or behind its first convolution or linear layer."""
 
-    def __init__(self, model: nn.Module, layer: nn.Module) -> None:
-        self._model, self._layer = model, layer
+    def __init__(self, model: nn.Module, name: str | None = None) -> None:
+        self._model, self._layer = model, find_first_layer(model, name)
 
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """Return the logits and the layer's output."""
         outputs: list[Tensor] = []
 
-        def keep(_module: nn.Module, _inputs: object, output: Tensor) -> Tensor:
+        def keep(_module: nn.Module, _inputs: object, output: object) -> Tensor:
+            if not isinstance(output, Tensor):
+                raise UsageError(
+                    f"YOPO cannot start from a layer that returns a {type(output).__name__}; name one that returns a "
+                    f"tensor, with layer=..."
+                )
             outputs.append(output)
             return output.clone()  # what comes next may work in place
 
@@ -233,7 +305,25 @@ class HookedSplit:
             handle.remove()
         if not outputs:
             raise _unused()
+        known = _checked_splits.get(self._model)
+        if isinstance(logits, Tensor) and (known is None or known() is not self._layer):
+            self._check(point, outputs, logits)
+            _checked_splits[self._model] = weakref.ref(self._layer)
         return logits, outputs[-1]
+
+    def _check(self, point: Tensor, outputs: list[Tensor], logits: Tensor) -> None:
+        """Raise UsageError unless the logits depend on the point through one output of the layer alone."""
+        name = next(name for name, module in self._model.named_modules() if module is self._layer)
+        if len(outputs) > 1:
+            why = f"a pass uses it {len(outputs)} times"
+        elif depends_on(logits, point, except_through=outputs[0]):
+            why = "the network also sees the images past it"
+        else:
+            return
+        raise UsageError(
+            f"YOPO cannot take its steps through the layer '{name}' alone, because {why}; name a layer that everything "
+            f"goes through once, with layer=..., or use another method"
+        )
 
     def first_layer(self, x: Tensor) -> Tensor:
         """Return the layer's output."""
@@ -255,6 +345,35 @@ class HookedSplit:
         x = x.detach().requires_grad_(True)
         (gradient,) = torch.autograd.grad((self.first_layer(x) * adjoint).sum(), x)
         return gradient
+
+
+# Models whose graphs have been looked at once.
+_twice_differentiable: weakref.WeakSet[nn.Module] = weakref.WeakSet()
+_checked_splits: weakref.WeakKeyDictionary[nn.Module, weakref.ref[nn.Module]] = weakref.WeakKeyDictionary()
+
+
+def depends_on(output: Tensor, leaf: Tensor, *, except_through: Tensor) -> bool:
+    """Return whether autograd has a way from the output to the leaf that does not go through a tensor between them.
+
+    >>> x = torch.ones(2, requires_grad=True)
+    >>> y = x.exp()
+    >>> depends_on(y.sin(), x, except_through=y), depends_on(y.sin() + x, x, except_through=y)
+    (False, True)
+    """
+    if except_through.is_leaf:  # a layer that hands on its input
+        return False
+    return any(getattr(node, "variable", None) is leaf for node in _graph_nodes(output, except_through))
+
+
+def _graph_nodes(output: Tensor, *stops: Tensor) -> Iterator[Node]:
+    """Iterate over the nodes of a tensor's graph, without those behind other tensors."""
+    seen, nodes = {stop.grad_fn for stop in stops}, [output.grad_fn]
+    while nodes:
+        node = nodes.pop()
+        if node is not None and node not in seen:
+            seen.add(node)
+            yield node
+            nodes += [following for following, _ in node.next_functions]
 
 
 def _unused() -> UsageError:

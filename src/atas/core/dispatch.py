@@ -110,17 +110,33 @@ def use_fast_ops(compile_with: str | None = None) -> Iterator[None]:
         _enabled, _backend = before
 
 
-def compile_function(function: Callable[P, R], backend: str, *, dynamic: bool | None = False) -> Callable[P, R]:
+def compile_function(
+    function: Callable[P, R],
+    backend: str,
+    *,
+    dynamic: bool | None = False,
+    log: Callable[[str], None] = lambda sentence: None,
+) -> Callable[P, R]:
     """Compile a function with torch.compile, again for every shape; with dynamic=None, not again for dimensions that
     are marked dynamic.
 
-    The compiler is not loaded before this is called.
+    A function that cannot be one graph is compiled in parts; `log` is called with a sentence that says so. The compiler
+    is not loaded before this is called.
     """
-    compiled = torch.compile(function, backend=backend, dynamic=dynamic, fullgraph=True)
+    whole = torch.compile(function, backend=backend, dynamic=dynamic, fullgraph=True)
+    parts: list[Callable[P, R]] = []
 
     def call(*args: P.args, **kwargs: P.kwargs) -> R:
         with torch._dynamo.config.patch(recompile_limit=_RECOMPILE_LIMIT), warnings.catch_warnings():
             warnings.filterwarnings("ignore", "TensorFloat32 tensor cores")  # advice to be less exact
-            return compiled(*args, **kwargs)
+            warnings.filterwarnings("ignore", "The .grad attribute of a Tensor")  # the compiler looks at it
+            if not parts:
+                try:
+                    return whole(*args, **kwargs)
+                except torch._dynamo.exc.Unsupported as error:
+                    why = str(error).strip().partition("\n")[0]
+                    log(f"the network cannot be compiled as one graph ({why}); compiling it in parts")
+                    parts.append(torch.compile(function, backend=backend, dynamic=dynamic))
+            return parts[0](*args, **kwargs)
 
     return call

@@ -19,7 +19,7 @@ from atas.core.erasing import PixelView
 from atas.core.host_offload import HostOffload
 from atas.core.resized_crop import AnyView, BoxView, to_box_view
 from atas.core.rng import CounterRNG
-from atas.errors import UsageError, unknown
+from atas.errors import CheckpointError, UsageError, unknown
 from atas.threat import Threat
 
 Placement: TypeAlias = Literal["device", "host"]
@@ -140,16 +140,36 @@ class PerturbationStore(nn.Module, ABC):
         return (perturbation / unit).round().clamp(-_LEVELS, _LEVELS).to(torch.int8)
 
     def decode(self, stored: Tensor, dtype: torch.dtype) -> Tensor:
-        """Decode a stored perturbation."""
-        return stored.to(dtype) * self._unit if self.delta.dtype == torch.int8 else stored.to(dtype)
+        """Decode a stored perturbation, of this coding or another one."""
+        return stored.to(dtype) * self._unit if stored.dtype == torch.int8 else stored.to(dtype)
+
+    def recode(self, name: str, rows: Tensor) -> Tensor:
+        """Return the rows of a saved state in this store's coding; `name` is their name in the state."""
+        if rows.dtype == self.delta.dtype:
+            return rows
+        if rows.dtype != torch.int8 and not rows.dtype.is_floating_point:
+            raise CheckpointError(
+                f"this state cannot be loaded: {name} is {rows.dtype} in it; a memory of perturbations "
+                f"is int8, float16 or float32"
+            )
+        recoded = torch.empty(rows.shape, dtype=self.delta.dtype, device=rows.device)
+        for part, target in zip(rows.split(_CHUNK), recoded.split(_CHUNK), strict=True):
+            perturbation = self.decode(part, torch.float32)
+            if not bool(perturbation.isfinite().all()):
+                raise CheckpointError(f"this state cannot be loaded: {name} holds NaN or infinite values in it")
+            target.copy_(self.encode(perturbation))
+        return recoded
 
     def _save_to_state_dict(self, destination: dict[str, Any], prefix: str, keep_vars: bool) -> None:
         self.sync()
         super()._save_to_state_dict(destination, prefix, keep_vars)
 
-    def _load_from_state_dict(self, *args: Any, **kwargs: Any) -> None:
+    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any, **kwargs: Any) -> None:
         self.sync()
-        super()._load_from_state_dict(*args, **kwargs)
+        name = f"{prefix}delta"
+        if isinstance(rows := state_dict.get(name), Tensor):
+            state_dict[name] = self.recode(name, rows)
+        super()._load_from_state_dict(state_dict, prefix, *args, **kwargs)
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> PerturbationStore:
         if self.offload is None:

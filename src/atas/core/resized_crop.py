@@ -22,6 +22,7 @@ from torch import Tensor
 from atas.core.augment import View
 from atas.core.erasing import PixelView
 from atas.core.rng import GeneratorRNG, Stream, UniformSource
+from atas.core.validation import check_arguments, describe
 from atas.errors import UsageError
 
 _TRIES = 10  # to sample a box that fits the image, as in torchvision
@@ -146,6 +147,7 @@ def to_box_view(view: AnyView, frame: tuple[int, int]) -> BoxView:
     return BoxView(top, left, one, one, view.flip, frame)
 
 
+@check_arguments
 def random_crop_view(
     x: Tensor, size: int = 224, *, of: int = 256, flip: bool = True, generator: torch.Generator | None = None
 ) -> tuple[Tensor, BoxView]:
@@ -162,6 +164,7 @@ def random_crop_view(
     return view.apply(x), view
 
 
+@check_arguments
 def random_resized_view(
     x: Tensor,
     size: int = 224,
@@ -194,6 +197,8 @@ def _flips(source: UniformSource, flip: bool) -> Tensor:
 
 
 def _check(x: Tensor, size: int) -> None:
+    if not isinstance(x, Tensor):
+        raise UsageError(f"a view is of a tensor of images; got {describe(x)}: convert with torch.as_tensor()")
     if x.dim() != 4:
         raise UsageError(f"a view is of a batch of images (N, C, H, W); got shape {tuple(x.shape)}")
     if size < 1:

@@ -7,9 +7,18 @@ flag is next read.
 
 from __future__ import annotations
 
+import contextlib
+import functools
+import inspect
 import itertools
-from collections.abc import Iterator, Sequence
+import math
+import re
+import types
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from numbers import Integral, Real
+from pathlib import Path
+from typing import Any, Literal, ParamSpec, TypeVar, Union, get_args, get_origin, get_type_hints
 
 import torch
 from torch import Tensor, nn
@@ -17,7 +26,11 @@ from torch.nn.parameter import is_lazy
 
 from atas.errors import AtasError, DataError, UsageError
 
+P = ParamSpec("P")
+R = TypeVar("R")
+
 _LOW = (torch.float16, torch.bfloat16)
+_INTEGERS = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
 _TOLERANCE = 1e-4  # allows for rounding by a resize or by half precision
 
 _NOT_FINITE = "the images hold NaN or infinite values; look for a division by zero in the preprocessing"
@@ -26,6 +39,11 @@ _RANGE = (
     "and clamp after resizing"
 )
 _LABEL = "a label lies outside of 0..{last}, the classes that the model has{values}; check the labels or num_classes"
+FIXED_GRAPH = (
+    "the graph of this model is fixed in eval mode, so it can be evaluated but not trained; to train, pass the network "
+    "that it was made from"
+)
+_COMPILED = "torch.compile", "torch.jit"
 _MIN_REPEATS = 256  # repeated examples that the check needs
 _CHANCE_SHARE = 0.8  # share of the label changes that random indices would cause
 _INCONSISTENT = (
@@ -37,6 +55,145 @@ _INDEX = (
     "an example's index lies outside of 0..{last}{values}; create the method with examples=len(train_set) and feed "
     "indices of that set"
 )
+_DUPLICATES = (
+    "an example occurs more than once in a batch{values}, and its perturbation or gradient norm could be stored only "
+    "once; draw batches without replacement"
+)
+_PLAIN_TYPES = (int, float, bool, str, Path, type(None), torch.dtype, torch.device)
+_MAX_SHOWN = 60  # characters of a wrong value in a message
+
+
+def check_argument(name: str, value: object, kind: Any) -> None:
+    """Raise UsageError unless a value has the type of an annotation. Numbers must be finite.
+
+    >>> check_argument("step_size", 8 / 255, float | None)
+    >>> check_argument("step_size", "8/255", float | None)
+    Traceback (most recent call last):
+    atas.errors.UsageError: step_size must be a finite number or None; got '8/255'
+    """
+    options = _options(kind)
+    if not any(_is_of(value, option) for option in options):
+        expected = " or ".join(dict.fromkeys(_describe_kind(option) for option in options))
+        raise UsageError(f"{name} must be {expected}; got {describe(value)}")
+
+
+def plain_types(function: Callable[..., Any]) -> dict[str, Any]:
+    """Return the annotations of a function's arguments that `check_argument` can check; none if they have no value."""
+    try:
+        kinds = get_type_hints(function)
+    except NameError:  # a user's annotations for type checkers alone
+        return {}
+    return {name: kind for name, kind in kinds.items() if name != "return" and all(map(_is_plain, _options(kind)))}
+
+
+def check_arguments(function: Callable[P, R]) -> Callable[P, R]:
+    """Check the numbers, texts and the like among the arguments of each call against their annotations.
+
+    >>> @check_arguments
+    ... def halve(size: int) -> int:
+    ...     return size // 2
+    >>> halve("8")
+    Traceback (most recent call last):
+    atas.errors.UsageError: size must be a whole number; got '8'
+    """
+    signature, kinds = inspect.signature(function), functools.cache(lambda: plain_types(function))
+
+    @functools.wraps(function)
+    def call(*args: P.args, **kwargs: P.kwargs) -> R:
+        with contextlib.suppress(TypeError):  # Python's own error for arguments that are missing or unknown
+            for name, value in signature.bind(*args, **kwargs).arguments.items():
+                if name in kinds():
+                    check_argument(name, value, kinds()[name])
+        return function(*args, **kwargs)
+
+    return call
+
+
+def check_fields(settings: Any) -> None:
+    """Check the numbers, texts and the like among the fields of a dataclass against their annotations."""
+    for name, kind in plain_types(type(settings).__init__).items():
+        check_argument(name, getattr(settings, name), kind)
+
+
+def check_interface(name: str, values: Sequence[object], methods: Sequence[str]) -> None:
+    """Raise UsageError unless every value has these methods."""
+    for value in values:
+        if not all(callable(getattr(value, method, None)) for method in methods):
+            raise UsageError(f"{name} must have the methods {', '.join(methods)}; got {describe(value)}")
+
+
+def check_count(name: str, value: object, minimum: int = 1) -> int:
+    """Return a whole number of at least `minimum`, else raise UsageError."""
+    check_argument(name, value, int)
+    number = int(value)  # type: ignore[call-overload]
+    if number < minimum:
+        raise UsageError(f"{name} must be at least {minimum}; got {number}")
+    return number
+
+
+def check_seed(value: object) -> int:
+    """Return a seed as an int, else raise UsageError; any whole number of 64 bits is one."""
+    check_argument("seed", value, int)
+    seed = int(value)  # type: ignore[call-overload]
+    if not -(2**63) <= seed < 2**64:
+        raise UsageError(f"seed must fit 64 bits; got {seed}")
+    return seed
+
+
+def check_device(device: torch.device | str | None) -> torch.device | None:
+    """Return the device of a name; raise UsageError if there is none on this machine."""
+    if device is None:
+        return None
+    try:
+        found = torch.device(device)
+    except (RuntimeError, TypeError) as error:
+        raise UsageError(f"there is no device {describe(device)}; use cpu or cuda") from error
+    if found.type == "cuda" and not torch.cuda.is_available():
+        raise UsageError("this machine has no CUDA device, or this PyTorch was built without CUDA; use device cpu")
+    return found
+
+
+def describe(value: object) -> str:
+    """Return a value for a message, in one line."""
+    if isinstance(value, Tensor):
+        return f"a tensor of shape {tuple(value.shape)} and {value.dtype}"
+    lines = repr(value).splitlines() or [type(value).__name__]
+    return lines[0] if len(lines) == 1 and len(lines[0]) <= _MAX_SHOWN else f"a {type(value).__name__}"
+
+
+def _options(kind: Any) -> tuple[Any, ...]:
+    return get_args(kind) if get_origin(kind) in (Union, types.UnionType) else (kind,)
+
+
+def _is_plain(kind: Any) -> bool:
+    return kind in _PLAIN_TYPES or get_origin(kind) in (Literal, tuple, Mapping)
+
+
+def _is_of(value: Any, kind: Any) -> bool:
+    origin, inner = get_origin(kind), get_args(kind)
+    if kind is None or kind is type(None):
+        return value is None
+    if origin is Literal:
+        return any(type(value) is type(option) and value == option for option in inner)
+    if origin is tuple:
+        fits = isinstance(value, tuple | list) and (inner[-1] is Ellipsis or len(value) == len(inner))
+        kinds = itertools.repeat(inner[0]) if inner[-1] is Ellipsis else inner
+        return fits and all(_is_of(*pair) for pair in zip(value, kinds, strict=False))
+    if kind in (int, float):
+        number = isinstance(value, Integral if kind is int else Real) and not isinstance(value, bool)
+        return number and math.isfinite(value)
+    return not isinstance(origin or kind, type) or isinstance(value, origin or kind)
+
+
+def _describe_kind(kind: Any) -> str:
+    inner = get_args(kind)
+    if get_origin(kind) is Literal:
+        return " or ".join(repr(option) for option in inner)
+    if get_origin(kind) is tuple:
+        elements = f"{_describe_kind(inner[0]).removeprefix('a ')}s"
+        return f"a tuple of {elements}" if inner[-1] is Ellipsis else f"a tuple of {len(inner)} {elements}"
+    names = {int: "a whole number", float: "a finite number", bool: "True or False", str: "a text", type(None): "None"}
+    return names.get(kind) or f"a {'torch.' * (getattr(kind, '__module__', '') == 'torch')}{kind.__name__}"
 
 
 def check_shapes(x: Tensor, y: Tensor, index: Tensor | None, shape: Sequence[int] | None) -> None:
@@ -70,16 +227,56 @@ def check_shapes(x: Tensor, y: Tensor, index: Tensor | None, shape: Sequence[int
             raise DataError(f"{name} must be integers; got {value.dtype}: convert with .long()")
 
 
-def check_module(model: object) -> None:
-    """Raise unless the model is a module with weights that can take part in a backward pass."""
+def check_module(
+    model: object,
+    *,
+    trains: bool = False,
+    bare: bool = False,
+    hooks: bool = False,
+    second_derivative: bool = False,
+) -> None:
+    """Raise unless the model is a module whose weights can take part in a backward pass, and is fit for its use.
+
+    Args:
+        model: what the caller passed as the model.
+        trains: it runs in train mode, so its graph must not be fixed in eval mode.
+        bare: it must not be wrapped for several devices.
+        hooks: hooks of its layers must be called.
+        second_derivative: its input gradient must be differentiable.
+    """
     if not isinstance(model, nn.Module):
         raise UsageError(f"the model must be a torch.nn.Module; got {type(model).__name__}: wrap it in one")
+    parallel = isinstance(model, nn.DataParallel | nn.parallel.DistributedDataParallel)
+    if bare and parallel:
+        raise UsageError(
+            f"the model is wrapped in {type(model).__name__}: pass the network itself, model.module; several "
+            f"processes of torchrun share a training without a wrapper"
+        )
+    inner: nn.Module = model.module if parallel else model  # type: ignore[assignment]
+    if trains and is_fixed_graph(inner):
+        raise UsageError(FIXED_GRAPH)
+    compiled = hasattr(inner, "_orig_mod")
+    if hooks and (compiled or isinstance(inner, torch.jit.ScriptModule)):
+        raise UsageError(
+            f"this method needs hooks of the model's layers, which a model of {_COMPILED[not compiled]} does not call: "
+            f"pass the network that it was made from{' (model._orig_mod)' if compiled else ''}"
+        )
+    if second_derivative and (compiled or inner._compiled_call_impl is not None):
+        raise UsageError(
+            "this method needs a second derivative, which a model of torch.compile does not have: pass the network as "
+            "it was before torch.compile"
+        )
     if any(map(is_lazy, itertools.chain(model.parameters(), model.buffers()))):
         raise UsageError("the model has lazy layers without weights as yet: call it once on a batch of images")
     if any(tensor.is_inference() for tensor in itertools.chain(model.parameters(), model.buffers())):
         raise UsageError(
             "the model was made in torch.inference_mode(), without gradients: make or load it outside of that"
         )
+
+
+def is_fixed_graph(model: nn.Module) -> bool:
+    """Return whether the model is a graph in eval mode without a train mode: of torch.jit.freeze or torch.export."""
+    return not hasattr(model, "training") or (isinstance(model, torch.fx.GraphModule) and "train" in vars(model))
 
 
 @contextmanager
@@ -94,20 +291,57 @@ def explain_model_errors(sentence: str) -> Iterator[None]:
         raise UsageError(sentence.format(why=why)) from error
 
 
+def check_trainable(model: nn.Module) -> None:
+    """Raise unless the model has weights to train."""
+    if not any(parameter.requires_grad for parameter in model.parameters()):
+        raise UsageError("the model has no weights to train; set requires_grad on parameters")
+
+
+def check_optimizer(optimizer: object) -> None:
+    """Raise unless this is an optimiser of weights to train."""
+    if not (callable(getattr(optimizer, "step", None)) and callable(getattr(optimizer, "zero_grad", None))):
+        raise UsageError(f"the optimizer must be a torch.optim.Optimizer; got {describe(optimizer)}")
+    groups = getattr(optimizer, "param_groups", None)  # wrappers of optimisers may have none
+    if groups is not None and not any(weight.requires_grad for group in groups for weight in group["params"]):
+        raise UsageError("no weight of the optimizer is trained; set requires_grad on parameters of the model")
+
+
 @contextmanager
-def explain_low_precision(model: nn.Module, x: Tensor) -> Iterator[None]:
-    """Explain errors of models whose half-precision weights cannot take float32 images."""
+def explain_precision(model: nn.Module, x: Tensor) -> Iterator[None]:
+    """Explain errors of models whose weights have another precision than the images."""
     try:
         yield
-    except torch.OutOfMemoryError:
+    except (torch.OutOfMemoryError, AtasError):
         raise
     except RuntimeError as error:
-        low = next((p.dtype for p in model.parameters() if p.dtype in _LOW), None)
-        if low is None:
+        dtypes = {weight.dtype for weight in model.parameters() if weight.is_floating_point()}
+        if low := [dtype for dtype in _LOW if dtype in dtypes]:
+            dtype, remedy = low[0], "convert it with model.float() and leave low precision to torch.autocast"
+        elif len(dtypes - {x.dtype}) == len(dtypes) == 1 and "type" in str(error):
+            dtype = dtypes.pop()
+            remedy = f"convert the images with x.to({dtype})"
+        else:
             raise
         raise UsageError(
-            f"the model has weights in {low} and cannot take images in {x.dtype} ({str(error).splitlines()[0]}); "
-            f"convert it with model.float() and leave low precision to torch.autocast"
+            f"the model has weights in {dtype} and cannot take images in {x.dtype} ({str(error).splitlines()[0]}); "
+            f"{remedy}"
+        ) from error
+
+
+_NO_DERIVATIVE = re.compile(r"is not implemented|once_differentiable|does not support|second.?order|double.?backward")
+
+
+@contextmanager
+def explain_second_derivative(name: str) -> Iterator[None]:
+    """Explain errors of models without a second derivative; `name` is what needs it."""
+    try:
+        yield
+    except RuntimeError as error:
+        if isinstance(error, AtasError) or not _NO_DERIVATIVE.search(str(error)):
+            raise
+        raise UsageError(
+            f"{name} needs a second derivative, which an operation of this model lacks "
+            f"({str(error).splitlines()[0]}); replace that operation or use another method"
         ) from error
 
 
@@ -144,6 +378,15 @@ def check_labels(y: Tensor, classes: int) -> None:
         raise DataError(_LABEL.format(last=classes - 1, values=f" (found {int(y.min())} to {int(y.max())})"))
 
 
+def check_rows(rows: object, examples: int) -> None:
+    """Raise unless these are indices of some of the examples."""
+    if not isinstance(rows, Tensor) or rows.dim() != 1 or rows.dtype not in _INTEGERS:
+        raise UsageError(f"rows must be a tensor of indices, such as torch.arange(100); got {describe(rows)}")
+    if not len(rows) or not 0 <= int(rows.min()) <= int(rows.max()) < examples:
+        found = f"{int(rows.min())} to {int(rows.max())}" if len(rows) else "none"
+        raise UsageError(f"rows must be indices in 0..{examples - 1}, at least one; got {found}")
+
+
 class DeviceChecks(nn.Module):
     """Checks that raise at once on the CPU and set a flag on other devices, which `raise_if_set` reads."""
 
@@ -151,7 +394,7 @@ class DeviceChecks(nn.Module):
 
     def __init__(self, device: torch.device | str | None = None) -> None:
         super().__init__()
-        self.register_buffer("flags", torch.zeros(4, dtype=torch.bool, device=device), persistent=False)
+        self.register_buffer("flags", torch.zeros(5, dtype=torch.bool, device=device), persistent=False)
         self._last_label = self._last_index = 0
         self.skip_labels = False  # set by engines, which check labels when data is loaded, and make indices themselves
 
@@ -188,9 +431,19 @@ class DeviceChecks(nn.Module):
         self.flags[3] |= ((index < 0) | (index >= examples)).any()
         return index.clamp(0, examples - 1)
 
+    def distinct(self, index: Tensor) -> None:
+        """Check that no example occurs twice in a batch."""
+        ordered = index.sort().values
+        repeated = ordered[1:] == ordered[:-1]
+        if index.device.type == "cpu":
+            if bool(repeated.any()):
+                raise DataError(_DUPLICATES.format(values=f" (example {int(ordered[1:][repeated][0])})"))
+            return
+        self.flags[4] |= repeated.any()
+
     def raise_if_set(self) -> None:
         """Raise if a device check failed since the last call. Synchronises the host."""
-        not_finite, out_of_range, label, index = self.flags.tolist()
+        not_finite, out_of_range, label, index, duplicate = self.flags.tolist()
         self.flags.zero_()
         if not_finite:
             raise DataError(_NOT_FINITE)
@@ -200,6 +453,8 @@ class DeviceChecks(nn.Module):
             raise DataError(_LABEL.format(last=self._last_label, values=""))
         if index:
             raise DataError(_INDEX.format(last=self._last_index, values=""))
+        if duplicate:
+            raise DataError(_DUPLICATES.format(values=""))
 
 
 class IndexConsistency:

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from typing import Literal
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from atas.core.validation import describe
 from atas.data.dataset import Dataset, Split
-from atas.errors import DataError
+from atas.errors import DataError, UsageError
 
 Array = np.ndarray | Tensor | Sequence[object]
 
@@ -26,19 +28,26 @@ def from_arrays(
     test_images: Array,
     test_labels: Array,
     classes: Sequence[str] | None = None,
+    *,
+    channels: Literal["first", "last"] | None = None,
 ) -> Dataset:
     """Make a data set from numpy arrays or tensors.
 
-    Images are uint8 in 0..255 or floats in [0, 1], (N, C, H, W) or (N, H, W, C) with one or three channels;
-    labels are class numbers from 0. Without `classes`, the classes are named by their numbers. Contiguous uint8
-    images are not copied.
+    Images are uint8 in 0..255 or floats in [0, 1], (N, C, H, W) or (N, H, W, C). The axis with one or three entries
+    holds the channels; if none or both have, say where they are with `channels`. Labels are class numbers from 0.
+    Without `classes`, the classes are named by their numbers. Contiguous uint8 images are not copied.
 
     >>> grey = np.zeros((4, 8, 8, 1), dtype=np.uint8)
     >>> data = from_arrays("mine", grey, [0, 1, 2, 0], grey, [0, 0, 1, 2])
     >>> data.shape, data.num_classes
     ((1, 8, 8), 3)
     """
-    images = [_images(train_images, "training images"), _images(test_images, "test images")]
+    if channels not in (None, "first", "last"):
+        raise UsageError(f"channels must be 'first' (N, C, H, W) or 'last' (N, H, W, C); got {channels!r}")
+    images = [
+        _images(train_images, "training images", channels),
+        _images(test_images, "test images", channels),
+    ]
     labels = [_labels(train_labels, "training labels"), _labels(test_labels, "test labels")]
     if classes is None:
         if len(labels[0]) and (lowest := int(labels[0].min())) > 0:
@@ -54,6 +63,8 @@ def from_arrays(
             )
         names = tuple(str(number) for number in range(highest + 1))
     else:
+        if isinstance(classes, str) or not isinstance(classes, Iterable):
+            raise DataError(f"classes are a list of names, one for each class; got {describe(classes)}.")
         names = tuple(classes)
     return Dataset(name, Split(images[0], labels[0], names), Split(images[1], labels[1], names))
 
@@ -61,14 +72,17 @@ def from_arrays(
 def _tensor(array: Array) -> Tensor:
     if isinstance(array, Tensor):
         return array.detach().cpu()
-    array = np.asarray(array)
+    try:
+        array = np.asarray(array)
+    except ValueError as error:
+        raise DataError("the rows of a list differ in length; give images and labels as numeric arrays.") from error
     if array.dtype.kind not in "buif":
         raise DataError(f"an array of {array.dtype} is not numeric; pass images and labels as numeric arrays.")
     # Torch does not accept read-only memory, negative strides or foreign byte order; only such arrays are copied.
     return torch.from_numpy(np.require(array, array.dtype.newbyteorder("="), ["C", "W"]))
 
 
-def _images(array: Array, what: str) -> Tensor:
+def _images(array: Array, what: str, channels: str | None) -> Tensor:
     images = _tensor(array)
     if images.ndim != 4:
         raise DataError(
@@ -76,13 +90,13 @@ def _images(array: Array, what: str) -> Tensor:
             "grey images need an axis of length 1 for their channel."
         )
     first, last = images.shape[1] in CHANNELS, images.shape[3] in CHANNELS
-    if first == last:
+    if first == last and channels is None:
         which = "either the second or the last" if first else "neither the second nor the last"
         raise DataError(
             f"{what} have the shape {tuple(images.shape)}, where {which} axis can be the channels (1 or 3 entries); "
-            "build the two atas.data.Split from uint8 tensors (N, C, H, W) yourself."
+            "say which it is: channels='first' or channels='last'."
         )
-    if last:
+    if channels == "last" or (channels is None and last):
         images = images.permute(0, 3, 1, 2)
     return _pixels(images, what).contiguous()
 

@@ -15,6 +15,7 @@ import torch
 import torch.utils.data
 from torch import Tensor
 
+from atas.core.autograd import contiguous
 from atas.data.lazy_images import CentreCrop, LazyImages, centre_crop
 from atas.errors import DataError
 
@@ -68,6 +69,8 @@ class Split(torch.utils.data.Dataset[tuple[Tensor, int]]):
             )
         if not all(images.shape):
             raise DataError(f"images of the shape {tuple(images.shape)} have no pixels; pass at least one image.")
+        if isinstance(images, Tensor) and images.stride(1) < images.stride(2):  # channels last, transposed
+            object.__setattr__(self, "images", contiguous(images))
         low, high = int(labels.min()), int(labels.max())
         if low < 0 or high >= len(self.classes):
             raise DataError(

@@ -16,9 +16,11 @@ import torch
 from torch import Tensor, nn
 
 from atas.attacks.scheduler import Scheduler
-from atas.core.autograd import freeze, set_mode
+from atas.attacks.search import LogitsFunction
+from atas.core.autograd import contiguous, freeze, set_mode
 from atas.core.validation import MODEL_FAILED, check_logits, explain_model_errors
 from atas.errors import UsageError, unknown
+from atas.ops.networks import WrappedNetwork
 from atas.ops.precision import strict_float32
 
 PRECISIONS = ("auto", "float32")
@@ -57,7 +59,7 @@ def prepare(
         raise unknown("precision", precision, PRECISIONS)
 
     def verifier(point: Tensor) -> Tensor:
-        return check_logits(model(point), len(point))
+        return check_logits(model(contiguous(point)), len(point))
 
     sample = images[: min(slots, _PROBE_IMAGES)].to(device)
     with (
@@ -107,11 +109,28 @@ def _prepare_cuda(
     if not half_precision:
         return scheduler
     batch = torch.empty(scheduler.slots, *images.shape[1:], device=scheduler.device)
-    return cuda_backend.search_in_half_precision(
-        scheduler,
-        images,
-        lambda dtype: cuda_backend.half_precision(model, dtype, batch, compile_whole=compile_network, log=log),
-    )
+    layout = cuda_backend.fastest_layout(model, batch, log)
+
+    def search_model(dtype: torch.dtype) -> LogitsFunction:
+        return cuda_backend.half_precision(
+            model, dtype, batch, memory_format=layout, compile_whole=compile_network, log=log
+        )
+
+    return cuda_backend.search_in_half_precision(scheduler, images, search_model, log)
+
+
+class _HookableNetwork(WrappedNetwork):
+    """A scripted model as a module that takes hooks."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return the model's output."""
+        output: Tensor = self.model(x)
+        return output
+
+
+def hookable(model: nn.Module) -> nn.Module:
+    """Return the model, or a scripted one in a module that takes hooks and shares its weights and mode."""
+    return _HookableNetwork(model) if isinstance(model, torch.jit.ScriptModule) else model
 
 
 def resolve_device(model: nn.Module, images: torch.device, requested: torch.device | str | None) -> torch.device:

@@ -13,12 +13,14 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from atas._utils.formatting import first_line
 from atas.attacks.scheduler import Scheduler, Step
 from atas.attacks.search import LogitsFunction
+from atas.core.autograd import contiguous, input_gradient
 from atas.core.dispatch import compile_function, use_fast_ops
 from atas.ops import enable_kernels
 from atas.ops.cuda_graphs import capture, warm_up
-from atas.ops.networks import accelerate
+from atas.ops.networks import accelerate, takes_channels_last
 from atas.ops.precision import low_precision_copy
 
 # Both are equally fast; float16 has eight times the resolution, bfloat16 the larger range.
@@ -64,20 +66,27 @@ class _ScaleGradient(torch.autograd.Function):
 
 
 def half_precision(
-    model: nn.Module, dtype: torch.dtype, batch: Tensor, *, compile_whole: bool, log: Callable[[str], None]
+    model: nn.Module,
+    dtype: torch.dtype,
+    batch: Tensor,
+    *,
+    memory_format: torch.memory_format,
+    compile_whole: bool,
+    log: Callable[[str], None],
 ) -> LogitsFunction:
-    """Return a copy of the model in half precision and channels_last, with gradients that do not underflow.
+    """Return a copy of the model in half precision, with gradients that do not underflow.
 
-    The model is on a GPU, in eval mode, and does not change. `batch` has the shape of the batches to come: kernels are
-    compiled for it. With `compile_whole`, a network without Triton kernels is compiled by torch.compile.
+    The model is on a GPU, in eval mode, and does not change. `memory_format` is the layout in which the copy computes:
+    contiguous or channels_last. `batch` has the shape of the batches to come: kernels are compiled for it. With
+    `compile_whole`, a network without Triton kernels is compiled by torch.compile.
     """
     half_copy = low_precision_copy(model, dtype)
     for parameter in half_copy.parameters():
         if parameter.dim() == 4 and parameter.dtype == dtype:
-            parameter.data = parameter.data.contiguous(memory_format=torch.channels_last)
+            parameter.data = parameter.data.contiguous(memory_format=memory_format)
 
     def plain(x: Tensor) -> Tensor:
-        logits: Tensor = half_copy(x.to(memory_format=torch.channels_last))
+        logits: Tensor = half_copy(x.to(memory_format=memory_format))
         return logits
 
     network: LogitsFunction = plain
@@ -87,20 +96,38 @@ def half_precision(
     elif compile_whole:
         log("compiling the network to search with ...")
         with torch.autocast("cuda", dtype=dtype, cache_enabled=False):
-            network = compile_network(plain, batch) or plain
+            network = compile_network(plain, batch, log=log) or plain
 
     def search_model(point: Tensor) -> Tensor:
         scales: list[Tensor] = []
         with torch.autocast("cuda", dtype=dtype, cache_enabled=False):
-            logits = network(_UnscaleGradient.apply(point.float(), scales))
+            logits = network(_UnscaleGradient.apply(contiguous(point).float(), scales))
         return _ScaleGradient.apply(logits, scales)
 
+    if accelerated is None:  # raises if a layer has no backward pass in half precision
+        input_gradient(search_model, batch[:1], torch.zeros(1, dtype=torch.int64, device=batch.device))
     return search_model
 
 
-def compile_network(network: LogitsFunction, batch: Tensor, backend: str = "inductor") -> LogitsFunction | None:
+def fastest_layout(model: nn.Module, images: Tensor, log: Callable[[str], None]) -> torch.memory_format:
+    """Return the layout to search in: channels_last if the model can compute with it."""
+    if takes_channels_last(model, images[:2].to(memory_format=torch.channels_last)):
+        return torch.channels_last
+    log(
+        "the network does not compute the same with weights in channels_last, often because of view() in place of "
+        "reshape(); the search does without, which is slower"
+    )
+    return torch.contiguous_format
+
+
+def compile_network(
+    network: LogitsFunction,
+    batch: Tensor,
+    backend: str = "inductor",
+    log: Callable[[str], None] = lambda sentence: None,
+) -> LogitsFunction | None:
     """Compile a network's forward and backward pass for any batch size; return None if that fails."""
-    form = compile_function(network, backend, dynamic=None)
+    form = compile_function(network, backend, dynamic=None, log=log)
 
     def call(x: Tensor) -> Tensor:
         if len(x) == 1:  # torch.compile specialises on this size
@@ -127,16 +154,27 @@ def predictions_agree(search_model: LogitsFunction, verifier: LogitsFunction, x:
 
 
 def search_in_half_precision(
-    scheduler: Scheduler, images: Tensor, make_search_model: Callable[[torch.dtype], LogitsFunction]
+    scheduler: Scheduler,
+    images: Tensor,
+    make_search_model: Callable[[torch.dtype], LogitsFunction],
+    log: Callable[[str], None] = print,
 ) -> Scheduler:
     """Return the scheduler with the first half-precision model that agrees with the verifier on the images.
 
-    If none agrees, return the scheduler as it is.
+    If none agrees, or none can compute there and back, return the scheduler as it is.
     """
     for dtype in HALF_DTYPES:
-        search_model = make_search_model(dtype)
-        if predictions_agree(search_model, scheduler.verifier, images.to(scheduler.device)):
-            return replace(scheduler, search_model=search_model, precision=str(dtype).removeprefix("torch."))
+        name = str(dtype).removeprefix("torch.")
+        try:
+            search_model = make_search_model(dtype)
+            agrees = predictions_agree(search_model, scheduler.verifier, images.to(scheduler.device))
+        except (RuntimeError, TypeError, ValueError) as error:  # a layer that has no form in half precision
+            if isinstance(error, torch.OutOfMemoryError):
+                raise
+            log(f"the network cannot compute in {name} ({first_line(error)}); searching without it")
+            continue
+        if agrees:
+            return replace(scheduler, search_model=search_model, precision=name)
     return scheduler
 
 

@@ -6,9 +6,10 @@ With several processes, each evaluates a share of the examples, and `merge_shard
 from __future__ import annotations
 
 import os
+import threading
 import time
-from collections.abc import Iterable
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -23,10 +24,10 @@ from atas._utils.environment import environment_info
 from atas.attacks import Attack, Clean, StagedAttack
 from atas.attacks.scheduler import Scheduler, default_batch_size
 from atas.core.fingerprint import LOGITS_KEY, logits_fingerprint, weights_hash
-from atas.core.validation import check_module
+from atas.core.validation import check_arguments, check_interface, check_module, describe
 from atas.distributed.world import SINGLE, World, init
 from atas.errors import UsageError
-from atas.evaluation.backend import device_context, model_dtype, prepare, resolve_device
+from atas.evaluation.backend import device_context, hookable, model_dtype, prepare, resolve_device
 from atas.evaluation.diagnostics import SAMPLE_SIZE, Diagnostics
 from atas.evaluation.inputs import CHUNK_BYTES, ChunkReader, MapDataset, open_source
 from atas.evaluation.progress import ProgressCallback, ProgressMeter
@@ -38,12 +39,14 @@ from atas.threat import Threat
 
 _FINGERPRINT_IMAGES = 4  # images whose logits identify a model
 _ASSUMED_CLASSES = 10  # for an estimate of the work before the model has run
+_lock = threading.RLock()
 _VERDICT = (
     "prediction at the point that the attack returned (PGD: last iterate, worst over restarts; searches: any point "
     "inside the ball, confirmed by the model in full precision)"
 )
 
 
+@check_arguments
 def evaluate(
     model: nn.Module,
     images: Tensor | np.ndarray | MapDataset,
@@ -102,6 +105,7 @@ def evaluate(
     (['clean', 'fgsm', 'pgd10', 'worst'], True)
     """
     check_module(model)
+    model = hookable(model)
     if not isinstance(threat, Threat):
         problem = "is missing" if threat is None else f"cannot be {threat!r}"
         raise UsageError(f"the threat model {problem}; pass it after the labels, such as threat=atas.Linf(8/255)")
@@ -114,7 +118,7 @@ def evaluate(
         raise UsageError(f"batch_size must be at least 1; got {batch_size}")
 
     meter = ProgressMeter(progress)
-    with torch.inference_mode(False), device_context(target_device), _world(shard) as world:
+    with _alone(meter), torch.inference_mode(False), device_context(target_device), _world(shard) as world:
         reader = ChunkReader(source, dtype, chunk_bytes)
         threat.check_budget(reader.shape)
         weights, data = weights_hash(model), world.on_rank0(reader.digest)
@@ -204,13 +208,28 @@ def _run(
 def _resolve_attacks(attacks: Iterable[str | Attack], step_size: float | None) -> dict[str, Attack]:
     """Return the attacks by the names under which they were requested, clean first."""
     resolved: dict[str, Attack] = {Clean.name: Clean()}
+    if not isinstance(attacks, Iterable):
+        raise UsageError(f"attacks are names such as ('fgsm', 'pgd10'), or attacks; got {describe(attacks)}")
     for requested in [name.strip() for name in attacks.split(",")] if isinstance(attacks, str) else attacks:
         attack = library.create(requested, step_size) if isinstance(requested, str) else requested
+        check_interface("an attack", [attack], ("settings", "__call__"))
         name = requested if isinstance(requested, str) else requested.name
         if name == WORST or resolved.get(name, attack) != attack:
             raise UsageError(f"the name '{name}' is taken; rename your attack")
         resolved[name] = attack
     return resolved
+
+
+@contextmanager
+def _alone(meter: ProgressMeter) -> Iterator[None]:
+    """Wait for evaluations in other threads: the mode of a model and the precision of PyTorch belong to the process."""
+    if not _lock.acquire(blocking=False):
+        meter.notify("waiting for another evaluation in this process ...")
+        _lock.acquire()
+    try:
+        yield
+    finally:
+        _lock.release()
 
 
 def _world(shard: bool) -> AbstractContextManager[World]:

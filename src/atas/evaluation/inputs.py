@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from atas.core.autograd import contiguous
 from atas.core.fingerprint import DataHash
 from atas.core.validation import check_images, check_shapes
 from atas.data import LazyImages, MapDataset
@@ -162,6 +163,7 @@ class ChunkReader:
         """Return images and labels, on the CPU."""
         if rows != self._rows:
             x, y = self._source.read(rows, self._dtype)
+            x = contiguous(x)  # an array of channels last that was transposed is not
             # Inference tensors cannot take part in a backward pass; copies can.
             self._cached = tuple(tensor.clone() if tensor.is_inference() else tensor for tensor in (x, y))
             self._rows = rows

@@ -7,7 +7,11 @@ has other logits than the original.
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
+import logging
+import re
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -18,19 +22,23 @@ from torch import Tensor, nn
 
 from atas import models
 from atas._utils.files import read_json
+from atas._utils.formatting import first_line
 from atas.core.fingerprint import weights_hash
-from atas.errors import AtasError, DataError
+from atas.errors import AtasError, DataError, UsageError
 from atas.evaluation import Evaluation
 from atas.evaluation.result import load_results
-from atas.models.weights import read_weights
+from atas.models.weights import GIVEN, read_weights
 from atas.recipes import recipe_fingerprint
 from atas.report.summary import first_collapse, strongest_result
 from atas.training import Run
 from atas.training.data import load_eval_data
-from atas.training.run import RunFolder
+from atas.training.run import RunFolder, load_recipe
 
 METADATA_FORMAT = 1  # version of the metadata in exported files
 _NUM_IMAGES = 32
+_PASSES = 4  # that tell whether a model is random
+_FIXED = "specialized it to be a constant"  # in torch.export's error for a number of images that became fixed
+_COLOURS = re.compile(r"\x1b\[[0-9;]*m")
 _TOLERANCE = 1e-4  # of the largest logit; runtimes sum float32 in different orders
 
 
@@ -48,9 +56,9 @@ class ExportSource:
     def load(cls, run: Run | str | Path) -> ExportSource:
         """Read a run's folder."""
         if not isinstance(run, Run):
-            run = Run.load(run)
+            run = _load_run(Path(run))
         folder = RunFolder(run.folder)
-        model = copy.deepcopy(run.model).cpu().eval()
+        model = _copy_of(run.model).cpu().eval()
         environment, weights = read_json(folder.environment), weights_hash(model)
         saved, _ = read_weights(folder.model)
         if "shape" not in saved or "classes" not in saved:
@@ -75,6 +83,25 @@ class ExportSource:
         return self.run.recipe.model.name in models.names()
 
     @cached_property
+    def is_random(self) -> bool:
+        """Whether the model gives other logits for the same images in another pass, so nothing can be compared."""
+        images = dummy_input(self.shape, 4)
+        with torch.no_grad():
+            first, *others = (self.model(images) for _ in range(_PASSES))
+        return any(_difference(first, other) > _tolerance(first) for other in others)
+
+    @property
+    def traceable_model(self) -> nn.Module:
+        """The network to trace: of a compiled one, the network that was compiled."""
+        if isinstance(self.model, torch.jit.ScriptModule):
+            raise AtasError(
+                f"a model of torch.jit can be exported to safetensors only; load the run with the network that it was "
+                f"made from: atas.Run.load({str(self.run.folder)!r}, model=network)"
+            )
+        original: nn.Module = getattr(self.model, "_orig_mod", self.model)
+        return original
+
+    @cached_property
     def result(self) -> Evaluation | None:
         """The strongest evaluation against the threat model of the training."""
         return strongest_result(result for result in self.evaluations if result.threat == self.run.recipe.threat)
@@ -93,6 +120,26 @@ class ExportSource:
         """Fill the shape of an image and `values` into a usage text."""
         channels, height, width = self.shape
         return template.format(channels=channels, height=height, width=width, **values)
+
+
+def _load_run(folder: Path) -> Run:
+    if load_recipe(RunFolder(folder)).model.name.startswith(GIVEN):
+        raise UsageError(
+            f"the model of {folder} was passed in Python; export it there: "
+            f"atas.export.write(atas.Run.load({str(folder)!r}, model=network), format)"
+        )
+    return Run.load(folder)
+
+
+def _copy_of(model: nn.Module) -> nn.Module:
+    try:
+        with torch.no_grad():  # a scripted model's weights would become the copies' history
+            return copy.deepcopy(model)
+    except Exception as error:  # a network's own code and extensions may raise anything
+        raise AtasError(
+            f"the model of the run cannot be copied ({first_line(error)}); load the run with a new network: "
+            f"atas.Run.load(folder, model=network)"
+        ) from error
 
 
 def _identity(run: Run, model: nn.Module, environment: dict[str, Any], weights: str) -> dict[str, Any]:
@@ -139,20 +186,44 @@ class OutputComparison:
         )
 
 
-def compare_outputs(source: ExportSource, exported: Callable[[Tensor], Tensor], runtime: str) -> OutputComparison:
-    """Compare both models on the same images, the first alone and the others as a batch; raise if they differ."""
+def compare_outputs(
+    source: ExportSource, exported: Callable[[Tensor], Tensor], runtime: str
+) -> OutputComparison | None:
+    """Compare both models on the same images, the first alone and the others as a batch; raise if they differ.
+
+    Return None for a random model.
+    """
+    if source.is_random:
+        return None
     images, what = _images(source)
     with torch.no_grad():
-        ours, theirs = (torch.cat([model(images[:1]), model(images[1:])]) for model in (source.model, exported))
-    largest = float(ours.abs().max())
-    difference = float((ours - theirs).abs().max()) if ours.shape == theirs.shape else float("nan")
-    if not difference <= _TOLERANCE * max(largest, 1.0):
+        ours = _two_batches(source.model, images)
+        try:
+            theirs = _two_batches(exported, images)
+        except Exception as error:  # a runtime may raise anything
+            raise AtasError(
+                f"the exported model cannot be run: in {runtime}, {_innermost(error)}; do not use it"
+            ) from error
+    largest, difference = float(ours.abs().max()), _difference(ours, theirs)
+    if not difference <= _tolerance(ours):
         raise AtasError(
             f"the exported model differs from PyTorch: in {runtime}, logits differ by {difference:.1e} (largest logit "
             f"{largest:.3g}); do not use it, and try other versions of the packages"
         )
     same = int((ours.argmax(1) == theirs.argmax(1)).sum())
     return OutputComparison(runtime, what, len(images), same, difference, largest)
+
+
+def _two_batches(model: Callable[[Tensor], Tensor], images: Tensor) -> Tensor:
+    return torch.cat([model(images[:1]), model(images[1:])])
+
+
+def _difference(ours: Tensor, theirs: Tensor) -> float:
+    return float((ours - theirs).abs().max()) if ours.shape == theirs.shape else float("nan")
+
+
+def _tolerance(logits: Tensor) -> float:
+    return _TOLERANCE * max(float(logits.abs().max()), 1.0)
 
 
 def _images(source: ExportSource) -> tuple[Tensor, str]:
@@ -167,9 +238,43 @@ def _images(source: ExportSource) -> tuple[Tensor, str]:
     return images, f"test images of {source.run.recipe.data.name}"
 
 
-def first_line(error: Exception) -> str:
-    """Return the first line of an error's message, or its type if the message is empty."""
-    return next(iter(str(error).strip().splitlines()), type(error).__name__)
+@contextmanager
+def quiet_exporter() -> Iterator[None]:
+    """Silence the warnings of PyTorch's exporters about themselves and about optional packages."""
+    log = logging.getLogger("torch.onnx")
+    level = log.level
+    log.setLevel(logging.ERROR)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        log.setLevel(level)
+
+
+def tracing_error(form: str, error: Exception) -> AtasError:
+    """Return the error for a model that a tracer refused, with its innermost reason."""
+    if _FIXED in str(error):
+        return fixed_batch_error(form)
+    return AtasError(
+        f"PyTorch cannot export this model {form} with a dynamic batch size ({_innermost(error)}); look for code in "
+        f"its forward that depends on values or on the batch size"
+    )
+
+
+def fixed_batch_error(form: str) -> AtasError:
+    """Return the error for a model whose forward fixes the number of images."""
+    return AtasError(
+        f"PyTorch cannot export this model {form} with a dynamic batch size: its forward fixes the number of images; "
+        f"use x.shape[0] in place of len(x) there, or x.flatten(1)"
+    )
+
+
+def _innermost(error: BaseException) -> str:
+    """Return the first line of the innermost cause of an error, without colours."""
+    while error.__cause__ is not None:
+        error = error.__cause__
+    return _COLOURS.sub("", first_line(error))
 
 
 @dataclass(frozen=True)

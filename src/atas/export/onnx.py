@@ -3,10 +3,6 @@
 from __future__ import annotations
 
 import json
-import logging
-import warnings
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import torch
@@ -14,7 +10,16 @@ from torch import Tensor
 
 from atas._utils.files import write_atomically
 from atas.errors import AtasError
-from atas.export.base import ExportSource, FormatOutput, OutputComparison, compare_outputs, dummy_input, first_line
+from atas.export.base import (
+    ExportSource,
+    FormatOutput,
+    OutputComparison,
+    compare_outputs,
+    dummy_input,
+    fixed_batch_error,
+    quiet_exporter,
+    tracing_error,
+)
 
 _USAGE = """\
 ```python
@@ -37,11 +42,13 @@ def write(source: ExportSource, folder: Path) -> FormatOutput:
     except ImportError as error:
         raise AtasError(f"ONNX export needs more packages ({error}); pip install 'atas[onnx]'") from error
     del onnx, onnxscript  # PyTorch's exporter uses them
-    path, comparisons = folder / "model.onnx", list[OutputComparison]()
+    path, comparisons = folder / "model.onnx", list[OutputComparison | None]()
 
     def fill(temporary: Path) -> None:
         _save(source, temporary)
         session = onnxruntime.InferenceSession(str(temporary), providers=["CPUExecutionProvider"])
+        if isinstance(session.get_inputs()[0].shape[0], int):  # the exporter may fix it without a word
+            raise fixed_batch_error("to ONNX")
 
         def run(images: Tensor) -> Tensor:
             return torch.from_numpy(session.run(None, {"pixels": images.numpy()})[0])
@@ -53,10 +60,11 @@ def write(source: ExportSource, folder: Path) -> FormatOutput:
 
 
 def _save(source: ExportSource, path: Path) -> None:
-    with _quiet():
+    model = source.traceable_model
+    with quiet_exporter():
         try:
             program = torch.onnx.export(
-                source.model,
+                model,
                 (dummy_input(source.shape),),
                 dynamo=True,
                 dynamic_shapes=({0: torch.export.Dim("batch")},),
@@ -65,24 +73,7 @@ def _save(source: ExportSource, path: Path) -> None:
                 verbose=False,
             )
         except Exception as error:  # the model's code may raise anything
-            raise AtasError(
-                f"PyTorch cannot export this model to ONNX with a dynamic batch size ({first_line(error)}); look for "
-                f"code in its forward that depends on values or on the batch size"
-            ) from error
+            raise tracing_error("to ONNX", error) from error
     assert program is not None
     program.model.metadata_props["atas"] = json.dumps(source.metadata)
     program.save(str(path), external_data=False)
-
-
-@contextmanager
-def _quiet() -> Iterator[None]:
-    """Silence the exporter's warnings about itself and about optional packages."""
-    log = logging.getLogger("torch.onnx")
-    level = log.level
-    log.setLevel(logging.ERROR)
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            yield
-    finally:
-        log.setLevel(level)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +22,7 @@ _WRITERS: dict[str, Callable[[ExportSource, Path], FormatOutput]] = {
     "torch-export": torch_export.write,
     "robustbench": robustbench.write,
 }
+_RANDOM = "the model gives other logits for the same images in every pass, so the export was not compared with it"
 FORMATS = tuple(_WRITERS)
 
 
@@ -61,6 +62,8 @@ def write(run: Run | str | os.PathLike[str], to: str, out: str | os.PathLike[str
     folder = Path(out) if out is not None else RunFolder(source.run.folder).exports / to
     folder.mkdir(parents=True, exist_ok=True)
     output = _WRITERS[to](source, folder)
+    if source.is_random:
+        output = replace(output, notes=(*output.notes, _RANDOM))
     page = folder / "README.md"
     write_text(page, render_card(source, output))
     comparison = output.comparison

@@ -9,8 +9,7 @@ from pathlib import Path
 import torch
 
 from atas._utils.files import write_atomically
-from atas.errors import AtasError
-from atas.export.base import ExportSource, FormatOutput, compare_outputs, dummy_input, first_line
+from atas.export.base import ExportSource, FormatOutput, compare_outputs, dummy_input, quiet_exporter, tracing_error
 
 _EXTRA = "atas.json"
 _USAGE = """\
@@ -27,15 +26,14 @@ The batch size is dynamic, the image size is fixed. The graph is in eval mode. L
 
 def write(source: ExportSource, folder: Path) -> FormatOutput:
     """Write `model.pt2` after reading it back and comparing it."""
+    model = source.traceable_model
     try:
-        program = torch.export.export(
-            source.model, (dummy_input(source.shape),), dynamic_shapes=({0: torch.export.Dim("batch")},)
-        )
+        with quiet_exporter():
+            program = torch.export.export(
+                model, (dummy_input(source.shape),), dynamic_shapes=({0: torch.export.Dim("batch")},)
+            )
     except Exception as error:  # the model's code may raise anything
-        raise AtasError(
-            f"PyTorch cannot export this model with a dynamic batch size ({first_line(error)}); look for code in "
-            f"its forward that depends on values or on the batch size"
-        ) from error
+        raise tracing_error("as a program", error) from error
     content = io.BytesIO()
     torch.export.save(program, content, extra_files={_EXTRA: json.dumps(source.metadata)})
     content.seek(0)

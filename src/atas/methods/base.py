@@ -7,17 +7,19 @@ by its attack. `PersistentPerturbation` starts each attack from the example's pe
 
 from __future__ import annotations
 
+import functools
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from numbers import Integral
-from typing import Any, ClassVar, Literal, NamedTuple, TypedDict, Unpack
+from typing import Any, ClassVar, Literal, NamedTuple, Self, TypedDict, Unpack
 
 import torch
 from torch import Tensor, nn
 
 from atas.core.augment import View
 from atas.core.autograd import (
+    contiguous,
     cross_entropy,
     cross_entropy_sum,
     freeze,
@@ -31,15 +33,30 @@ from atas.core.erasing import ErasedView
 from atas.core.perturbations import FullResolution, LowResolution, PerturbationStore, Placement
 from atas.core.resized_crop import AnyView, BoxView
 from atas.core.rng import CounterRNG
-from atas.core.validation import DeviceChecks, IndexConsistency, check_logits, check_shapes, explain_low_precision
+from atas.core.validation import (
+    DeviceChecks,
+    IndexConsistency,
+    check_argument,
+    check_count,
+    check_device,
+    check_logits,
+    check_module,
+    check_seed,
+    check_shapes,
+    check_trainable,
+    explain_precision,
+    plain_types,
+)
 from atas.data.loader import Batch
 from atas.distributed.sharding import DataShard
-from atas.errors import CheckpointError, DataError, UsageError
+from atas.errors import CheckpointError, DataError, UsageError, first_few
 from atas.methods.consistency import Consistency
 from atas.methods.targets import LabelTargets, make_targets
 from atas.methods.update import OptimizerUpdate, Update
 from atas.methods.weight_perturbation import FORMS, Directions, WeightGradientTap, WeightPerturbation
 from atas.threat import Threat
+
+_CANNOT_LOAD = "this state cannot be loaded: "
 
 
 class CommonArgs(TypedDict, total=False):
@@ -60,6 +77,15 @@ class StepOutput(NamedTuple):
     logits: Tensor
 
 
+@functools.cache
+def _annotations(method: type[Method]) -> dict[str, Any]:
+    """Return the types of the settings of a method's class and its bases."""
+    kinds: dict[str, Any] = {}
+    for base in reversed(method.__mro__):
+        kinds |= plain_types(vars(base)["__init__"]) if issubclass(base, Method) and "__init__" in vars(base) else {}
+    return kinds
+
+
 class Method(nn.Module, ABC):
     """A training method. It has no parameters; its per-example state is in buffers.
 
@@ -73,6 +99,8 @@ class Method(nn.Module, ABC):
     attack_mode: ClassVar[Literal["train", "eval"]] = "train"
     adversarial: ClassVar[bool] = True  # False if the method trains on clean images
     compilable: ClassVar[bool] = True  # False if a pass needs hooks or a second derivative
+    needs_hooks: ClassVar[bool] = False  # True if a pass needs hooks of the model's layers
+    needs_second_derivative: ClassVar[bool] = False  # True if the input gradient is differentiated
     checks_indices: bool = False  # True if the method keeps state for each index
     has_start: ClassVar[bool] = False  # True if the attack keeps its logits at the start, for `consistency`
     replicated_buffers: ClassVar[frozenset[str]] = frozenset()  # equal in all processes, such as a row per class
@@ -88,6 +116,13 @@ class Method(nn.Module, ABC):
         if "training_step" in vars(cls) and "weight_perturbations" not in vars(cls):
             cls.weight_perturbations = ()
 
+    def __new__(cls, *args: Any, **settings: Any) -> Self:
+        """Check the types of all settings, whichever class of the method declares them."""
+        kinds = _annotations(cls)
+        for name in settings.keys() & kinds.keys():
+            check_argument(name, settings[name], kinds[name])
+        return super().__new__(cls)
+
     def __init__(
         self,
         threat: Threat,
@@ -101,6 +136,7 @@ class Method(nn.Module, ABC):
         consistency: Consistency | None = None,
     ) -> None:
         super().__init__()
+        device, seed = check_device(device), check_seed(seed)
         if not isinstance(threat, Threat):
             raise UsageError(f"the first argument is the threat model, such as atas.Linf(8/255); got {threat!r}")
         three = isinstance(shape, Sequence) and len(shape) == 3
@@ -119,6 +155,7 @@ class Method(nn.Module, ABC):
         self.current_epoch = -1  # as `epoch`, on the host; an engine sets it earlier
         self._weight_perturbation: WeightPerturbation | None = None
         self._ignores_loss: bool | None = None  # of an own loop: `perturb` was called in this epoch, and `loss` was not
+        self._checked_model: tuple[int, bool] | None = None  # by id: a reference would keep it, and be pickled
         self.register_buffer("epoch", torch.tensor(-1, device=device))
         self.register_buffer("step_scale", torch.tensor(1.0, device=device))
         if consistency is not None and not self.has_start:
@@ -127,6 +164,10 @@ class Method(nn.Module, ABC):
         if targets is not None:
             targets.setup(examples, device)
             self.checks_indices = self.checks_indices or next(targets.buffers(), None) is not None
+
+    def check_module(self, model: nn.Module, *, trains: bool = True) -> None:
+        """Raise UsageError if this method cannot train the model, or with trains=False perturb its inputs."""
+        check_module(model, trains=trains, hooks=self.needs_hooks, second_derivative=self.needs_second_derivative)
 
     def set_shard(self, shard: DataShard) -> None:
         """Called by engines before the first step: this method's examples are this shard of the training set, and an
@@ -137,6 +178,8 @@ class Method(nn.Module, ABC):
     def start_epoch(self, epoch: int, epochs: int | None = None) -> None:
         """Start an epoch, counted from 0, of `epochs` in all. Starting the same epoch again, for example after a
         resume, changes nothing."""
+        check_argument("epoch", epoch, int)
+        check_argument("epochs", epochs, int | None)
         if epoch < 0:
             raise UsageError(f"epochs count from 0; got {epoch}")
         if epochs is not None and 1 <= epochs <= epoch:  # Lightning has -1 for an open end
@@ -181,10 +224,12 @@ class Method(nn.Module, ABC):
         view: AnyView | None = None,
     ) -> StepOutput:
         """Run one whole training step, whatever the method needs: attack, loss, backward passes, optimiser."""
-        batch = self._checked(x, y, index, view)
+        batch = self._checked(model, x, y, index, view, trains=True)
+        check_trainable(model)
+        update = OptimizerUpdate(optimizer)
         self.before_step(batch.index)
-        with explain_low_precision(model, x), set_mode(model, training=True):
-            output = self.training_step(model, OptimizerUpdate(optimizer), batch)
+        with explain_precision(model, x), set_mode(model, training=True):
+            output = self.training_step(model, update, batch)
         self.after_step(batch.index)
         return output
 
@@ -277,6 +322,7 @@ class Method(nn.Module, ABC):
 
     def shrink_steps(self, factor: float) -> None:
         """Multiply all later attack steps by this factor."""
+        check_argument("factor", factor, float)
         self.step_scale.mul_(factor)
 
     def loss(self, logits: Tensor, y: Tensor, index: Tensor) -> Tensor:
@@ -309,21 +355,54 @@ class Method(nn.Module, ABC):
         """Return the random numbers of these examples in this epoch."""
         return CounterRNG(self.seed, self.epoch, self.shard.global_index(index))
 
+    def load_state_dict(self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False) -> Any:
+        """Restore the state that `state_dict` of such a method returned.
+
+        Perturbations may have been stored with another `dtype`.
+        """
+        if not isinstance(state_dict, Mapping):
+            raise CheckpointError(f"a state is what method.state_dict() returns; got {type(state_dict).__name__}")
+        own = self.state_dict(keep_vars=True)
+        missing, others = [list(names) for names in (own.keys() - state_dict.keys(), state_dict.keys() - own.keys())]
+        if strict and (missing or others):
+            lacks, holds = first_few(sorted(missing)), first_few(sorted(map(str, others)))
+            found = [f"lacks {lacks}"] * bool(missing) + [f"also holds {holds}"] * bool(others)
+            raise CheckpointError(
+                f"this is the state of another method: it {' and '.join(found)}; load a state of "
+                f"{type(self).__name__} with the same settings"
+            )
+        return super().load_state_dict(state_dict, strict, assign)
+
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any, **kwargs: Any) -> None:
+        coded = {f"{name}.delta" for name, part in self.named_modules() if isinstance(part, PerturbationStore)}
         for name, own in self.state_dict(keep_vars=True).items():
-            given = state_dict.get(prefix + name)
-            if isinstance(given, Tensor) and given.shape != own.shape:
+            if prefix + name not in state_dict:
+                continue
+            given = state_dict[prefix + name]
+            if not isinstance(given, Tensor):
+                raise CheckpointError(f"{_CANNOT_LOAD}{name} is a {type(given).__name__} in it, not a tensor")
+            if given.shape != own.shape:
                 raise CheckpointError(
                     f"this state is of a method that was made for other data or with other settings: {name} has the "
                     f"shape {tuple(given.shape)} in it and {tuple(own.shape)} in this method for {self.examples} "
                     f"examples of shape {self.shape}; create the method as the one that was saved"
                 )
+            if name not in coded and given.is_floating_point() != own.is_floating_point():
+                raise CheckpointError(
+                    f"{_CANNOT_LOAD}{name} is {given.dtype} in it and {own.dtype} in this "
+                    f"method; create the method as the one that was saved"
+                )
         super()._load_from_state_dict(state_dict, prefix, *args, **kwargs)
         self._index_check.reset()
 
-    def _checked(self, x: Tensor, y: Tensor, index: Tensor, view: AnyView | None) -> Batch:
+    def _checked(
+        self, model: nn.Module, x: Tensor, y: Tensor, index: Tensor, view: AnyView | None, *, trains: bool
+    ) -> Batch:
         if not self._epoch_started:
             raise UsageError("call method.start_epoch(epoch, epochs=...) before the first batch of each epoch")
+        if self._checked_model != (id(model), trains):  # once, not in every step
+            self.check_module(model, trains=trains)
+            self._checked_model = id(model), trains
         check_shapes(x, y, index, (self.shape[0], *view.size) if isinstance(view, BoxView) else self.shape)
         for name, tensor in (("labels", y), ("indices", index), ("the method", self.epoch)):
             if tensor.device != x.device:
@@ -344,8 +423,10 @@ class Method(nn.Module, ABC):
         if len(view) != len(x) or (isinstance(shown, ShiftView) and shown.size != x.shape[2:]):
             raise DataError(f"a view of {len(view)} images does not fit {len(x)} images; draw it from this batch")
         self.checks.images(x)
+        x = contiguous(x) if x.is_contiguous() else x  # the caller's channels_last stays
         y, index = y.long(), self.checks.index(index.long(), self.examples)
         if self.checks_indices:
+            self.checks.distinct(index)
             self._index_check.update(index, y)
         return Batch(x, y, index, view)
 
@@ -370,10 +451,10 @@ class InputPerturbation(Method):
             )
         if self.consistency is not None and self.consistency.through == "both":
             raise UsageError('consistency through "both" takes another pass: use method.step instead')
-        batch = self._checked(x, y, index, view)
+        batch = self._checked(model, x, y, index, view, trains=False)
         self._ignores_loss = self._ignores_loss is None or self._ignores_loss
         self.before_step(batch.index)
-        with explain_low_precision(model, x):
+        with explain_precision(model, x):
             perturbed = self._attack(model, batch)
         self.after_step(batch.index)
         return perturbed
@@ -460,9 +541,7 @@ class PersistentPerturbation(InputPerturbation):
         **common: Unpack[CommonArgs],
     ) -> None:
         super().__init__(threat, examples, shape, **common)
-        if reset_every < 1:
-            raise UsageError(f"reset_every must be at least 1 epoch; got {reset_every}")
-        self.reset_every = reset_every
+        self.reset_every = check_count("reset_every", reset_every)
         if dtype == "auto":
             dtype = torch.int8 if threat.fits_int8 else torch.float16
         device = common.get("device")

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from atas.core.autograd import freeze, gradient_penalty, input_gradient
 from atas.core.dispatch import fast_op
+from atas.core.validation import explain_second_derivative
 from atas.data.loader import Batch
 from atas.errors import UsageError
 from atas.methods.base import CommonArgs, Method, StepOutput
@@ -36,6 +37,7 @@ class FGSMGA(Method):
 
     compilable = False
     weight_perturbations = ("ascent", "momentum")
+    needs_second_derivative = True
 
     def __init__(
         self,
@@ -65,11 +67,13 @@ class FGSMGA(Method):
         aligned = functools.partial(misalignment, gradient)
 
         def misaligned() -> Tensor:
-            return self.weight * gradient_penalty(model, x + noise, y, self.attack_loss, aligned)
+            with explain_second_derivative("gradient alignment"):
+                return self.weight * gradient_penalty(model, x + noise, y, self.attack_loss, aligned)
 
         with self.perturbed_weights(model, update, lambda: misaligned() + self.loss(model(inputs), y, batch.index)):
             penalty = misaligned()
-            update.backward(penalty)
+            with explain_second_derivative("gradient alignment"):
+                update.backward(penalty)
             logits = model(inputs)
             loss = self.loss(logits, y, batch.index)
             update.backward(loss)

@@ -9,6 +9,7 @@ from typing import Any, get_type_hints
 import torch
 
 from atas._utils.imports import import_object
+from atas.core.validation import check_argument
 from atas.errors import UsageError, unknown
 from atas.methods.atas import ATAS, ATASLiteral
 from atas.methods.atas_plus import ATASPlus
@@ -53,6 +54,7 @@ def names() -> list[str]:
 
 def get(name: str) -> type[Method]:
     """Return the class of a method: one of `names()`, or a class of your own as `package.module:Class`."""
+    check_argument("name", name, str)
     if ":" in name:
         method = import_object(name, "method", "class")
         if not (isinstance(method, type) and issubclass(method, Method)):

@@ -74,4 +74,9 @@ class TRADES(Method):
 
 def divergence(logits: Tensor, reference: Tensor) -> Tensor:
     """Return KL(reference || logits), summed over the batch."""
-    return F.kl_div(to_float32(logits).log_softmax(1), to_float32(reference).softmax(1), reduction="sum")
+    expected = to_float32(reference).softmax(1)
+    # A probability of zero (margins above 103 in float32) adds nothing; the derivative of its logarithm would be NaN.
+    vanishes = expected == 0
+    expected = torch.where(vanishes, 1.0, expected)
+    terms = F.kl_div(to_float32(logits).log_softmax(1), expected, reduction="none")
+    return torch.where(vanishes, 0.0, terms).sum()

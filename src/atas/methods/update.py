@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from atas.core.autograd import temporary_values
+from atas.core.validation import check_optimizer
 from atas.errors import UsageError
 
 
@@ -52,6 +53,7 @@ class OptimizerUpdate:
     """An `Update` around a torch optimiser."""
 
     def __init__(self, optimizer: torch.optim.Optimizer, *, zero_grad: bool = True) -> None:
+        check_optimizer(optimizer)
         self._optimizer = optimizer
         if zero_grad:
             optimizer.zero_grad(set_to_none=True)

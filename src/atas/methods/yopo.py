@@ -7,7 +7,7 @@ from typing import Literal, Unpack
 
 from torch import nn
 
-from atas.core.autograd import HookedSplit, SplitModel, SupportsSplit, find_first_layer
+from atas.core.autograd import HookedSplit, SplitModel, SupportsSplit
 from atas.data.loader import Batch
 from atas.errors import UsageError
 from atas.methods.base import CommonArgs, Method, StepOutput
@@ -30,6 +30,7 @@ class YOPO(Method):
 
     compilable = False
     weight_perturbations = ("momentum",)  # of all passes: they serve attack and weights alike
+    needs_hooks = True
 
     def __init__(
         self,
@@ -82,4 +83,4 @@ class YOPO(Method):
         """Split the model behind its first layer: by its own means if it has them, otherwise by hooks."""
         if isinstance(model, SupportsSplit):
             return model.split_first_layer()
-        return HookedSplit(model, find_first_layer(model, self.layer))
+        return HookedSplit(model, self.layer)

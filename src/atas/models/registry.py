@@ -11,6 +11,7 @@ from typing import Any, SupportsIndex
 from torch import nn
 
 from atas._utils.imports import current_directory_importable, describe_error, import_object
+from atas.core.validation import check_argument
 from atas.errors import AtasError, UsageError, unknown
 from atas.models.layers import Normalize
 from atas.models.preact_resnet import PreActResNet
@@ -73,6 +74,7 @@ def create(
     >>> create("small-cnn", num_classes=10)(torch.rand(2, 3, 32, 32)).shape
     torch.Size([2, 10])
     """
+    check_argument("name", name, str)
     factory = None if ":" in name else _get(name)
     num_classes = _at_least(2, "num_classes", num_classes)
     channels = _at_least(1, "channels", channels)

@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+import copy
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from typing import TypeGuard
 
+import torch
 from torch import Tensor, nn
 
-from atas.core.autograd import SplitModel
+from atas.core.autograd import SplitModel, contiguous, input_gradient, set_mode
 from atas.core.dispatch import compile_function
 from atas.models import Normalize, PreActResNet, WideResNet
 from atas.models.preact_resnet import PreActBlock
 from atas.models.wide_resnet import WideBlock
 from atas.ops import enable_kernels
+from atas.ops.precision import strict_float32
+
+_LAYOUT_TOLERANCE = 0.01  # rounding that a ReLU or a maximum amplifies stays below; wrong strides do not
 
 
 class WrappedNetwork(nn.Module):
@@ -39,9 +45,11 @@ class WrappedNetwork(nn.Module):
 class CompiledNetwork(WrappedNetwork):
     """A model compiled with torch.compile."""
 
-    def __init__(self, model: nn.Module, backend: str = "inductor") -> None:
+    def __init__(
+        self, model: nn.Module, backend: str = "inductor", log: Callable[[str], None] = lambda sentence: None
+    ) -> None:
         super().__init__(model)
-        self._call = compile_function(lambda x: model(x), backend)
+        self._call = compile_function(lambda x: model(x), backend, log=log)
 
     def forward(self, x: Tensor) -> Tensor:
         """Return the logits."""
@@ -73,6 +81,47 @@ class AcceleratedNetwork(WrappedNetwork, ABC):
     @abstractmethod
     def precompile(self, x: Tensor, modes: tuple[bool, ...] = (False, True)) -> None:
         """Compile the kernels for batches like x in these modes (train mode: True), in parallel. Nothing is run."""
+
+
+def channels_last(model: nn.Module) -> nn.Module:
+    """Lay out the weights of convolutions for tensor cores, in place; values stay."""
+    for parameter in model.parameters():
+        if parameter.dim() == 4:
+            parameter.data = parameter.data.contiguous(memory_format=torch.channels_last)
+    return model
+
+
+def takes_channels_last(model: nn.Module, images: Tensor) -> bool:
+    """Return whether a network computes the same with weights in channels_last, on images laid out as these.
+
+    Convolutions then return channels_last too, which `view` and code that reads strides do not expect. Networks with
+    kernels can compute with it, and those without convolutions if the images are contiguous. For others a copy makes a
+    pass there and back, in eval mode and on random pixels, which is compared with a plain one.
+    """
+    has_convolutions = any(parameter.dim() == 4 for parameter in model.parameters())
+    if has_kernels(model) or (not has_convolutions and images.is_contiguous()):
+        return True
+    generator = torch.Generator().manual_seed(0)
+    pixels = torch.rand(images.shape, generator=generator).to(images)
+    pixels = torch.empty_like(images).copy_(pixels)
+    try:
+        with set_mode(model, training=False), strict_float32(images.device):
+            with torch.no_grad():  # weight_norm keeps its weights, which cannot be copied with a history
+                model(contiguous(pixels))
+                copied = copy.deepcopy(model)
+            plain = _logits_and_gradient(copied, contiguous(pixels))
+            other = _logits_and_gradient(channels_last(copied), pixels)
+    except Exception:  # a network may raise anything
+        return False
+    return all(float((a - b).norm()) <= _LAYOUT_TOLERANCE * float(a.norm()) for a, b in zip(plain, other, strict=True))
+
+
+def _logits_and_gradient(model: nn.Module, x: Tensor) -> tuple[Tensor, Tensor]:
+    def weighted_sum(logits: Tensor, _: Tensor) -> Tensor:  # a cross-entropy may be zero
+        return (logits * torch.linspace(1, 2, logits.shape[1], device=logits.device)).sum()
+
+    gradient, logits = input_gradient(model, x, x, weighted_sum)
+    return logits, gradient
 
 
 # Any other type of layer in a network means that its owner has replaced a layer.

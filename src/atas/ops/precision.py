@@ -13,6 +13,9 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.nn.utils import parametrize
+
+from atas.models.resnet import Stem
 
 _backends: Any = torch.backends  # PyTorch's annotations lack half of these settings
 
@@ -82,23 +85,54 @@ class _LegacySettings:
             _backends.cudnn.allow_tf32 = self._cudnn
 
 
-_LOW_PRECISION_LAYERS = (nn.modules.conv._ConvNd, nn.Linear)
+_LAYERS: tuple[type[nn.Module], ...] = (
+    nn.Linear,
+    nn.Conv1d,
+    nn.Conv2d,
+    nn.Conv3d,
+    nn.ConvTranspose1d,
+    nn.ConvTranspose2d,
+    nn.ConvTranspose3d,
+    Stem,  # only moves its weights
+)
+_FORWARDS = {(layer.forward, getattr(layer, "_conv_forward", None)) for layer in _LAYERS}
 
 
 def low_precision_copy(model: nn.Module, dtype: torch.dtype) -> nn.Module:
     """Return the model with the weights of its convolutions and linear layers in `dtype`; all other tensors are shared.
 
     Casting every weight in every forward pass, as autocast does, costs one kernel per layer and pass; a copy that
-    the optimiser keeps up to date costs none.
+    the optimiser keeps up to date costs none. A weight that anything is computed from before it reaches the layer's
+    kernel, as by spectral normalisation, stays as it is, and autocast casts the result.
     """
     shared = {id(tensor): tensor for tensor in (*model.parameters(), *model.buffers())}
     low_precision = copy.deepcopy(model, dict(shared))
+    layers = {module: ("weight", "bias") for module in low_precision.modules() if _is_plain(module)}
+    kept = [
+        parameter
+        for module in low_precision.modules()
+        for name, parameter in module.named_parameters(recurse=False)
+        if name not in layers.get(module, ())
+    ]
     cast: dict[int, nn.Parameter] = {}
-    for module in low_precision.modules():
-        if isinstance(module, _LOW_PRECISION_LAYERS):
-            for name, parameter in module._parameters.items():
-                if parameter is not None and parameter.dtype == torch.float32:
-                    low = cast.setdefault(id(parameter), nn.Parameter(parameter.detach().to(dtype)))
-                    low.requires_grad_(parameter.requires_grad)
-                    module._parameters[name] = low
+    for module, names in layers.items():
+        for name in names:
+            parameter = module._parameters.get(name)
+            if parameter is None or parameter.dtype != torch.float32 or any(parameter is other for other in kept):
+                continue
+            low = cast.setdefault(id(parameter), nn.Parameter(parameter.detach().to(dtype)))
+            low.requires_grad_(parameter.requires_grad)
+            module._parameters[name] = low
     return low_precision
+
+
+def _is_plain(module: nn.Module) -> bool:
+    """Return whether this layer hands its weight and bias to its kernel as they are."""
+    kernel = (type(module).forward, getattr(type(module), "_conv_forward", None))
+    return (
+        isinstance(module, _LAYERS)
+        and kernel in _FORWARDS
+        and not vars(module).keys() & {"forward", "_conv_forward"}
+        and not module._forward_pre_hooks
+        and not parametrize.is_parametrized(module)
+    )

@@ -62,6 +62,9 @@ def check(recipe: Recipe) -> None:
             f"of examples to a batch; got {recipe.training.batch_size} and {shards}"
         )
     _check_weight_perturbation(recipe)
+    momenta = recipe.optimizer.momentum, recipe.schedule.peak_momentum
+    if recipe.optimizer.nesterov and not any(momenta):
+        raise UsageError("optimizer.nesterov needs optimizer.momentum above zero; set one, or leave nesterov out")
     check_views(recipe)
     check_loss(recipe)
     for attack in recipe.evaluation.attacks:

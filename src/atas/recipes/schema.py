@@ -319,6 +319,8 @@ def _unknown_key(section: str, key: str, known: Sequence[str]) -> UsageError:
 
 
 def _assign(document: dict[str, Any], key: str, value: Any) -> None:
+    if not isinstance(key, str):
+        raise UsageError(f"the keys of a recipe are texts such as training.epochs; got {key!r}")
     section, _, name = key.partition(".")
     if section not in section_types():
         raise unknown("section of a recipe", section, section_types())

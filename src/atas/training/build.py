@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from atas import methods, models
 from atas._utils.formatting import format_bytes
 from atas._utils.system import available_cpus, host_memory
+from atas.core.validation import check_module, check_rows
 from atas.data import Dataset
 from atas.data.dataset import Split
 from atas.data.lazy_images import LazyImages
@@ -33,7 +34,7 @@ from atas.models.weights import GIVEN, per_channel
 from atas.recipes import Recipe, recipe_fingerprint
 from atas.training.data import eval_view, train_resolution
 from atas.training.engine import Engine
-from atas.training.model_checks import check_empty_batch, check_model, check_single_image
+from atas.training.model_checks import check_empty_batch, check_model, check_single_image, check_step
 from atas.training.monitor import Monitor, split_probe
 
 # The share of a device's memory that images may take; a method's perturbations may take the same again.
@@ -66,7 +67,10 @@ def build(
     device = select_device(recipe.engine.device, world)
     training = recipe.training
     eval_data = eval_view(data, recipe.data)
+    check_module(model, trains=True, bare=True)
     check_model(model, eval_data)
+    if rows is not None:
+        check_rows(rows, len(data.train))
     fingerprints = _data_fingerprints(data, rows)
     check_same_run(recipe, fingerprints, world)
     probe, rest = split_probe(len(data.train), training.probe, held_out=training.on_collapse != "warn")
@@ -94,10 +98,12 @@ def build(
     )
     loader.set_shard(shard)
     method = _build_method(recipe, shard, eval_data, device)
+    method.check_module(model)
     if recipe.engine.sync_batchnorm and world.size > 1:
         convert_sync_batchnorm(model)
     broadcast_weights(list(model.state_dict().values()), world)
     engine = _build_engine(recipe, model.to(device), method, loader, log, world)
+    check_step(engine, _build_method(recipe, DataShard(2), eval_data, device), eval_data)
     probed = eval_data.train.images[probe].to(device), eval_data.train.labels[probe].to(device)
     adversarial = method.adversarial
     monitor = Monitor(*probed, recipe.threat, batch_size=engine.eval_batch_size, adversarial=adversarial, world=world)

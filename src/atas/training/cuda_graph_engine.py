@@ -29,8 +29,9 @@ from atas.methods.targets import RememberedPredictions
 from atas.ops import enable_kernels
 from atas.ops.cuda_graphs import WARMUP_CALLS, GraphedFunction, capture, warm_up
 from atas.ops.cuda_graphs import weight_grad_stream as weights_aside
-from atas.ops.networks import AcceleratedNetwork, CompiledNetwork, accelerate
+from atas.ops.networks import AcceleratedNetwork, CompiledNetwork, accelerate, channels_last, takes_channels_last
 from atas.recipes import Recipe
+from atas.training.data import train_resolution
 from atas.training.engine import Engine
 from atas.training.metrics import accumulate_metrics
 from atas.training.optim import EMA, SGD, FusedEMA, FusedSGD
@@ -43,11 +44,20 @@ _Variant = tuple[int | None, bool]  # side of the images in pixels, and whether 
 _Step = tuple[int, _Variant]  # number of images in a batch
 
 
-def channels_last(model: nn.Module) -> nn.Module:
-    """Lay out the weights of convolutions for tensor cores, in place; values stay."""
-    for parameter in model.parameters():
-        if parameter.dim() == 4:
-            parameter.data = parameter.data.contiguous(memory_format=torch.channels_last)
+def lay_out(
+    model: nn.Module, recipe: Recipe, loader: Loader, log: Callable[[str], None] = print, world: World = SINGLE
+) -> nn.Module:
+    """Lay out the weights of convolutions for tensor cores, in place, if the network can compute with that."""
+    shape = loader.images.shape[1:]
+    if (side := train_resolution(recipe.data, 0, recipe.training.epochs)) is not None:
+        shape = torch.Size([shape[0], side, side])
+    images = torch.empty(2, *shape, device=loader.images.device)
+    if world.on_rank0(lambda: takes_channels_last(model, images)):  # gradients of all ranks are added up in one layout
+        return channels_last(model)
+    log(
+        "the network does not compute the same with weights in channels_last, often because of view() in place of "
+        "reshape(); they keep their layout, which is slower"
+    )
     return model
 
 
@@ -87,12 +97,16 @@ class CudaGraphEngine(Engine):
         backend: CudaBackend | None = None,
     ) -> None:
         self._backend = backend or CudaBackend()
-        super().__init__(recipe, channels_last(model), method, loader, world)
+        super().__init__(recipe, lay_out(model, recipe, loader, log, world), method, loader, world)
         register_kernels()
         torch.backends.cudnn.benchmark = not recipe.engine.deterministic
         method.checks.skip_labels = True
         self._log = log
-        self._optimizer = self._backend.optimizer(recipe.optimizer, self._trainable_of(model), self._trainable)
+        weights, optimizer = self._trainable_of(model), self._backend.optimizer
+        if not optimizer.supports(weights, self._trainable):
+            log("some weights are not float32, dense and aligned; updating weights without the kernel, slower")
+            optimizer = SGD
+        self._optimizer = optimizer(recipe.optimizer, weights, self._trainable)
         self._graphs: dict[_Step, torch.cuda.CUDAGraph | None] = {}
         self._accelerated = self._backend.accelerate(self.compute_model) if method.uses_fast_network else None
         self._forward_passes: dict[_Step, int] = {}
@@ -206,7 +220,7 @@ class CudaGraphEngine(Engine):
 
     @functools.cached_property
     def _fast_network(self) -> nn.Module:
-        return self._accelerated or CompiledNetwork(self.compute_model)
+        return self._accelerated or CompiledNetwork(self.compute_model, log=self._log)
 
     @property
     def _passes_communicate(self) -> bool:

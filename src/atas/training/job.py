@@ -23,7 +23,7 @@ from atas import recipes
 from atas._utils import environment
 from atas._utils.files import file_lock, read_json, write_text
 from atas._utils.formatting import shell_quote
-from atas.core.validation import check_module
+from atas.core.validation import check_arguments, check_interface, check_module
 from atas.distributed.batchnorm import revert_sync_batchnorm
 from atas.distributed.world import World, init
 from atas.errors import UsageError
@@ -39,6 +39,7 @@ from atas.training.run import ROWS_KEY, Run, RunFolder, load_recipe
 from atas.training.trainer import Trainer
 
 
+@check_arguments
 def train(
     recipe: str | Path | Recipe | None = None,
     *,
@@ -69,6 +70,8 @@ def train(
     >>> run = train("digits-small-cnn-atas", out="/tmp/run", values={"training.epochs": 1})  # doctest: +SKIP
     """
     _check_given(model, data)
+    check_interface("a logger", loggers, ("start", "log", "close"))
+    check_interface("an observer", observers, ("due", "on_step_end"))
     with init() as world:
         resolved = world.on_rank0(lambda: _recipe_of_run(out, resume)) if recipe is None else recipes.load(recipe)
         resolved = resolved.with_values(_with_seed(values or {}, seed))
@@ -87,8 +90,8 @@ def train(
                 live or TrainingProgress(quiet=not world.is_main) as progress,
                 deterministic(resolved.engine.deterministic),
             ):
-                data = data or load_data(resolved, progress=progress.data_loading)
-                model = model or build_model(resolved, data)
+                data = load_data(resolved, progress=progress.data_loading) if data is None else data
+                model = build_model(resolved, data) if model is None else model  # a module may have a length
                 trainer = Trainer(resolved, run_folder, data, model, progress, loggers, observers, rows, probe, world)
                 rows_count = None if rows is None else len(rows)
                 with _locked(run_folder, world):

@@ -2,15 +2,23 @@
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.func import functional_call
 
+from atas.core.augment import View
 from atas.core.autograd import set_mode, to_float32
-from atas.core.validation import MODEL_FAILED, check_logits, explain_model_errors
+from atas.core.validation import MODEL_FAILED, check_logits, check_trainable, explain_model_errors
 from atas.data import Dataset
-from atas.errors import UsageError
+from atas.data.loader import Batch
+from atas.errors import AtasError, UsageError
+from atas.methods import Method
+from atas.training.engine import Engine
 
 _EMPTY_BATCH = (
     "the model cannot take an empty batch, as a process gets at the end of an epoch ({why}); use "
@@ -23,6 +31,9 @@ _SINGLE_IMAGE = (
 )
 
 
+_STEP = "a training step of {method} in {precision} fails on this model: {{why}}{remedy}"
+
+
 def check_single_image(model: nn.Module, data: Dataset, size: int | None) -> None:
     """Try the model in train mode on one image of this side: BatchNorm has no variance of a single value."""
     with explain_model_errors(_SINGLE_IMAGE):
@@ -31,8 +42,7 @@ def check_single_image(model: nn.Module, data: Dataset, size: int | None) -> Non
 
 def check_model(model: nn.Module, data: Dataset) -> None:
     """Try forward and backward passes on two images, before training starts or an earlier run is deleted."""
-    if not any(parameter.requires_grad for parameter in model.parameters()):
-        raise UsageError("the model has no weights to train; set requires_grad on parameters")
+    check_trainable(model)
     x, y = _first_images(model, data, 2), data.train.labels[:2].long()
     with explain_model_errors(_failure_message(model, data)), set_mode(model, training=False), torch.enable_grad():
         logits = check_logits(model(x.requires_grad_(True)), len(x))
@@ -66,6 +76,76 @@ def check_empty_batch(model: nn.Module, data: Dataset) -> None:
     """Try the model on an empty batch."""
     with explain_model_errors(_EMPTY_BATCH), set_mode(model, training=False), torch.no_grad():
         check_logits(model(_first_images(model, data, 0)), 0)
+
+
+def check_step(engine: Engine, method: Method, data: Dataset) -> None:
+    """Try a training step on the first two images, as it will be made: in its precision, with all its derivatives.
+
+    `method` was made for this trial alone. Weights, running statistics and random states stay.
+    """
+    x = _first_images(engine.model, data, 2)
+    if len(x) < 2:  # BatchNorm has no variance of a single value
+        return
+    y = data.train.labels[:2].long().to(x.device)
+    batch = Batch(x, y, torch.arange(2, device=x.device), View.centre(2, method.pad, x.device))
+    method.start_epoch(0)
+    failed = functools.partial(_STEP.format, method=type(method).__name__)
+    try:
+        _try_step(engine.compute_model, method, batch, engine.precision())
+    except AtasError:
+        raise
+    except Exception as error:
+        with explain_model_errors(failed(precision="float32", remedy="")):
+            _try_step(engine.model, method, batch, nullcontext())
+        with explain_model_errors(failed(precision=engine.precision_name, remedy="; set engine.precision=float32")):
+            raise error
+
+
+def _try_step(model: nn.Module, method: Method, batch: Batch, precision: AbstractContextManager[object]) -> None:
+    """Make a training step that leaves weights, running statistics and random states alone."""
+    before = [(buffer, buffer.clone()) for buffer in model.buffers()]
+    benchmark, torch.backends.cudnn.benchmark = torch.backends.cudnn.benchmark, False  # not worth it for two images
+    try:
+        devices = [batch.x.device] if batch.x.device.type == "cuda" else []
+        with torch.random.fork_rng(devices=devices), set_mode(model, training=True), precision:
+            method.before_step(batch.index)
+            method.training_step(model, _TrialUpdate(model), batch)
+            method.after_step(batch.index)
+    finally:
+        torch.backends.cudnn.benchmark = benchmark
+        with torch.no_grad():
+            for buffer, value in before:
+                buffer.copy_(value)
+
+
+class _TrialUpdate:
+    """An `Update` that computes gradients and leaves the weights alone."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self.weights = [parameter for parameter in model.parameters() if parameter.requires_grad]
+        self.momentum = [None] * len(self.weights)
+
+    def backward(self, loss: Tensor, *inputs: Tensor) -> tuple[Tensor, ...]:
+        """Compute all gradients, and return those of `inputs`."""
+        return self.weight_gradients(loss, *inputs)[1]
+
+    def apply(self) -> None:
+        """Do nothing."""
+
+    def __call__(self, loss: Tensor, *inputs: Tensor) -> tuple[Tensor, ...]:
+        """Call `backward`."""
+        return self.backward(loss, *inputs)
+
+    def weight_gradients(
+        self, loss: Tensor, *inputs: Tensor, summed: bool = False
+    ) -> tuple[list[Tensor | None], tuple[Tensor, ...]]:
+        """Return the gradients with respect to weights and inputs."""
+        gradients = torch.autograd.grad(loss, [*self.weights, *inputs], allow_unused=True)
+        return list(gradients[: len(self.weights)]), gradients[len(self.weights) :]
+
+    def offset_weights(self, offsets: Sequence[Tensor | None]) -> AbstractContextManager[None]:
+        """Return a context in which the weights stay where they are."""
+        return nullcontext()
 
 
 def _train_mode_outputs(model: nn.Module, x: Tensor) -> object:

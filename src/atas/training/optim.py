@@ -14,6 +14,8 @@ from torch import Tensor, nn
 
 from atas.recipes import OptimizerConfig, ScheduleConfig
 
+_ALIGNMENT = 16  # bytes that the kernel reads at once
+
 
 class SGD:
     """g <- g + decay w, m <- momentum m + g, w <- w - rate m (with Nesterov: g + momentum m instead of m).
@@ -26,6 +28,11 @@ class SGD:
         self.config = config
         self.weights, self.compute_weights = list(weights), list(compute_weights)
         self.momentum = [torch.zeros_like(weight) for weight in self.weights]
+
+    @staticmethod
+    def supports(weights: Sequence[Tensor], compute_weights: Sequence[Tensor]) -> bool:
+        """Return whether these weights can be updated: all can."""
+        return True
 
     @torch.no_grad()
     def step(self, gradients: Sequence[Tensor | None], rate: Tensor, momentum: Tensor) -> None:
@@ -59,7 +66,18 @@ class SGD:
 
 
 class FusedSGD(SGD):
-    """`SGD` in one Triton kernel that reads and writes every weight once."""
+    """`SGD` in one Triton kernel that reads and writes every weight once; `supports` says for which weights."""
+
+    @staticmethod
+    def supports(weights: Sequence[Tensor], compute_weights: Sequence[Tensor]) -> bool:
+        """Return whether the kernel can update these weights: it goes over their memory from the first address on."""
+        copied = [
+            (weight, copied) for weight, copied in zip(weights, compute_weights, strict=True) if copied is not weight
+        ]
+        return all(weight.dtype == torch.float32 and _is_aligned(weight) for weight in weights) and all(
+            copied.dtype == torch.bfloat16 and _is_aligned(copied) and copied.stride() == weight.stride()
+            for weight, copied in copied
+        )
 
     def __init__(self, config: OptimizerConfig, weights: Sequence[Tensor], compute_weights: Sequence[Tensor]) -> None:
         super().__init__(config, weights, compute_weights)
@@ -79,6 +97,16 @@ class FusedSGD(SGD):
     def finish_capture(self) -> None:
         """Fill the address tables of the captured steps."""
         self._update.finish_capture()
+
+
+def _is_aligned(tensor: Tensor) -> bool:
+    """Return whether the elements fill one range of memory, in any order of axes, that starts at sixteen bytes."""
+    filled = 1 if tensor.numel() else 0
+    for stride, size in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
+        if size != 1 and filled and stride != filled:
+            return False
+        filled *= size
+    return tensor.data_ptr() % _ALIGNMENT == 0
 
 
 def learning_rate(schedule: ScheduleConfig, update: Tensor, updates: int) -> Tensor:
@@ -127,14 +155,18 @@ class EMA(nn.Module):
 
     def __init__(self, model: nn.Module, decay: float) -> None:
         super().__init__()
-        self.model = copy.deepcopy(model).eval().requires_grad_(False)
+        with torch.no_grad():  # or the copied weights of a scripted model depend on its own
+            self.model = copy.deepcopy(model)
+        self.model.eval()
+        for parameter in self.model.parameters():
+            parameter.requires_grad_(False)
         self.decay = decay
         first = next(iter(model.state_dict().values()))
         self.register_buffer("updates", torch.zeros((), device=first.device))
         both = zip(self.model.state_dict().values(), model.state_dict().values(), strict=True)
         pairs = {average.data_ptr(): (average, value) for average, value in both}.values()  # tied weights once
-        self._averaged = [pair for pair in pairs if pair[0].dtype.is_floating_point]
-        self._copied = [pair for pair in pairs if not pair[0].dtype.is_floating_point]
+        self._averaged = [pair for pair in pairs if _is_continuous(pair[0])]
+        self._copied = [pair for pair in pairs if not _is_continuous(pair[0])]
 
     @torch.no_grad()
     def update(self) -> None:
@@ -179,3 +211,7 @@ class FusedEMA(EMA):
             self._update(decay)
         self._average(self._others, decay)
         self.updates += 1
+
+
+def _is_continuous(tensor: Tensor) -> bool:
+    return tensor.dtype.is_floating_point or tensor.dtype.is_complex

@@ -325,6 +325,21 @@ def test_losses_of_logits_with_ties(kind, classes):
         torch.testing.assert_close(*parts, rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.parametrize("kind", ["ce", "dlr", "t"])
+@pytest.mark.parametrize("precision", [torch.float32, torch.float16])
+def test_losses_of_logits_far_apart(kind, precision):
+    """Margins that no exponential holds, and differences that are nearly zero."""
+    values = torch.tensor([-6e4, -1e4, -105.0, 0.0, 1e-6, 1.0, 88.8, 105.0, 1e4, 6e4], device=DEVICE)
+    logits = values[torch.rand(40, 10, device=DEVICE).argsort(1)[:, :5]].to(precision)  # without ties
+    y = torch.randint(5, (40,), device=DEVICE)
+    target = (y + torch.randint(1, 5, (40,), device=DEVICE)) % 5
+    checked_losses(losses.attack_loss, lambda z: (kind, z, y, target), logits)
+    (gradient,) = torch.autograd.grad(
+        run_kernel(losses.attack_loss, kind, logits.requires_grad_(), y, target).sum(), logits
+    )
+    assert gradient.isfinite().all()
+
+
 @pytest.mark.parametrize("bad", [NAN, INF, -INF])
 @pytest.mark.parametrize("place", [0, 1, 2, 3])
 def test_losses_of_logits_that_are_no_numbers(bad, place):

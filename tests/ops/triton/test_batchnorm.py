@@ -8,6 +8,7 @@ import torch.nn.functional as F
 from helpers.kernels import DEVICE
 
 from atas.ops.triton import batchnorm
+from atas.ops.triton.batch_statistics import empty_partials, group_counters
 
 SHAPES = [(4, 64, 8, 8), (2, 160, 4, 4), (3, 16, 5, 7), (3, 512, 2, 2)]
 
@@ -59,3 +60,13 @@ def test_eval_mode(case, adds):
     close(total, x.detach())
     close(out, expected.detach())
     close(by_input, x.grad + past if adds else x.grad)
+
+
+def test_the_sums_of_large_batches_have_counters_of_their_own():
+    """One for every group of 32 programs; beyond that the counters of the next channels would be used."""
+    meta = torch.device("meta")
+    tiles = 16_384 * 32 * 32 // 128  # of images of CIFAR-10, 128 pixels each
+    assert empty_partials(tiles, 64, meta).shape == (tiles + tiles // 32, 2, 64)
+    assert len(group_counters(torch.device("cpu"))) >= 64 * (1 + tiles // 32)
+    with pytest.raises(ValueError, match="do not fit their counters; use a smaller batch"):
+        empty_partials(2**20, 64, meta)

@@ -69,7 +69,7 @@ def test_a_cut_behind_the_first_layer_is_that_of_the_hooks(side):
         x, y = torch.rand(32, 3, side, side, device="cuda"), torch.randint(10, (32,), device="cuda")
         found = []
         for model, cut in (
-            (plain, HookedSplit(plain, plain.conv1)),
+            (plain, HookedSplit(plain, "conv1")),
             (by_hand, accelerate(by_hand).split_first_layer()),
         ):
             logits, output = cut.forward(x)

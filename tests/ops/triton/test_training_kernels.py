@@ -296,6 +296,19 @@ def test_averages_are_those_of_the_plain_version_to_the_bit(channels_last):
         assert torch.equal(tensor, fused.state_dict()[name]), name
 
 
+@pytest.mark.parametrize("kind", [torch.float32, torch.float16])
+def test_the_loss_of_logits_far_apart(kind):
+    """Margins that no exponential holds, and ties."""
+    values = torch.tensor([-6e4, -1e4, -105.0, 0.0, 1.0, 88.8, 105.0, 1e4, 6e4], device=DEVICE)
+    logits = values[torch.randint(len(values), (40, 5), device=DEVICE)].to(kind).requires_grad_()
+    y = torch.randint(5, (40,), device=DEVICE)
+    expected, found = (function(logits, y) for function in (autograd.cross_entropy, KERNELS[autograd.cross_entropy]))
+    torch.testing.assert_close(found, expected)
+    expected, found = (torch.autograd.grad(loss, logits)[0] for loss in (expected, found))
+    assert found.isfinite().all()
+    torch.testing.assert_close(found, expected)
+
+
 def test_the_loss_of_infinite_logits_is_no_number():
     y = torch.zeros(2, dtype=torch.long, device=DEVICE)
     for bad in (float("nan"), float("inf")):

@@ -13,7 +13,7 @@ import triton.language as tl
 from torch import Tensor
 
 _GROUP = tl.constexpr(32)  # parts that are added up at a time
-_COUNTERS = tl.constexpr(1024)  # for each block of columns: one of groups, and one of each group's parts
+_COUNTERS = tl.constexpr(16384)  # for each block of columns: one of groups, and one of each group's parts
 
 
 @triton.jit
@@ -109,7 +109,10 @@ def group_counters(device: torch.device) -> Tensor:
 
 
 def empty_partials(num_partials: int, channels: int, device: torch.device) -> Tensor:
-    """Allocate the sums of this many programs and of their groups."""
-    return torch.empty(
-        num_partials + triton.cdiv(num_partials, _GROUP.value), 2, channels, dtype=torch.float32, device=device
-    )
+    """Allocate the sums of this many programs and of their groups; raise ValueError if they have no counters."""
+    groups = triton.cdiv(num_partials, _GROUP.value)
+    if groups >= _COUNTERS.value:
+        raise ValueError(
+            f"batch statistics of {num_partials:,} programs do not fit their counters; use a smaller batch"
+        )
+    return torch.empty(num_partials + groups, 2, channels, dtype=torch.float32, device=device)
