@@ -17,7 +17,7 @@ def train(small_net, make_images):
     """Feed a method a batch, some of it replaced."""
 
     def run(name="atas", call="step", model=None, **replaced):
-        hyper = {"batch_size": EXAMPLES} if name == "free" else {}
+        hyper = {"free": {"batch_size": EXAMPLES}, "atas-plus": {"classes": 4}}.get(name, {})
         method = atas.methods.create(name, atas.Linf(8 / 255), EXAMPLES, SHAPE, pad=PAD, **hyper)
         method.start_epoch(0)
         model = model or small_net()
