@@ -80,19 +80,39 @@ def file_lock(lock: Path, sentence: str) -> Iterator[None]:
     """Hold an exclusive lock; raise AtasError with the sentence if another process holds it.
 
     The kernel releases the lock when the process ends. Workers of a killed process hold its lock a moment longer, so
-    this waits up to LOCK_TIMEOUT.
+    this waits up to LOCK_TIMEOUT. The file and its folder are created; the file is removed at the end.
     """
     end = time.monotonic() + LOCK_TIMEOUT
-    with lock.open("w") as file:
-        while True:
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                break
-            except BlockingIOError as error:
-                if time.monotonic() >= end:
-                    raise AtasError(sentence) from error
-                time.sleep(0.05)
-        yield
+    while (file := _try_lock(lock)) is None:
+        if time.monotonic() >= end:
+            raise AtasError(sentence)
+        time.sleep(0.05)
+    with file:
+        try:
+            yield
+        finally:
+            with suppress(OSError):
+                lock.unlink()  # while the lock is held: a file that others could lock as well must not go
+
+
+def _try_lock(lock: Path) -> IO[str] | None:
+    """Lock a file and return it; None if another process holds the lock, or has just removed the file."""
+    lock.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        file = lock.open("w")
+    except FileNotFoundError:
+        return None
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        if os.path.samestat(os.fstat(file.fileno()), lock.stat()):
+            return file
+    except (BlockingIOError, FileNotFoundError):
+        pass
+    except BaseException:
+        file.close()
+        raise
+    file.close()
+    return None
 
 
 def read_json(path: Path) -> dict[str, Any]:

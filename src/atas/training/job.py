@@ -11,7 +11,7 @@ import json
 import os
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -78,25 +78,30 @@ def train(
         shards = world.on_rank0(lambda: _shards(resolved, run_folder if resume else None, world.size))
         resolved = resolved.with_values({} if shards is None else {"data.shards": shards})
         with world.comm_errors(f"continue from the last checkpoint with --resume --out {shell_quote(run_folder.path)}"):
-            resumes = world.on_rank0(lambda: _resumes(run_folder, resolved, resume=resume, overwrite=overwrite))
+
+            def resumes_run() -> bool:
+                return _resumes(run_folder, resolved, resume=resume, overwrite=overwrite)
+
+            world.on_rank0(resumes_run)  # before anything is created: the folder may hold something else
             with (
+                _locked(run_folder, world),
                 live or TrainingProgress(quiet=not world.is_main) as progress,
                 deterministic(resolved.engine.deterministic),
             ):
+                resumes = world.on_rank0(resumes_run)  # again: another process may have trained here meanwhile
                 data = data or load_data(resolved, progress=progress.data_loading)
                 model = model or build_model(resolved, data)
                 trainer = Trainer(resolved, run_folder, data, model, progress, loggers, observers, rows, world)
                 rows_count = None if rows is None else len(rows)
-                with _locked(run_folder, world):
-                    progress.start_run(_headline(trainer))
-                    if resume and not resumes:
-                        progress.log(f"there is nothing to resume in {run_folder.path}; starting from the beginning")
-                    if resumes:
-                        _resume(trainer, resolved, run_folder, progress)
-                    else:  # only now, after all checks, is an earlier run deleted
-                        world.on_rank0(lambda: _start_new(run_folder, trainer, rows_count))
-                    trainer.fit()
-                    return _finish(trainer, _model_metadata(resolved, data))
+                progress.start_run(_headline(trainer))
+                if resume and not resumes:
+                    progress.log(f"there is nothing to resume in {run_folder.path}; starting from the beginning")
+                if resumes:
+                    _resume(trainer, resolved, run_folder, progress)
+                else:  # only now, after all checks, is an earlier run deleted
+                    world.on_rank0(lambda: _start_new(run_folder, trainer, rows_count))
+                trainer.fit()
+                return _finish(trainer, _model_metadata(resolved, data))
 
 
 def _check_given(model: object, data: object) -> None:
@@ -154,16 +159,24 @@ def _recipe_of_run(out: str | Path | None, resume: bool) -> Recipe:
 
 @contextmanager
 def _locked(run_folder: RunFolder, world: World) -> Iterator[None]:
-    """Create the folder, and keep other runs from writing into it."""
+    """Keep other processes from training in the folder. It is created, and removed again if it stays empty."""
     with ExitStack() as stack:
 
         def lock() -> None:
-            run_folder.path.mkdir(parents=True, exist_ok=True)
+            created = [folder for folder in (run_folder.path, *run_folder.path.parents) if not folder.exists()]
+            stack.callback(_remove_empty, created)
             sentence = f"another process trains in {run_folder.path}; wait for it or choose another --out"
             stack.enter_context(file_lock(run_folder.lock, sentence))
 
         world.on_rank0(lock)
         yield
+
+
+def _remove_empty(folders: Sequence[Path]) -> None:
+    """Remove the folders in this order, up to the first that is not empty."""
+    with suppress(OSError):
+        for folder in folders:
+            folder.rmdir()
 
 
 def _finish(trainer: Trainer, metadata: dict[str, Any]) -> Run:
