@@ -9,6 +9,7 @@ from dataclasses import replace
 from atas import __version__
 from atas.export.base import ExportSource, FormatOutput
 from atas.models.weights import GIVEN
+from atas.training.metrics import missing_epochs
 
 _PAPER = "[Fast Adversarial Training with Adaptive Step Size](https://arxiv.org/abs/2206.02417)"
 
@@ -98,6 +99,11 @@ def _limits(source: ExportSource) -> str:
         limits.append(
             f"**Training collapsed** (catastrophic overfitting, detected in epoch {source.collapse_epoch}): the model "
             "resists the attack that it was trained with and hardly any other."
+        )
+    elif lost := missing_epochs(source.run.metrics):
+        limits.append(
+            f"**Whether the training collapsed is not known**: the metrics of {len(lost)} epochs are lost, among them "
+            f"epoch {lost[0]}."
         )
     if result is None:
         limits.append(f"It was not evaluated against {threat!r}.")

@@ -20,7 +20,7 @@ from atas.sweeps.store import SNAPSHOTS, Store
 from atas.sweeps.trial import FinishedTraining, Measurement, Trial
 from atas.training import checkpoint
 from atas.training.callbacks import Callback
-from atas.training.metrics import completed_epochs, read_metrics
+from atas.training.metrics import completed_epochs
 from atas.training.run import RunFolder
 
 _NORMS = "norms"
@@ -36,13 +36,13 @@ class Curves(Measurement):
 
     def is_available(self, trial: Trial, run_folder: RunFolder) -> bool:
         """Return whether the metrics have the loss under PGD-10, which early versions did not write."""
-        rows = completed_epochs(read_metrics(run_folder.metrics)) if run_folder.metrics.exists() else []
+        rows = completed_epochs(run_folder.read_metrics())
         return bool(rows) and all("pgd10_loss" in row for row in rows)
 
     def measure(self, training: FinishedTraining) -> dict[str, Any]:
         """Return a list for each column; epochs count from 1."""
         rows = [
-            row | {"epoch": row["epoch"] + 1} for row in completed_epochs(read_metrics(training.run_folder.metrics))
+            row | {"epoch": row["epoch"] + 1} for row in completed_epochs(training.run_folder.read_metrics())
         ]
         collapsed = next((row["epoch"] for row in rows if row["collapsed"]), None)
         return {name: [row[name] for row in rows] for name in _COLUMNS if name in rows[0]} | {"collapsed_in": collapsed}

@@ -40,6 +40,10 @@ class RunFolder:
         """One line of JSON per epoch or event."""
         return self.path / "metrics.jsonl"
 
+    def read_metrics(self) -> list[dict[str, Any]]:
+        """Return the rows of the metrics; raise DataError if they are damaged."""
+        return read_metrics(self.metrics, finished=self.model.exists())
+
     @property
     def last_checkpoint(self) -> Path:
         """The checkpoint to resume from."""
@@ -100,7 +104,7 @@ class Run:
         """Load a run from its folder; `model` is needed only if it was passed in Python for the training."""
         run_folder = RunFolder(Path(folder))
         recipe = load_recipe(run_folder)
-        rows = read_metrics(run_folder.metrics)
+        rows = run_folder.read_metrics()
         if not run_folder.model.exists():
             raise DataError(f"the run {folder} has not finished{_resume_hint(run_folder, recipe, rows)}")
         return cls(run_folder.path, recipe, load_weights(run_folder.model, model), completed_epochs(rows))

@@ -1,0 +1,103 @@
+"""JSON and TOML of any content: values of the promised type, or a few words that say what is wrong."""
+
+from typing import Any, Literal, TypedDict
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from atas._utils import documents
+from atas._utils.documents import MalformedError, conform, parse_json, parse_toml, read_json
+
+
+class Required(TypedDict):
+    name: str
+
+
+class Row(Required, total=False):
+    size: int | None
+    shape: tuple[int, int]
+
+
+DEEP = 100_000
+
+
+@pytest.mark.parametrize(
+    ("content", "why"),
+    [
+        (b"\xff{}", "byte 0 is not UTF-8"),
+        (b"{", "no JSON"),
+        (b"", "no JSON"),
+        (b"1" * 5000, "no JSON"),
+        (b"[" * DEEP, "nested too deeply"),
+        (b'{"a":' * DEEP, "nested too deeply"),
+    ],
+)
+def test_content_that_is_no_json(content, why):
+    with pytest.raises(MalformedError, match=why):
+        parse_json(content)
+
+
+@pytest.mark.parametrize(
+    ("content", "why"),
+    [(b"\xff", "byte 0 is not UTF-8"), (b"a = ", "Invalid value"), (b"a = " + b"[" * DEEP, "nested too deeply")],
+)
+def test_content_that_is_no_toml(content, why):
+    with pytest.raises(MalformedError, match=why):
+        parse_toml(content)
+
+
+@pytest.mark.parametrize(
+    ("value", "kind", "why"),
+    [
+        (True, int, "it must be a whole number; got True"),
+        (True, float, "it must be a number; got True"),
+        (1.5, int, "it must be a whole number; got 1.5"),
+        (10**400, float, "it must be a number; got 1000"),
+        ("x" * 100, bool, "it must be true or false; got 'xxx"),
+        ([1, "2"], list[float], r"\[1\] must be a number; got '2'"),
+        ({"a": {"b": None}}, dict[str, dict[str, str]], r"a\.b must be a text; got None"),
+        ([], dict[str, Any], "it must be an object; got a list"),
+        ("c", Literal["a", "b"], "it must be 'a' or 'b'; got 'c'"),
+        ({}, Row, "'name' is missing"),
+        ({"name": "n", "size": "1"}, Row, "size must be a whole number; got '1'"),
+        ({"name": "n", "shape": [1, 2, 3]}, Row, r"shape must be a list of 2; got a list"),
+        ({"name": "n", "shape": [1, None]}, Row, r"shape\[1\] must be a whole number; got None"),
+        ({"line\nbreak" * 50: 1}, dict[str, str], r"'line\\nbreak"),
+    ],
+)
+def test_a_value_of_another_type(value, kind, why):
+    with pytest.raises(MalformedError, match=why) as caught:
+        conform(value, kind)
+    assert "\n" not in str(caught.value)
+    assert len(str(caught.value)) < 200
+
+
+def test_values_of_the_promised_type():
+    for row in ({"name": "n"}, {"name": "n", "size": None, "shape": [3, 4], "more": object}):
+        assert conform(row, Row) is row
+    assert conform(1, float) == 1
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=3), inner, max_size=3),
+    max_leaves=8,
+)
+
+
+@given(JSON, st.sampled_from([int, float, bool, str, list[int], dict[str, float], Row, int | None, tuple[int, str]]))
+def test_any_value_and_type(value, kind):
+    """Accepted as it is, or refused with a sentence."""
+    try:
+        assert conform(value, kind) is value
+    except MalformedError as error:
+        assert str(error).isprintable()
+
+
+def test_a_file_of_absurd_size_is_not_read(tmp_path):
+    path = tmp_path / "huge.json"
+    with path.open("wb") as file:
+        file.truncate(documents.MAX_BYTES + 1)
+    with pytest.raises(MalformedError, match="larger than 256 MiB"):
+        read_json(path, dict[str, Any])
