@@ -406,3 +406,61 @@ def test_under_torchrun_the_first_process_writes(evaluate_json, copy_of):
     found = json.loads((folder / "evaluation.json").read_text())
     assert found["protocol"]["processes"] == 2
     assert (found["correct"], found["data"]) == (expected["correct"], expected["data"])
+
+
+# Two at once
+
+
+@pytest.fixture
+def during(monkeypatch):
+    """Call a function once, as the first evaluation begins to attack."""
+
+    def call(function):
+        evaluate = evaluation.evaluate
+
+        def first(*arguments, **options):
+            monkeypatch.setattr(evaluation, "evaluate", evaluate)
+            function()
+            return evaluate(*arguments, **options)
+
+        monkeypatch.setattr(evaluation, "evaluate", first)
+
+    return call
+
+
+def test_another_evaluation_into_the_same_file_is_refused(command, copy_of, during, monkeypatch):
+    """Both would write one progress file, and the second result would replace the first."""
+    monkeypatch.setattr(files, "LOCK_TIMEOUT", 0.0)
+    folder, second = copy_of(), []
+    during(lambda: second.append(command("evaluate", folder, "--attacks", "pgd10")))
+    assert command("evaluate", folder).status == 0
+    (refused,) = second
+    refused.sentence(f"another process evaluates into {folder / 'evaluation.json'}; wait for it, or name", status=1)
+    assert set(json.loads((folder / "evaluation.json").read_text())["accuracy"]) == {"clean", "fgsm", "worst"}
+    assert not list(folder.glob(".*")), "the lock is removed"
+    assert command("evaluate", folder, "--attacks", "pgd10").status == 0
+
+
+def test_another_evaluation_into_another_file_is_not(command, copy_of, during, tmp_path):
+    folder, second = copy_of(), []
+    during(lambda: second.append(command("evaluate", folder, "--attacks", "pgd10", "--out", tmp_path / "other.json")))
+    assert command("evaluate", folder).status == 0
+    assert second[0].status == 0, second
+    assert "pgd10" in json.loads((tmp_path / "other.json").read_text())["accuracy"]
+    assert "fgsm" in json.loads((folder / "evaluation.json").read_text())["accuracy"]
+
+
+def test_a_better_result_that_was_written_while_the_lock_was_waited_for_is_kept(command, copy_of, monkeypatch):
+    folder, first = copy_of(), []
+    lock = files.file_lock
+
+    def waited(path, sentence):
+        monkeypatch.setattr(files, "file_lock", lock)
+        first.append(command("evaluate", folder))
+        return lock(path, sentence)
+
+    monkeypatch.setattr(files, "file_lock", waited)
+    assert command("evaluate", folder, "--examples", 10).status == 0
+    assert first[0].status == 0
+    assert json.loads((folder / "evaluation.json").read_text())["n"] == 40
+    assert json.loads((folder / "evaluation-10.json").read_text())["n"] == 10

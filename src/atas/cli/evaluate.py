@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
@@ -17,6 +17,7 @@ from atas.errors import UsageError
 
 if TYPE_CHECKING:
     from atas.cli.target import Target
+    from atas.distributed.world import World
     from atas.evaluation import Evaluation, EvaluationWarning
     from atas.training import Run
 
@@ -140,35 +141,53 @@ def evaluate_target(
     show: OutputFormat = "table",
 ) -> Evaluation:
     """Evaluate with a progress display, and write the result."""
-    from atas._utils.files import check_writable
     from atas.distributed.world import init, select_device
     from atas.evaluation import evaluate as run_evaluation
     from atas.evaluation.progress import EvaluationProgress
     from atas.recipes.values import parse_value
 
-    path = target.out
-    check_writable(path)
-    progress = path.with_name(f"{path.stem}.progress.json")
-    with init() as process, EvaluationProgress(quiet=process.rank > 0) as display, _explain_resume(progress):
-        result = run_evaluation(
-            target.model.to(select_device(device, process)),
-            target.test.images,
-            target.test.labels,
-            target.threat,
-            attacks=target.attacks,
-            batch_size=batch_size or target.batch_size,
-            step_size=None if step_size is None else parse_value(step_size, float, "--step-size"),
-            seed=seed,
-            precision=precision,
-            progress=display,
-            progress_file=progress,
-            shard=process.size > 1,
-        )
-    if process.rank == 0:
-        expected = target.expected if step_size is None else None
-        notes = [] if expected is None else expected.compare(result.n, result.accuracy)
-        _write(result, path, notes, show=show, shown_warnings=display.shown_warnings)
+    with init() as process, _locked_path(target, process) as path:
+        progress = path.with_name(f"{path.stem}.progress.json")
+        with EvaluationProgress(quiet=process.rank > 0) as display, _explain_resume(progress):
+            result = run_evaluation(
+                target.model.to(select_device(device, process)),
+                target.test.images,
+                target.test.labels,
+                target.threat,
+                attacks=target.attacks,
+                batch_size=batch_size or target.batch_size,
+                step_size=None if step_size is None else parse_value(step_size, float, "--step-size"),
+                seed=seed,
+                precision=precision,
+                progress=display,
+                progress_file=progress,
+                shard=process.size > 1,
+            )
+        if process.is_main:
+            expected = target.expected if step_size is None else None
+            notes = [] if expected is None else expected.compare(result.n, result.accuracy)
+            _write(result, path, notes, show=show, shown_warnings=display.shown_warnings)
     return result
+
+
+@contextmanager
+def _locked_path(target: Target, process: World) -> Iterator[Path]:
+    """Choose the file of the result, and keep other evaluations from writing it or its progress file."""
+    from atas._utils.files import check_writable, file_lock
+
+    with ExitStack() as stack:
+
+        def lock() -> Path:
+            path: Path | None = None
+            while path != (chosen := target.result_path()):  # until nobody has written a better result meanwhile
+                stack.close()
+                path = chosen
+                check_writable(path)
+                sentence = f"another process evaluates into {path}; wait for it, or name another file with --out"
+                stack.enter_context(file_lock(path.with_name(f".{path.name}.lock"), sentence))
+            return path
+
+        yield process.on_rank0(lock)
 
 
 @contextmanager

@@ -27,6 +27,8 @@ _MAIN_RESULT = "evaluation"
 _RESULT_KEYS = {"format", "threat", "correct", "weights", "data"}
 _ROBUST = "-"
 _CHARACTERS = string.digits + string.ascii_letters
+MAX_LABELS = len(_CHARACTERS)
+"""The number of different attacks and stages that may break examples."""
 
 
 @dataclass(frozen=True)
@@ -253,8 +255,8 @@ def encode_labels(names: list[str | None]) -> dict[str, Any]:
     {'names': ['clean', 'apgd-t'], 'examples': '0-10'}
     """
     order = list(dict.fromkeys(name for name in names if name is not None))
-    if len(order) > len(_CHARACTERS):
-        raise UsageError(f"a result file holds at most {len(_CHARACTERS)} attacks and stages; evaluate fewer at a time")
+    if len(order) > MAX_LABELS:
+        raise UsageError(f"a result file holds at most {MAX_LABELS} attacks and stages; evaluate fewer at a time")
     character = dict(zip(order, _CHARACTERS, strict=False))
     return {"names": order, "examples": "".join(_ROBUST if name is None else character[name] for name in names)}
 
