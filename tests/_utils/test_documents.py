@@ -50,19 +50,19 @@ def test_content_that_is_no_toml(content, why):
 @pytest.mark.parametrize(
     ("value", "kind", "why"),
     [
-        (True, int, "it must be a whole number; got True"),
-        (True, float, "it must be a number; got True"),
-        (1.5, int, "it must be a whole number; got 1.5"),
-        (10**400, float, "it must be a number; got 1000"),
-        ("x" * 100, bool, "it must be true or false; got 'xxx"),
-        ([1, "2"], list[float], r"\[1\] must be a number; got '2'"),
-        ({"a": {"b": None}}, dict[str, dict[str, str]], r"a\.b must be a text; got None"),
-        ([], dict[str, Any], "it must be an object; got a list"),
-        ("c", Literal["a", "b"], "it must be 'a' or 'b'; got 'c'"),
+        (True, int, "it is True, not a whole number"),
+        (True, float, "it is True, not a number"),
+        (1.5, int, "it is 1.5, not a whole number"),
+        (10**400, float, r"it is 10+\.\.\., not a number"),
+        ("x" * 100, bool, r"it is .x+\.\.\., not true or false"),
+        ([1, "2"], list[float], r"\[1\] is '2', not a number"),
+        ({"a": {"b": None}}, dict[str, dict[str, str]], r"a\.b is None, not a text"),
+        ([], dict[str, Any], "it is a list, not an object"),
+        ("c", Literal["a", "b"], "it is 'c', not 'a' or 'b'"),
         ({}, Row, "'name' is missing"),
-        ({"name": "n", "size": "1"}, Row, "size must be a whole number; got '1'"),
-        ({"name": "n", "shape": [1, 2, 3]}, Row, r"shape must be a list of 2; got a list"),
-        ({"name": "n", "shape": [1, None]}, Row, r"shape\[1\] must be a whole number; got None"),
+        ({"name": "n", "size": "1"}, Row, "size is '1', not a whole number"),
+        ({"name": "n", "shape": [1, 2, 3]}, Row, r"shape is a list, not a list of 2"),
+        ({"name": "n", "shape": [1, None]}, Row, r"shape\[1\] is None, not a whole number"),
         ({"line\nbreak" * 50: 1}, dict[str, str], r"'line\\nbreak"),
     ],
 )
@@ -92,7 +92,10 @@ def test_any_value_and_type(value, kind):
     try:
         assert conform(value, kind) is value
     except MalformedError as error:
-        assert str(error).isprintable()
+        why = str(error)
+    else:
+        why = ""
+    assert why.isprintable()
 
 
 def test_a_file_of_absurd_size_is_not_read(tmp_path):

@@ -75,7 +75,7 @@ def conform(value: Any, kind: Any, name: str = "") -> Any:
     {'a': [1, 2.5]}
     >>> conform({"a": [1, "2"]}, dict[str, list[float]])
     Traceback (most recent call last):
-    atas._utils.documents.MalformedError: a[1] must be a number; got '2'
+    atas._utils.documents.MalformedError: a[1] is '2', not a number
     """
     origin, inner = get_origin(kind), get_args(kind)
     if kind is Any:
@@ -118,6 +118,13 @@ def _conform_union(value: Any, kind: Any, name: str) -> Any:
     raise MalformedError(_wrong(value, kind, name))
 
 
+def check_keys(value: dict[str, Any], kind: Any) -> None:
+    """Raise MalformedError if a value of a TypedDict has a key that the type does not declare: a damaged name."""
+    unknown = sorted(value.keys() - get_type_hints(kind).keys())
+    if unknown:
+        raise MalformedError(f"the key '{_join('', unknown[0])}' is unknown")
+
+
 def _conform_typed_dict(value: Any, kind: Any, name: str) -> Any:
     if not isinstance(value, dict):
         raise MalformedError(_wrong(value, dict, name))
@@ -145,7 +152,7 @@ def _shorten(text: str) -> str:
 
 def _wrong(value: Any, kind: Any, name: str) -> str:
     got = _describe(type(value)) if isinstance(value, dict | list) else _shorten(repr(value))
-    return f"{name or 'it'} must be {_describe(kind)}; got {got}"
+    return f"{name or 'it'} is {got}, not {_describe(kind)}"
 
 
 def _describe(kind: Any) -> str:

@@ -10,11 +10,30 @@ import subprocess
 import sys
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict
 
 import torch
 
 from atas import __version__
+
+
+class Environment(TypedDict, total=False):
+    """The keys of an environment in files; earlier versions wrote fewer. The last four are those of a training."""
+
+    command: str
+    atas: str
+    commit: str | None
+    torch: str
+    python: str
+    device: str
+    threads: int
+    cuda: str | None
+    cudnn: int | None
+    date: str
+    engine: str
+    precision: str
+    processes: int
+    rows: int
 
 
 def environment_info(device: torch.device) -> dict[str, Any]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import fcntl
-import json
 import os
 import secrets
 import tempfile
@@ -14,6 +13,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, Any
 
+from atas._utils import documents
 from atas.errors import AtasError, UsageError
 
 LOCK_TIMEOUT = 2.0  # seconds
@@ -118,10 +118,10 @@ def _try_lock(lock: Path) -> IO[str] | None:
 def read_json(path: Path) -> dict[str, Any]:
     """Read a JSON object; return an empty dict if the file is missing or damaged. For optional information."""
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+        content: dict[str, Any] = documents.read_json(path, dict[str, Any])
+    except (OSError, documents.MalformedError):
         return {}
-    return content if isinstance(content, dict) else {}
+    return content
 
 
 def _sync_folder(folder: Path) -> None:

@@ -15,7 +15,6 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor, nn
 
-from atas._utils.files import read_json
 from atas._utils.formatting import shell_quote
 from atas.core.autograd import freeze, input_gradient, set_mode
 from atas.data import Dataset, Split
@@ -65,7 +64,7 @@ class RunView:
         self.summary, self.recipe = summary, summary.recipe
         self.sample_sizes = sample_sizes or SampleSizes()
         self.folder, self._root = RunFolder(folder), root
-        self.environment: dict[str, Any] = read_json(self.folder.environment)
+        self.environment: dict[str, Any] = self.folder.read_environment()
 
     @property
     def evaluation(self) -> Evaluation | None:

@@ -20,7 +20,6 @@ import torch
 from torch import Tensor, nn
 
 from atas import attacks, methods, recipes
-from atas._utils.files import read_json
 from atas.core.fingerprint import weights_hash
 from atas.data import Dataset
 from atas.errors import UsageError
@@ -207,7 +206,7 @@ class FinishedTraining:
     @cached_property
     def metadata(self) -> dict[str, Any]:
         """Hash of the weights, and the environment of the training."""
-        return {"weights": weights_hash(self.model), "environment": read_json(self.run_folder.environment)}
+        return {"weights": weights_hash(self.model), "environment": self.run_folder.read_environment()}
 
 
 class Measurement(ABC):

@@ -9,6 +9,8 @@ from typing import Any
 from torch import nn
 
 from atas import recipes
+from atas._utils.documents import MalformedError, read_json
+from atas._utils.environment import Environment
 from atas._utils.formatting import shell_quote
 from atas.errors import DataError
 from atas.models.weights import LAST_CHECKPOINT, load_weights
@@ -43,6 +45,21 @@ class RunFolder:
     def read_metrics(self) -> list[dict[str, Any]]:
         """Return the rows of the metrics; raise DataError if they are damaged."""
         return read_metrics(self.metrics, finished=self.model.exists())
+
+    def read_environment(self) -> dict[str, Any]:
+        """Return versions and hardware, or an empty dict if there is no file; raise DataError if it is damaged."""
+        if not self.environment.exists():
+            return {}
+        try:
+            content: dict[str, Any] = read_json(self.environment, Environment)
+        except OSError as error:
+            raise DataError(f"cannot read {self.environment}: {error.strerror or error}") from error
+        except MalformedError as error:
+            raise DataError(
+                f"{self.environment} is damaged ({error}); restore it from a copy, or remove it if nobody needs to "
+                f"know the versions and the hardware of the training"
+            ) from error
+        return content
 
     @property
     def last_checkpoint(self) -> Path:
