@@ -464,3 +464,25 @@ def test_a_better_result_that_was_written_while_the_lock_was_waited_for_is_kept(
     assert first[0].status == 0
     assert json.loads((folder / "evaluation.json").read_text())["n"] == 40
     assert json.loads((folder / "evaluation-10.json").read_text())["n"] == 10
+
+
+SILENT = """
+from torch import nn
+
+
+class Silent(nn.Sequential):
+    def train(self, mode=True):
+        super().train(mode)
+
+
+def build(num_classes, channels):
+    return Silent(nn.Flatten(), nn.Linear(channels * 64, num_classes))
+"""
+
+
+def test_a_model_whose_train_returns_nothing(command, tmp_path, monkeypatch):
+    (tmp_path / "silent_net.py").write_text(SILENT)
+    monkeypatch.chdir(tmp_path)
+    given = ("--data", "digits", "--eps", 0.1, "--attacks", "fgsm", "--examples", 10)
+    result = command("evaluate", "--model", "silent_net:build", *given)
+    assert result.status == 0, result

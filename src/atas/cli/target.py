@@ -16,8 +16,8 @@ from torch import nn
 
 from atas import data, models, threat
 from atas._utils.console import DataProgress, is_rank0
-from atas._utils.files import read_json
 from atas.cli.evaluate import EvaluateOptions
+from atas.core.autograd import eval_mode
 from atas.errors import DataError, UsageError
 from atas.evaluation import Evaluation
 from atas.evaluation.inputs import ChunkReader, check_classes, open_source
@@ -66,7 +66,7 @@ def from_run(run: Run, options: EvaluateOptions) -> Target:
     out = options.out or output_path(run, options.root, dataset.test, attack_threat)
     test = dataset.test.part(slice(examples))
     expectation = (
-        find_expected(run.recipe, on_subset=ROWS_KEY in read_json(RunFolder(run.folder).environment))
+        find_expected(run.recipe, on_subset=ROWS_KEY in RunFolder(run.folder).read_environment())
         if attack_threat == trained_for
         else None
     )
@@ -89,7 +89,7 @@ def from_model(options: EvaluateOptions) -> Target:
         model, stem = load_weights(options.weights), options.weights.stem
     else:
         mean, std = (_numbers(getattr(options, key), f"--{key}") for key in ("mean", "std"))
-        model = models.create(name, dataset.num_classes, dataset.shape[0], mean, std).eval()
+        model = eval_mode(models.create(name, dataset.num_classes, dataset.shape[0], mean, std))
         if options.weights is not None:
             load_weights(options.weights, model)
         stem = options.weights.stem if options.weights is not None else name.replace(":", ".")

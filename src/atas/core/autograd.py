@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Protocol, runtime_checkable
+from typing import Protocol, TypeVar, runtime_checkable
 
 import torch
 import torch.nn.functional as F
@@ -18,6 +18,7 @@ from atas.core.dispatch import fast_op
 from atas.errors import UsageError, unknown
 
 Forward = Callable[[Tensor], Tensor]
+Module = TypeVar("Module", bound=nn.Module)
 
 
 @contextmanager
@@ -36,6 +37,13 @@ def set_mode(model: nn.Module, training: bool) -> Iterator[None]:
     finally:
         for module, was_training in modes:
             module.training = was_training
+
+
+def eval_mode(model: Module) -> Module:
+    """Put a model into eval mode, and return it. Do not use what `.eval()` and `.train()` return: a model whose
+    `train` returns nothing, as is common with frozen BatchNorm, would become None."""
+    model.eval()
+    return model
 
 
 @contextmanager

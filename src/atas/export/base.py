@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from atas import models
-from atas._utils.files import read_json
+from atas.core.autograd import eval_mode
 from atas.core.fingerprint import weights_hash
 from atas.errors import AtasError, DataError
 from atas.evaluation import Evaluation
@@ -50,8 +50,8 @@ class ExportSource:
         if not isinstance(run, Run):
             run = Run.load(run)
         folder = RunFolder(run.folder)
-        model = copy.deepcopy(run.model).cpu().eval()
-        environment, weights = read_json(folder.environment), weights_hash(model)
+        model = eval_mode(copy.deepcopy(run.model).cpu())
+        environment, weights = folder.read_environment(), weights_hash(model)
         saved, _ = read_weights(folder.model)
         if "shape" not in saved or "classes" not in saved:
             raise DataError(f"{folder.model} has no image shape or class names; train again with this version of atas")

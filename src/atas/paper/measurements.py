@@ -41,9 +41,7 @@ class Curves(Measurement):
 
     def measure(self, training: FinishedTraining) -> dict[str, Any]:
         """Return a list for each column; epochs count from 1."""
-        rows = [
-            row | {"epoch": row["epoch"] + 1} for row in completed_epochs(training.run_folder.read_metrics())
-        ]
+        rows = [row | {"epoch": row["epoch"] + 1} for row in completed_epochs(training.run_folder.read_metrics())]
         collapsed = next((row["epoch"] for row in rows if row["collapsed"]), None)
         return {name: [row[name] for row in rows] for name in _COLUMNS if name in rows[0]} | {"collapsed_in": collapsed}
 

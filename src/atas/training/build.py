@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from atas import methods, models
 from atas._utils.formatting import format_bytes
 from atas._utils.system import available_cpus, host_memory
+from atas.core.model_state import state_tensors
 from atas.data import Dataset
 from atas.data.dataset import Split
 from atas.data.lazy_images import LazyImages
@@ -94,7 +95,7 @@ def build(
     method = _build_method(recipe, shard, eval_data.shape, device)
     if recipe.engine.sync_batchnorm and world.size > 1:
         convert_sync_batchnorm(model)
-    broadcast_weights(list(model.state_dict().values()), world)
+    broadcast_weights(list(state_tensors(model).values()), world)
     engine = _build_engine(recipe, model.to(device), method, loader, log, world)
     probed = eval_data.train.images[probe].to(device), eval_data.train.labels[probe].to(device)
     adversarial = method.adversarial

@@ -21,8 +21,9 @@ from torch import Tensor, nn
 from atas import data as datasets
 from atas import recipes
 from atas._utils import environment
-from atas._utils.files import file_lock, read_json, write_text
+from atas._utils.files import file_lock, write_text
 from atas._utils.formatting import shell_quote
+from atas.core.autograd import eval_mode
 from atas.core.validation import check_module
 from atas.distributed.batchnorm import revert_sync_batchnorm
 from atas.distributed.world import World, init
@@ -185,7 +186,7 @@ def _finish(trainer: Trainer, metadata: dict[str, Any]) -> Run:
     world.on_rank0(lambda: save_weights(run_folder.model, model, metadata))
     if world.is_main:
         return Run.load(run_folder.path, model=model)
-    return Run(run_folder.path, trainer.recipe, model.eval(), [])
+    return Run(run_folder.path, trainer.recipe, eval_mode(model), [])
 
 
 def _resumes(run_folder: RunFolder, recipe: Recipe, *, resume: bool, overwrite: bool) -> bool:
@@ -245,7 +246,7 @@ def _resume(trainer: Trainer, recipe: Recipe, run_folder: RunFolder, progress: T
     else:
         progress.log(f"resuming {run_folder.path} at epoch {trainer.epoch + 1}, batch {trainer.batch + 1}")
     if trainer.world.is_main:
-        before, now = read_json(run_folder.environment), _environment(trainer)
+        before, now = run_folder.read_environment(), _environment(trainer)
         keys = ("atas", "torch", "device", "cuda", "engine", "precision", "processes")
         changed = {key: now[key] for key in keys if key in before and before[key] != now[key]}
         if changed:

@@ -8,6 +8,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from atas.core.autograd import set_mode, to_float32
+from atas.core.model_state import state_tensors
 from atas.core.validation import MODEL_FAILED, check_logits, explain_model_errors
 from atas.data import Dataset
 from atas.errors import UsageError
@@ -31,6 +32,7 @@ def check_single_image(model: nn.Module, data: Dataset, size: int | None) -> Non
 
 def check_model(model: nn.Module, data: Dataset) -> None:
     """Try forward and backward passes on two images, before training starts or an earlier run is deleted."""
+    state_tensors(model)
     if not any(parameter.requires_grad for parameter in model.parameters()):
         raise UsageError("the model has no weights to train; set requires_grad on parameters")
     x, y = _first_images(model, data, 2), data.train.labels[:2].long()

@@ -12,6 +12,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
+from atas.core.autograd import eval_mode
+from atas.core.model_state import state_tensors
 from atas.recipes import OptimizerConfig, ScheduleConfig
 
 
@@ -125,11 +127,11 @@ class EMA(nn.Module):
 
     def __init__(self, model: nn.Module, decay: float) -> None:
         super().__init__()
-        self.model = copy.deepcopy(model).eval().requires_grad_(False)
+        self.model = eval_mode(copy.deepcopy(model)).requires_grad_(False)
         self.decay = decay
-        first = next(iter(model.state_dict().values()))
+        first = next(iter(state_tensors(model).values()))
         self.register_buffer("updates", torch.zeros((), device=first.device))
-        both = zip(self.model.state_dict().values(), model.state_dict().values(), strict=True)
+        both = zip(state_tensors(self.model).values(), state_tensors(model).values(), strict=True)
         pairs = {average.data_ptr(): (average, value) for average, value in both}.values()  # tied weights once
         self._averaged = [pair for pair in pairs if pair[0].dtype.is_floating_point]
         self._copied = [pair for pair in pairs if not pair[0].dtype.is_floating_point]
