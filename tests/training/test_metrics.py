@@ -113,7 +113,7 @@ def test_a_damaged_byte_is_never_passed_over(tmp_path):
 @pytest.mark.parametrize(
     ("change", "why"),
     [
-        (lambda lines: lines[1].replace(b"0.9", b"0.\xff"), "line 2: byte .* is not UTF-8"),
+        (lambda lines: lines[1].replace(b"0.9", b"0.\xff"), "line 2: no JSON"),
         (lambda lines: lines[1][:40], "line 2: no JSON"),
         (lambda lines: b"", "line 2: no JSON"),
         (lambda lines: b"[" * 100_000, "line 2: .* nested too deeply"),

@@ -37,9 +37,7 @@ def parse_json(content: bytes | str) -> Any:
     """Parse JSON in UTF-8."""
     try:
         return json.loads(decode(content))
-    except MalformedError:
-        raise
-    except ValueError as error:  # a number of 5,000 digits is no JSONDecodeError
+    except ValueError as error:  # neither JSON nor UTF-8; a number of 5,000 digits is no JSONDecodeError
         raise MalformedError("no JSON") from error
     except RecursionError as error:
         raise MalformedError("no JSON of ours: it is nested too deeply") from error

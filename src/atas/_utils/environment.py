@@ -18,7 +18,7 @@ from atas import __version__
 
 
 class Environment(TypedDict, total=False):
-    """The keys of an environment in files; earlier versions wrote fewer. The last four are those of a training."""
+    """Keys of an environment in files; earlier versions wrote fewer."""
 
     command: str
     atas: str
@@ -26,14 +26,10 @@ class Environment(TypedDict, total=False):
     torch: str
     python: str
     device: str
-    threads: int
     cuda: str | None
-    cudnn: int | None
     date: str
     engine: str
     precision: str
-    processes: int
-    rows: int
 
 
 def environment_info(device: torch.device) -> dict[str, Any]:

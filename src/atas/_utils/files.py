@@ -5,7 +5,9 @@ from __future__ import annotations
 import errno
 import fcntl
 import os
+import re
 import secrets
+import shutil
 import tempfile
 import time
 from collections.abc import Callable, Iterator
@@ -47,27 +49,67 @@ def redirect_to_devnull(stream: IO[str]) -> None:
 
 
 def write_atomically(path: Path, write: Callable[[Path], object]) -> None:
-    """Call `write` with a temporary path in the same folder, sync the file, and rename it to `path`."""
+    """Call `write` with a temporary path, sync the file, and rename it to `path`.
+
+    The temporary file is in a hidden folder beside `path`, with those that libraries make beside theirs. What a killed
+    process left of an earlier write is removed first.
+    """
     if not path.name:
         raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
+    remove_temporaries(path)
     # Process ids are not unique among containers that share a disk.
-    temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp")
+    folder = path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp")
+    temporary = folder / f"{path.name}.tmp"
     try:
-        temporary.touch(exist_ok=False)  # the kernel applies the umask
-        mode = temporary.stat().st_mode & 0o777
-        write(temporary)
-        temporary.chmod(mode)  # safetensors replaces the file by one that only its owner can read
-        with temporary.open("rb+") as file:
-            os.fsync(file.fileno())
-        temporary.replace(path)
-        _sync_folder(path.parent)
+        with _temporary_folder(folder):
+            temporary.touch(exist_ok=False)  # the kernel applies the umask
+            mode = temporary.stat().st_mode & 0o777
+            write(temporary)
+            temporary.chmod(mode)  # safetensors replaces the file by one that only its owner can read
+            with temporary.open("rb+") as file:
+                os.fsync(file.fileno())
+            temporary.replace(path)
+            _sync_folder(path.parent)
     except OSError as error:
-        if error.errno is not None and error.filename in (None, str(temporary)):  # the user does not know that name
-            error.filename = str(path)
+        if error.errno is not None and error.filename in (None, str(temporary), str(folder)):
+            error.filename = str(path)  # the user does not know the temporary name
         raise
+
+
+@contextmanager
+def _temporary_folder(folder: Path) -> Iterator[None]:
+    """Create a folder and remove it at the end; the lock on it tells other processes that it is in use."""
+    folder.mkdir()
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        with suppress(OSError):  # a disk without locks
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        yield
     finally:
-        with suppress(OSError):  # the file is renamed, or was never created
-            temporary.unlink()
+        shutil.rmtree(folder, ignore_errors=True)
+        os.close(descriptor)
+
+
+def remove_temporaries(path: Path) -> None:
+    """Remove what killed processes left of writes of this file, and nothing of other names."""
+    pattern = re.compile(rf"\.{re.escape(path.name)}\.[0-9a-f]+\.tmp")
+    with suppress(OSError):
+        for name in filter(pattern.fullmatch, os.listdir(path.parent)):
+            remove_temporary(path.with_name(name))
+
+
+def remove_temporary(stale: Path) -> None:
+    """Remove a temporary folder that nobody writes to, or a temporary file as earlier versions left them."""
+    with suppress(OSError):
+        if stale.is_symlink() or not stale.is_dir():
+            stale.unlink()
+            return
+        descriptor = os.open(stale, os.O_RDONLY)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            shutil.rmtree(stale)
+        finally:
+            os.close(descriptor)
 
 
 def write_text(path: Path, text: str) -> None:

@@ -18,6 +18,7 @@ import numpy as np
 import PIL
 
 from atas import __version__
+from atas._utils import files
 from atas._utils.console import ProgressCallback
 from atas._utils.files import file_lock, read_json, write_text
 from atas._utils.formatting import format_bytes
@@ -223,7 +224,7 @@ def write_file(path: Path, text: str) -> None:
 def remove_temporary(target: Path) -> None:
     """Remove temporary files of processes that were killed."""
     for stale in target.glob(".*.tmp"):
-        stale.unlink(missing_ok=True)
+        files.remove_temporary(stale)
 
 
 def _check_same_settings(target: Path, earlier: dict[str, Any], settings: PackSettings) -> None:

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from atas._utils import documents
 from atas._utils.documents import MalformedError, conform
-from atas._utils.files import write_text
+from atas._utils.files import remove_temporaries, write_text
 from atas.attacks.scheduler import SearchProgress
 from atas.core.fingerprint import LOGITS_KEY, same_logits
 from atas.evaluation.progress import StageKey
@@ -128,8 +128,7 @@ class ProgressFile:
         """Return the progress in the file; empty if there is no file or it belongs to another evaluation."""
         if self._path is None:
             return {}
-        for stale in self._path.parent.glob(f".{self._path.name}.*.tmp"):  # left by a process that was killed
-            stale.unlink(missing_ok=True)
+        remove_temporaries(self._path)
         if not self._path.exists():
             return {}
         try:

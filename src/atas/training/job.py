@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from atas import data as datasets
 from atas import recipes
 from atas._utils import environment
-from atas._utils.files import file_lock, write_text
+from atas._utils.files import file_lock, remove_temporaries, write_text
 from atas._utils.formatting import shell_quote
 from atas.core.autograd import eval_mode
 from atas.core.validation import check_module
@@ -235,8 +235,8 @@ def _start_new(run_folder: RunFolder, trainer: Trainer, rows_count: int | None) 
 def _resume(trainer: Trainer, recipe: Recipe, run_folder: RunFolder, progress: TrainingProgress) -> None:
     """Resume from the last checkpoint, and log the position."""
     if trainer.world.is_main:
-        for stale in run_folder.path.rglob(".*.tmp"):  # left by a process that was killed during a write
-            stale.unlink()
+        for path in run_folder.written:
+            remove_temporaries(path)
     if not trainer.resume():
         progress.log(f"there is no checkpoint in {run_folder.path} yet; starting from the beginning")
     elif trainer.epoch == recipe.training.epochs:

@@ -42,6 +42,11 @@ class RunFolder:
         """One line of JSON per epoch or event."""
         return self.path / "metrics.jsonl"
 
+    @property
+    def written(self) -> tuple[Path, ...]:
+        """The files that a training replaces as a whole."""
+        return self.recipe, self.environment, self.last_checkpoint, self.healthy_checkpoint, self.model
+
     def read_metrics(self) -> list[dict[str, Any]]:
         """Return the rows of the metrics; raise DataError if they are damaged."""
         return read_metrics(self.metrics, finished=self.model.exists())
