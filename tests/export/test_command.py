@@ -8,7 +8,7 @@ from typer.testing import CliRunner
 from atas import export
 from atas.cli import app
 from atas.cli.export import Format
-from atas.errors import DataError
+from atas.errors import CheckpointError, DataError
 
 
 def run(*arguments):
@@ -62,3 +62,23 @@ def test_what_is_no_run(tmp_path):
 @pytest.mark.parametrize("arguments", [["runs/mine"], ["runs/mine", "--to", "keras"]])
 def test_wrong_use(arguments):
     assert run(*arguments).exit_code == 2
+
+
+def test_a_full_disk_is_told_with_what_to_do(copy_of, monkeypatch):
+    """The command has no --resume."""
+    from atas.models import weights
+
+    def full(*_):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(weights, "save_file", full)
+    with pytest.raises(CheckpointError, match=r"No space left on device.*; make room and export again$"):
+        export.write(copy_of(), "safetensors")
+
+
+def test_what_a_killed_export_left_is_removed_by_the_next(copy_of):
+    folder = copy_of() / "export" / "safetensors"
+    (folder / ".model.safetensors.0a1b2c3d.tmp").mkdir(parents=True)
+    (folder / ".model.safetensors.0a1b2c3d.tmp" / "model.safetensors.tmp").write_bytes(b"half")
+    export.write(folder.parents[1], "safetensors")
+    assert sorted(path.name for path in folder.iterdir()) == ["README.md", "model.safetensors"]

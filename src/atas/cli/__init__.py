@@ -86,6 +86,8 @@ def _fail(sentence: str, status: int, *, on_all_ranks: bool) -> None:
         sys.exit(status)
     from rich.console import Console
 
-    Console(stderr=True, soft_wrap=True, highlight=False).print("[bold red]atas:[/]", end=" ")
-    print(sentence, file=sys.stderr)
+    console = Console(stderr=True, highlight=False)
+    with console.capture() as prefix:
+        console.print("[bold red]atas:[/]", end=" ")
+    sys.stderr.write(f"{prefix.get()}{sentence}\n")  # at once: torchrun puts a prefix before every write
     sys.exit(status)

@@ -51,16 +51,17 @@ class _Metadata(TypedDict, total=False):
     threat: str
 
 
-def save_weights(path: Path, model: nn.Module, metadata: dict[str, Any]) -> None:
-    """Write weights as safetensors; `metadata` holds at least name, num_classes, channels, mean and std."""
+def save_weights(path: Path, model: nn.Module, metadata: dict[str, Any], *, again: str = "export again") -> None:
+    """Write weights as safetensors; `metadata` holds at least name, num_classes, channels, mean and std.
+
+    `again` is what to do after making room if the disk is full.
+    """
     tensors = unshare_storage(state_tensors(model))
     header = {_KEY: json.dumps(metadata | {"weights": state_hash(tensors)})}
     try:
         write_atomically(path, lambda temporary: save_file(tensors, temporary, header))
     except (OSError, SafetensorError) as error:
-        raise CheckpointError(
-            f"cannot write the weights {path} ({error}); make room and continue with --resume"
-        ) from error
+        raise CheckpointError(f"cannot write the weights {path} ({error}); make room and {again}") from error
 
 
 def read_weights(path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:

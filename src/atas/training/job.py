@@ -183,7 +183,7 @@ def _remove_empty(folders: Sequence[Path]) -> None:
 def _finish(trainer: Trainer, metadata: dict[str, Any]) -> Run:
     """Write the final weights, and return the run. Only rank 0 needs access to the folder."""
     model, run_folder, world = revert_sync_batchnorm(trainer.engine.final_model), trainer.run_folder, trainer.world
-    world.on_rank0(lambda: save_weights(run_folder.model, model, metadata))
+    world.on_rank0(lambda: save_weights(run_folder.model, model, metadata, again="continue with --resume"))
     if world.is_main:
         return Run.load(run_folder.path, model=model)
     return Run(run_folder.path, trainer.recipe, eval_mode(model), [])
