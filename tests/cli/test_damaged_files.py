@@ -183,5 +183,7 @@ def test_a_damaged_result_beside_the_first_is_told(command, evaluated):
 
 def test_an_evaluation_replaces_a_damaged_result(command, evaluated):
     (evaluated / "evaluation.json").write_bytes(b"{")
-    assert command("evaluate", evaluated).status == 0
+    result = command("evaluate", evaluated)
+    assert result.status == 0
+    assert "evaluation.json is damaged (no JSON); evaluate again: this evaluation replaces it" in result.err
     assert Evaluation.load(evaluated / "evaluation.json").n == 40

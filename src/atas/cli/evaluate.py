@@ -149,6 +149,8 @@ def evaluate_target(
     with init() as process, _locked_path(target, process) as path:
         progress = path.with_name(f"{path.stem}.progress.json")
         with EvaluationProgress(quiet=process.rank > 0) as display, _explain_resume(progress):
+            if process.is_main and (damage := target.damage(path)) is not None:
+                display.log(f"{damage}: this evaluation replaces it")
             result = run_evaluation(
                 target.model.to(select_device(device, process)),
                 target.test.images,

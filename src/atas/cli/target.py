@@ -54,6 +54,15 @@ class Target:
         """Return the path to write now; other evaluations may change it."""
         return _keep_better(self.out, len(self.test.labels), self.attacks) if self.keeps_better else self.out
 
+    def damage(self, path: Path) -> str | None:
+        """Return what is wrong with the earlier result at the path, if it cannot be read and so is not kept."""
+        try:
+            if self.keeps_better and path.exists():
+                Evaluation.load(path)
+        except DataError as error:
+            return str(error)
+        return None
+
 
 def from_run(run: Run, options: EvaluateOptions) -> Target:
     """Evaluate the model of a run on its test set, under its own threat model or another."""

@@ -112,6 +112,7 @@ def _build_method(recipe: Recipe, shard: DataShard, shape: Sequence[int], device
     method = methods.create(
         name, recipe.threat, len(shard), shape, pad=pad, device=device, seed=seed, **hyperparameters
     )
+    state_tensors(method)  # before anything begins: a method of the user's own may hold what no checkpoint can
     if not shard.is_whole:
         method.set_shard(shard)
     return method

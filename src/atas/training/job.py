@@ -245,12 +245,16 @@ def _resume(trainer: Trainer, recipe: Recipe, run_folder: RunFolder, progress: T
         progress.log(f"the run in {run_folder.path} has finished already{more}")
     else:
         progress.log(f"resuming {run_folder.path} at epoch {trainer.epoch + 1}, batch {trainer.batch + 1}")
-    if trainer.world.is_main:
-        before, now = run_folder.read_environment(), _environment(trainer)
-        keys = ("atas", "torch", "device", "cuda", "engine", "precision", "processes")
-        changed = {key: now[key] for key in keys if key in before and before[key] != now[key]}
-        if changed:
-            trainer.log_event({"event": "resume", "epoch": trainer.epoch, **changed})
+    trainer.world.on_rank0(lambda: _log_changes(trainer, run_folder))
+
+
+def _log_changes(trainer: Trainer, run_folder: RunFolder) -> None:
+    """Write a row to the metrics if versions or hardware are others than before the resume."""
+    before, now = run_folder.read_environment(), _environment(trainer)
+    keys = ("atas", "torch", "device", "cuda", "engine", "precision", "processes")
+    changed = {key: now[key] for key in keys if key in before and before[key] != now[key]}
+    if changed:
+        trainer.log_event({"event": "resume", "epoch": trainer.epoch, **changed})
 
 
 def _environment(trainer: Trainer) -> dict[str, Any]:
