@@ -59,5 +59,5 @@ def test_a_damaged_error_file_is_refused(content, tmp_path):
     path = tmp_path / "runs" / "toy-seed0-0123.error.json"
     path.parent.mkdir()
     path.write_bytes(content)
-    with pytest.raises(DataError, match="error file .* is damaged"):
+    with pytest.raises(DataError, match=r"error file .* is damaged"):
         Store(tmp_path).errors_by_row()
