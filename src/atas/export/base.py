@@ -45,10 +45,10 @@ class ExportSource:
     evaluations: tuple[Evaluation, ...]
 
     @classmethod
-    def load(cls, run: Run | str | Path) -> ExportSource:
-        """Read a run's folder."""
+    def load(cls, run: Run | str | Path, *, trust: bool = False) -> ExportSource:
+        """Read a run's folder; `trust` is as in `Run.load`."""
         if not isinstance(run, Run):
-            run = Run.load(run)
+            run = Run.load(run, trust=trust)
         folder = RunFolder(run.folder)
         model = copy.deepcopy(run.model).cpu().eval()
         environment, weights = read_json(folder.environment), weights_hash(model)

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from atas import models
 from atas._utils.files import write_atomically
 from atas._utils.formatting import shell_quote
+from atas._utils.imports import is_code
 from atas.core.fingerprint import state_hash
 from atas.errors import AtasError, CheckpointError, DataError, UsageError
 
@@ -68,11 +69,14 @@ def is_readable(path: Path) -> bool:
     return True
 
 
-def load_weights(path: Path, model: nn.Module | None = None) -> nn.Module:
-    """Load a model in eval mode: built by its name on the CPU, or the given model on its device."""
+def load_weights(path: Path, model: nn.Module | None = None, *, trust: bool | str = False) -> nn.Module:
+    """Load a model in eval mode: built by its name on the CPU, or the given model on its device.
+
+    `trust` allows the file to name code as its model: any (True), or the model of this name that the user gave.
+    """
     metadata, tensors = read_weights(path)
     if model is None:
-        model = _build(path, metadata)
+        model = _build(path, metadata, trust)
     try:
         model.load_state_dict(tensors)
     except RuntimeError as error:
@@ -87,7 +91,7 @@ def per_channel(values: Any) -> Any:
     return values[0] if isinstance(values, list | tuple) and len(values) == 1 else values
 
 
-def _build(path: Path, metadata: dict[str, Any]) -> nn.Module:
+def _build(path: Path, metadata: dict[str, Any], trust: bool | str) -> nn.Module:
     name = metadata.get("name")
     if name is None and not metadata:
         raise UsageError(f"{path} does not name the model of its weights; name it with --model, or pass it")
@@ -99,9 +103,10 @@ def _build(path: Path, metadata: dict[str, Any]) -> nn.Module:
     with torch.random.fork_rng(devices=[]):
         try:
             mean, std = per_channel(metadata["mean"]), per_channel(metadata["std"])
-            return models.create(name, metadata["num_classes"], metadata["channels"], mean, std)
+            trusted = trust is True or trust == name
+            return models.create(name, metadata["num_classes"], metadata["channels"], mean, std, trusted=trusted)
         except (AtasError, ValueError, TypeError, RuntimeError, MemoryError) as error:
-            if ":" in name:  # the error is in the user's own code
+            if is_code(name):  # the error is in the user's own code
                 raise
             raise _damaged(path, str(error).splitlines()[0]) from error
 

@@ -51,6 +51,8 @@ _MISMATCH: Any = object()
 def _parse_as(value: Any, kind: Any) -> Any:
     """Return the value as this type, or `_MISMATCH`."""
     origin, inner = get_origin(kind), get_args(kind)
+    if kind is Any:
+        return _parse_untyped(value)
     if kind is type(None):
         return None if value is None or value == _NONE else _MISMATCH
     if origin is Literal:
@@ -81,6 +83,18 @@ def _parse_as(value: Any, kind: Any) -> Any:
     return float(number) if kind is float else _MISMATCH
 
 
+def _parse_untyped(value: Any) -> Any:
+    """Return a value whose key has no known type, as if it had the type of what `format_toml` wrote."""
+    if isinstance(value, list | tuple):
+        parsed = tuple(_MISMATCH if isinstance(item, list | tuple) else _parse_untyped(item) for item in value)
+        return _MISMATCH if _MISMATCH in parsed else parsed
+    if isinstance(value, str):
+        number = parse_fraction(value) if _FRACTION.fullmatch(value) else None
+        return None if value == _NONE else value if number is None else number
+    plain = value is None or isinstance(value, int) or (isinstance(value, float) and math.isfinite(value))
+    return value if plain else _MISMATCH
+
+
 def _describe_type(kind: Any) -> str:
     if kind is float:
         return "a number or a fraction such as 8/255"
@@ -90,7 +104,13 @@ def _describe_type(kind: Any) -> str:
         inner = get_args(kind)
         elements = "names" if inner[0] is str else "numbers"
         return f"a list of {elements}" if inner[-1] is Ellipsis else f"a list of {len(inner)} {elements}"
-    names = {int: "a whole number", bool: "true or false", str: "a text", type(None): f"'{_NONE}'"}
+    names = {
+        Any: "a number, a text or a list of them",
+        int: "a whole number",
+        bool: "true or false",
+        str: "a text",
+        type(None): f"'{_NONE}'",
+    }
     return names.get(kind) or " or ".join(f"'{name}'" for name in _DTYPES)
 
 
