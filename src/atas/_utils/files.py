@@ -99,7 +99,7 @@ def read_json(path: Path) -> dict[str, Any]:
     """Read a JSON object; return an empty dict if the file is missing or damaged. For optional information."""
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         return {}
     return content if isinstance(content, dict) else {}
 
