@@ -1,9 +1,48 @@
-"""Paths, durations and sizes as text."""
+"""Paths, durations and sizes as text, and text from files that is safe to print."""
 
 from __future__ import annotations
 
+import re
 import shlex
+import unicodedata
 from pathlib import Path
+
+_ACTS = ("Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp")  # control, format, half of a pair, private, unknown, line ends
+_BREAKS_OUT = re.compile(r"[`<>|]|\](?=[(\[])|!(?=\[)")
+
+
+def printable(text: str, *, keep: str = "") -> str:
+    """Return one line in which characters that a terminal acts on are written as escapes, except those to `keep`.
+
+    Names of files, classes and runs may hold any character: escape codes, line breaks, a reversed direction.
+
+    >>> printable("a\x1b[31m\n\u202eb"), printable("Zürich 東京")
+    ('a\\x1b[31m\\n\\u202eb', 'Zürich 東京')
+    """
+    if text.isprintable():
+        return text
+    return "".join(
+        char.encode("unicode_escape").decode() if unicodedata.category(char) in _ACTS and char not in keep else char
+        for char in text
+    )
+
+
+def markdown_text(text: object) -> str:
+    """Return text from a file for a page of Markdown: one line, without HTML, code, links, images or table cells.
+
+    >>> markdown_text("a <b>c</b> [d](http://e)\n# f")
+    'a bc/b [d(http://e) # f'
+    """
+    return _BREAKS_OUT.sub("", printable(" ".join(str(text).split())))
+
+
+def markdown_code(text: object) -> str:
+    """Return text from a file as code in a page of Markdown.
+
+    >>> markdown_code("atas train a`b")
+    '`atas train ab`'
+    """
+    return f"`{markdown_text(text)}`"
 
 
 def shell_quote(path: str | Path) -> str:

@@ -11,6 +11,7 @@ import typer
 
 from atas import __version__
 from atas._utils.console import is_rank0
+from atas._utils.formatting import printable
 from atas.cli import bench, compare, data, evaluate, export, ls, report, reproduce, train
 from atas.errors import AtasError
 
@@ -87,5 +88,5 @@ def _fail(sentence: str, status: int, *, on_all_ranks: bool) -> None:
     from rich.console import Console
 
     Console(stderr=True, soft_wrap=True, highlight=False).print("[bold red]atas:[/]", end=" ")
-    print(sentence, file=sys.stderr)
+    print(printable(sentence), file=sys.stderr)
     sys.exit(status)

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from torch import nn
 
+from atas._utils.formatting import markdown_code
 from atas._utils.imports import is_code
 from atas.errors import DataError, UsageError
 from atas.export.base import ExportSource, FormatOutput, compare_outputs
@@ -23,7 +24,7 @@ logits = model(images)  # float, (N, {channels}, {height}, {width}), pixels in [
 """
 
 _OWN = """\
-The network `{network}` is user code, which is not part of this file. Build it for {classes} classes and {channels}
+The network {network} is user code, which is not part of this file. Build it for {classes} classes and {channels}
 channels, and pass it:
 
 ```python
@@ -40,7 +41,7 @@ def write(source: ExportSource, folder: Path) -> FormatOutput:
     path = folder / "model.safetensors"
     save_weights(path, source.model, source.metadata)
     if not source.is_built_in:  # only the user's code can build the network that the file is for
-        network = source.run.recipe.model.name.removeprefix(GIVEN)
+        network = markdown_code(source.run.recipe.model.name.removeprefix(GIVEN))
         return FormatOutput((path,), source.format_usage(_OWN, network=network, classes=source.metadata["num_classes"]))
     comparison = compare_outputs(source, load(path), "the file, read back,")
     return FormatOutput((path,), source.format_usage(_BUILT_IN), comparison)

@@ -72,7 +72,7 @@ def _parse_as(value: Any, kind: Any) -> Any:
     if isinstance(value, bool):
         return _MISMATCH
     if kind is str:
-        return str(value) if isinstance(value, str | int) else _MISMATCH
+        return str(value) if isinstance(value, str | int) and _is_unicode(str(value)) else _MISMATCH
     number = parse_fraction(value) if isinstance(value, str) else value
     if not isinstance(number, numbers.Real) or not math.isfinite(number):
         return _MISMATCH
@@ -81,6 +81,15 @@ def _parse_as(value: Any, kind: Any) -> Any:
             return int(number)
         return int(float(number)) if float(number).is_integer() and not isinstance(value, str) else _MISMATCH
     return float(number) if kind is float else _MISMATCH
+
+
+def _is_unicode(text: str) -> bool:
+    """Return whether a text can be saved; a name of a file that is not UTF-8 cannot."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def _parse_untyped(value: Any) -> Any:

@@ -78,7 +78,7 @@ def train(
         if data is not None:
             named = dataclasses.replace(resolved.data, name=f"{GIVEN}{data.name}")
             resolved = dataclasses.replace(resolved, data=named)
-        run_folder = RunFolder(Path(out) if out is not None else _default_folder(resolved.name))
+        run_folder = RunFolder(_given_folder(out) if out is not None else _default_folder(resolved.name))
         shards = world.on_rank0(lambda: _shards(resolved, run_folder if resume else None, world.size))
         resolved = resolved.with_values({} if shards is None else {"data.shards": shards})
         with world.comm_errors(f"continue from the last checkpoint with --resume --out {shell_quote(run_folder.path)}"):
@@ -130,6 +130,15 @@ def _shards(recipe: Recipe, resumed: RunFolder | None, processes: int) -> int | 
     if resumed is not None and resumed.recipe.exists():
         return load_recipe(resumed).data.shards
     return processes if processes > 1 else None
+
+
+def _given_folder(out: str | Path) -> Path:
+    """Return the folder of a run; raise UsageError if safetensors cannot open files in it."""
+    try:
+        str(out).encode()
+    except UnicodeEncodeError as error:
+        raise UsageError(f"the path {out} is not UTF-8, as files of weights need it; choose another --out") from error
+    return Path(out)
 
 
 def _default_folder(name: str) -> Path:
