@@ -17,6 +17,8 @@ from typing import Any
 
 from atas.errors import UsageError
 
+_PACKAGE = Path(__file__).parents[1]
+
 
 def is_code(name: str) -> bool:
     """Return whether a name is that of a user's own object, as `package.module:name`."""
@@ -68,6 +70,8 @@ def describe_error(error: Exception) -> str:
         frame for frame in frames if Path(frame.filename).is_relative_to(Path.cwd()) and _is_user_code(frame.filename)
     ]
     last = (own or frames)[-1]
+    if Path(last.filename).is_relative_to(_PACKAGE):  # a function without Python code
+        return f"{summary}; correct its arguments or wrap it in a function"
     return f"{summary} (file {last.filename}, line {last.lineno}); fix it there"
 
 

@@ -11,6 +11,7 @@ the checksums of all other files and, unless an earlier version wrote it, of its
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import io
 import json
@@ -323,6 +324,8 @@ def _open_map(path: Path) -> mmap.mmap:
         with path.open("rb") as file:
             return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
     except (OSError, ValueError) as error:
+        if isinstance(error, OSError) and error.errno in (errno.EMFILE, errno.ENFILE, errno.ENOMEM):
+            raise  # not the fault of the set
         raise DataError(f"cannot open {path} of a packed set ({error}); {REPAIR}") from error
 
 

@@ -8,8 +8,8 @@ from typing import Any, get_type_hints
 
 import torch
 
-from atas._utils.imports import import_object, is_code
-from atas.errors import UsageError, unknown
+from atas._utils.imports import describe_error, import_object, is_code
+from atas.errors import AtasError, UsageError, unknown
 from atas.methods.atas import ATAS, ATASLiteral
 from atas.methods.atta import ATTA
 from atas.methods.base import Method
@@ -72,8 +72,12 @@ def settings(name: str, *, trusted: bool = True) -> dict[str, Any]:
 
 def setting_types(name: str, *, trusted: bool = True) -> dict[str, Any]:
     """Return the type of each of a method's own settings."""
-    hints = get_type_hints(get(name, trusted=trusted).__init__)
-    return {key: hints[key] for key in settings(name, trusted=trusted)}
+    method = get(name, trusted=trusted)
+    try:
+        hints = get_type_hints(method.__init__)
+    except Exception as error:  # annotations are the user's code, and may name what is not imported
+        raise UsageError(f"the annotations of method '{name}' cannot be read: {describe_error(error)}.") from error
+    return {key: hints.get(key, Any) for key in settings(name, trusted=trusted)}
 
 
 def create(
@@ -99,3 +103,9 @@ def create(
         return get(name, trusted=trusted)(threat, examples, shape, **hyper)
     except TypeError as error:
         raise UsageError(f"method {name} cannot take these settings {hyper}: {error}") from error
+    except AtasError:
+        raise
+    except Exception as error:
+        if not is_code(name):
+            raise
+        raise UsageError(f"'{name}' failed to make a method: {describe_error(error)}.") from error

@@ -100,6 +100,8 @@ def _call_users(function: Callable[..., object], name: str, num_classes: int, ch
                 f"'{name}' cannot be called with the keyword arguments num_classes and channels ({error}); "
                 "let it take exactly these two, or give the others defaults."
             ) from error
+        except ValueError:  # a function of a C library states no signature
+            pass
         try:
             model = function(num_classes=num_classes, channels=channels)
         except AtasError:
