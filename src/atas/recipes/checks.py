@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, get_type_hints
 
@@ -48,6 +49,15 @@ class OneOf:
             raise unknown(f"value of {key}", value, self.allowed)
 
 
+class Device:
+    """A device that trainings run on."""
+
+    def check(self, key: str, value: str) -> None:
+        """Raise UsageError unless the value is auto, cpu, cuda or a numbered one such as cuda:1."""
+        if not re.fullmatch(r"auto|(cpu|cuda)(:\d+)?", value, re.ASCII):
+            raise unknown(f"value of {key}", value, ("auto", "cpu", "cuda", "cuda:1"))
+
+
 def check(recipe: Recipe) -> None:
     """Raise UsageError, one sentence, for values that are out of bounds or contradict each other."""
     method = recipe.method_class
@@ -55,6 +65,11 @@ def check(recipe: Recipe) -> None:
     for section in dataclasses.fields(recipe):
         if dataclasses.is_dataclass(config := getattr(recipe, section.name)):
             check_bounds(section.name, config)
+    for key in ("mean", "std"):
+        if getattr(recipe.model, key) == ():
+            raise UsageError(f"model.{key} must have one number, or one for each channel; got an empty list")
+    if recipe.optimizer.nesterov and not recipe.optimizer.momentum:
+        raise UsageError("optimizer.nesterov needs momentum; set optimizer.momentum above zero")
     shards = recipe.data.shards or 1
     if recipe.training.batch_size % shards:
         raise UsageError(
@@ -76,7 +91,7 @@ def check_bounds(section: str, config: Any) -> None:
 
 
 @functools.cache
-def _bounds(kind: type) -> dict[str, tuple[Range | OneOf, ...]]:
+def _bounds(kind: type) -> dict[str, tuple[Range | OneOf | Device, ...]]:
     """Return the bounds of each key of a section."""
     hints = get_type_hints(kind, include_extras=True)
     return {name: hint.__metadata__ for name, hint in hints.items() if hasattr(hint, "__metadata__")}

@@ -8,11 +8,11 @@ torch: the schema is imported when a recipe is loaded.
 from __future__ import annotations
 
 import functools
-import tomllib
 from importlib import resources
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from atas._utils.documents import MalformedError, parse_toml
 from atas._utils.imports import is_code
 from atas.errors import UsageError, unknown
 
@@ -79,8 +79,8 @@ def _read(source: str | Path, seen: tuple[str, ...]) -> tuple[dict[str, Any], st
         circle = " -> ".join(Path(origin).stem for origin in (*seen, identity))
         raise UsageError(f"recipe '{name}' extends itself: {circle}")
     try:
-        document = tomllib.loads(content.decode("utf-8"))
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        document = parse_toml(content)
+    except MalformedError as error:
         raise UsageError(f"recipe {source} is not valid TOML: {error}") from error
     document.pop("expected", None)  # a result of this recipe, which others do not inherit
     if not document.keys() - {"name"}:

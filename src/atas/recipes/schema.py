@@ -11,7 +11,7 @@ from typing import Annotated, Any, TypeVar, get_type_hints
 from atas import methods, threat
 from atas._utils.imports import is_code
 from atas.errors import UsageError, nearest, unknown
-from atas.recipes.checks import OneOf, Range, check
+from atas.recipes.checks import Device, OneOf, Range, check
 from atas.recipes.loading import inherit
 from atas.recipes.values import format_toml, parse_value
 
@@ -70,7 +70,7 @@ class ModelConfig:
 
     name: str = "preact-resnet18"
     mean: tuple[float, ...] | None = None
-    std: tuple[float, ...] | None = None
+    std: Annotated[tuple[float, ...] | None, Range("must be above zero", gt=0)] = None
 
 
 @dataclass(frozen=True)
@@ -132,7 +132,7 @@ class EngineConfig:
     `sync_batchnorm` makes BatchNorm use the global batch if several processes train together."""
 
     kind: Annotated[str, OneOf("auto", "eager", "captured")] = "auto"
-    device: str = "auto"
+    device: Annotated[str, Device()] = "auto"
     precision: Annotated[str, OneOf("auto", "bf16", "float32")] = "auto"
     deterministic: bool = False
     sync_batchnorm: bool = False
@@ -209,7 +209,7 @@ class Recipe:
 def from_dict(document: Mapping[str, Any], name: str, *, trusted: bool = True) -> Recipe:
     """Create a recipe from sections as dictionaries; an unknown key is an error that names the nearest known one."""
     known = section_types()
-    values: dict[str, Any] = {"name": str(document.get("name", name)), "trusted": trusted}
+    values: dict[str, Any] = {"name": parse_value(document.get("name", name), str, "name"), "trusted": trusted}
     for section, entries in document.items():
         if section == "name":
             continue
