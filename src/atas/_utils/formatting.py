@@ -12,12 +12,12 @@ _BREAKS_OUT = re.compile(r"[`<>|]|\](?=[(\[])|!(?=\[)")
 
 
 def printable(text: str, *, keep: str = "") -> str:
-    """Return one line in which characters that a terminal acts on are written as escapes, except those to `keep`.
+    r"""Return one line in which characters that a terminal acts on are written as escapes, except those to `keep`.
 
     Names of files, classes and runs may hold any character: escape codes, line breaks, a reversed direction.
 
-    >>> printable("a\x1b[31m\n\u202eb"), printable("Zürich 東京")
-    ('a\\x1b[31m\\n\\u202eb', 'Zürich 東京')
+    >>> print(printable("a\x1b[31m\nb\u202ec"), printable("Zürich 東京"))
+    a\x1b[31m\nb\u202ec Zürich 東京
     """
     if text.isprintable():
         return text
@@ -28,7 +28,7 @@ def printable(text: str, *, keep: str = "") -> str:
 
 
 def markdown_text(text: object) -> str:
-    """Return text from a file for a page of Markdown: one line, without HTML, code, links, images or table cells.
+    r"""Return text from a file for a page of Markdown: one line, without HTML, code, links, images or table cells.
 
     >>> markdown_text("a <b>c</b> [d](http://e)\n# f")
     'a bc/b [d(http://e) # f'
