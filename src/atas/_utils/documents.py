@@ -37,9 +37,7 @@ def parse_json(content: bytes | str) -> Any:
     """Parse JSON in UTF-8."""
     try:
         return json.loads(decode(content))
-    except MalformedError:
-        raise
-    except ValueError as error:  # a number of 5,000 digits is no JSONDecodeError
+    except ValueError as error:  # neither JSON nor UTF-8; a number of 5,000 digits is no JSONDecodeError
         raise MalformedError("no JSON") from error
     except RecursionError as error:
         raise MalformedError("no JSON of ours: it is nested too deeply") from error
@@ -75,7 +73,7 @@ def conform(value: Any, kind: Any, name: str = "") -> Any:
     {'a': [1, 2.5]}
     >>> conform({"a": [1, "2"]}, dict[str, list[float]])
     Traceback (most recent call last):
-    atas._utils.documents.MalformedError: a[1] must be a number; got '2'
+    atas._utils.documents.MalformedError: a[1] is '2', not a number
     """
     origin, inner = get_origin(kind), get_args(kind)
     if kind is Any:
@@ -118,6 +116,13 @@ def _conform_union(value: Any, kind: Any, name: str) -> Any:
     raise MalformedError(_wrong(value, kind, name))
 
 
+def check_keys(value: dict[str, Any], kind: Any) -> None:
+    """Raise MalformedError if a value of a TypedDict has a key that the type does not declare: a damaged name."""
+    unknown = sorted(value.keys() - get_type_hints(kind).keys())
+    if unknown:
+        raise MalformedError(f"the key '{_join('', unknown[0])}' is unknown")
+
+
 def _conform_typed_dict(value: Any, kind: Any, name: str) -> Any:
     if not isinstance(value, dict):
         raise MalformedError(_wrong(value, dict, name))
@@ -145,7 +150,7 @@ def _shorten(text: str) -> str:
 
 def _wrong(value: Any, kind: Any, name: str) -> str:
     got = _describe(type(value)) if isinstance(value, dict | list) else _shorten(repr(value))
-    return f"{name or 'it'} must be {_describe(kind)}; got {got}"
+    return f"{name or 'it'} is {got}, not {_describe(kind)}"
 
 
 def _describe(kind: Any) -> str:

@@ -8,7 +8,8 @@ import unicodedata
 from pathlib import Path
 
 _ACTS = ("Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp")  # control, format, half of a pair, private, unknown, line ends
-_BREAKS_OUT = re.compile(r"[`<>|]|\](?=[(\[])|!(?=\[)")
+_MARKUP = re.compile(r"[`<>|]")
+_LINK = re.compile(r"[\]!]+(?=[(\[])")
 
 
 def printable(text: str, *, keep: str = "") -> str:
@@ -33,7 +34,7 @@ def markdown_text(text: object) -> str:
     >>> markdown_text("a <b>c</b> [d](http://e)\n# f")
     'a bc/b [d(http://e) # f'
     """
-    return _BREAKS_OUT.sub("", printable(" ".join(str(text).split())))
+    return _LINK.sub("", _MARKUP.sub("", printable(" ".join(str(text).split()))))
 
 
 def markdown_code(text: object) -> str:
@@ -88,7 +89,7 @@ def format_bytes(size: float) -> str:
 
 
 def first_line(error: BaseException) -> str:
-    """Return the first line of an error's message, or its type if it has none.
+    r"""Return the first line of an error's message, or its type if it has none.
 
     >>> first_line(ValueError("too small\nin row 3")), first_line(KeyboardInterrupt())
     ('too small', 'KeyboardInterrupt')
