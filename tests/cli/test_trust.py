@@ -10,6 +10,7 @@ from safetensors.torch import load_file, save_file
 import atas
 from atas import attacks, data
 from atas.errors import UsageError
+from atas.models.weights import load_weights
 
 EVIL = """
 from pathlib import Path
@@ -113,6 +114,15 @@ def test_a_named_method_is_of_no_use_to_a_finished_run(command, named_method, tr
     assert command("export", named_method, "--to", "safetensors").status == 0
     assert atas.Run.load(named_method).recipe.method.settings == {"width": 0.2}
     assert not trace.exists()
+
+
+def test_plans_trust_the_model_that_they_name(named_model, trace):
+    """As a plan loads a finished training; the folder may name another model than the plan."""
+    weights = named_model / "model.safetensors"
+    with pytest.raises(UsageError, match="evil:build"):
+        load_weights(weights, trust="mine:build")
+    assert not trace.exists()
+    assert load_weights(weights, trust="evil:build").training is False
 
 
 def test_python_asks_too(named_model, named_method, trace):

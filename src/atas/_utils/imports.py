@@ -69,9 +69,10 @@ def describe_error(error: Exception) -> str:
     own = [
         frame for frame in frames if Path(frame.filename).is_relative_to(Path.cwd()) and _is_user_code(frame.filename)
     ]
-    last = (own or frames)[-1]
-    if Path(last.filename).is_relative_to(_PACKAGE):  # a function without Python code
+    others = [frame for frame in frames if not Path(frame.filename).is_relative_to(_PACKAGE)]
+    if not others:  # a function without Python code
         return f"{summary}; correct its arguments or wrap it in a function"
+    last = (own or others)[-1]
     return f"{summary} (file {last.filename}, line {last.lineno}); fix it there"
 
 
