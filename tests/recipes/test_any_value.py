@@ -82,8 +82,8 @@ def test_any_document(document):
 @pytest.mark.parametrize(
     ("key", "value", "message"),
     [
-        ("engine.device", "gpu", "unknown value of engine.device 'gpu'"),
-        ("engine.device", "cuda:", "unknown value of engine.device 'cuda:'"),
+        ("engine.device", "gpu", "engine.device: there is no device 'gpu'; use auto, cpu or cuda"),
+        ("engine.device", "cuda:", "engine.device: there is no device 'cuda:'"),
         ("model.std", [0], "model.std must be above zero; got 0.0"),
         ("model.std", [0.5, -1, 0.5], "model.std must be above zero; got -1.0"),
         ("model.std", [], "model.std must have one number, or one for each channel"),

@@ -17,8 +17,8 @@ def printable(text: str, *, keep: str = "") -> str:
 
     Names of files, classes and runs may hold any character: escape codes, line breaks, a reversed direction.
 
-    >>> print(printable("a\x1b[31m\nb\u202ec"), printable("Zürich 東京"))
-    a\x1b[31m\nb\u202ec Zürich 東京
+    >>> printable("a\x1b[31m\n") == r"a\x1b[31m\n", printable("Zürich 東京")
+    (True, 'Zürich 東京')
     """
     if text.isprintable():
         return text

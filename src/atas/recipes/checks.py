@@ -55,7 +55,7 @@ class Device:
     def check(self, key: str, value: str) -> None:
         """Raise UsageError unless the value is auto, cpu, cuda or a numbered one such as cuda:1."""
         if not re.fullmatch(r"auto|(cpu|cuda)(:\d+)?", value, re.ASCII):
-            raise unknown(f"value of {key}", value, ("auto", "cpu", "cuda", "cuda:1"))
+            raise UsageError(f"{key}: there is no device '{value}'; use auto, cpu or cuda")
 
 
 def check(recipe: Recipe) -> None:
