@@ -98,7 +98,7 @@ def test_any_document(document):
         ("method.eps", float("inf"), "method.eps must be a number"),
         ("method.eps", 10**400, "method.eps must be a number"),
         ("schedule.peak", "1e999", "schedule.peak must be a number"),
-        ("data.root", "a\0b", "data.root must be a text"),
+        ("data.root", "a\0b", "data.root cannot be the name of a folder: it has a zero byte"),
     ],
 )
 def test_values_that_were_accepted_or_misread(key, value, message):

@@ -65,6 +65,8 @@ def check(recipe: Recipe) -> None:
     for section in dataclasses.fields(recipe):
         if dataclasses.is_dataclass(config := getattr(recipe, section.name)):
             check_bounds(section.name, config)
+    if "\0" in (recipe.data.root or ""):
+        raise UsageError(f"data.root cannot be the name of a folder: it has a zero byte; got {recipe.data.root!r}")
     for key in ("mean", "std"):
         if getattr(recipe.model, key) == ():
             raise UsageError(f"model.{key} must have one number, or one for each channel; got an empty list")

@@ -103,12 +103,12 @@ def _is_finite(number: Any) -> TypeGuard[float]:
 
 
 def _is_text(text: str) -> bool:
-    """Return whether a text can be saved and be the name of a file: one of a file that is not UTF-8 cannot."""
+    """Return whether a text can be saved; the name of a file that is not UTF-8 cannot."""
     try:
         text.encode()
     except UnicodeEncodeError:
         return False
-    return "\0" not in text
+    return True
 
 
 def _parse_untyped(value: Any) -> Any:
