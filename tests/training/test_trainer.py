@@ -316,7 +316,7 @@ def test_own_factory_by_name(tmp_path, monkeypatch, toy_data, toy_recipe):
     settings = toy_recipe("atas", {"model.name": "my_factory_module:build", "training.epochs": 1})
     run = atas.train(settings, out=tmp_path / "run", data=toy_data)
     assert run.recipe.model.name == "my_factory_module:build"
-    again = Run.load(tmp_path / "run")
+    again = Run.load(tmp_path / "run", trust=True)
     assert_equal_states(weights_of(again.model), weights_of(run.model))
     sys.modules.pop("my_factory_module")
 

@@ -113,8 +113,8 @@ def remove_temporary(stale: Path) -> None:
 
 
 def write_text(path: Path, text: str) -> None:
-    """Write a text file atomically."""
-    write_atomically(path, lambda temporary: temporary.write_text(text, encoding="utf-8"))
+    """Write a text file atomically. Names of files that are not UTF-8 are written with escapes."""
+    write_atomically(path, lambda temporary: temporary.write_bytes(text.encode("utf-8", "backslashreplace")))
 
 
 @contextmanager

@@ -13,6 +13,7 @@ import typer
 
 from atas._utils.console import import_torch, print_json, print_line, print_table
 from atas._utils.files import check_output_path
+from atas.cli import options
 from atas.errors import UsageError
 
 if TYPE_CHECKING:
@@ -41,6 +42,7 @@ class EvaluateOptions:
     examples: int | None = None
     out: Path | None = None
     attacks: str | None = None
+    trust: bool = False
 
     def attacks_or_default(self, default: tuple[str, ...]) -> tuple[str, ...]:
         """Return the requested attacks, or `default`."""
@@ -91,6 +93,7 @@ def evaluate(
     device: str = typer.Option("auto", "--device", help="auto, cpu or cuda."),
     seed: int = typer.Option(0, "--seed", help="Seed of the random starts."),
     out: Path | None = typer.Option(None, "--out", help="Output file (.json); Markdown is written next to it."),
+    trust: bool = options.TRUST,
     as_json: bool = typer.Option(False, "--json", help="Print JSON instead of a table."),
 ) -> None:
     """Evaluate a model under attack on a test set.
@@ -105,15 +108,15 @@ def evaluate(
              atas evaluate --model my_package.networks:trained --data cifar10 --eps 0.5 --norm l2
              torchrun --nproc-per-node 8 -m atas evaluate runs/mine --attacks autoattack
     """
-    options = EvaluateOptions(weights, model, data, root, size, norm, eps, mean, std, examples, out, attacks)
-    options.validate(run)
+    given = EvaluateOptions(weights, model, data, root, size, norm, eps, mean, std, examples, out, attacks, trust)
+    given.validate(run)
 
     import_torch()
     from atas.cli.target import from_model, from_run
     from atas.training import Run
 
     evaluate_target(
-        from_model(options) if run is None else from_run(Run.load(run), options),
+        from_model(given) if run is None else from_run(Run.load(run, trust=trust), given),
         batch_size=batch_size,
         step_size=step_size,
         precision=precision,

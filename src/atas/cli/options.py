@@ -8,12 +8,17 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import Any, TypeVar
 
+import typer
+
 from atas._utils.documents import MalformedError, parse_toml
 from atas.errors import UsageError
 from atas.paper import catalogue
 from atas.recipes import loading
 
 T = TypeVar("T")
+TRUST: bool = typer.Option(
+    False, "--trust", help="Import and run the code that the folder or file names as its model or method."
+)
 
 
 def parse_assignments(assignments: Iterable[str]) -> dict[str, Any]:

@@ -95,10 +95,10 @@ def from_model(options: EvaluateOptions) -> Target:
     name = options.model
     if name is None:
         assert options.weights is not None
-        model, stem = load_weights(options.weights), options.weights.stem
+        model, stem = load_weights(options.weights, trust=options.trust), options.weights.stem
     else:
         mean, std = (_numbers(getattr(options, key), f"--{key}") for key in ("mean", "std"))
-        model = eval_mode(models.create(name, dataset.num_classes, dataset.shape[0], mean, std))
+        model = eval_mode(models.create(name, dataset.num_classes, dataset.shape[0], mean, std, trusted=True))
         if options.weights is not None:
             load_weights(options.weights, model)
         stem = options.weights.stem if options.weights is not None else name.replace(":", ".")

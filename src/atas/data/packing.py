@@ -24,7 +24,7 @@ from atas._utils.files import file_lock, read_json, write_text
 from atas._utils.formatting import format_bytes
 from atas.data.decode import FITS
 from atas.data.folder import labels_of, list_splits
-from atas.data.packed import KIND, MANIFEST, SUFFIXES, VERSION, Manifest, read_manifest
+from atas.data.packed import CHECKSUM, KIND, MANIFEST, SUFFIXES, VERSION, Manifest, manifest_checksum, read_manifest
 from atas.data.shard_writer import PackSettings, ShardJob, ShardResult, plan_shards, write_error, write_shard
 from atas.data.worker_pool import imap_unordered, num_workers, shared_array
 from atas.errors import MAX_LISTED, DataError, UsageError, first_few, unknown
@@ -160,6 +160,7 @@ def _write_manifest(
     for path in target.iterdir():  # an earlier attempt with more files may have left shards
         if path.name.startswith(("train-", "test-")) and path.stem not in names:
             path.unlink()
+    document[CHECKSUM] = manifest_checksum(document)
     write_file(target / MANIFEST, json.dumps(document, indent=1) + "\n")
     return read_manifest(target)
 

@@ -11,12 +11,13 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict
 
 import torch
 from torch import Tensor, nn
 
 from atas import models
+from atas._utils.documents import MalformedError, conform
 from atas.core.autograd import eval_mode
 from atas.core.fingerprint import weights_hash
 from atas.errors import AtasError, DataError
@@ -34,6 +35,17 @@ _NUM_IMAGES = 32
 _TOLERANCE = 1e-4  # of the largest logit; runtimes sum float32 in different orders
 
 
+class _Metadata(TypedDict):
+    """What exports write of the metadata of a weights file: into cards, names of inputs, and source code."""
+
+    shape: tuple[int, int, int]
+    classes: list[str]
+    num_classes: int
+    channels: int
+    mean: list[float] | float | None
+    std: list[float] | float | None
+
+
 @dataclass(frozen=True)
 class ExportSource:
     """A finished run with its model on the CPU, and the evaluations of exactly these weights."""
@@ -45,16 +57,20 @@ class ExportSource:
     evaluations: tuple[Evaluation, ...]
 
     @classmethod
-    def load(cls, run: Run | str | Path) -> ExportSource:
-        """Read a run's folder."""
+    def load(cls, run: Run | str | Path, *, trust: bool = False) -> ExportSource:
+        """Read a run's folder; `trust` is as in `Run.load`."""
         if not isinstance(run, Run):
-            run = Run.load(run)
+            run = Run.load(run, trust=trust)
         folder = RunFolder(run.folder)
         model = eval_mode(copy.deepcopy(run.model).cpu())
         environment, weights = folder.read_environment(), weights_hash(model)
         saved, _ = read_weights(folder.model)
         if "shape" not in saved or "classes" not in saved:
             raise DataError(f"{folder.model} has no image shape or class names; train again with this version of atas")
+        try:
+            conform(saved, _Metadata)
+        except MalformedError as error:
+            raise DataError(f"the metadata of {folder.model} is damaged ({error}); train again") from error
         return cls(
             run,
             model,

@@ -20,6 +20,7 @@ from atas import models
 from atas._utils.documents import MalformedError, conform, parse_json
 from atas._utils.files import write_atomically
 from atas._utils.formatting import shell_quote
+from atas._utils.imports import is_code
 from atas.core.autograd import eval_mode
 from atas.core.fingerprint import state_hash
 from atas.core.model_state import state_tensors
@@ -106,14 +107,17 @@ def is_readable(path: Path) -> bool:
     return True
 
 
-def load_weights(path: Path, model: nn.Module | None = None) -> nn.Module:
-    """Load a model in eval mode: built by its name on the CPU, or the given model on its device."""
+def load_weights(path: Path, model: nn.Module | None = None, *, trust: bool | str = False) -> nn.Module:
+    """Load a model in eval mode: built by its name on the CPU, or the given model on its device.
+
+    `trust` allows the file to name code as its model: any (True), or the model of this name that the user gave.
+    """
     metadata, tensors = read_weights(path)
     if model is None:
         if metadata.get("name") in models.names():
             with torch.device("meta"):  # an absurd number of classes in the metadata costs no memory there
-                _load_state_dict(path, _build(path, metadata), tensors, assign=True)
-        model = _build(path, metadata)
+                _load_state_dict(path, _build(path, metadata, trust), tensors, assign=True)
+        model = _build(path, metadata, trust)
     _load_state_dict(path, model, tensors)
     return eval_mode(model)
 
@@ -132,7 +136,7 @@ def per_channel(values: Any) -> Any:
     return values[0] if isinstance(values, list | tuple) and len(values) == 1 else values
 
 
-def _build(path: Path, metadata: dict[str, Any]) -> nn.Module:
+def _build(path: Path, metadata: dict[str, Any], trust: bool | str) -> nn.Module:
     name = metadata.get("name")
     if name is None and not metadata:
         raise UsageError(f"{path} does not name the model of its weights; name it with --model, or pass it")
@@ -144,9 +148,10 @@ def _build(path: Path, metadata: dict[str, Any]) -> nn.Module:
     with torch.random.fork_rng(devices=[]):
         try:
             mean, std = per_channel(metadata["mean"]), per_channel(metadata["std"])
-            return models.create(name, metadata["num_classes"], metadata["channels"], mean, std)
+            trusted = trust is True or trust == name
+            return models.create(name, metadata["num_classes"], metadata["channels"], mean, std, trusted=trusted)
         except (AtasError, ValueError, TypeError, RuntimeError, MemoryError) as error:
-            if ":" in name:  # the error is in the user's own code
+            if is_code(name):  # the error is in the user's own code
                 raise
             raise _damaged(path, str(error).splitlines()[0]) from error
 

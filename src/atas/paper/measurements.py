@@ -122,7 +122,7 @@ class StepGap(Measurement):
     def is_available(self, trial: Trial, run_folder: RunFolder) -> bool:
         """Return whether the stored perturbations, from which the method steps, are in the last checkpoint."""
         return (
-            not issubclass(methods.get(trial.resolved_recipe.method.name), PersistentPerturbation)
+            not issubclass(methods.get(trial.resolved_recipe.method.name, trusted=True), PersistentPerturbation)
             or run_folder.last_checkpoint.exists()
         )
 
@@ -179,7 +179,8 @@ class LossSurfaces(Measurement):
             number: gradient_norms.decile_members(deciles, number, number)[: self.images]
             for number in (1, gradient_norms.NUM_DECILES)
         }
-        model = load_weights(training.run_folder.model).to(training.device)
+        planned = training.trial.resolved_recipe.model.name
+        model = load_weights(training.run_folder.model, trust=planned).to(training.device)
         moments = []
         for shot in list_snapshots(training.run_folder.path / SNAPSHOTS):
             shot.load_into(model)
@@ -199,14 +200,14 @@ class LossSurfaces(Measurement):
 
 def default_measurements(trial: Trial) -> tuple[Measurement, ...]:
     """Return the measurements that cost almost nothing; every training of a study has them."""
-    adaptive = issubclass(methods.get(trial.resolved_recipe.method.name), AdaptiveStepSizes)
+    adaptive = issubclass(methods.get(trial.resolved_recipe.method.name, trusted=True), AdaptiveStepSizes)
     return (Curves(), Norms()) if adaptive else (Curves(),)
 
 
 def _load_method(training: FinishedTraining) -> PersistentPerturbation | None:
     """Return the method with the perturbations of the last checkpoint, or None for a method without any."""
     recipe, train = training.trial.resolved_recipe, training.data.train
-    if not issubclass(methods.get(recipe.method.name), PersistentPerturbation):
+    if not issubclass(methods.get(recipe.method.name, trusted=True), PersistentPerturbation):
         return None
     shape, pad = train.images.shape[1:], recipe.data.pad
     method = methods.create(
@@ -216,6 +217,7 @@ def _load_method(training: FinishedTraining) -> PersistentPerturbation | None:
         shape,
         pad=pad,
         device=training.device,
+        trusted=True,
         **recipe.method.settings,
     )
     assert isinstance(method, PersistentPerturbation)

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from atas._utils.documents import MalformedError, parse_toml, read_bytes
+from atas._utils.imports import is_code
 from atas.errors import UsageError, unknown
 
 if TYPE_CHECKING:
@@ -57,8 +58,10 @@ def packaged_content(name: str) -> bytes:
     return (resources.files("atas") / "recipes" / f"{name}.toml").read_bytes()
 
 
-def load(source: str | Path | Recipe) -> Recipe:
+def load(source: str | Path | Recipe, *, trusted: bool = True) -> Recipe:
     """Load a recipe by name or path.
+
+    `trusted` is false for a file that the user did not choose as a recipe: what it names as code is not imported.
 
     >>> load("cifar10-preact-resnet18-atas").method.name
     'atas'
@@ -70,7 +73,7 @@ def load(source: str | Path | Recipe) -> Recipe:
     if not isinstance(source, str | Path):
         raise UsageError(f"a recipe is given by its name, its path or as a Recipe; got {type(source).__name__}")
     document, name = _read(source, ())
-    return from_dict(document, name)
+    return from_dict(document, name, trusted=trusted)
 
 
 def _read(source: str | Path, seen: tuple[str, ...]) -> tuple[dict[str, Any], str]:
@@ -109,7 +112,7 @@ def inherit(section: str, entries: dict[str, Any], name: Any) -> dict[str, Any]:
         return dict(entries)
     if section == "method":
         return {key: entries[key] for key in ("norm", "eps") if key in entries}
-    if section == "model" and ":" in str(name):
+    if section == "model" and is_code(str(name)):
         return {}
     return dict(entries)
 

@@ -115,7 +115,7 @@ def _train(
     recipe = trial.resolved_recipe
     device = select_device(recipe.engine.device)
     if run_folder.model.exists():
-        return load_weights(run_folder.model).to(device)
+        return load_weights(run_folder.model, trust=recipe.model.name).to(device)
     run_folder.path.parent.mkdir(parents=True, exist_ok=True)
     data = hold_out(load(trial), trial.held_out) if trial.held_out else None
     sharing = DeviceSharing(run_folder.path / SHARED, is_shared)

@@ -129,7 +129,7 @@ def training_settings(recipe: recipes.Recipe) -> dict[str, Any]:
     Equivalent recipes give equal settings. Engine and device do not count; an explicit precision does.
     """
     document = recipe.to_dict()
-    document["method"] = methods.settings(recipe.method.name) | document["method"]
+    document["method"] = methods.settings(recipe.method.name, trusted=recipe.trusted) | document["method"]
     document = fingerprint.weight_keys(document)
     if recipe.engine.precision != "auto":
         document["engine"] |= {"precision": recipe.engine.precision}

@@ -106,12 +106,11 @@ def build(
 def _build_method(recipe: Recipe, shard: DataShard, shape: Sequence[int], device: torch.device) -> Method:
     """Create the recipe's method, with rows for the examples of this shard."""
     name, hyperparameters = recipe.method.name, dict(recipe.method.settings)
-    if methods.get(name) is Free:
+    if methods.get(name, trusted=recipe.trusted) is Free:
         hyperparameters["batch_size"] = shard.local_count(hyperparameters.get("batch_size", recipe.training.batch_size))
     pad, seed = recipe.data.pad, recipe.training.seed
-    method = methods.create(
-        name, recipe.threat, len(shard), shape, pad=pad, device=device, seed=seed, **hyperparameters
-    )
+    common = {"pad": pad, "device": device, "seed": seed}
+    method = methods.create(name, recipe.threat, len(shard), shape, trusted=recipe.trusted, **common, **hyperparameters)
     state_tensors(method)  # before anything begins: a method of the user's own may hold what no checkpoint can
     if not shard.is_whole:
         method.set_shard(shard)
@@ -225,4 +224,4 @@ def build_model(recipe: Recipe, data: Dataset) -> nn.Module:
     mean, std = per_channel(recipe.model.mean), per_channel(recipe.model.std)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(recipe.training.seed)
-        return models.create(recipe.model.name, data.num_classes, data.shape[0], mean, std)
+        return models.create(recipe.model.name, data.num_classes, data.shape[0], mean, std, trusted=recipe.trusted)

@@ -53,6 +53,7 @@ def train(
     loggers: Sequence[Logger] = (),
     observers: Sequence[Callback] = (),
     rows: Tensor | None = None,
+    trust: bool = False,
 ) -> Run:
     """Train a robust classifier.
 
@@ -60,14 +61,17 @@ def train(
     run is written to the folder `out`, by default `runs/<recipe>`. With `resume`, a stopped run in that folder
     continues, and the recipe may be left out. `model` and `data` replace the recipe's. `loggers` get the metrics of
     every epoch, in addition to the recipe's own loggers; `observers` are called after steps. `rows` are the indices of
-    the training images to use, by default all. Processes that torchrun started, or that form a group of
-    torch.distributed, train together; rank 0 writes the folder.
+    the training images to use, by default all. `trust` allows the recipe of a resumed folder to name code; a recipe
+    that you pass may. Processes that torchrun started, or that form a group of torch.distributed, train together; rank
+    0 writes the folder.
 
     >>> run = train("digits-small-cnn-atas", out="/tmp/run", values={"training.epochs": 1})  # doctest: +SKIP
     """
     _check_given(model, data)
     with init() as world:
-        resolved = world.on_rank0(lambda: _recipe_of_run(out, resume)) if recipe is None else recipes.load(recipe)
+        resolved = (
+            world.on_rank0(lambda: _recipe_of_run(out, resume, trust)) if recipe is None else recipes.load(recipe)
+        )
         resolved = resolved.with_values(_with_seed(values or {}, seed))
         if model is not None:
             given = dataclasses.replace(resolved.model, name=f"{GIVEN}{type(model).__name__}")
@@ -75,7 +79,7 @@ def train(
         if data is not None:
             named = dataclasses.replace(resolved.data, name=f"{GIVEN}{data.name}")
             resolved = dataclasses.replace(resolved, data=named)
-        run_folder = RunFolder(Path(out) if out is not None else _default_folder(resolved.name))
+        run_folder = RunFolder(_given_folder(out) if out is not None else _default_folder(resolved.name))
         shards = world.on_rank0(lambda: _shards(resolved, run_folder if resume else None, world.size))
         resolved = resolved.with_values({} if shards is None else {"data.shards": shards})
         with world.comm_errors(f"continue from the last checkpoint with --resume --out {shell_quote(run_folder.path)}"):
@@ -134,6 +138,15 @@ def _shards(recipe: Recipe, resumed: RunFolder | None, processes: int) -> int | 
     return processes if processes > 1 else None
 
 
+def _given_folder(out: str | Path) -> Path:
+    """Return the folder of a run; raise UsageError if safetensors cannot open files in it."""
+    try:
+        str(out).encode()
+    except UnicodeEncodeError as error:
+        raise UsageError(f"the path {out} is not UTF-8, as files of weights need it; choose another --out") from error
+    return Path(out)
+
+
 def _default_folder(name: str) -> Path:
     """Return the folder of a recipe's run; raise UsageError if its name is not that of a folder."""
     if name in ("", ".", "..") or set(name) & set("/\\\0"):
@@ -151,11 +164,11 @@ def _headline(trainer: Trainer) -> str:
     return f"{recipe.name}: {recipe.method.name}, {recipe.threat!r}, {how_long}; {how}; into {trainer.run_folder.path}"
 
 
-def _recipe_of_run(out: str | Path | None, resume: bool) -> Recipe:
+def _recipe_of_run(out: str | Path | None, resume: bool, trust: bool) -> Recipe:
     """Return the recipe of the run to resume."""
     if not (resume and out is not None):
         raise UsageError("give a recipe, or with resume the folder of a run (out); `atas ls recipes` shows recipes")
-    return load_recipe(RunFolder(Path(out)))
+    return load_recipe(RunFolder(Path(out)), trust=trust)
 
 
 @contextmanager
@@ -185,7 +198,7 @@ def _finish(trainer: Trainer, metadata: dict[str, Any]) -> Run:
     model, run_folder, world = revert_sync_batchnorm(trainer.engine.final_model), trainer.run_folder, trainer.world
     world.on_rank0(lambda: save_weights(run_folder.model, model, metadata, again="continue with --resume"))
     if world.is_main:
-        return Run.load(run_folder.path, model=model)
+        return Run.load(run_folder.path, model=model, trust=trainer.recipe.trusted)
     return Run(run_folder.path, trainer.recipe, eval_mode(model), [])
 
 

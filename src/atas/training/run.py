@@ -122,14 +122,17 @@ class Run:
     metrics: list[dict[str, Any]] = field(repr=False)
 
     @classmethod
-    def load(cls, folder: str | Path, model: nn.Module | None = None) -> Run:
-        """Load a run from its folder; `model` is needed only if it was passed in Python for the training."""
+    def load(cls, folder: str | Path, model: nn.Module | None = None, *, trust: bool = False) -> Run:
+        """Load a run from its folder; `model` is needed only if it was passed in Python for the training.
+
+        `trust` allows the folder to name code (`package.module:function`), which is imported and run.
+        """
         run_folder = RunFolder(Path(folder))
-        recipe = load_recipe(run_folder)
+        recipe = load_recipe(run_folder, trust=trust)
         rows = run_folder.read_metrics()
         if not run_folder.model.exists():
             raise DataError(f"the run {folder} has not finished{_resume_hint(run_folder, recipe, rows)}")
-        return cls(run_folder.path, recipe, load_weights(run_folder.model, model), completed_epochs(rows))
+        return cls(run_folder.path, recipe, load_weights(run_folder.model, model, trust=trust), completed_epochs(rows))
 
 
 def _resume_hint(run_folder: RunFolder, recipe: Recipe, rows: list[dict[str, Any]]) -> str:
@@ -146,9 +149,9 @@ def divergence_advice(recipe: Recipe) -> str:
     return "a smaller optimizer.weight_decay or schedule.peak" if large else "a smaller schedule.peak"
 
 
-def load_recipe(run_folder: RunFolder) -> Recipe:
-    """Load the recipe of a run's folder."""
+def load_recipe(run_folder: RunFolder, *, trust: bool = False) -> Recipe:
+    """Load the recipe of a run's folder; without `trust`, what it names as code is never imported."""
     if not run_folder.recipe.exists():
         why = "it holds no recipe.toml" if run_folder.path.exists() else "there is no such folder"
         raise DataError(f"{run_folder.path} is not the folder of a run: {why}; give a folder that `atas train` wrote")
-    return recipes.load(run_folder.recipe)
+    return recipes.load(run_folder.recipe, trusted=trust)
