@@ -3,12 +3,15 @@
 import json
 
 import pytest
+from safetensors.torch import save_file
 from typer.testing import CliRunner
 
+import atas
 from atas import export
 from atas.cli import app
 from atas.cli.export import Format
 from atas.errors import CheckpointError, DataError
+from atas.models.weights import read_weights
 
 
 def run(*arguments):
@@ -57,6 +60,18 @@ def test_a_run_begun_anew_takes_its_exports_along(copy_of, train_tiny):
 
 def test_what_is_no_run(tmp_path):
     assert isinstance(run(tmp_path, "--to", "onnx").exception, DataError)
+
+
+@pytest.mark.parametrize("key", ["classes", "mean"])
+def test_metadata_that_the_weights_lack(copy_of, key):
+    """Such as an early version wrote them."""
+    weights = copy_of() / "model.safetensors"
+    metadata, tensors = read_weights(weights)
+    del metadata[key]
+    save_file(tensors, weights, {"atas-model-1": json.dumps(metadata)})
+    run = atas.Run.load(weights.parent, model=atas.models.create("small-cnn", 10, 1))
+    with pytest.raises(DataError, match=f"the metadata of .* has no {key}; train again"):
+        export.write(run, "safetensors")
 
 
 @pytest.mark.parametrize("arguments", [["runs/mine"], ["runs/mine", "--to", "keras"]])

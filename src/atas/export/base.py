@@ -11,13 +11,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any, TypedDict
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from atas import models
-from atas._utils.documents import MalformedError, conform
 from atas.core.autograd import eval_mode
 from atas.core.fingerprint import weights_hash
 from atas.errors import AtasError, DataError
@@ -32,18 +31,8 @@ from atas.training.run import RunFolder
 
 METADATA_FORMAT = 1  # version of the metadata in exported files
 _NUM_IMAGES = 32
+_METADATA = ("shape", "classes", "num_classes", "channels", "mean", "std")  # of the weights; in cards and source code
 _TOLERANCE = 1e-4  # of the largest logit; runtimes sum float32 in different orders
-
-
-class _Metadata(TypedDict):
-    """What exports write of the metadata of a weights file: into cards, names of inputs, and source code."""
-
-    shape: tuple[int, int, int]
-    classes: list[str]
-    num_classes: int
-    channels: int
-    mean: list[float] | float | None
-    std: list[float] | float | None
 
 
 @dataclass(frozen=True)
@@ -65,12 +54,11 @@ class ExportSource:
         model = eval_mode(copy.deepcopy(run.model).cpu())
         environment, weights = folder.read_environment(), weights_hash(model)
         saved, _ = read_weights(folder.model)
-        if "shape" not in saved or "classes" not in saved:
-            raise DataError(f"{folder.model} has no image shape or class names; train again with this version of atas")
-        try:
-            conform(saved, _Metadata)
-        except MalformedError as error:
-            raise DataError(f"the metadata of {folder.model} is damaged ({error}); train again") from error
+        missing = [key for key in _METADATA if key not in saved]
+        if missing:
+            raise DataError(
+                f"the metadata of {folder.model} has no {missing[0]}; train again with this version of atas"
+            )
         return cls(
             run,
             model,
