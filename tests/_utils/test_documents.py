@@ -1,5 +1,6 @@
 """JSON and TOML of any content: values of the promised type, or a few words that say what is wrong."""
 
+import os
 from typing import Any, Literal, TypedDict
 
 import pytest
@@ -96,6 +97,19 @@ def test_any_value_and_type(value, kind):
     else:
         why = ""
     assert why.isprintable()
+
+
+@pytest.mark.parametrize("name", ["/dev/zero", "fifo", "folder"])
+def test_only_regular_files_are_read(name, tmp_path):
+    path = tmp_path / "result.json"
+    if name == "fifo":
+        os.mkfifo(path)  # opening it would wait for ever
+    elif name == "folder":
+        path.mkdir()
+    else:
+        path.symlink_to(name)
+    with pytest.raises(OSError, match="it is no regular file"):
+        read_json(path, dict[str, Any])
 
 
 def test_a_file_of_absurd_size_is_not_read(tmp_path):

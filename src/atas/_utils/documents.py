@@ -5,7 +5,9 @@ Whatever the bytes are, the result has the promised type, or `MalformedError` sa
 
 from __future__ import annotations
 
+import errno
 import json
+import stat
 import sys
 import tomllib
 from pathlib import Path
@@ -27,8 +29,11 @@ def read_json(path: Path, kind: Any) -> Any:
 
 
 def read_bytes(path: Path) -> bytes:
-    """Return the content of a file of a size that a document may have."""
-    if path.stat().st_size > MAX_BYTES:
+    """Return the content of a regular file of a size that a document may have."""
+    status = path.stat()
+    if not stat.S_ISREG(status.st_mode):  # opening a pipe waits for ever, and a device has no end
+        raise OSError(errno.EINVAL, "it is no regular file", str(path))
+    if status.st_size > MAX_BYTES:
         raise MalformedError(f"it is larger than {MAX_BYTES >> 20} MiB")
     return path.read_bytes()
 
