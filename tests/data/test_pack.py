@@ -354,6 +354,19 @@ def test_finished_shards_are_kept_and_damaged_ones_made_anew(photos, packed, mon
     assert {name for name in made if name.endswith(".raw")} == {"train-00001.raw", "train-00003.raw"}
 
 
+def test_what_a_killed_packer_left_is_removed_and_nothing_else(photos, packed):
+    (packed / "manifest.json").unlink()
+    for name in (".train-00000.raw.0a1b2c3d.tmp", ".test-00099.jpg.0a1b2c3d.tmp", ".train-00001.json.0a1b2c3d.tmp"):
+        (packed / name).mkdir()
+        (packed / name / "train.tmp").write_bytes(b"half")
+    (packed / ".plan.json.4711.tmp").write_text("of an earlier version")
+    own = {".notes.tmp", ".mine.raw.0a1b2c3d.tmp", ".train-00000.raw.mine.tmp"}
+    for name in own:
+        (packed / name).write_text("mine")
+    data.pack(photos, packed, **SMALL)
+    assert {path.name for path in packed.glob(".*")} == own
+
+
 def test_a_file_that_was_mended_meanwhile_is_packed_as_it_is_now(photos, packed):
     """The shard is whole, but of another picture."""
     (packed / "manifest.json").unlink()

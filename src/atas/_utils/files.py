@@ -19,6 +19,7 @@ from atas._utils import documents
 from atas.errors import AtasError, UsageError
 
 LOCK_TIMEOUT = 2.0  # seconds
+_TEMPORARY = re.compile(r"\.(.+)\.[0-9a-f]+\.tmp", re.DOTALL)  # with the name of the file that is written
 
 
 def check_output_path(path: Path, option: str, *endings: str) -> None:
@@ -92,13 +93,19 @@ def _temporary_folder(folder: Path) -> Iterator[None]:
 
 def remove_temporaries(path: Path) -> None:
     """Remove what killed processes left of writes of this file, and nothing of other names."""
-    pattern = re.compile(rf"\.{re.escape(path.name)}\.[0-9a-f]+\.tmp")
+    remove_temporaries_in(path.parent, lambda name: name == path.name)
+
+
+def remove_temporaries_in(folder: Path, is_written: Callable[[str], bool]) -> None:
+    """Remove what killed processes left in a folder of writes of the files with such names, and nothing else."""
     with suppress(OSError):
-        for name in filter(pattern.fullmatch, os.listdir(path.parent)):
-            remove_temporary(path.with_name(name))
+        for name in os.listdir(folder):
+            temporary = _TEMPORARY.fullmatch(name)
+            if temporary and is_written(temporary[1]):
+                _remove_temporary(folder / name)
 
 
-def remove_temporary(stale: Path) -> None:
+def _remove_temporary(stale: Path) -> None:
     """Remove a temporary folder that nobody writes to, or a temporary file as earlier versions left them."""
     with suppress(OSError):
         if stale.is_symlink() or not stale.is_dir():

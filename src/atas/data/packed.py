@@ -39,7 +39,7 @@ KIND, VERSION = "atas-packed", 1
 SUFFIXES = {"raw": ".raw", "jpeg": ".jpg"}
 REPAIR = "copy the set again from an intact copy, or pack it again"
 CHECKSUM = "sha256"  # the manifest's own
-_SHARD_NAME = re.compile(r"(train|test)-\d{5,}", re.ASCII)  # names of files, which must stay in the folder
+SHARD_NAME = re.compile(r"(train|test)-\d{5,}", re.ASCII)  # names of files, which must stay in the folder
 _MAX_SIDE = 65_500  # pixels
 _MAX_INTEGER = 2**63 - 1
 
@@ -186,7 +186,7 @@ def _check_manifest(document: dict[str, Any]) -> None:
         raise MalformedError("two shards have one name")
     for split, shard in shards:
         name, count = shard["name"], shard["count"]
-        if not (_SHARD_NAME.fullmatch(name) and name.startswith(split)):
+        if not (SHARD_NAME.fullmatch(name) and name.startswith(split)):
             raise MalformedError(f"a shard of {split} is named {name!r}")
         if not (count >= 1 and count <= shard["bytes"] <= _MAX_INTEGER):
             raise MalformedError(f"shard {name} has {count} images in {shard['bytes']} bytes")

@@ -18,13 +18,22 @@ import numpy as np
 import PIL
 
 from atas import __version__
-from atas._utils import files
 from atas._utils.console import ProgressCallback
-from atas._utils.files import file_lock, read_json, write_text
+from atas._utils.files import file_lock, read_json, remove_temporaries_in, write_text
 from atas._utils.formatting import format_bytes
 from atas.data.decode import FITS
 from atas.data.folder import labels_of, list_splits
-from atas.data.packed import CHECKSUM, KIND, MANIFEST, SUFFIXES, VERSION, Manifest, manifest_checksum, read_manifest
+from atas.data.packed import (
+    CHECKSUM,
+    KIND,
+    MANIFEST,
+    SHARD_NAME,
+    SUFFIXES,
+    VERSION,
+    Manifest,
+    manifest_checksum,
+    read_manifest,
+)
 from atas.data.shard_writer import PackSettings, ShardJob, ShardResult, plan_shards, write_error, write_shard
 from atas.data.worker_pool import imap_unordered, num_workers, shared_array
 from atas.errors import MAX_LISTED, DataError, UsageError, first_few, unknown
@@ -224,8 +233,15 @@ def write_file(path: Path, text: str) -> None:
 
 def remove_temporary(target: Path) -> None:
     """Remove temporary files of processes that were killed."""
-    for stale in target.glob(".*.tmp"):
-        files.remove_temporary(stale)
+    remove_temporaries_in(target, _is_written)
+
+
+def _is_written(name: str) -> bool:
+    """Return whether packing writes a file of this name, also with other images or in another format."""
+    stem, ending = os.path.splitext(name)
+    if SHARD_NAME.fullmatch(stem):
+        return ending in (*SUFFIXES.values(), ".json")
+    return name in (MANIFEST, PLAN, DAMAGED)
 
 
 def _check_same_settings(target: Path, earlier: dict[str, Any], settings: PackSettings) -> None:
