@@ -367,6 +367,13 @@ def test_what_a_killed_packer_left_is_removed_and_nothing_else(photos, packed):
     assert {path.name for path in packed.glob(".*")} == own
 
 
+def test_what_the_last_write_of_a_killed_packer_left_is_removed(photos, packed):
+    """It is killed when the manifest has its name and the temporary folder is still there."""
+    (packed / ".manifest.json.0a1b2c3d.tmp").mkdir()
+    data.pack(photos, packed, **SMALL)
+    assert not list(packed.glob(".*"))
+
+
 def test_a_file_that_was_mended_meanwhile_is_packed_as_it_is_now(photos, packed):
     """The shard is whole, but of another picture."""
     (packed / "manifest.json").unlink()

@@ -84,9 +84,9 @@ def pack(
     source_info: dict[str, Any] = {"files": sum(len(job.files) for job in shards), "sha256": fingerprint}
     make_folder(target)
     with file_lock(target / ".lock", f"another process packs into {target}; wait for it or choose another folder"):
+        remove_temporary(target)
         if (target / MANIFEST).exists():
             return load_finished(target, settings, source_info)
-        remove_temporary(target)
         write_plan(target, settings)
         check_disk_space(target, settings, shards)
         try:
