@@ -1,13 +1,18 @@
 """Writing files as a whole, and what is said where that fails."""
 
 import os
+import subprocess
+import sys
+import threading
+import time
 from pathlib import Path
 
 import pytest
 import torch
 from safetensors.torch import save_file
 
-from atas._utils.files import write_atomically, write_text
+from atas._utils.files import file_lock, remove_temporaries, write_atomically, write_text
+from atas.errors import AtasError
 
 
 def test_an_error_names_the_file_that_was_asked_for(tmp_path):
@@ -72,3 +77,79 @@ def test_a_file_is_on_the_disk_before_it_has_its_name_and_its_name_afterwards(tm
     monkeypatch.setattr(type(path), "replace", renamed)
     write_text(path, "text")
     assert done == [path.stat().st_ino, "renamed", tmp_path.stat().st_ino]
+
+
+KILLED = """
+import os, signal, sys
+from pathlib import Path
+import torch
+from safetensors.torch import save_file
+from atas._utils import files
+
+def write(temporary):
+    temporary.write_bytes(b"half")
+    (temporary.parent / ".tmpAb3dE9").write_bytes(b"of a library")
+    os.kill(os.getpid(), signal.SIGKILL)
+
+files.write_atomically(Path(sys.argv[1]), write)
+"""
+
+
+def test_what_a_killed_process_left_is_removed_by_the_next_write(tmp_path):
+    """Also what a library put beside its file, and what earlier versions left; nothing else."""
+    path = tmp_path / "model.safetensors"
+    done = subprocess.run([sys.executable, "-c", KILLED, str(path)], check=False)
+    assert done.returncode == -9
+    assert [file.name for file in tmp_path.rglob("*") if file.is_file()], "something is left"
+    (tmp_path / f".{path.name}.4711.tmp").write_text("of an earlier version")
+    own = [".notes.tmp", ".other.safetensors.0a1b2c3d.tmp", f".{path.name}.mine.tmp", f"{path.name}.1.tmp"]
+    for name in own:
+        (tmp_path / name).write_text("mine")
+    write_text(path, "text")
+    assert sorted(file.name for file in tmp_path.iterdir()) == sorted([path.name, *own])
+
+
+def test_what_another_process_writes_is_left_alone(tmp_path):
+    path = tmp_path / "result.json"
+
+    def write(temporary):
+        temporary.write_text("first")
+        remove_temporaries(path)
+        write_text(path, "second")
+
+    write_atomically(path, write)
+    assert path.read_text() == "first"
+    assert [file.name for file in tmp_path.iterdir()] == ["result.json"]
+
+
+def test_a_lock_is_held_by_one_and_leaves_nothing(tmp_path, monkeypatch):
+    monkeypatch.setattr("atas._utils.files.LOCK_TIMEOUT", 0.0)
+    lock = tmp_path / "new" / ".lock"
+    with file_lock(lock, "taken"):
+        with pytest.raises(AtasError, match="taken"), file_lock(lock, "taken"):
+            pass
+        assert lock.exists()
+    assert not lock.exists()
+
+
+@pytest.mark.slow
+def test_of_many_only_one_at_a_time_holds_a_lock(tmp_path):
+    """Although each removes the file at its end."""
+    lock, inside, most, turns = tmp_path / ".lock", [], [], []
+
+    def work():
+        for _ in range(30):
+            with file_lock(lock, "taken"):
+                inside.append(1)
+                most.append(len(inside))
+                time.sleep(0.0001)
+                inside.pop()
+            turns.append(1)
+
+    threads = [threading.Thread(target=work) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert max(most) == 1
+    assert len(turns) > 30

@@ -1,10 +1,13 @@
 """Paths and amounts in sentences."""
 
+import re
 import shlex
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from atas._utils.formatting import format_bytes, shell_quote
+from atas._utils.formatting import format_bytes, markdown_text, shell_quote
 
 
 @pytest.mark.parametrize("path", ["runs/a", "runs/mein Lauf ä", "runs/it's", "$HOME/x"])
@@ -17,3 +20,17 @@ def test_a_path_in_a_command_is_one_word(path):
 )
 def test_amounts_of_bytes(size, text):
     assert format_bytes(size) == text
+
+
+@pytest.mark.parametrize(
+    "text", ["a](http://b", "a]]]((b", "a]`(b", "a]<(b", "!`[a](b)", "]![a]|(b", "![a][b]", "a\n# b\n[c]: d"]
+)
+def test_text_in_markdown_is_no_link(text):
+    safe = markdown_text(text)
+    assert not re.search(r"\]\(|\]\[|!\[|[`<>|\n]", safe), safe
+
+
+@given(st.text(alphabet="]![(`<>|a\n\x1b\u202e "))
+def test_any_text_in_markdown(text):
+    safe = markdown_text(text)
+    assert not re.search(r"\](?=[(\[])|!(?=\[)|[`<>|\n\x1b\u202e]", safe), (text, safe)

@@ -1,6 +1,8 @@
 """The command itself: help, version, listing, and exit statuses of true processes."""
 
+import io
 import json
+import sys
 
 import pytest
 
@@ -158,3 +160,23 @@ def test_exit_status_and_standard_error_of_a_process(arguments, status, part, pr
     assert part in result.err
     assert "Traceback" not in result.err
     assert list(tmp_path.iterdir()) == []
+
+
+def test_an_error_is_written_at_once(command, monkeypatch):
+    """torchrun puts a prefix before every write, and mixes those of several processes."""
+
+    class Stream(io.StringIO):
+        def write(self, text):
+            writes.append(text)
+            return super().write(text)
+
+    writes = []
+    from atas import cli
+
+    monkeypatch.setattr(sys, "stderr", Stream())
+    monkeypatch.setattr(sys, "argv", ["atas", "train", "no-such-recipe"])
+    with pytest.raises(SystemExit):
+        cli.main()
+    (text,) = [text for text in writes if text]
+    assert text.startswith("atas: unknown recipe")
+    assert text.endswith("\n")

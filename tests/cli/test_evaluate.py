@@ -15,7 +15,7 @@ from safetensors.torch import load_file, save_file
 from torch.nn.modules.module import register_module_forward_pre_hook
 
 from atas import evaluation, models, recipes
-from atas._utils import console
+from atas._utils import console, files
 from atas.attacks import APGD, Square, auto_attack
 from atas.recipes.expected import find_expected
 
@@ -405,3 +405,83 @@ def test_under_torchrun_the_first_process_writes(evaluate_json, copy_of):
     found = json.loads((folder / "evaluation.json").read_text())
     assert found["protocol"]["processes"] == 2
     assert (found["correct"], found["data"]) == (expected["correct"], expected["data"])
+
+
+# Two at once
+
+
+@pytest.fixture
+def during(monkeypatch):
+    """Call a function once, as the first evaluation begins to attack."""
+
+    def call(function):
+        evaluate = evaluation.evaluate
+
+        def first(*arguments, **options):
+            monkeypatch.setattr(evaluation, "evaluate", evaluate)
+            function()
+            return evaluate(*arguments, **options)
+
+        monkeypatch.setattr(evaluation, "evaluate", first)
+
+    return call
+
+
+def test_another_evaluation_into_the_same_file_is_refused(command, copy_of, during, monkeypatch):
+    """Both would write one progress file, and the second result would replace the first."""
+    monkeypatch.setattr(files, "LOCK_TIMEOUT", 0.0)
+    folder, second = copy_of(), []
+    during(lambda: second.append(command("evaluate", folder, "--attacks", "pgd10")))
+    assert command("evaluate", folder).status == 0
+    (refused,) = second
+    refused.sentence(f"another process evaluates into {folder / 'evaluation.json'}; wait for it, or name", status=1)
+    assert set(json.loads((folder / "evaluation.json").read_text())["accuracy"]) == {"clean", "fgsm", "worst"}
+    assert not list(folder.glob(".*")), "the lock is removed"
+    assert command("evaluate", folder, "--attacks", "pgd10").status == 0
+
+
+def test_another_evaluation_into_another_file_is_not(command, copy_of, during, tmp_path):
+    folder, second = copy_of(), []
+    during(lambda: second.append(command("evaluate", folder, "--attacks", "pgd10", "--out", tmp_path / "other.json")))
+    assert command("evaluate", folder).status == 0
+    assert second[0].status == 0, second
+    assert "pgd10" in json.loads((tmp_path / "other.json").read_text())["accuracy"]
+    assert "fgsm" in json.loads((folder / "evaluation.json").read_text())["accuracy"]
+
+
+def test_a_better_result_that_was_written_while_the_lock_was_waited_for_is_kept(command, copy_of, monkeypatch):
+    folder, first = copy_of(), []
+    lock = files.file_lock
+
+    def waited(path, sentence):
+        monkeypatch.setattr(files, "file_lock", lock)
+        first.append(command("evaluate", folder))
+        return lock(path, sentence)
+
+    monkeypatch.setattr(files, "file_lock", waited)
+    assert command("evaluate", folder, "--examples", 10).status == 0
+    assert first[0].status == 0
+    assert json.loads((folder / "evaluation.json").read_text())["n"] == 40
+    assert json.loads((folder / "evaluation-10.json").read_text())["n"] == 10
+
+
+SILENT = """
+from torch import nn
+
+
+class Silent(nn.Sequential):
+    def train(self, mode=True):
+        super().train(mode)
+
+
+def build(num_classes, channels):
+    return Silent(nn.Flatten(), nn.Linear(channels * 64, num_classes))
+"""
+
+
+def test_a_model_whose_train_returns_nothing(command, tmp_path, monkeypatch):
+    (tmp_path / "silent_net.py").write_text(SILENT)
+    monkeypatch.chdir(tmp_path)
+    given = ("--data", "digits", "--eps", 0.1, "--attacks", "fgsm", "--examples", 10)
+    result = command("evaluate", "--model", "silent_net:build", *given)
+    assert result.status == 0, result

@@ -194,3 +194,29 @@ def test_descriptions_of_the_real_sets(spec, count):
     assert (spec.train_count, spec.test_count) == (50_000, 10_000)
     for layout in (spec.binary, spec.python):
         assert set(layout.md5) in (set(), set(layout.files))
+
+
+@pytest.mark.parametrize("key", ["data", "label_key"])
+def test_lists_that_hold_each_other_do_not_fill_the_memory(tiny10, tmp_path, key):
+    folder = tiny10.write_python(tmp_path)
+    path = folder / tiny10.spec.python.train[0]
+    nested = [0] * 10
+    for _ in range(11):  # 10^12 numbers in a few hundred bytes
+        nested = [nested] * 10
+    batch = pickle.loads(path.read_bytes())
+    batch["data" if key == "data" else tiny10.spec.label_key] = nested
+    batch["padding"] = b" " * 20_000
+    path.write_bytes(pickle.dumps(batch))
+    with pytest.raises(DataError, match=f"{path.name} (holds|does not hold)"):
+        read_cifar(tiny10.spec, tmp_path)
+
+
+@pytest.mark.parametrize(
+    "labels", [[10**30] * 4, [1.0, 2.0, 3.0, 4.0], [True] * 4, "0123", {0: 1}, [[0], [1], [2], [3]]]
+)
+def test_labels_are_a_list_of_integers(tiny10, tmp_path, labels):
+    folder = tiny10.write_python(tmp_path)
+    path = folder / tiny10.spec.python.train[0]
+    path.write_bytes(pickle.dumps(pickle.loads(path.read_bytes()) | {tiny10.spec.label_key: labels}))
+    with pytest.raises(DataError, match="does not hold 4 class numbers"):
+        read_cifar(tiny10.spec, tmp_path)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import struct
 import zlib
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -11,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
+import atas
 from atas.data.decode import decode, error_text, to_chw
 
 
@@ -178,3 +181,66 @@ def test_image_that_cannot_be_decoded_is_named(tmp_path):
             decode(tmp_path / name, 8)
         assert words in error_text(caught.value)
         assert str(tmp_path) not in error_text(caught.value)
+
+
+EPS = b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 8 8\n%%EndComments\nshowpage\n%%EOF\n"
+
+
+def test_no_program_is_started_for_an_image(tmp_path, monkeypatch):
+    """Pillow hands EPS to Ghostscript, by its content, whatever the name."""
+    program = tmp_path / "gs"
+    program.write_text(f"#!/bin/sh\ntouch {tmp_path}/started\n")
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
+    monkeypatch.setattr("PIL.EpsImagePlugin.gs_binary", None)
+    (tmp_path / "x.png").write_bytes(EPS)
+    with pytest.raises(OSError, match="cannot identify"):
+        decode(tmp_path / "x.png", 8)
+    assert not (tmp_path / "started").exists()
+
+
+@pytest.mark.parametrize("kind", ["TGA", "ICO", "PCX", "DDS", "SGI", "JPEG2000", "PDF"])
+def test_other_formats_are_not_read_under_the_name_of_an_image(tmp_path, kind):
+    try:
+        Image.new("RGB", (8, 8)).save(tmp_path / "x.png", kind)
+    except (OSError, KeyError):
+        pytest.skip(f"this Pillow does not write {kind}")
+    with pytest.raises(OSError, match="cannot identify"):
+        decode(tmp_path / "x.png", 8)
+
+
+def png_of(width: int, height: int) -> bytes:
+    """A PNG that claims these sides in a hundred bytes."""
+
+    def chunk(kind: bytes, content: bytes) -> bytes:
+        return struct.pack(">I", len(content)) + kind + content + struct.pack(">I", zlib.crc32(kind + content))
+
+    header = struct.pack(">IIBBBBB", width, height, 8, 0, 0, 0, 0)
+    return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + chunk(b"IDAT", zlib.compress(b"")) + chunk(b"IEND", b"")
+
+
+@pytest.mark.parametrize("limit", ["Pillow's", None])
+def test_bombs_are_refused_before_they_are_decoded(tmp_path, monkeypatch, limit):
+    if limit is None:
+        monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", None)  # as programs do that trust their files
+    (tmp_path / "bomb.png").write_bytes(png_of(60_000, 60_000))
+    with pytest.raises(ValueError, match=r"^it is 60000 x 60000 pixels, more than 178,956,970$|^it has more than 178,"):
+        decode(tmp_path / "bomb.png", 8)
+
+
+@pytest.mark.parametrize("name", ["/dev/zero", "/dev/tty", "fifo", "folder"])
+def test_only_regular_files_are_opened(tmp_path, name):
+    if name == "fifo":
+        os.mkfifo(tmp_path / "x.png")  # opening it would wait for ever
+    elif name == "folder":
+        (tmp_path / "x.png").mkdir()
+    else:
+        (tmp_path / "x.png").symlink_to(name)
+    with pytest.raises(ValueError, match="it is no regular file"):
+        decode(tmp_path / "x.png", 8)
+
+
+def test_images_are_opened_in_one_place():
+    package = Path(atas.__file__).parent
+    files = [path for path in package.rglob("*.py") if "Image.open(" in path.read_text(encoding="utf-8")]
+    assert files == [package / "data" / "decode.py"]

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import numpy as np
@@ -225,3 +226,24 @@ def test_size_below_one(root):
 def test_size_beyond_memory(root):
     with pytest.raises(UsageError, match=r"size is 10000000, .* takes 300,000 GB, too much .*pass a smaller size"):
         data.load("imagefolder", root, size=10_000_000)
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (os.mkfifo, "are no regular files: .*odd.png; remove them"),
+        (lambda path: path.symlink_to("/dev/zero"), "are no regular files: .*odd.png; remove them"),
+        (lambda path: path.symlink_to(path.name), "links to images are broken: .*odd.png; repair or remove them"),
+        (lambda path: path.write_bytes(b""), r"cannot be decoded: .*odd.png \(the file is empty\)"),
+    ],
+)
+def test_what_has_only_the_name_of_an_image(root, make, message):
+    make(root / "train" / "blue" / "odd.png")
+    with pytest.raises(DataError, match=message):
+        data.load("imagefolder", root, size=8)
+
+
+def test_a_class_folder_that_links_to_itself(root):
+    (root / "train" / "loop").symlink_to("loop")
+    with pytest.raises(DataError, match=r"links to folders are broken: .*loop; repair or remove them"):
+        data.load("imagefolder", root, size=8)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import hashlib
 import json
 import os
 import pickle
@@ -19,6 +20,7 @@ from PIL import Image
 
 from atas import data
 from atas._utils.files import file_lock
+from atas.data.packed import manifest_checksum
 from atas.errors import AtasError, DataError, UsageError
 
 SIZE = 16
@@ -158,10 +160,10 @@ def test_unreadable_file_is_not_left_out_as_damaged(photos, tmp_path, monkeypatc
     whole = data.pack(photos, tmp_path / "whole", **SMALL)
     open_image, bad = Image.open, sorted((photos / "train" / "dog").iterdir())[-1]
 
-    def fail(path, *how):
+    def fail(path, *how, **more):
         if path == bad:
             raise OSError(errno.EIO, "Input/output error", str(path))
-        return open_image(path, *how)
+        return open_image(path, *how, **more)
 
     monkeypatch.setattr(Image, "open", fail)
     for skip in (False, True):
@@ -349,6 +351,26 @@ def test_finished_shards_are_kept_and_damaged_ones_made_anew(photos, packed, mon
     assert {name for name in made if name.endswith(".raw")} == {"train-00001.raw", "train-00003.raw"}
 
 
+def test_what_a_killed_packer_left_is_removed_and_nothing_else(photos, packed):
+    (packed / "manifest.json").unlink()
+    for name in (".train-00000.raw.0a1b2c3d.tmp", ".test-00099.jpg.0a1b2c3d.tmp", ".train-00001.json.0a1b2c3d.tmp"):
+        (packed / name).mkdir()
+        (packed / name / "train.tmp").write_bytes(b"half")
+    (packed / ".plan.json.4711.tmp").write_text("of an earlier version")
+    own = {".notes.tmp", ".mine.raw.0a1b2c3d.tmp", ".train-00000.raw.mine.tmp"}
+    for name in own:
+        (packed / name).write_text("mine")
+    data.pack(photos, packed, **SMALL)
+    assert {path.name for path in packed.glob(".*")} == own
+
+
+def test_what_the_last_write_of_a_killed_packer_left_is_removed(photos, packed):
+    """It is killed when the manifest has its name and the temporary folder is still there."""
+    (packed / ".manifest.json.0a1b2c3d.tmp").mkdir()
+    data.pack(photos, packed, **SMALL)
+    assert not list(packed.glob(".*"))
+
+
 def test_a_file_that_was_mended_meanwhile_is_packed_as_it_is_now(photos, packed):
     """The shard is whole, but of another picture."""
     (packed / "manifest.json").unlink()
@@ -410,3 +432,144 @@ def test_names_that_are_no_text(photos, tmp_path):
     data.pack(photos, tmp_path / "packed", size=SIZE, skip_damaged=True)
     assert len(data.load("packed", tmp_path / "packed").train) == 22
     assert data.load("imagefolder", photos, size=SIZE, lazy=True).train.fingerprint()
+
+
+# Sets that someone else has made
+
+
+def rewrite(folder: Path, change) -> None:
+    """Change the manifest, and let its checksum fit again."""
+    path = folder / "manifest.json"
+    document = json.loads(path.read_text())
+    change(document)
+    document["sha256"] = manifest_checksum(document)
+    path.write_text(json.dumps(document))
+
+
+def rewrite_index(folder: Path, change) -> None:
+    """Change the index of the first shard, and let all checksums fit again."""
+    path = folder / "train-00000.json"
+    index = json.loads(path.read_text())
+    change(index)
+    path.write_text(json.dumps(index))
+    sha256 = hashlib.sha256(path.read_bytes()).hexdigest()
+    rewrite(folder, lambda document: document["splits"]["train"][0].update(index_sha256=sha256))
+
+
+@pytest.mark.slow
+def test_every_changed_byte_of_a_manifest_is_found(packed, capfd):
+    path = packed / "manifest.json"
+    whole = path.read_bytes()
+    meaning = json.loads(whole)
+    for place in range(0, len(whole), 7):
+        flip_a_byte(path, place)
+        try:
+            same = json.loads(path.read_bytes()) == meaning  # a blank between two values
+        except ValueError:
+            same = False
+        if not same:
+            with pytest.raises(DataError, match=r"manifest.json"):
+                data.verify(packed, workers=1)
+        path.write_bytes(whole)
+
+
+def test_a_changed_class_name_is_damage(packed, command):
+    path = packed / "manifest.json"
+    path.write_text(path.read_text().replace('"cat"', '"cow"'))
+    command("data", "verify", packed).sentence("is not a valid manifest (its checksum is wrong)", status=1)
+
+
+def test_a_set_of_an_earlier_version_has_no_checksum(packed, command):
+    assert command("data", "verify", packed).out == f"{packed}: 8 shards, all intact\n"
+    document = json.loads((packed / "manifest.json").read_text())
+    del document["sha256"]
+    (packed / "manifest.json").write_text(json.dumps(document))
+    assert len(data.load("packed", packed).train) == 21
+    said = command("data", "verify", packed).out
+    assert said == f"{packed}: 8 shards, all intact; the manifest, of an earlier version of atas, has no checksum\n"
+
+
+def first(document):
+    return document["splits"]["train"][0]
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda d: first(d).update(name="../../etc/passwd"),
+        lambda d: first(d).update(name="train-00000\n"),
+        lambda d: first(d).update(name="test-00000"),
+        lambda d: first(d).update(name="train-00001"),
+        lambda d: first(d).update(count=-4),
+        lambda d: first(d).update(count=10**30, bytes=3 * SIZE * SIZE * 10**30),
+        lambda d: first(d).update(count=3),
+        lambda d: first(d).update(count="4"),
+        lambda d: first(d).update(count=True),
+        lambda d: d["splits"].update(other=[]),
+        lambda d: d["splits"].update(train={}),
+        lambda d: d["settings"].update(size=0),
+        lambda d: d["settings"].update(size=10**9),
+        lambda d: d["settings"].update(size=16.0),
+        lambda d: d["settings"].update(format=["raw"]),
+        lambda d: d.update(classes="cat"),
+        lambda d: d.update(classes=[["cat"], {}]),
+        lambda d: d.update(skipped=[["one"]]),
+        lambda d: d.update(source=None),
+        lambda d: d.update(version="1"),
+        lambda d: d.update(kind=[]),
+        lambda d: d.update(more=1),
+    ],
+)
+def test_manifests_with_wrong_values(packed, change, command):
+    rewrite(packed, change)
+    with pytest.raises(DataError, match=r"manifest.json"):
+        data.load("packed", packed)
+    command("data", "verify", packed).sentence("manifest.json", status=1)
+
+
+@pytest.mark.parametrize(
+    "content",
+    [b"\xff\xfe", b"[" * 100_000, b'{"a":' * 100_000, b"9" * 5000, b"NaN", b"", b'"atas-packed"', b"\x00" * 10],
+    ids=["bytes", "lists", "objects", "digits", "nan", "empty", "text", "zeros"],
+)
+def test_manifests_that_are_none(packed, content, command):
+    (packed / "manifest.json").write_bytes(content)
+    for arguments in (("verify", packed), ("check", "packed", "--root", packed)):
+        command("data", *arguments).sentence("manifest.json", status=1)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda i: i.update(labels="0000"),
+        lambda i: i.update(labels=[0, 0, 0]),
+        lambda i: i.update(labels=[0, 0, 0, "1"]),
+        lambda i: i.update(labels=[0, 0, 0, 2]),
+        lambda i: i.update(labels=[0, 0, 0, -1]),
+        lambda i: i.update(labels=[0, 0, 0, 10**30]),
+        lambda i: i.update(labels=[0, 0, 0, [1]]),
+        lambda i: i.update(labels=[0.5, 0, 0, 1]),
+        lambda i: i.update(lengths=[2**62] * 4),
+        lambda i: i.update(offsets=[-1] * 4),
+        lambda i: i.update(files=[1, 2, 3, 4]),
+        lambda i: i.pop("crc32"),
+    ],
+)
+def test_indices_with_wrong_values(packed, change, command):
+    rewrite_index(packed, change)
+    with pytest.raises(
+        DataError, match=r"train-00000.json of a packed set cannot be used \('(labels|lengths|offs|f|crc)"
+    ):
+        data.load("packed", packed)
+    command("data", "verify", packed).sentence("shards are damaged: ", "train-00000.json", status=1)
+
+
+def test_a_manifest_may_be_a_folder_or_nested_deeply(photos, packed, tmp_path):
+    (packed / "plan.json").write_text("[" * 100_000)
+    (packed / "manifest.json").unlink()
+    (packed / "train-00000.json").write_text("[" * 100_000)
+    assert len(data.pack(photos, packed, **SMALL).shards) == 8  # made anew
+    (packed / "manifest.json").unlink()
+    (packed / "manifest.json").mkdir()
+    with pytest.raises(DataError, match=r"cannot read .*manifest.json"):
+        data.load("packed", packed)

@@ -1,12 +1,15 @@
 from __future__ import annotations
 
 import collections
+import contextlib
 import datetime
 import functools
 import pickle
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from atas.data.restricted_pickle import loads_dict
 
@@ -107,3 +110,44 @@ def test_a_pickle_cannot_change_the_reader(stand_in):
     marked = loads_dict(b"\x80\x02}U\x01a" + stand_in + b"N}U\x04markK\x01s\x86bs.")["a"]
     assert marked.mark == 1
     assert not hasattr(loads_dict(b"\x80\x02}U\x01a" + stand_in + b"s.")["a"], "mark")
+
+
+@pytest.mark.parametrize(
+    "raw",
+    [
+        b"\x80\x02}r\xff\xff\xff\x7f.",  # the memo would take 64 GB
+        b"}p4294967295\n.",
+        b"}p-1\n.",
+        b"\x80\x05\x96\x00\x00\x00\x00\x00\x00\x00\x10.",  # a bytearray of 2^60 bytes
+        b"\x80\x04\x8e\x00\x00\x00\x00\x00\x00\x00\x10.",
+        b"\x80\x04\x95\x00\x00\x00\x00\x00\x00\x00\x10}.",
+        b"\x80\x02}U\x01a\x8b\xff\xff\xff\x7fs.",  # an integer of 2^31 bytes
+        b"}I" + b"9" * 10_000 + b"\n.",
+        b"(" * 100_000 + b"t" * 100_000 + b".",
+        b"\x80\xff}.",
+        b"P1\n.",  # an object of someone else's store
+        b"\x82\x01.",  # of the registry of extensions
+        b"}U\x04dataq\x00h\xffs.",
+        b"}\x81.",
+        b"}}b.",
+    ],
+)
+def test_absurd_sizes_and_operations(raw):
+    with pytest.raises(pickle.UnpicklingError):
+        loads_dict(raw)
+
+
+VALID = [
+    pickle.dumps({"data": np.arange(6, dtype=np.uint8).reshape(2, 3), "labels": [1, 2], "x": (b"y", "z")}, protocol)
+    for protocol in (0, 2, 4, 5)
+]
+
+
+@given(st.sampled_from(VALID), st.lists(st.tuples(st.integers(0, 400), st.integers(0, 255)), min_size=1, max_size=6))
+@settings(max_examples=300)
+def test_random_damage_is_one_kind_of_error(raw, changes):
+    damaged = bytearray(raw)
+    for place, value in changes:
+        damaged[place % len(damaged)] = value
+    with contextlib.suppress(pickle.UnpicklingError):
+        assert isinstance(loads_dict(bytes(damaged)), dict)

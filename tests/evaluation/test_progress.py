@@ -228,6 +228,51 @@ def test_a_damaged_progress_file_is_no_obstacle(robust_digits, tmp_path, content
     assert "\n" not in said
 
 
+def stopped(problem, file, **options):
+    """The progress file of an evaluation that was stopped in PGD-50."""
+    model, x, y = problem
+    with pytest.raises(StopError):
+        evaluate(model, x[:20], y[:20], BALL, **options, progress_file=file, progress=stopping("pgd50", "pgd50", 3))
+
+
+def test_a_damaged_digit_of_a_verdict_is_noticed(robust_digits, tmp_path):
+    """It would be a wrong verdict in the result."""
+    file, notes, options = tmp_path / "progress.json", [], {"attacks": ["pgd10", "pgd50"]}
+    stopped(robust_digits, file, **options)
+    content = file.read_text()
+    start = content.index('"broken": "') + len('"broken": "')
+    file.write_text(content[:start] + str(1 - int(content[start])) + content[start + 1 :])
+    model, x, y = robust_digits
+    options |= {"progress_file": file, "progress": lambda status: notes.append(status.note)}
+    found = evaluate(model, x[:20], y[:20], BALL, **options)
+    assert [note for note in notes if note] == [
+        f"cannot read the progress file {file} (its checksum is wrong); starting over"
+    ]
+    assert figures(found) == figures(evaluate(model, x[:20], y[:20], BALL, attacks=["pgd10", "pgd50"]))
+
+
+def test_progress_of_an_earlier_version_has_no_checksum(robust_digits, tmp_path):
+    file, notes, options = tmp_path / "progress.json", [], {"attacks": ["pgd10", "pgd50"]}
+    stopped(robust_digits, file, **options)
+    content = json.loads(file.read_text())
+    assert content.pop("checksum")
+    file.write_text(json.dumps(content))
+    model, x, y = robust_digits
+    options |= {"progress_file": file, "progress": lambda status: notes.append(status.note)}
+    evaluate(model, x[:20], y[:20], BALL, **options)
+    assert f"resuming from {file}" in notes
+
+
+def test_progress_on_chunks_of_another_size_is_not_used(robust_digits, tmp_path):
+    file, notes, options = tmp_path / "progress.json", [], {"attacks": ["pgd10", "pgd50"]}
+    stopped(robust_digits, file, **options, chunk_bytes=8 * 64 * 4)
+    model, x, y = robust_digits
+    expected = evaluate(model, x[:20], y[:20], BALL, **options)
+    options |= {"progress_file": file, "progress": lambda status: notes.append(status.note)}
+    assert figures(evaluate(model, x[:20], y[:20], BALL, **options)) == figures(expected)
+    assert f"cannot use the progress in {file} (it is of chunks of another size); starting over" in notes
+
+
 def test_a_disk_that_fails_does_not_stop_an_evaluation(robust_digits, tmp_path, monkeypatch):
     model, x, y = robust_digits
     notes = []

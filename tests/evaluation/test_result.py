@@ -219,3 +219,32 @@ def test_ends_are_exact_and_hold_the_fraction():
 def test_nonsense_is_refused(arguments):
     with pytest.raises(UsageError):
         wilson(*arguments)
+
+
+class Nothing:
+    """An attack that changes nothing."""
+
+    def __init__(self, name):
+        self.name = name
+
+    def settings(self, threat):
+        return {}
+
+    def __call__(self, model, x, y, threat, *, seed=0, index=None):
+        return x
+
+
+def test_more_attacks_than_a_file_can_name_are_refused_before_the_work(problem, ball, tmp_path):
+    """And not as the result is saved, after hours."""
+    model, x, y = problem
+    passes = []
+    model.register_forward_pre_hook(lambda *_: passes.append(1))
+    with pytest.raises(UsageError, match="at most 62 attacks and stages, clean included; got 63"):
+        evaluate(model, x, y, ball, attacks=[Nothing(f"mine{number}") for number in range(62)])
+    assert not passes
+    attacks = [*(Nothing(f"mine{number}") for number in range(57)), "autoattack"]
+    with pytest.raises(UsageError, match="got 63"):
+        evaluate(model, x, y, ball, attacks=[*attacks, "pgd10"])
+    attacks = [Nothing(f"mine{number}") for number in range(61)]
+    evaluate(model, x[:4], y[:4], ball, attacks=attacks).save(tmp_path / "result.json")
+    assert len(Evaluation.load(tmp_path / "result.json").correct) == 63

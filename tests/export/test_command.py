@@ -3,12 +3,15 @@
 import json
 
 import pytest
+from safetensors.torch import save_file
 from typer.testing import CliRunner
 
+import atas
 from atas import export
 from atas.cli import app
 from atas.cli.export import Format
-from atas.errors import DataError
+from atas.errors import CheckpointError, DataError
+from atas.models.weights import read_weights
 
 
 def run(*arguments):
@@ -59,6 +62,38 @@ def test_folder_that_is_no_run_is_refused(tmp_path):
     assert isinstance(run(tmp_path, "--to", "onnx").exception, DataError)
 
 
+@pytest.mark.parametrize("key", ["classes", "mean"])
+def test_metadata_that_the_weights_lack(copy_of, key):
+    """Such as an early version wrote them."""
+    weights = copy_of() / "model.safetensors"
+    metadata, tensors = read_weights(weights)
+    del metadata[key]
+    save_file(tensors, weights, {"atas-model-1": json.dumps(metadata)})
+    run = atas.Run.load(weights.parent, model=atas.models.create("small-cnn", 10, 1))
+    with pytest.raises(DataError, match=f"the metadata of .* has no {key}; train again"):
+        export.write(run, "safetensors")
+
+
 @pytest.mark.parametrize("arguments", [["runs/mine"], ["runs/mine", "--to", "keras"]])
 def test_wrong_use(arguments):
     assert run(*arguments).exit_code == 2
+
+
+def test_a_full_disk_is_told_with_what_to_do(copy_of, monkeypatch):
+    """The command has no --resume."""
+    from atas.models import weights
+
+    def full(*_):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(weights, "save_file", full)
+    with pytest.raises(CheckpointError, match=r"No space left on device.*; make room and export again$"):
+        export.write(copy_of(), "safetensors")
+
+
+def test_what_a_killed_export_left_is_removed_by_the_next(copy_of):
+    folder = copy_of() / "export" / "safetensors"
+    (folder / ".model.safetensors.0a1b2c3d.tmp").mkdir(parents=True)
+    (folder / ".model.safetensors.0a1b2c3d.tmp" / "model.safetensors.tmp").write_bytes(b"half")
+    export.write(folder.parents[1], "safetensors")
+    assert sorted(path.name for path in folder.iterdir()) == ["README.md", "model.safetensors"]

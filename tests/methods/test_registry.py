@@ -21,6 +21,18 @@ class HalfStep(InputPerturbation):
         gradient, _ = input_gradient(model, batch.x, batch.y, self.attack_loss)
         return self.threat.ascend(batch.x, gradient, self.fraction * self.threat.eps, batch.x)
 
+class Untyped(HalfStep):
+    def __init__(self, threat, examples, shape, *, fraction=0.5, **common):
+        super().__init__(threat, examples, shape, fraction=fraction, **common)
+
+class Forward(HalfStep):
+    def __init__(self, threat, examples, shape, *, fraction: "Nowhere" = 0.5, **common):
+        super().__init__(threat, examples, shape, **common)
+
+class Failing(HalfStep):
+    def __init__(self, threat, examples, shape, **common):
+        raise KeyError("no such thing")
+
 class NotAMethod:
     pass
 """
@@ -86,3 +98,18 @@ def test_tensors_with_rows_of_a_process():
     method = PerClass(atas.Linf(8 / 255), 6, (3, 8, 8), targets=targets)
     assert method.sharded_tensors() == {"memory.delta", "targets.average"}
     assert set(method.state_dict()) == {"epoch", "step_scale", "universal", "memory.delta", "targets.average"}
+
+
+def test_a_setting_without_a_type_takes_what_is_given():
+    recipe = atas.recipes.load("digits-small-cnn-standard")
+    changed = recipe.with_values({"method.name": "users_methods:Untyped", "method.fraction": "1/4"})
+    assert changed.method.settings == {"fraction": 0.25}
+
+
+def test_code_that_fails_is_named():
+    message = "annotations of method 'users_methods:Forward' cannot be read: NameError"
+    with pytest.raises(UsageError, match=message):
+        atas.methods.setting_types("users_methods:Forward")
+    message = "'users_methods:Failing' failed to make a method: KeyError: 'no such thing'"
+    with pytest.raises(UsageError, match=message):
+        atas.methods.create("users_methods:Failing", atas.Linf(0.1), 4, (1, 2, 2))

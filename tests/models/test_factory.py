@@ -135,3 +135,19 @@ def test_normalisation_belongs_inside_a_model_of_ones_own(arguments):
 def test_the_number_of_classes_is_checked_for_factories_too():
     with pytest.raises(UsageError, match="num_classes is 1"):
         models.create("users_models:linear", num_classes=1)
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("builtins:dict", "'builtins:dict' returned dict; let it return a torch.nn.Module"),
+        ("builtins:min", "'builtins:min' failed to make a model: TypeError"),
+        ("operator:itemgetter", "operator:itemgetter"),
+        ("torch:ones", "'torch:ones' failed to make a model: TypeError"),
+        ("math:pi", "has no function 'pi'"),
+    ],
+)
+def test_functions_without_python_code(name, message):
+    with pytest.raises(UsageError, match=message) as caught:
+        models.create(name, 10)
+    assert "models/registry.py" not in str(caught.value)

@@ -45,8 +45,10 @@ def test_the_folder_that_one_is_in_has_a_name(make_run, monkeypatch):
 
 
 def test_rows_that_a_rollback_took_back_do_not_count(make_run):
-    again = {"epoch": 2, "clean": 0.8, "fgsm": 0.5, "pgd10": 0.45, "collapsed": False, "seconds": 12.0}
-    events = [{"event": "collapse", "epoch": 2}, {"event": "rollback", "epoch": 2, "to_epoch": 2}, again]
+    again = {"epoch": 2, "updates": 30, "rate": 0.1, "loss": 1.0, "train_accuracy": 0.5, "clean": 0.8, "fgsm": 0.5}
+    again |= {"pgd10": 0.45, "collapsed": False, "seconds": 12.0}
+    collapse = {"event": "collapse", "epoch": 2, "pgd10": 0.0, "fgsm": 0.9}
+    events = [collapse, {"event": "rollback", "epoch": 2, "to_epoch": 2}, again]
     (run,) = report.summarise([make_run("run", curve=COLLAPSE[:3], collapsed_from=2, events=events)])
     assert [row["pgd10"] for row in run.epochs] == [0.35, 0.45, 0.45]
     assert run.collapse_epoch is None

@@ -1,5 +1,8 @@
 """What is computed when the page is made: against the evaluation, against plain loops, and within the time given."""
 
+import gc
+import weakref
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -198,3 +201,13 @@ def test_how_many_images_fit_the_time():
     throughput.seconds_per_image = 1
     with pytest.raises(Unavailable, match="run atas report on a GPU"):
         throughput.max_images(passes=10, seconds=10, limit=50)
+
+
+def test_norms_that_are_kept_do_not_keep_model_and_data(trained, view_of):
+    view = view_of(trained, quick=True)
+    norms = gradient_norms(view)
+    assert gradient_norms(view) is norms, "they are measured once"
+    left = weakref.ref(view)
+    del view
+    gc.collect()
+    assert left() is None

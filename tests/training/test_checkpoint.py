@@ -299,6 +299,12 @@ def test_leftovers_of_a_crash_do_not_disturb(stopped, train_toy, tmp_path, asser
         (stopped / "checkpoints" / name).write_bytes(random.Random(0).randbytes(500))
     (stopped / ".model.safetensors.3.tmp").write_bytes(b"half")
     (stopped / ".recipe.toml.4.tmp").write_bytes(b"[dat")
+    own = [stopped / ".notes.tmp", stopped / "checkpoints" / ".mine.1234abcd.tmp", stopped / "work" / ".model.1.tmp"]
+    own.append(stopped / "work" / ".model.safetensors.1234abcd.tmp")
+    (stopped / "work").mkdir()
+    for path in own:
+        path.write_text("mine")
     train_toy(stopped, resume=True)
+    assert sorted(stopped.rglob(".*.tmp")) == sorted(own), "what others wrote is left alone"
     train_toy(tmp_path / "whole")
     assert_same_run(stopped, tmp_path / "whole")

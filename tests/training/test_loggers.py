@@ -2,12 +2,14 @@
 
 import shutil
 import sys
+import threading
 from types import SimpleNamespace
 
 import pytest
 from helpers.probes import scripted_probe
 
 from atas.errors import UsageError
+from atas.training import loggers
 from atas.training.metrics import read_metrics
 from atas.training.monitor import ProbeResult
 from atas.training.trainer import Interrupted
@@ -289,3 +291,39 @@ def test_loggers_may_change_on_a_resume(tmp_path, train_toy, interrupt_after, as
     train_toy(tmp_path / "run", resume=True)
     train_toy(tmp_path / "whole", values=OFF)
     assert_same_run(tmp_path / "run", tmp_path / "whole")
+
+
+def test_a_full_disk_drops_tensorboard_with_a_sentence_and_no_traceback(tmp_path, train_toy, observer, monkeypatch):
+    """Its own thread writes the file; what that thread raises is raised again where the training logs."""
+    from tensorboard.summary.writer.record_writer import RecordWriter
+
+    write, written = RecordWriter.write, []
+
+    def fill(self, data):
+        written.append(data)
+        if len(written) > 5:
+            raise OSError(28, "No space left on device")
+        write(self, data)
+
+    printed = []
+    monkeypatch.setattr(threading, "excepthook", printed.append)
+    monkeypatch.setattr(RecordWriter, "write", fill)
+    loggers._silence_writer_threads.cache_clear()
+    live = observer()
+    run = train_toy(tmp_path / "run", live=live)
+    assert len(run.metrics) == 3
+    (sentence,) = [said for said in live.said if "TensorBoard" in said]
+    assert sentence.startswith("the logger TensorBoard failed and is dropped ([Errno 28] No space left on device)")
+    assert not printed
+    loggers._silence_writer_threads.cache_clear()
+
+
+def test_a_wandb_that_cannot_be_imported_is_refused(tmp_path, train_toy, monkeypatch):
+    """Whatever it raises: under torchrun the other processes wait for the first."""
+    (tmp_path / "broken").mkdir()
+    (tmp_path / "broken" / "wandb.py").write_text("raise AttributeError('no such descriptor')")
+    monkeypatch.syspath_prepend(tmp_path / "broken")
+    monkeypatch.delitem(sys.modules, "wandb", raising=False)
+    with pytest.raises(UsageError, match=r"names wandb, which is not installed \(no such descriptor\); pip install"):
+        train_toy(tmp_path / "run", values={"training.loggers": ["wandb"]})
+    assert not (tmp_path / "run").exists()

@@ -3,6 +3,7 @@
 import io
 import json
 import statistics
+from contextlib import suppress
 
 import pytest
 import torch
@@ -11,8 +12,9 @@ from hypothesis import strategies as st
 from rich.console import Console
 
 import atas
+from atas.errors import DataError
 from atas.training import TrainingProgress
-from atas.training.metrics import QUANTILES, decile_means, quantiles
+from atas.training.metrics import QUANTILES, decile_means, missing_epochs, quantiles, read_metrics
 from atas.training.monitor import step_size_warning
 
 SMALL = {"training.batch_size": 128, "training.probe": 50, "engine.device": "cpu", "training.epochs": 4}
@@ -77,3 +79,86 @@ def test_warning_of_too_long_steps_is_printed_once(tmp_path, eps, times):
     live = TrainingProgress(Console(file=said, width=400))
     atas.train("digits-small-cnn-atas", out=tmp_path / "run", values=SMALL | {"method.eps": eps}, live=live)
     assert said.getvalue().count("Steps are too long to adapt") == times
+
+
+# Reading
+
+
+def rows_of_run(epochs=4):
+    """Rows of a run that collapsed in its second epoch."""
+    rows = []
+    for epoch in range(epochs):
+        row = {"epoch": epoch, "updates": epoch + 1, "rate": 0.1, "loss": 1.0, "train_accuracy": 0.5, "clean": 0.5}
+        rows.append(row | {"fgsm": 0.9, "pgd10": 0.0, "collapsed": epoch >= 1, "seconds": 1.0 + epoch})
+    rows.insert(2, {"event": "collapse", "epoch": 1, "pgd10": 0.0, "fgsm": 0.9})
+    return rows
+
+
+def text_of(rows):
+    return "".join(json.dumps(row) + "\n" for row in rows).encode()
+
+
+def test_a_damaged_byte_is_never_passed_over(tmp_path):
+    """Every byte in turn, in two ways: an error, or as many rows and the same collapse as before."""
+    path, content = tmp_path / "metrics.jsonl", text_of(rows_of_run())
+    before = [row.get("collapsed") for row in rows_of_run()]
+    for position in range(len(content)):
+        for flip in (0x01, 0x80):
+            path.write_bytes(content[:position] + bytes([content[position] ^ flip]) + content[position + 1 :])
+            with suppress(DataError):
+                rows = read_metrics(path, finished=True)
+                assert [row.get("collapsed") for row in rows] == before, content[position - 9 : position + 9]
+
+
+@pytest.mark.parametrize(
+    ("change", "why"),
+    [
+        (lambda lines: lines[1].replace(b"0.9", b"0.\xff"), "line 2: no JSON"),
+        (lambda lines: lines[1][:40], "line 2: no JSON"),
+        (lambda lines: b"", "line 2: no JSON"),
+        (lambda lines: b"[" * 100_000, "line 2: .* nested too deeply"),
+        (lambda lines: b"[]", "line 2: it is a list, not an object"),
+        (lambda lines: lines[1].replace(b"true", b'"yes"'), "line 2: collapsed is 'yes', not true or false"),
+        (lambda lines: lines[1].replace(b'"collapsed"', b'"collapse_"'), "line 2: 'collapsed' is missing"),
+        (lambda lines: lines[1].replace(b'"epoch": 1', b'"epoch": 0'), "epoch 1 follows epoch 1"),
+        (lambda lines: b'{"event": "collapsf", "epoch": 1}', "line 2: event is 'collapsf', not 'collapse'"),
+        (lambda lines: b'{"event": "rollback", "epoch": 1}', "line 2: 'to_epoch' is missing"),
+    ],
+)
+def test_a_damaged_line_is_an_error(change, why, tmp_path):
+    path = tmp_path / "metrics.jsonl"
+    lines = text_of(rows_of_run()).splitlines()
+    lines[1] = change(lines)
+    path.write_bytes(b"".join(line + b"\n" for line in lines))
+    for finished in (False, True):
+        with pytest.raises(DataError, match=rf"the metrics .* are damaged \({why}.*restore the file from a copy"):
+            read_metrics(path, finished=finished)
+
+
+@pytest.mark.parametrize("cut", [1, 20, 100])
+def test_a_last_line_that_a_kill_cut_off(cut, tmp_path):
+    path, content = tmp_path / "metrics.jsonl", text_of(rows_of_run())
+    path.write_bytes(content[:-cut])
+    assert len(read_metrics(path)) == (5 if cut == 1 else 4)
+    if cut > 1:
+        with pytest.raises(DataError, match=r"are damaged \(line 5"):
+            read_metrics(path, finished=True)
+
+
+def test_rows_of_epochs_that_were_rolled_back(tmp_path):
+    path, rows = tmp_path / "metrics.jsonl", rows_of_run(2)
+    rows += [{"event": "rollback", "epoch": 1, "to_epoch": 1, "step_scale": 0.75}, *rows_of_run(4)[1:2]]
+    path.write_bytes(text_of(rows))
+    assert read_metrics(path) == rows
+
+
+def test_rows_lost_before_a_resume_are_told(tmp_path, train_toy, interrupt_after, observer):
+    with pytest.raises(atas.AtasError):
+        train_toy(tmp_path / "run", live=interrupt_after(10))
+    path = tmp_path / "run" / "metrics.jsonl"
+    path.write_bytes(path.read_bytes()[:-9])  # in the middle of the second line
+    live = observer()
+    run = train_toy(tmp_path / "run", resume=True, live=live)
+    assert [row["epoch"] for row in run.metrics] == [0, 2]
+    assert missing_epochs(run.metrics) == [2]
+    assert any("metrics.jsonl is shorter than it was at the checkpoint" in sentence for sentence in live.said)

@@ -318,7 +318,7 @@ def test_own_factory_by_name(tmp_path, monkeypatch, toy_data, toy_recipe):
     settings = toy_recipe("atas", {"model.name": "my_factory_module:build", "training.epochs": 1})
     run = atas.train(settings, out=tmp_path / "run", data=toy_data)
     assert run.recipe.model.name == "my_factory_module:build"
-    again = Run.load(tmp_path / "run")
+    again = Run.load(tmp_path / "run", trust=True)
     assert_equal_states(weights_of(again.model), weights_of(run.model))
     sys.modules.pop("my_factory_module")
 
@@ -589,3 +589,46 @@ def test_one_mean_for_all_channels_is_read_back(tmp_path):
     again = Run.load(tmp_path / "run")
     x = images.float() / 255
     assert torch.equal(again.model(x), run.model(x))
+
+
+# Models that are a little different
+
+
+class SilentTrain(nn.Module):
+    """A network whose `train` returns nothing: its BatchNorm is frozen."""
+
+    def __init__(self, net):
+        super().__init__()
+        self.net = net
+
+    def train(self, mode=True):
+        super().train(mode)
+        self.net.bn1.eval()
+
+    def forward(self, x):
+        return self.net(x)
+
+
+@pytest.mark.parametrize("ema", [None, 0.9])
+def test_a_model_whose_train_returns_nothing(ema, tmp_path, train_toy, tiny_net, toy_data):
+    values = {"training.epochs": 1} | ({} if ema is None else {"training.ema": ema})
+    run = train_toy(tmp_path / "run", values=values, model=SilentTrain(tiny_net()))
+    assert not run.model.training
+    loaded = Run.load(run.folder, model=SilentTrain(tiny_net(1))).model
+    opened = atas.load(run.folder / "model.safetensors", model=SilentTrain(tiny_net(2)))
+    x = toy_data.test.images.float() / 255
+    assert torch.equal(run.model(x), loaded(x))
+    assert torch.equal(run.model(x), opened(x))
+    from atas import export
+
+    again = Run(run.folder, run.recipe, loaded, run.metrics)
+    exported = export.write(again, "safetensors", tmp_path / "export")
+    assert (tmp_path / "export" / "model.safetensors") in exported.files
+
+
+def test_a_state_that_cannot_be_saved_is_refused_before_anything_begins(tmp_path, train_toy, tiny_net):
+    model = tiny_net()
+    model.register_buffer("graph", torch.eye(3).to_sparse())
+    with pytest.raises(UsageError, match=r"cannot be saved.*'graph' .* is a sparse coo tensor"):
+        train_toy(tmp_path / "run", model=model)
+    assert not (tmp_path / "run").exists()

@@ -4,6 +4,8 @@
 `DataProgress` shows downloads, decoding and packing. Displays write through `ResilientStream`, so a closed pipe or a
 full disk does not stop the work.
 
+Text may come from files of someone else. All of these, and the displays, print it as `printable` returns it.
+
 Importing this module imports neither torch nor rich, so that `--help` is fast.
 """
 
@@ -19,12 +21,13 @@ from types import TracebackType
 from typing import IO, TYPE_CHECKING, Any, Self, cast
 
 from atas._utils.files import redirect_to_devnull
-from atas._utils.formatting import format_duration
+from atas._utils.formatting import format_duration, printable
 from atas.errors import AtasError
 
 if TYPE_CHECKING:
-    from rich.console import Console
+    from rich.console import Console, ConsoleOptions
     from rich.progress import Progress, ProgressColumn, TaskID
+    from rich.segment import Segment
     from rich.table import Table
 
 _PIPE_WIDTH = 320  # columns; wide enough that nothing is cut in a pipe
@@ -46,11 +49,17 @@ def import_torch() -> None:
 
 
 def print_line(text: str) -> None:
-    """Print one line unchanged: no wrapping, no markup."""
+    """Print one line: no wrapping, no markup, no control characters."""
     from rich.console import Console
 
     with _printing():
-        Console().print(text, highlight=False, soft_wrap=True, markup=False, emoji=False)
+        Console().print(printable(text), highlight=False, soft_wrap=True, markup=False, emoji=False)
+
+
+def print_page(text: str) -> None:
+    """Print several lines."""
+    for line in text.split("\n"):
+        print_line(line)
 
 
 def print_json(text: str) -> None:
@@ -70,7 +79,18 @@ def print_table(table: Table) -> None:
     if console.is_terminal:
         _fit(table, console.width, wide)
     with _printing():
-        wide.print(table)
+        wide.print(_Printable(table))
+
+
+class _Printable:
+    """A renderable whose text has no control characters; styles are no part of the text."""
+
+    def __init__(self, table: Table) -> None:
+        self._table = table
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterator[Segment]:
+        for segment in console.render(self._table, options):
+            yield segment._replace(text=printable(segment.text, keep="\n"))
 
 
 @contextmanager
@@ -184,13 +204,14 @@ class ProgressDisplay:
             if plain:
                 self.log(plain)
             return
+        fields = {name: printable(value) if isinstance(value, str) else value for name, value in fields.items()}
         if task not in self._tasks:
-            self._tasks[task] = self.bar.add_task(task, total=fields.get("total"), text="")
+            self._tasks[task] = self.bar.add_task(printable(task), total=fields.get("total"), text="")
         self.bar.update(self._tasks[task], **fields)
 
     def log(self, text: str, style: str | None = None) -> None:
         """Print a line that stays, above the bar."""
-        self.console.print(text, style=style, highlight=False, soft_wrap=True, markup=False)
+        self.console.print(printable(text), style=style, highlight=False, soft_wrap=True, markup=False)
 
     def __enter__(self) -> Self:
         if self.bar is not None:

@@ -10,11 +10,26 @@ import subprocess
 import sys
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict
 
 import torch
 
 from atas import __version__
+
+
+class Environment(TypedDict, total=False):
+    """Keys of an environment in files; earlier versions wrote fewer."""
+
+    command: str
+    atas: str
+    commit: str | None
+    torch: str
+    python: str
+    device: str
+    cuda: str | None
+    date: str
+    engine: str
+    precision: str
 
 
 def environment_info(device: torch.device) -> dict[str, Any]:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import errno
 import fcntl
-import json
 import os
+import re
 import secrets
+import shutil
 import tempfile
 import time
 from collections.abc import Callable, Iterator
@@ -14,9 +15,11 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, Any
 
+from atas._utils import documents
 from atas.errors import AtasError, UsageError
 
 LOCK_TIMEOUT = 2.0  # seconds
+_TEMPORARY = re.compile(r"\.(.+)\.[0-9a-f]+\.tmp", re.DOTALL)  # with the name of the file that is written
 
 
 def check_output_path(path: Path, option: str, *endings: str) -> None:
@@ -47,32 +50,78 @@ def redirect_to_devnull(stream: IO[str]) -> None:
 
 
 def write_atomically(path: Path, write: Callable[[Path], object]) -> None:
-    """Call `write` with a temporary path in the same folder, sync the file, and rename it to `path`."""
+    """Call `write` with a temporary path, sync the file, and rename it to `path`.
+
+    The temporary file is in a hidden folder beside `path`, with those that libraries make beside theirs. What a killed
+    process left of an earlier write is removed first.
+    """
     if not path.name:
         raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
+    remove_temporaries(path)
     # Process ids are not unique among containers that share a disk.
-    temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp")
+    folder = path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp")
+    temporary = folder / f"{path.name}.tmp"
     try:
-        temporary.touch(exist_ok=False)  # the kernel applies the umask
-        mode = temporary.stat().st_mode & 0o777
-        write(temporary)
-        temporary.chmod(mode)  # safetensors replaces the file by one that only its owner can read
-        with temporary.open("rb+") as file:
-            os.fsync(file.fileno())
-        temporary.replace(path)
-        _sync_folder(path.parent)
+        with _temporary_folder(folder):
+            temporary.touch(exist_ok=False)  # the kernel applies the umask
+            mode = temporary.stat().st_mode & 0o777
+            write(temporary)
+            temporary.chmod(mode)  # safetensors replaces the file by one that only its owner can read
+            with temporary.open("rb+") as file:
+                os.fsync(file.fileno())
+            temporary.replace(path)
+            _sync_folder(path.parent)
     except OSError as error:
-        if error.errno is not None and error.filename in (None, str(temporary)):  # the user does not know that name
-            error.filename = str(path)
+        if error.errno is not None and error.filename in (None, str(temporary), str(folder)):
+            error.filename = str(path)  # the user does not know the temporary name
         raise
+
+
+@contextmanager
+def _temporary_folder(folder: Path) -> Iterator[None]:
+    """Create a folder and remove it at the end; the lock on it tells other processes that it is in use."""
+    folder.mkdir()
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        with suppress(OSError):  # a disk without locks
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        yield
     finally:
-        with suppress(OSError):  # the file is renamed, or was never created
-            temporary.unlink()
+        shutil.rmtree(folder, ignore_errors=True)
+        os.close(descriptor)
+
+
+def remove_temporaries(path: Path) -> None:
+    """Remove what killed processes left of writes of this file, and nothing of other names."""
+    remove_temporaries_in(path.parent, lambda name: name == path.name)
+
+
+def remove_temporaries_in(folder: Path, is_written: Callable[[str], bool]) -> None:
+    """Remove what killed processes left in a folder of writes of the files with such names, and nothing else."""
+    with suppress(OSError):
+        for name in os.listdir(folder):
+            temporary = _TEMPORARY.fullmatch(name)
+            if temporary and is_written(temporary[1]):
+                _remove_temporary(folder / name)
+
+
+def _remove_temporary(stale: Path) -> None:
+    """Remove a temporary folder that nobody writes to, or a temporary file as earlier versions left them."""
+    with suppress(OSError):
+        if stale.is_symlink() or not stale.is_dir():
+            stale.unlink()
+            return
+        descriptor = os.open(stale, os.O_RDONLY)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            shutil.rmtree(stale)
+        finally:
+            os.close(descriptor)
 
 
 def write_text(path: Path, text: str) -> None:
-    """Write a text file atomically."""
-    write_atomically(path, lambda temporary: temporary.write_text(text, encoding="utf-8"))
+    """Write a text file atomically. Names of files that are not UTF-8 are written with escapes."""
+    write_atomically(path, lambda temporary: temporary.write_bytes(text.encode("utf-8", "backslashreplace")))
 
 
 @contextmanager
@@ -80,28 +129,48 @@ def file_lock(lock: Path, sentence: str) -> Iterator[None]:
     """Hold an exclusive lock; raise AtasError with the sentence if another process holds it.
 
     The kernel releases the lock when the process ends. Workers of a killed process hold its lock a moment longer, so
-    this waits up to LOCK_TIMEOUT.
+    this waits up to LOCK_TIMEOUT. The file and its folder are created; the file is removed at the end.
     """
     end = time.monotonic() + LOCK_TIMEOUT
-    with lock.open("w") as file:
-        while True:
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                break
-            except BlockingIOError as error:
-                if time.monotonic() >= end:
-                    raise AtasError(sentence) from error
-                time.sleep(0.05)
-        yield
+    while (file := _try_lock(lock)) is None:
+        if time.monotonic() >= end:
+            raise AtasError(sentence)
+        time.sleep(0.05)
+    with file:
+        try:
+            yield
+        finally:
+            with suppress(OSError):
+                lock.unlink()  # while the lock is held: a file that others could lock as well must not go
+
+
+def _try_lock(lock: Path) -> IO[str] | None:
+    """Lock a file and return it; None if another process holds the lock, or has just removed the file."""
+    lock.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        file = lock.open("w")
+    except FileNotFoundError:
+        return None
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        if os.path.samestat(os.fstat(file.fileno()), lock.stat()):
+            return file
+    except (BlockingIOError, FileNotFoundError):
+        pass
+    except BaseException:
+        file.close()
+        raise
+    file.close()
+    return None
 
 
 def read_json(path: Path) -> dict[str, Any]:
     """Read a JSON object; return an empty dict if the file is missing or damaged. For optional information."""
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+        content: dict[str, Any] = documents.read_json(path, dict[str, Any])
+    except (OSError, documents.MalformedError):
         return {}
-    return content if isinstance(content, dict) else {}
+    return content
 
 
 def _sync_folder(folder: Path) -> None:

@@ -1,9 +1,49 @@
-"""Paths, durations and sizes as text."""
+"""Paths, durations and sizes as text, and text from files that is safe to print."""
 
 from __future__ import annotations
 
+import re
 import shlex
+import unicodedata
 from pathlib import Path
+
+_ACTS = ("Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp")  # control, format, half of a pair, private, unknown, line ends
+_MARKUP = re.compile(r"[`<>|]")
+_LINK = re.compile(r"[\]!]+(?=[(\[])")
+
+
+def printable(text: str, *, keep: str = "") -> str:
+    r"""Return one line in which characters that a terminal acts on are written as escapes, except those to `keep`.
+
+    Names of files, classes and runs may hold any character: escape codes, line breaks, a reversed direction.
+
+    >>> printable("a\x1b[31m\n") == r"a\x1b[31m\n", printable("Zürich 東京")
+    (True, 'Zürich 東京')
+    """
+    if text.isprintable():
+        return text
+    return "".join(
+        char.encode("unicode_escape").decode() if unicodedata.category(char) in _ACTS and char not in keep else char
+        for char in text
+    )
+
+
+def markdown_text(text: object) -> str:
+    r"""Return text from a file for a page of Markdown: one line, without HTML, code, links, images or table cells.
+
+    >>> markdown_text("a <b>c</b> [d](http://e)\n# f")
+    'a bc/b [d(http://e) # f'
+    """
+    return _LINK.sub("", _MARKUP.sub("", printable(" ".join(str(text).split()))))
+
+
+def markdown_code(text: object) -> str:
+    """Return text from a file as code in a page of Markdown.
+
+    >>> markdown_code("atas train a`b")
+    '`atas train ab`'
+    """
+    return f"`{markdown_text(text)}`"
 
 
 def shell_quote(path: str | Path) -> str:
@@ -49,7 +89,7 @@ def format_bytes(size: float) -> str:
 
 
 def first_line(error: BaseException) -> str:
-    """Return the first line of an error's message, or its type if it has none.
+    r"""Return the first line of an error's message, or its type if it has none.
 
     >>> first_line(ValueError("too small\nin row 3")), first_line(KeyboardInterrupt())
     ('too small', 'KeyboardInterrupt')

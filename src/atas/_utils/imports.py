@@ -1,4 +1,8 @@
-"""Load a user's own object, named as `package.module:name`, and say where its code failed."""
+"""Load a user's own object, named as `package.module:name`, and say where its code failed.
+
+Importing runs code. A name that the user gave in this command or call is trusted; a name that a file holds is trusted
+only if the user said so (`--trust`, `trust=True`). `import_object` is the only place that imports by name.
+"""
 
 from __future__ import annotations
 
@@ -13,12 +17,25 @@ from typing import Any
 
 from atas.errors import UsageError
 
+_PACKAGE = Path(__file__).parents[1]
 
-def import_object(name: str, kind: str, what: str) -> Any:
+
+def is_code(name: str) -> bool:
+    """Return whether a name is that of a user's own object, as `package.module:name`."""
+    return ":" in name
+
+
+def import_object(name: str, kind: str, what: str, *, trusted: bool) -> Any:
     """Import the object `package.module:name`; modules in the current directory are found too.
 
-    `kind` ("model", "method") and `what` ("function", "class") are words for messages.
+    `kind` ("model", "method") and `what` ("function", "class") are words for messages. Raises UsageError if the name is
+    not `trusted`.
     """
+    if not trusted:
+        raise UsageError(
+            f"this run names its {kind} as code: {name}; loading it would run that code: pass --trust (in Python, "
+            f"trust=True) if you trust the folder"
+        )
     module_name, _, attribute = name.partition(":")
     if not all(part.isidentifier() for part in [*module_name.split("."), attribute]):
         raise UsageError(f"'{name}' does not name a {kind}; write your own one as package.module:{what}.")
@@ -52,7 +69,10 @@ def describe_error(error: Exception) -> str:
     own = [
         frame for frame in frames if Path(frame.filename).is_relative_to(Path.cwd()) and _is_user_code(frame.filename)
     ]
-    last = (own or frames)[-1]
+    others = [frame for frame in frames if not Path(frame.filename).is_relative_to(_PACKAGE)]
+    if not others:  # a function without Python code
+        return f"{summary}; correct its arguments or wrap it in a function"
+    last = (own or others)[-1]
     return f"{summary} (file {last.filename}, line {last.lineno}); fix it there"
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import io
+import re
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -13,6 +14,7 @@ import typer
 
 from atas import __version__
 from atas._utils.console import is_rank0
+from atas._utils.formatting import printable
 from atas.cli import bench, compare, data, evaluate, export, ls, report, reproduce, train
 from atas.errors import AtasError
 
@@ -32,6 +34,23 @@ app.command("report")(report.report)
 app.command("export")(export.export)
 app.command("reproduce")(reproduce.reproduce)
 app.command("bench")(bench.bench)
+
+_REMEDIES = {
+    errno.ENOSPC: "free disk space",
+    errno.EDQUOT: "free disk space",
+    errno.EMFILE: "allow more open files (ulimit -n)",
+    errno.ENFILE: "end other programs",
+    errno.ENOMEM: "free memory",
+    errno.EAGAIN: "allow more processes (ulimit -u)",
+    errno.EACCES: "check its permissions",
+    errno.EPERM: "check its permissions",
+}
+# PyTorch raises RuntimeError, and the system's loader ImportError.
+_OUT_OF_MEMORY = re.compile(
+    r"can't allocate memory|not enough memory|out of memory|[Cc]annot allocate memory|failed to map segment|"
+    r"unable to mmap|can't start new thread"
+)
+_TRIED = re.compile(r"[Tt]ried to allocate ([\d.]+)(?: (bytes|KiB|MiB|GiB|TiB))?")
 
 _Misuse: Any = typer.BadParameter.__base__  # click's UsageError; newer versions of typer vendor click
 
@@ -73,11 +92,24 @@ def report_errors() -> Iterator[None]:
         _fail(_misused(error), error.exit_code, on_all_ranks=True)
     except (KeyboardInterrupt, typer.Abort):
         _fail("interrupted", 1, on_all_ranks=True)
-    except OSError as error:
-        where = f" ({error.filename})" if error.filename else ""
-        remedy = "free disk space" if error.errno in (errno.ENOSPC, errno.EDQUOT) else "check the path"
-        on_all_ranks = getattr(error, "on_all_ranks", False)
-        _fail(f"{error.strerror or error}{where}; {remedy} and try again", 1, on_all_ranks=on_all_ranks)
+    except (OSError, MemoryError, RuntimeError, ImportError) as error:
+        sentence = _system_error(error)
+        if sentence is None:  # a fault of this program
+            raise
+        _fail(f"{sentence} and try again", 1, on_all_ranks=getattr(error, "on_all_ranks", False))
+
+
+def _system_error(error: Exception) -> str | None:
+    """Return what the system refused and what to do about it; None for other errors."""
+    if not isinstance(error, OSError):
+        if not isinstance(error, MemoryError) and not _OUT_OF_MEMORY.search(str(error)):
+            return None
+        size = _TRIED.search(str(error))
+        wanted = f" (it asked for {size[1]} {size[2] or 'bytes'})" if size else ""
+        which = "the GPU" if "CUDA" in str(error) else "this machine"
+        return f"out of memory on {which}{wanted}; use a smaller batch size or smaller images, or end other programs,"
+    remedy = _REMEDIES.get(error.errno or 0, "check the path")
+    return f"{error.strerror or error}{f' ({error.filename})' if error.filename else ''}; {remedy}"
 
 
 def _misused(error: Any) -> str:
@@ -93,8 +125,14 @@ def _fail(sentence: str, status: int, *, on_all_ranks: bool) -> None:
     """Print a sentence and exit. Rank 0 alone prints an error that all ranks have."""
     if on_all_ranks and not is_rank0():
         sys.exit(status)
-    from rich.console import Console
+    try:
+        from rich.console import Console
 
-    Console(stderr=True, soft_wrap=True, highlight=False).print("[bold red]atas:[/]", end=" ")
-    print(sentence, file=sys.stderr)
+        console = Console(stderr=True, highlight=False)
+        with console.capture() as captured:
+            console.print("[bold red]atas:[/]", end=" ")
+        prefix = captured.get()
+    except (ImportError, MemoryError, OSError):  # out of memory or of files, which the sentence says
+        prefix = "atas: "
+    sys.stderr.write(f"{prefix}{printable(sentence)}\n")  # at once: torchrun puts a prefix before every write
     sys.exit(status)

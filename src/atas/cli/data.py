@@ -8,6 +8,7 @@ from typing import Annotated
 
 import typer
 
+from atas._utils.console import print_line
 from atas._utils.formatting import format_bytes
 
 app = typer.Typer(help="Download and check data sets, and pack your own images.", no_args_is_help=True)
@@ -44,7 +45,7 @@ def get(name: Download, root: Root = None, as_json: AsJson = False) -> None:
     if as_json:
         typer.echo(json.dumps({"data": name, "folder": str(folder), "fetched": progress.has_work}, indent=2))
         return
-    typer.echo(f"{name} is in {folder}" if progress.has_work else f"{name} is already in {folder} and intact")
+    print_line(f"{name} is in {folder}" if progress.has_work else f"{name} is already in {folder} and intact")
 
 
 @app.command()
@@ -70,11 +71,11 @@ def check(name: Name, root: Root = None, size: Size = None, as_json: AsJson = Fa
         typer.echo(json.dumps(summary | contents, indent=2))
         return
     channels, height, width = dataset.shape
-    typer.echo(f"{name}: {channels} x {height} x {width} pixels, {dataset.num_classes} classes")
-    typer.echo(f"classes: {', '.join(dataset.train.classes)}")
+    print_line(f"{name}: {channels} x {height} x {width} pixels, {dataset.num_classes} classes")
+    print_line(f"classes: {', '.join(dataset.train.classes)}")
     for half, split in splits.items():
         state = "official content" if hashes[half] in official else "no official checksum"
-        typer.echo(f"{half}: {len(split)} images, SHA-256 {hashes[half]} ({state})")
+        print_line(f"{half}: {len(split)} images, SHA-256 {hashes[half]} ({state})")
 
 
 @app.command()
@@ -131,13 +132,13 @@ def pack(
         typer.echo(json.dumps(summary | {"packed": progress.has_work}, indent=2))
         return
     done = "packed into" if progress.has_work else "already packed in"
-    typer.echo(
+    print_line(
         f"{done} {out}: {counts['train']:,} training and {counts['test']:,} test images of {len(packed.classes)} "
         f"classes, {size} pixels ({fit}), {format_bytes(size_in_bytes)} in {len(packed.shards)} {format} shards"
     )
     if packed.skipped:
         images, them = ("image", "it") if len(packed.skipped) == 1 else ("images", "them")
-        typer.echo(f"skipped {len(packed.skipped)} damaged {images}; {out}/manifest.json lists {them}")
+        print_line(f"skipped {len(packed.skipped)} damaged {images}; {out}/manifest.json lists {them}")
 
 
 @app.command()
@@ -155,4 +156,5 @@ def verify(folder: Packed, workers: Workers = None, as_json: AsJson = False) -> 
     if as_json:
         typer.echo(json.dumps({"folder": str(folder), "shards": len(verified.shards), "intact": True}, indent=2))
         return
-    typer.echo(f"{folder}: {len(verified.shards)} shards, all intact")
+    unchecked = "" if verified.has_checksum else "; the manifest, of an earlier version of atas, has no checksum"
+    print_line(f"{folder}: {len(verified.shards)} shards, all intact{unchecked}")

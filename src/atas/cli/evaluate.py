@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
@@ -13,10 +13,12 @@ import typer
 
 from atas._utils.console import import_torch, print_json, print_line, print_table
 from atas._utils.files import check_output_path
+from atas.cli import options
 from atas.errors import UsageError
 
 if TYPE_CHECKING:
     from atas.cli.target import Target
+    from atas.distributed.world import World
     from atas.evaluation import Evaluation, EvaluationWarning
     from atas.training import Run
 
@@ -40,6 +42,7 @@ class EvaluateOptions:
     examples: int | None = None
     out: Path | None = None
     attacks: str | None = None
+    trust: bool = False
 
     def attacks_or_default(self, default: tuple[str, ...]) -> tuple[str, ...]:
         """Return the requested attacks, or `default`."""
@@ -90,6 +93,7 @@ def evaluate(
     device: str = typer.Option("auto", "--device", help="auto, cpu or cuda."),
     seed: int = typer.Option(0, "--seed", help="Seed of the random starts."),
     out: Path | None = typer.Option(None, "--out", help="Output file (.json); Markdown is written next to it."),
+    trust: bool = options.TRUST,
     as_json: bool = typer.Option(False, "--json", help="Print JSON instead of a table."),
 ) -> None:
     """Evaluate a model under attack on a test set.
@@ -104,15 +108,15 @@ def evaluate(
              atas evaluate --model my_package.networks:trained --data cifar10 --eps 0.5 --norm l2
              torchrun --nproc-per-node 8 -m atas evaluate runs/mine --attacks autoattack
     """
-    options = EvaluateOptions(weights, model, data, root, size, norm, eps, mean, std, examples, out, attacks)
-    options.validate(run)
+    given = EvaluateOptions(weights, model, data, root, size, norm, eps, mean, std, examples, out, attacks, trust)
+    given.validate(run)
 
     import_torch()
     from atas.cli.target import from_model, from_run
     from atas.training import Run
 
     evaluate_target(
-        from_model(options) if run is None else from_run(Run.load(run), options),
+        from_model(given) if run is None else from_run(Run.load(run, trust=trust), given),
         batch_size=batch_size,
         step_size=step_size,
         precision=precision,
@@ -140,35 +144,55 @@ def evaluate_target(
     show: OutputFormat = "table",
 ) -> Evaluation:
     """Evaluate with a progress display, and write the result."""
-    from atas._utils.files import check_writable
     from atas.distributed.world import init, select_device
     from atas.evaluation import evaluate as run_evaluation
     from atas.evaluation.progress import EvaluationProgress
     from atas.recipes.values import parse_value
 
-    path = target.out
-    check_writable(path)
-    progress = path.with_name(f"{path.stem}.progress.json")
-    with init() as process, EvaluationProgress(quiet=process.rank > 0) as display, _explain_resume(progress):
-        result = run_evaluation(
-            target.model.to(select_device(device, process)),
-            target.test.images,
-            target.test.labels,
-            target.threat,
-            attacks=target.attacks,
-            batch_size=batch_size or target.batch_size,
-            step_size=None if step_size is None else parse_value(step_size, float, "--step-size"),
-            seed=seed,
-            precision=precision,
-            progress=display,
-            progress_file=progress,
-            shard=process.size > 1,
-        )
-    if process.rank == 0:
-        expected = target.expected if step_size is None else None
-        notes = [] if expected is None else expected.compare(result.n, result.accuracy)
-        _write(result, path, notes, show=show, shown_warnings=display.shown_warnings)
+    with init() as process, _locked_path(target, process) as path:
+        progress = path.with_name(f"{path.stem}.progress.json")
+        with EvaluationProgress(quiet=process.rank > 0) as display, _explain_resume(progress):
+            if process.is_main and (damage := target.damage(path)) is not None:
+                display.log(f"{damage}: this evaluation replaces it")
+            result = run_evaluation(
+                target.model.to(select_device(device, process)),
+                target.test.images,
+                target.test.labels,
+                target.threat,
+                attacks=target.attacks,
+                batch_size=batch_size or target.batch_size,
+                step_size=None if step_size is None else parse_value(step_size, float, "--step-size"),
+                seed=seed,
+                precision=precision,
+                progress=display,
+                progress_file=progress,
+                shard=process.size > 1,
+            )
+        if process.is_main:
+            expected = target.expected if step_size is None else None
+            notes = [] if expected is None else expected.compare(result.n, result.accuracy)
+            _write(result, path, notes, show=show, shown_warnings=display.shown_warnings)
     return result
+
+
+@contextmanager
+def _locked_path(target: Target, process: World) -> Iterator[Path]:
+    """Choose the file of the result, and keep other evaluations from writing it or its progress file."""
+    from atas._utils.files import check_writable, file_lock
+
+    with ExitStack() as stack:
+
+        def lock() -> Path:
+            path: Path | None = None
+            while path != (chosen := target.result_path()):  # until nobody has written a better result meanwhile
+                stack.close()
+                path = chosen
+                check_writable(path)
+                sentence = f"another process evaluates into {path}; wait for it, or name another file with --out"
+                stack.enter_context(file_lock(path.with_name(f".{path.name}.lock"), sentence))
+            return path
+
+        yield process.on_rank0(lock)
 
 
 @contextmanager

@@ -9,6 +9,7 @@ from pathlib import Path
 import typer
 
 from atas._utils.console import import_torch, print_line
+from atas.cli import options
 
 
 class Format(enum.StrEnum):
@@ -24,6 +25,7 @@ def export(
     run: Path = typer.Argument(help="Folder of a finished run."),
     to: Format = typer.Option(..., "--to", help="Output format."),
     out: Path | None = typer.Option(None, "--out", help="Output folder; default: RUN/export/FORMAT."),
+    trust: bool = options.TRUST,
     as_json: bool = typer.Option(False, "--json", help="Print JSON instead of text."),
 ) -> None:
     """Export the model of a run, with a model card.
@@ -37,7 +39,7 @@ def export(
     import_torch()
     from atas.export import write
 
-    exported = write(run, to.value, out)
+    exported = write(run, to.value, out, trust=trust)
     if as_json:
         typer.echo(json.dumps(exported.to_json(), indent=2))
         return

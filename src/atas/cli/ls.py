@@ -57,14 +57,15 @@ def _rows(what: What) -> list[dict[str, Any]]:
     from atas.recipes.expected import find_expected
 
     if what is What.METHODS:
+        built_in = {name: methods.get(name, trusted=False) for name in methods.names()}
         return [
             {
                 "method": name,
-                "attack in": f"{methods.get(name).attack_mode} mode",
-                "settings": ", ".join(f"{key}={value}" for key, value in methods.settings(name).items()),
-                "what": (methods.get(name).__doc__ or "").strip().splitlines()[0],
+                "attack in": f"{method.attack_mode} mode",
+                "settings": ", ".join(f"{key}={value}" for key, value in methods.settings(name, trusted=False).items()),
+                "what": (method.__doc__ or "").strip().splitlines()[0],
             }
-            for name in methods.names()
+            for name, method in built_in.items()
         ]
     if what is What.MODELS:
         return [{"model": name} for name in [*models.names(), "package.module:function"]]

@@ -5,15 +5,20 @@ This module must not import torch, so that completion and wrong options are answ
 
 from __future__ import annotations
 
-import tomllib
 from collections.abc import Callable, Iterable
 from typing import Any, TypeVar
 
+import typer
+
+from atas._utils.documents import MalformedError, parse_toml
 from atas.errors import UsageError
 from atas.paper import catalogue
 from atas.recipes import loading
 
 T = TypeVar("T")
+TRUST: bool = typer.Option(
+    False, "--trust", help="Import and run the code that the folder or file names as its model or method."
+)
 
 
 def parse_assignments(assignments: Iterable[str]) -> dict[str, Any]:
@@ -30,8 +35,8 @@ def _parse_assignment(text: str) -> tuple[str, Any]:
     if not equals or "." not in key:
         raise UsageError(f"'{text}' is not an assignment; write section.key=value, such as training.epochs=10")
     try:
-        return key.strip(), tomllib.loads(f"value = {value}")["value"]
-    except tomllib.TOMLDecodeError:
+        return key.strip(), parse_toml(f"value = {value}")["value"]
+    except MalformedError:
         return key.strip(), value.strip()
 
 

@@ -8,6 +8,7 @@ import typer
 
 from atas._utils.console import import_torch, print_line
 from atas._utils.files import check_output_path
+from atas.cli import options
 
 
 def report(
@@ -16,6 +17,7 @@ def report(
         None, "--out", help="Output file; default: RUN/report.html for one run, report.html for several."
     ),
     data: str | None = typer.Option(None, "--data", help="Data directory, if different from training."),
+    trust: bool = options.TRUST,
 ) -> None:
     """Write an HTML report of one run, or a comparison of several.
 
@@ -35,5 +37,5 @@ def report(
 
     if out is None:
         out = runs[0] / "report.html" if len(runs) == 1 else Path("report.html")
-    write_page(runs, out, root=data, paper=published.lookup)
+    write_page(runs, out, root=data, paper=published.lookup, trust=trust)
     print_line(f"report: {out}")

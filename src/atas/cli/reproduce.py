@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from atas._utils.console import import_torch, print_line, print_table
+from atas._utils.console import import_torch, print_line, print_page, print_table
+from atas._utils.formatting import printable
 from atas.cli import options
 from atas.cli.options import complete_studies, integer_parser, parse_list
 from atas.errors import UsageError
@@ -106,12 +107,12 @@ def reproduce(
         typer.echo(_json(names, reports))
     else:
         for report in reports:
-            print_line(report.page)
+            print_page(report.page)
             for path in report.files:
                 print_line(f"written: {path}")
     failures = list(dict.fromkeys(failure for report in reports for failure in report.failures))
     if failures:
-        typer.echo(f"atas: {_failed(failures)}", err=True)
+        typer.echo(f"atas: {printable(_failed(failures))}", err=True)
         raise typer.Exit(1)
 
 

@@ -16,9 +16,10 @@ from torch import nn
 
 from atas import data, models, threat
 from atas._utils.console import DataProgress, is_rank0
-from atas._utils.files import read_json
 from atas.cli.evaluate import EvaluateOptions
+from atas.core.autograd import eval_mode
 from atas.errors import DataError, UsageError
+from atas.evaluation import Evaluation
 from atas.evaluation.inputs import ChunkReader, check_classes, open_source
 from atas.models.weights import load_weights, read_weights
 from atas.recipes.expected import Expected, find_expected
@@ -35,7 +36,10 @@ _FOLDER_DATA = ("imagefolder", "packed")  # other data sets have the same conten
 
 @dataclass(frozen=True)
 class Target:
-    """A model, test images, threat model, attacks, and the path of the result."""
+    """A model, test images, threat model, attacks, and the path of the result.
+
+    With `keeps_better`, an earlier result at the path that is better than this one will be is kept.
+    """
 
     model: nn.Module
     test: data.Split
@@ -44,6 +48,20 @@ class Target:
     batch_size: int | None
     out: Path
     expected: Expected | None = None
+    keeps_better: bool = False
+
+    def result_path(self) -> Path:
+        """Return the path to write now; other evaluations may change it."""
+        return _keep_better(self.out, len(self.test.labels), self.attacks) if self.keeps_better else self.out
+
+    def damage(self, path: Path) -> str | None:
+        """Return what is wrong with the earlier result at the path, if it cannot be read and so is not kept."""
+        try:
+            if self.keeps_better and path.exists():
+                Evaluation.load(path)
+        except DataError as error:
+            return str(error)
+        return None
 
 
 def from_run(run: Run, options: EvaluateOptions) -> Target:
@@ -54,14 +72,14 @@ def from_run(run: Run, options: EvaluateOptions) -> Target:
         dataset = load_eval_data(run.recipe, options.root, progress)
     _check_classes(RunFolder(run.folder).model, dataset)
     examples, attacks = options.examples or config.examples, options.attacks_or_default(config.attacks)
-    out = options.out or output_path(run, options.root, dataset.test, examples, attack_threat, attacks)
+    out = options.out or output_path(run, options.root, dataset.test, attack_threat)
     test = dataset.test.part(slice(examples))
     expectation = (
-        find_expected(run.recipe, on_subset=ROWS_KEY in read_json(RunFolder(run.folder).environment))
+        find_expected(run.recipe, on_subset=ROWS_KEY in RunFolder(run.folder).read_environment())
         if attack_threat == trained_for
         else None
     )
-    return Target(run.model, test, attack_threat, attacks, config.batch_size, out, expectation)
+    return Target(run.model, test, attack_threat, attacks, config.batch_size, out, expectation, options.out is None)
 
 
 def from_model(options: EvaluateOptions) -> Target:
@@ -77,10 +95,10 @@ def from_model(options: EvaluateOptions) -> Target:
     name = options.model
     if name is None:
         assert options.weights is not None
-        model, stem = load_weights(options.weights), options.weights.stem
+        model, stem = load_weights(options.weights, trust=options.trust), options.weights.stem
     else:
         mean, std = (_numbers(getattr(options, key), f"--{key}") for key in ("mean", "std"))
-        model = models.create(name, dataset.num_classes, dataset.shape[0], mean, std).eval()
+        model = eval_mode(models.create(name, dataset.num_classes, dataset.shape[0], mean, std, trusted=True))
         if options.weights is not None:
             load_weights(options.weights, model)
         stem = options.weights.stem if options.weights is not None else name.replace(":", ".")
@@ -117,20 +135,17 @@ def _numbers(text: str | None, option: str) -> tuple[float, ...] | float | None:
     return numbers[0] if len(numbers) == 1 else numbers
 
 
-def output_path(
-    run: Run, root: str | None, test: data.Split, examples: int | None, threat: Threat, attacks: tuple[str, ...]
-) -> Path:
-    """Return the path of the run's evaluation, or one next to it that names other data, budget, images or attacks.
+def output_path(run: Run, root: str | None, test: data.Split, threat: Threat) -> Path:
+    """Return the path of the run's evaluation, or one next to it that names other data or another budget.
 
-    `test` is the whole test set in `root`, of which the first `examples` are used. `atas export` ignores files whose
-    name does not begin with the evaluation's.
+    `test` is the whole test set in `root`. `atas export` ignores files whose name does not begin with the evaluation's.
     """
     path = RunFolder(run.folder).evaluation
     if root is not None and _is_other_data(run, root, test):
         path = path.with_name(f"{Path(root).resolve().name}-{path.name}")
     if threat != run.recipe.threat:
         path = path.with_name(f"{path.stem}-{threat.name}-{threat.eps:.4g}.json")
-    return _keep_better(path, len(test.labels[:examples]), attacks)
+    return path
 
 
 def _is_other_data(run: Run, root: str, test: data.Split) -> bool:
@@ -141,9 +156,9 @@ def _is_other_data(run: Run, root: str, test: data.Split) -> bool:
     config = run.recipe.data
     if config.name not in _FOLDER_DATA:
         return False
-    if earlier := read_json(RunFolder(run.folder).evaluation):
-        first = test.part(slice(earlier.get("n")))
-        return ChunkReader(open_source(first.images, first.labels), torch.float32).digest() != earlier.get("data")
+    if earlier := _earlier_result(RunFolder(run.folder).evaluation):
+        first = test.part(slice(earlier.n))
+        return ChunkReader(open_source(first.images, first.labels), torch.float32).digest() != earlier.data
     try:
         own, other = (_fingerprint(config.name, folder, config.size) for folder in (config.root, root))
     except DataError:
@@ -160,9 +175,21 @@ def _fingerprint(name: str, root: str | None, size: int | None) -> str:
 
 def _keep_better(path: Path, n: int, attacks: tuple[str, ...]) -> Path:
     """Return `path`, or one next to it if `path` holds a result on more images or with AutoAttack."""
-    earlier = read_json(path)
-    if n < earlier.get("n", 0):
+    earlier = _earlier_result(path)
+    if earlier is None:
+        return path
+    if n < earlier.n:
         return path.with_name(f"{path.stem}-{n}.json")
-    if _AUTOATTACK in earlier.get("accuracy", ()) and _AUTOATTACK not in attacks:
+    if _AUTOATTACK in earlier.accuracy and _AUTOATTACK not in attacks:
         return path.with_name(f"{path.stem}-{'-'.join(attacks)}.json")
     return path
+
+
+def _earlier_result(path: Path) -> Evaluation | None:
+    """Return the result in a file; None if there is none, or if it is damaged and will be replaced."""
+    if not path.exists():
+        return None
+    try:
+        return Evaluation.load(path)
+    except DataError:
+        return None

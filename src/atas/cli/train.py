@@ -27,6 +27,7 @@ def train(
         False, "--overwrite", help="Start over; deletes the earlier run's weights, evaluations, report and exports."
     ),
     evaluate_after: bool = typer.Option(False, "--evaluate", help="Evaluate on the test set after training."),
+    trust: bool = options.TRUST,
     as_json: bool = typer.Option(False, "--json", help="Print JSON at the end; progress goes to standard error."),
 ) -> None:
     """Train a robust model from a recipe. Under torchrun, all processes train one model.
@@ -53,7 +54,9 @@ def train(
 
     with init() as processes:
         live = TrainingProgress(Console(stderr=as_json, quiet=not processes.is_main))
-        run = run_training(recipe, out=out, values=values, seed=seed, resume=resume, overwrite=overwrite, live=live)
+        run = run_training(
+            recipe, out=out, values=values, seed=seed, resume=resume, overwrite=overwrite, live=live, trust=trust
+        )
         evaluation = evaluate_run(run, quiet=as_json) if evaluate_after else None
     if not processes.is_main:
         return

@@ -9,7 +9,7 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
-from typing import Protocol, runtime_checkable
+from typing import Protocol, TypeVar, runtime_checkable
 
 import torch
 import torch.nn.functional as F
@@ -22,6 +22,7 @@ from atas.core.validation import FIXED_GRAPH, is_fixed_graph
 from atas.errors import UsageError, unknown
 
 Forward = Callable[[Tensor], Tensor]
+Module = TypeVar("Module", bound=nn.Module)
 
 
 @contextmanager
@@ -77,6 +78,13 @@ def _differentiable_rnns(modules: Iterable[nn.Module]) -> Iterator[None]:
                 stack.callback(module.register_forward_pre_hook(disable).remove)
                 stack.callback(module.register_forward_hook(restore, always_call=True).remove)
         yield
+
+
+def eval_mode(model: Module) -> Module:
+    """Put a model into eval mode, and return it. Do not use what `.eval()` and `.train()` return: a model whose
+    `train` returns nothing, as is common with frozen BatchNorm, would become None."""
+    model.eval()
+    return model
 
 
 @contextmanager

@@ -52,6 +52,8 @@ class DataHash:
 
 
 def _bytes(tensor: Tensor) -> memoryview:
+    if tensor.layout is not torch.strided:
+        tensor = tensor.to_dense()
     return tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data
 
 

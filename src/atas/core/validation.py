@@ -268,6 +268,10 @@ def check_module(
         )
     if any(map(is_lazy, itertools.chain(model.parameters(), model.buffers()))):
         raise UsageError("the model has lazy layers without weights as yet: call it once on a batch of images")
+    if any(tensor.is_meta for tensor in itertools.chain(model.parameters(), model.buffers())):
+        raise UsageError(
+            "the model is on the device 'meta', without weights: create it on the CPU and load its weights"
+        )
     if any(tensor.is_inference() for tensor in itertools.chain(model.parameters(), model.buffers())):
         raise UsageError(
             "the model was made in torch.inference_mode(), without gradients: make or load it outside of that"

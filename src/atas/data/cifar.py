@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import pickle
 from collections.abc import Mapping
@@ -138,7 +139,7 @@ def _read_pickled(spec: CifarSpec, path: Path, raw: bytes, count: int) -> tuple[
         batch = loads_dict(raw)
     except pickle.UnpicklingError as error:
         raise DataError(f"cannot use {path} ({len(raw)} bytes): {error}; {_remedy(spec)}.") from error
-    images, labels = _array(batch.get("data")), _array(batch.get(spec.label_key))
+    images, labels = _array(batch.get("data"), count), _array(batch.get(spec.label_key), count)
     if images.dtype != np.uint8 or images.shape != (count, PIXELS):
         raise DataError(
             f"{path} holds {images.dtype} images of the shape {images.shape} under 'data', expected uint8 "
@@ -149,11 +150,17 @@ def _read_pickled(spec: CifarSpec, path: Path, raw: bytes, count: int) -> tuple[
     return images.reshape(count, *IMAGE), labels.astype(np.uint8)
 
 
-def _array(value: object) -> np.ndarray:
-    try:
-        return np.asarray(value)
-    except ValueError:  # lists of unequal lengths
-        return np.empty(0, object)
+def _array(value: object, count: int) -> np.ndarray:
+    """Return an array, or a list of `count` integers as one; an empty array for all else.
+
+    A list that holds another one a few times, and so on, is small in a file and fills the memory as an array.
+    """
+    if isinstance(value, np.ndarray):
+        return value
+    if isinstance(value, list) and len(value) == count and all(type(item) is int for item in value):
+        with contextlib.suppress(OverflowError):
+            return np.asarray(value)
+    return np.empty(0, object)
 
 
 def _remedy(spec: CifarSpec) -> str:

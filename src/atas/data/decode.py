@@ -1,13 +1,22 @@
-"""Decode image files of any kind to RGB pixels of a common size."""
+"""Decode image files of any kind to RGB pixels of a common size.
+
+Files may come from anywhere. `open_image` is the only place that opens one.
+"""
 
 from __future__ import annotations
 
 import io
+import stat
 from pathlib import Path
 from typing import TypeGuard
 
 import numpy as np
 from PIL import Image, ImageOps
+from PIL.ImageFile import ImageFile
+
+# Pillow goes by the content of a file, not by its name, and would start Ghostscript for one that begins like EPS.
+FORMATS = ("BMP", "GIF", "JPEG", "PNG", "PPM", "TIFF", "WEBP")
+MAX_PIXELS = 178_956_970  # half a gigabyte in RGB; Pillow's own limit, unless a program has changed that
 
 FITS = ("crop", "squash", "keep")
 
@@ -16,15 +25,31 @@ _SIXTEEN_BIT_FORMATS = ("PNG", "PPM")  # formats whose mode I has 16 bits; in TI
 _MAX_SIDE = 65500  # of JPEG, in pixels; an image of 1 x 30,000 resized to 256 would take 6 GB
 
 
+def open_image(source: Path | io.BytesIO) -> ImageFile:
+    """Open an image without decoding it; raise ValueError or OSError for what is no image of a usual format."""
+    if isinstance(source, Path):
+        status = source.stat()
+        if not stat.S_ISREG(status.st_mode):  # opening a pipe waits for ever, and a device has no end
+            raise ValueError("it is no regular file")
+        if not status.st_size:
+            raise ValueError("the file is empty")
+    try:
+        file = Image.open(source, formats=FORMATS)
+    except Image.DecompressionBombError as error:
+        raise ValueError(f"it has more than {MAX_PIXELS:,} pixels") from error
+    if file.width * file.height > MAX_PIXELS:
+        file.close()
+        raise ValueError(f"it is {file.width} x {file.height} pixels, more than {MAX_PIXELS:,}")
+    return file
+
+
 def decode(source: Path | io.BytesIO, size: int, fit: str = "crop") -> Image.Image:
     """Return the image in RGB, upright, with its short side resized to `size` pixels.
 
     `crop` keeps the central square, `keep` the whole image; `squash` resizes the whole image to a square. Damaged files
     raise exceptions of many kinds; `error_text` describes them.
     """
-    if isinstance(source, Path) and not source.stat().st_size:
-        raise ValueError("the file is empty")
-    with Image.open(source) as file:
+    with open_image(source) as file:
         file.draft(None, (_DRAFT_FACTOR * size, _DRAFT_FACTOR * size))
         if file.mode == "I" and file.format not in _SIXTEEN_BIT_FORMATS:
             raise ValueError("its pixels have more than 16 bits")

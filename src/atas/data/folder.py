@@ -117,7 +117,11 @@ def _split_folders(root: Path, root_given: bool) -> tuple[Path, Path]:
 
 def _list_classes(split: Path) -> dict[str, list[Path]]:
     """Return the image files of each class, both sorted by name; hidden files are ignored."""
-    folders = sorted(path for path in split.iterdir() if path.is_dir() and not path.name.startswith("."))
+    entries = sorted(path for path in split.iterdir() if not path.name.startswith("."))
+    broken = [path for path in entries if path.is_symlink() and not path.exists()]
+    if broken:
+        raise DataError(f"links to folders are broken: {first_few(broken)}; repair or remove them.")
+    folders = [path for path in entries if path.is_dir()]
     if not folders:
         raise DataError(f"{split} has no class folders; put the images into {split}/<class>/.")
     listing: dict[str, list[Path]] = {}
@@ -125,8 +129,8 @@ def _list_classes(split: Path) -> dict[str, list[Path]]:
     no_files: list[Path] = []
     for folder in folders:
         listing[folder.name] = []
-        with os.scandir(folder) as entries:  # without a stat call for each of perhaps a million files
-            names = sorted((entry.name, entry.is_file()) for entry in entries if not entry.name.startswith("."))
+        with os.scandir(folder) as files:  # without a stat call for each of perhaps a million files
+            names = sorted((file.name, _is_file(file)) for file in files if not file.name.startswith("."))
         for name, is_file in names:
             is_image = os.path.splitext(name)[1].lower() in SUFFIXES
             ((listing[folder.name] if is_image else others) if is_file else no_files).append(folder / name)
@@ -144,11 +148,22 @@ def _list_classes(split: Path) -> dict[str, list[Path]]:
     return listing
 
 
+def _is_file(entry: os.DirEntry[str]) -> bool:
+    try:
+        return entry.is_file()
+    except OSError:  # a link to itself
+        return False
+
+
 def _check_ignored(paths: list[Path]) -> None:
-    """Raise DataError for images that are broken links or lie in deeper folders."""
-    lost = [path for path in paths if path.suffix.lower() in SUFFIXES and not path.exists()]
-    if lost:
+    """Raise DataError for images that are broken links, are no files, or lie in deeper folders."""
+    images = [path for path in paths if path.suffix.lower() in SUFFIXES]
+    if lost := [path for path in images if not path.exists()]:
         raise DataError(f"links to images are broken: {first_few(lost)}; repair or remove them.")
+    if odd := [path for path in images if not path.is_dir()]:
+        raise DataError(
+            f"pipes or devices are named as images, but are no regular files: {first_few(odd)}; remove them."
+        )
     deeper = [path for path in paths if any(file.suffix.lower() in SUFFIXES for file in path.rglob("*"))]
     if deeper:
         raise DataError(

@@ -4,24 +4,30 @@ A folder has a `plan.json` with the settings, by which packing resumes. Each sha
 `.jpg`: one image after the other) and its index (`train-00000.json`: file, label, offset, length, size and CRC-32 of
 each image). `manifest.json` is written last: a folder with a manifest is complete. Raw images are uint8 (C, H, W) of
 one size; JPEG images are encoded files.
+
+A set may come from anywhere: types, names and lengths are checked before anything is read by them. The manifest holds
+the checksums of all other files and, unless an earlier version wrote it, of itself.
 """
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import io
 import json
 import mmap
 import os
+import re
 import zlib
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, TypedDict
 
 import numpy as np
 import torch
 
 from atas._utils.console import ProgressCallback
+from atas._utils.documents import MalformedError, conform, parse_json, read_bytes
 from atas.data.dataset import Dataset, Split
 from atas.data.decode import decode, error_text, to_chw
 from atas.data.lazy_images import LazyImages
@@ -32,6 +38,10 @@ MANIFEST = "manifest.json"
 KIND, VERSION = "atas-packed", 1
 SUFFIXES = {"raw": ".raw", "jpeg": ".jpg"}
 REPAIR = "copy the set again from an intact copy, or pack it again"
+CHECKSUM = "sha256"  # the manifest's own
+SHARD_NAME = re.compile(r"(train|test)-\d{5,}", re.ASCII)  # names of files, which must stay in the folder
+_MAX_SIDE = 65_500  # pixels
+_MAX_INTEGER = 2**63 - 1
 
 
 @dataclass(frozen=True)
@@ -55,6 +65,7 @@ class Manifest:
     source: dict[str, Any]
     splits: dict[str, tuple[Shard, ...]]
     skipped: tuple[tuple[str, str], ...]
+    has_checksum: bool
 
     @property
     def shards(self) -> list[Shard]:
@@ -70,11 +81,56 @@ class Manifest:
         return self.folder / f"{shard.name}.json"
 
 
+class _Shard(TypedDict):
+    name: str
+    count: int
+    bytes: int
+    sha256: str
+    index_sha256: str
+
+
+class _Settings(TypedDict):
+    size: int
+    fit: str
+    format: Literal["raw", "jpeg"]
+    quality: int | None
+
+
+class _Source(TypedDict):
+    files: int
+    sha256: str
+
+
+class _Splits(TypedDict):
+    train: list[_Shard]
+    test: list[_Shard]
+
+
+class _Header(TypedDict):
+    kind: str
+    version: int
+
+
+class _Document(_Header):
+    made_by: dict[str, str]
+    settings: _Settings
+    source: _Source
+    classes: list[str]
+    splits: _Splits
+    skipped: list[tuple[str, str]]
+
+
+def manifest_checksum(document: dict[str, Any]) -> str:
+    """Return the SHA-256 of the content of a manifest without its own checksum."""
+    content = {key: value for key, value in document.items() if key != CHECKSUM}
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
+
+
 def read_manifest(folder: Path) -> Manifest:
     """Read the manifest of a packed set."""
     path = folder / MANIFEST
     try:
-        document = json.loads(path.read_text(encoding="utf-8"))
+        document = parse_json(read_bytes(path))
     except FileNotFoundError as error:
         if (folder / "train").is_dir():
             raise DataError(
@@ -85,36 +141,97 @@ def read_manifest(folder: Path) -> Manifest:
             f"{folder.absolute()} holds no packed set (no {MANIFEST}); make one with `atas data pack FOLDER {folder}` "
             f"and the options in the first lines of the recipe; the command also resumes interrupted packing"
         ) from error
-    except (OSError, ValueError) as error:
+    except (OSError, MalformedError) as error:
         raise DataError(f"cannot read {path} ({error}); {REPAIR}") from error
+    if isinstance(document, dict) and document.get("kind", KIND) != KIND:
+        raise DataError(f"{path} does not describe a packed set; pass the folder that `atas data pack` wrote")
     try:
-        if document["kind"] != KIND:
-            raise DataError(f"{path} does not describe a packed set; pass the folder that `atas data pack` wrote")
-        if document["version"] != VERSION:
-            raise DataError(f"{path} has version {document['version']}, and this atas reads {VERSION}; update atas")
-        if document["settings"]["format"] not in SUFFIXES:
-            raise ValueError(f"format {document['settings']['format']}")
-        splits = {split: tuple(Shard(**shard) for shard in document["splits"][split]) for split in ("train", "test")}
-        skipped = tuple((name, why) for name, why in document["skipped"])
-        return Manifest(folder, tuple(document["classes"]), document["settings"], document["source"], splits, skipped)
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
-        if isinstance(error, DataError):
-            raise
-        raise DataError(f"{path} is not a valid manifest ({type(error).__name__}: {error}); {REPAIR}") from error
+        version = conform(document, _Header)["version"]
+        if version != VERSION:
+            raise DataError(f"{path} has version {version}, and this atas reads {VERSION}; update atas")
+        conform(document, _Document)
+        _check_manifest(document)
+    except MalformedError as error:
+        raise DataError(f"{path} is not a valid manifest ({error}); {REPAIR}") from error
+    names = [field.name for field in fields(Shard)]
+    splits = {
+        split: tuple(Shard(*(shard[name] for name in names)) for shard in shards)
+        for split, shards in document["splits"].items()
+    }
+    skipped = tuple((name, why) for name, why in document["skipped"])
+    return Manifest(
+        folder,
+        tuple(document["classes"]),
+        document["settings"],
+        document["source"],
+        splits,
+        skipped,
+        has_checksum=CHECKSUM in document,
+    )
+
+
+def _check_manifest(document: dict[str, Any]) -> None:
+    """Raise MalformedError if the checksum of a manifest is wrong, or values cannot be those of a set."""
+    if document.get(CHECKSUM, checksum := manifest_checksum(document)) != checksum:
+        raise MalformedError("its checksum is wrong")
+    for known, found in ((_Document.__annotations__, document), (_Splits.__annotations__, document["splits"])):
+        if extra := sorted(found.keys() - known.keys() - {CHECKSUM}):
+            raise MalformedError(f"unknown key {extra[0]!r}")
+    settings = document["settings"]
+    if not 1 <= settings["size"] <= _MAX_SIDE:
+        raise MalformedError(f"settings.size must be 1 to {_MAX_SIDE} pixels; got {settings['size']}")
+    shards = [(split, shard) for split, entries in document["splits"].items() for shard in entries]
+    names = [shard["name"] for _, shard in shards]
+    if len(set(names)) != len(names):
+        raise MalformedError("two shards have one name")
+    for split, shard in shards:
+        name, count = shard["name"], shard["count"]
+        if not (SHARD_NAME.fullmatch(name) and name.startswith(split)):
+            raise MalformedError(f"a shard of {split} is named {name!r}")
+        if not (count >= 1 and count <= shard["bytes"] <= _MAX_INTEGER):
+            raise MalformedError(f"shard {name} has {count} images in {shard['bytes']} bytes")
+        if settings["format"] == "raw" and shard["bytes"] != count * 3 * settings["size"] ** 2:
+            raise MalformedError(f"shard {name} has {count} images in {shard['bytes']} bytes")
 
 
 def read_index(manifest: Manifest, shard: Shard) -> dict[str, list[Any]]:
     """Read the index of a shard; raise DataError if its files have other sizes or checksums."""
     data, index = manifest.data_file(shard), manifest.index_file(shard)
     try:
-        size, raw = data.stat().st_size, index.read_bytes()
-    except OSError as error:
+        size, raw = data.stat().st_size, read_bytes(index)
+    except (OSError, MalformedError) as error:
+        if isinstance(error, MalformedError):
+            raise DataError(f"{index} of a packed set cannot be used ({error}); {REPAIR}") from error
         raise DataError(f"cannot read {error.filename} of a packed set ({error.strerror}); {REPAIR}") from error
     if size != shard.bytes:
         raise DataError(f"{data} has {size} bytes, expected {shard.bytes}; {REPAIR}")
     if hashlib.sha256(raw).hexdigest() != shard.index_sha256:
         raise DataError(f"{index} has another checksum than in the manifest; {REPAIR}")
-    return json.loads(raw)
+    try:
+        content: dict[str, list[Any]] = conform(parse_json(raw), dict[str, Any])
+        _check_index(content, shard, len(manifest.classes))
+    except MalformedError as error:
+        raise DataError(f"{index} of a packed set cannot be used ({error}); {REPAIR}") from error
+    return content
+
+
+def _check_index(content: dict[str, list[Any]], shard: Shard, classes: int) -> None:
+    """Raise MalformedError unless an index has one entry for each image, of the right type and in bounds."""
+    for key in ("files", "labels", "offsets", "lengths", "crc32"):
+        if not isinstance(content.get(key), list) or len(content[key]) != shard.count:
+            raise MalformedError(f"'{key}' is no list of {shard.count} entries")
+    if not all(isinstance(name, str) for name in content["files"]):
+        raise MalformedError("'files' holds more than texts")
+    bounds = {"labels": classes - 1, "offsets": shard.bytes, "lengths": shard.bytes, "crc32": 2**32 - 1}
+    for key, largest in bounds.items():
+        try:
+            values = np.asarray(content[key])  # much faster than a loop over a million images
+        except (ValueError, OverflowError) as error:
+            raise MalformedError(f"'{key}' holds more than whole numbers") from error
+        if values.ndim != 1 or values.dtype.kind not in "iu":
+            raise MalformedError(f"'{key}' holds more than whole numbers")
+        if values.min() < 0 or values.max() > largest:
+            raise MalformedError(f"'{key}' has values outside of 0 to {largest}")
 
 
 def read_packed(folder: Path) -> Dataset:
@@ -207,6 +324,8 @@ def _open_map(path: Path) -> mmap.mmap:
         with path.open("rb") as file:
             return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
     except (OSError, ValueError) as error:
+        if isinstance(error, OSError) and error.errno in (errno.EMFILE, errno.ENFILE, errno.ENOMEM):
+            raise  # not the fault of the set
         raise DataError(f"cannot open {path} of a packed set ({error}); {REPAIR}") from error
 
 

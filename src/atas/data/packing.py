@@ -19,11 +19,21 @@ import PIL
 
 from atas import __version__
 from atas._utils.console import ProgressCallback
-from atas._utils.files import file_lock, read_json, write_text
+from atas._utils.files import file_lock, read_json, remove_temporaries_in, write_text
 from atas._utils.formatting import format_bytes
 from atas.data.decode import FITS
 from atas.data.folder import labels_of, list_splits
-from atas.data.packed import KIND, MANIFEST, SUFFIXES, VERSION, Manifest, read_manifest
+from atas.data.packed import (
+    CHECKSUM,
+    KIND,
+    MANIFEST,
+    SHARD_NAME,
+    SUFFIXES,
+    VERSION,
+    Manifest,
+    manifest_checksum,
+    read_manifest,
+)
 from atas.data.shard_writer import PackSettings, ShardJob, ShardResult, plan_shards, write_error, write_shard
 from atas.data.worker_pool import imap_unordered, num_workers, shared_array
 from atas.errors import MAX_LISTED, DataError, UsageError, first_few, unknown
@@ -74,9 +84,9 @@ def pack(
     source_info: dict[str, Any] = {"files": sum(len(job.files) for job in shards), "sha256": fingerprint}
     make_folder(target)
     with file_lock(target / ".lock", f"another process packs into {target}; wait for it or choose another folder"):
+        remove_temporary(target)
         if (target / MANIFEST).exists():
             return load_finished(target, settings, source_info)
-        remove_temporary(target)
         write_plan(target, settings)
         check_disk_space(target, settings, shards)
         try:
@@ -159,6 +169,7 @@ def _write_manifest(
     for path in target.iterdir():  # an earlier attempt with more files may have left shards
         if path.name.startswith(("train-", "test-")) and path.stem not in names:
             path.unlink()
+    document[CHECKSUM] = manifest_checksum(document)
     write_file(target / MANIFEST, json.dumps(document, indent=1) + "\n")
     return read_manifest(target)
 
@@ -222,8 +233,15 @@ def write_file(path: Path, text: str) -> None:
 
 def remove_temporary(target: Path) -> None:
     """Remove temporary files of processes that were killed."""
-    for stale in target.glob(".*.tmp"):
-        stale.unlink(missing_ok=True)
+    remove_temporaries_in(target, _is_written)
+
+
+def _is_written(name: str) -> bool:
+    """Return whether packing writes a file of this name, also with other images or in another format."""
+    stem, ending = os.path.splitext(name)
+    if SHARD_NAME.fullmatch(stem):
+        return ending in (*SUFFIXES.values(), ".json")
+    return name in (MANIFEST, PLAN, DAMAGED)
 
 
 def _check_same_settings(target: Path, earlier: dict[str, Any], settings: PackSettings) -> None:

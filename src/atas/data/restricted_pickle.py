@@ -1,13 +1,15 @@
 """An unpickler for numbers, text and numeric arrays in plain containers. It runs no code from the pickle.
 
 Numpy's own classes are not restored either, because a crafted state can corrupt memory through them. Replacements
-accept only what a numeric array needs.
+accept only what a numeric array needs. A first pass over the pickle, which builds nothing, compares the sizes that it
+claims with the bytes that it has.
 """
 
 from __future__ import annotations
 
 import io
 import pickle
+import pickletools
 import re
 from typing import Any
 
@@ -21,6 +23,7 @@ BUFFER_MODULES = ("numpy.core.numeric", "numpy._core.numeric")
 def loads_dict(raw: bytes) -> dict[str, Any]:
     """Return the dict in a pickle, with keys as text and numpy arrays; raise UnpicklingError for other content."""
     try:
+        _check_sizes(raw)
         # Python 2 wrote arrays and names as byte strings; latin-1 keeps every byte.
         content = _RestrictedUnpickler(io.BytesIO(raw), encoding="latin-1").load()
         return {_text(key): value.array if isinstance(value, _Array) else value for key, value in content.items()}
@@ -29,6 +32,17 @@ def loads_dict(raw: bytes) -> dict[str, Any]:
     except Exception as error:
         # A damaged pickle can raise almost anything, from EOFError to MemoryError.
         raise pickle.UnpicklingError(f"it holds no pickled batch ({type(error).__name__}: {error})") from error
+
+
+def _check_sizes(raw: bytes) -> None:
+    """Raise an exception if the pickle claims more bytes than it has, or a place in the unpickler's memo that it cannot
+    have reached: the unpickler allocates the memory for either before it looks."""
+    try:
+        for number, (opcode, argument, _) in enumerate(pickletools.genops(raw)):
+            if opcode.name in ("PUT", "BINPUT", "LONG_BINPUT") and not 0 <= (argument or 0) <= number:
+                raise pickle.UnpicklingError(f"it stores object {argument} after {number} operations")
+    except ValueError as error:
+        raise pickle.UnpicklingError(f"it is truncated or damaged ({error})") from error
 
 
 class _RestrictedUnpickler(pickle.Unpickler):

@@ -103,7 +103,7 @@ def _reuse(job: ShardJob, out: Path, settings: PackSettings, *, skip: bool) -> S
         errors = tuple((name, why) for name, why in content["skipped"])
         if content["source"] != job.source or (errors and not skip) or file_sha256(path) != content["sha256"]:
             return None
-    except (OSError, ValueError, KeyError, TypeError):
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
         return None
     return ShardResult(job.name, _entry(job, path, content["sha256"], text), errors)
 

@@ -31,7 +31,7 @@ from atas.evaluation.backend import device_context, hookable, model_dtype, prepa
 from atas.evaluation.diagnostics import SAMPLE_SIZE, Diagnostics
 from atas.evaluation.inputs import CHUNK_BYTES, ChunkReader, MapDataset, open_source
 from atas.evaluation.progress import ProgressCallback, ProgressMeter
-from atas.evaluation.result import WORST, Evaluation, Stage
+from atas.evaluation.result import MAX_LABELS, WORST, Evaluation, Stage
 from atas.evaluation.resume import SAVE_INTERVAL, ProgressFile
 from atas.evaluation.runner import FIRST_STAGE, ROBUST, AttackOutcome, AttackRunner, total_max_queries
 from atas.evaluation.warnings import EvaluationWarning
@@ -217,6 +217,12 @@ def _resolve_attacks(attacks: Iterable[str | Attack], step_size: float | None) -
         if name == WORST or resolved.get(name, attack) != attack:
             raise UsageError(f"the name '{name}' is taken; rename your attack")
         resolved[name] = attack
+    count = sum(len(_reported_stages(attack)) or 1 for attack in resolved.values())
+    if count > MAX_LABELS:
+        raise UsageError(
+            f"a result file holds at most {MAX_LABELS} attacks and stages, clean included; got {count}: evaluate fewer "
+            f"at a time"
+        )
     return resolved
 
 

@@ -8,6 +8,7 @@ from rich import box
 from rich.table import Table
 from rich.text import Text
 
+from atas._utils.formatting import markdown_code, markdown_text, printable
 from atas.attacks.registry import display_name, is_pgd
 from atas.threat import format_pixels
 
@@ -51,7 +52,7 @@ def rich_table(result: Evaluation) -> Table:
     for heading in HEADER:
         table.add_column(heading, justify="left" if heading == HEADER[0] else "right")
     for row in table_rows(result):
-        table.add_row(*map(Text, row))  # a name with brackets is not markup
+        table.add_row(*(Text(printable(cell)) for cell in row))  # a name with brackets is not markup
     return table
 
 
@@ -75,7 +76,7 @@ def markdown(result: Evaluation) -> str:
     """Return a page with the table, the warnings, the sentence for a paper, and the protocol."""
     protocol, environment = result.protocol, result.environment
     lines = [
-        f"# Evaluation: {caption(result)}",
+        f"# Evaluation: {markdown_text(caption(result))}",
         "",
         _markdown_row(HEADER),
         _markdown_row(["---", *["---:"] * (len(HEADER) - 1)]),
@@ -88,26 +89,27 @@ def markdown(result: Evaluation) -> str:
             *(_markdown_row([f"{name}, {label.strip()}", *cells]) for label, *cells in stages),
         ]
     lines += ["", "Warnings:" if result.warnings else "No warnings."]
-    lines += [f"- {warning}" for warning in result.warnings]
-    lines += ["", f"> {result.sentence()}", ""]
+    lines += [f"- {markdown_text(warning)}" for warning in result.warnings]
+    lines += ["", f"> {markdown_text(result.sentence())}", ""]
     for name, value in {
         "verdict": protocol.get("verdict"),
         "search in": protocol.get("search_precision"),
         "image shape": protocol.get("image_shape"),
-        "command": f"`{environment['command']}`" if "command" in environment else None,
+        "command": markdown_code(environment["command"]) if "command" in environment else None,
         "versions": ", ".join(f"{key} {environment[key]}" for key in ("atas", "torch", "python") if key in environment),
         "hardware": environment.get("device"),
         "processes": protocol.get("processes"),
         "date": environment.get("date"),
     }.items():
         if value:
-            lines.append(f"- {name}: {value}")
-    lines += [f"- {name}: {_settings(settings)}" for name, settings in protocol.get("attacks", {}).items() if settings]
+            lines.append(f"- {name}: {value if name == 'command' else markdown_text(value)}")
+    attacks = {name: settings for name, settings in protocol.get("attacks", {}).items() if settings}
+    lines += [f"- {markdown_text(name)}: {markdown_text(_settings(settings))}" for name, settings in attacks.items()]
     return "\n".join(lines) + "\n"
 
 
 def _markdown_row(cells: list[str] | tuple[str, ...]) -> str:
-    return f"| {' | '.join(cell.replace('|', '/').strip() for cell in cells)} |"
+    return f"| {' | '.join(markdown_text(cell.replace('|', '/')) for cell in cells)} |"
 
 
 def _settings(settings: dict[str, object]) -> str:

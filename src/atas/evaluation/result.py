@@ -8,13 +8,16 @@ import string
 from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict
 
 import torch
 from rich.table import Table
 from torch import Tensor
 
-from atas._utils.files import read_json, write_text
+from atas._utils import documents
+from atas._utils.documents import MalformedError, conform
+from atas._utils.environment import Environment
+from atas._utils.files import write_text
 from atas.errors import AtasError, DataError, UsageError
 from atas.evaluation.intervals import wilson
 from atas.evaluation.rendering import markdown, plain_table, rich_table, sentence
@@ -24,9 +27,67 @@ from atas.threat import Threat, create
 WORST = "worst"
 _FORMAT = 1
 _MAIN_RESULT = "evaluation"
-_RESULT_KEYS = {"format", "threat", "correct", "weights", "data"}
+_TELLING_KEYS = ("format", "threat", "accuracy", "interval", "correct", "broken_by", "weights")
+_ENOUGH_KEYS = 3  # damage may have taken some
 _ROBUST = "-"
 _CHARACTERS = string.digits + string.ascii_letters
+MAX_LABELS = len(_CHARACTERS)
+"""The number of different attacks and stages that may break examples."""
+
+
+class _ThreatValues(TypedDict):
+    norm: str
+    eps: float
+
+
+class _StageValues(TypedDict):
+    after: str
+    right: int
+    seconds: float
+    queries: int
+
+
+class _WarningValues(TypedDict):
+    kind: str
+    text: str
+
+
+class _LabelValues(TypedDict):
+    names: list[str]
+    examples: str
+
+
+class _ProtocolValues(TypedDict, total=False):
+    attacks: dict[str, dict[str, Any]]
+    seed: int
+    precision: str
+    image_shape: list[int]
+
+
+class _FirstValues(TypedDict):
+    """What every version wrote."""
+
+    format: int
+    threat: _ThreatValues
+    n: int
+    accuracy: dict[str, float]
+    seconds: dict[str, float]
+    protocol: _ProtocolValues
+    environment: Environment
+    weights: str
+    data: str
+    correct: dict[str, str]
+
+
+class _Values(_FirstValues, total=False):
+    """The content of a result file."""
+
+    interval: dict[str, tuple[float, float]]
+    queries: dict[str, int]
+    stages: dict[str, list[_StageValues]]
+    warnings: list[_WarningValues]
+    sentence: str
+    broken_by: dict[str, _LabelValues]
 
 
 @dataclass(frozen=True)
@@ -67,7 +128,9 @@ class Stage:
     @staticmethod
     def from_json(values: dict[str, Any], n: int) -> Stage:
         """Read the values that `to_json` returned."""
-        return Stage(str(values["after"]), int(values["right"]), n, float(values["seconds"]), int(values["queries"]))
+        if not 0 <= values["right"] <= n:
+            raise MalformedError(f"{values['right']} of {n} examples are right after {values['after']}")
+        return Stage(values["after"], values["right"], n, float(values["seconds"]), values["queries"])
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -181,48 +244,47 @@ class Evaluation:
     def load(cls, path: str | os.PathLike[str]) -> Evaluation:
         """Read a result that `save` wrote."""
         try:
-            values = json.loads(Path(path).read_text(encoding="utf-8"))
+            return cls._from_json(documents.read_json(Path(path), dict[str, Any]))
         except OSError as error:
             raise DataError(f"cannot read the result file {path}: {error.strerror or error}") from error
-        except ValueError as error:
-            raise DataError(f"the result file {path} is damaged (no JSON); evaluate again") from error
-        try:
-            return cls._from_json(values)
-        except (KeyError, TypeError, AttributeError, ValueError, AtasError) as error:
+        except (KeyError, ValueError, AtasError) as error:
             raise DataError(f"the result file {path} is damaged ({_cause(error)}); evaluate again") from error
 
     @classmethod
     def _from_json(cls, values: dict[str, Any]) -> Evaluation:
         if values["format"] != _FORMAT:
-            raise ValueError(f"format {values['format']}, expected {_FORMAT}")
+            raise MalformedError(f"format {str(values['format'])[:9]}, expected {_FORMAT}")
+        documents.check_keys(conform(values, _Values), _Values)
+        if values["n"] < 1:
+            raise MalformedError("it has no examples")
         result = cls(
             threat=create(values["threat"]["norm"], float(values["threat"]["eps"])),
             correct={name: _verdicts(text, values["n"]) for name, text in values["correct"].items()},
             seconds={name: float(values["seconds"][name]) for name in values["correct"]},
-            protocol=dict(values["protocol"]),
-            environment=dict(values["environment"]),
-            weights=str(values["weights"]),
-            data=str(values["data"]),
+            protocol=values["protocol"],
+            environment=values["environment"],
+            weights=values["weights"],
+            data=values["data"],
             # Results of earlier versions lack the keys below.
-            queries={name: int(count) for name, count in values.get("queries", {}).items()},
+            queries=values.get("queries", {}),
             stages={
                 name: tuple(Stage.from_json(stage, values["n"]) for stage in stages)
                 for name, stages in values.get("stages", {}).items()
             },
             broken_by={name: decode_labels(names, values["n"]) for name, names in values.get("broken_by", {}).items()},
-            warnings=tuple(EvaluationWarning(**warning) for warning in values.get("warnings", [])),
+            warnings=tuple(EvaluationWarning(one["kind"], one["text"]) for one in values.get("warnings", [])),
         )
         for name, names in result.broken_by.items():
             if result.correct[name].tolist() != [label is None for label in names]:
-                raise ValueError("correct and broken_by do not agree")
+                raise MalformedError("correct and broken_by do not agree")
         if result.accuracy != values["accuracy"]:
-            raise ValueError("correct and accuracy do not agree")
+            raise MalformedError("correct and accuracy do not agree")
         return result
 
 
 def _verdicts(text: str, n: int) -> Tensor:
     if len(text) != n:
-        raise ValueError(f"verdicts are not {n} digits of 0 and 1")
+        raise MalformedError(f"verdicts are not {n} digits of 0 and 1")
     return decode_flags(text)
 
 
@@ -242,7 +304,7 @@ def encode_flags(values: Tensor) -> str:
 def decode_flags(text: str) -> Tensor:
     """Return the flags of a string of 0 and 1."""
     if set(text) - {"0", "1"}:
-        raise ValueError("verdicts are not digits of 0 and 1")
+        raise MalformedError("verdicts are not digits of 0 and 1")
     return torch.tensor([digit == "1" for digit in text], dtype=torch.bool)
 
 
@@ -253,8 +315,8 @@ def encode_labels(names: list[str | None]) -> dict[str, Any]:
     {'names': ['clean', 'apgd-t'], 'examples': '0-10'}
     """
     order = list(dict.fromkeys(name for name in names if name is not None))
-    if len(order) > len(_CHARACTERS):
-        raise UsageError(f"a result file holds at most {len(_CHARACTERS)} attacks and stages; evaluate fewer at a time")
+    if len(order) > MAX_LABELS:
+        raise UsageError(f"a result file holds at most {MAX_LABELS} attacks and stages; evaluate fewer at a time")
     character = dict(zip(order, _CHARACTERS, strict=False))
     return {"names": order, "examples": "".join(_ROBUST if name is None else character[name] for name in names)}
 
@@ -268,7 +330,7 @@ def decode_labels(values: dict[str, Any], n: int) -> list[str | None]:
     name: dict[str, str | None] = dict(zip(_CHARACTERS, values["names"], strict=False))
     name[_ROBUST] = None
     if len(values["examples"]) != n:
-        raise ValueError(f"broken_by does not have {n} examples")
+        raise MalformedError(f"broken_by does not have {n} examples")
     return [name[character] for character in values["examples"]]
 
 
@@ -283,7 +345,13 @@ def _is_result(path: Path) -> bool:
     """Return whether a file is a result, damaged or not; results on other data and progress files are not."""
     if path.name.startswith(".") or path.name.endswith((".progress.json", f"-{_MAIN_RESULT}.json")):
         return False
-    return path.stem == _MAIN_RESULT or read_json(path).keys() >= _RESULT_KEYS
+    if path.stem == _MAIN_RESULT:
+        return True
+    try:
+        content = documents.read_bytes(path)
+    except (OSError, MalformedError):
+        return False
+    return sum(f'"{key}":'.encode() in content for key in _TELLING_KEYS) >= _ENOUGH_KEYS
 
 
 def _same_images(a: Evaluation, b: Evaluation) -> bool:

@@ -1,21 +1,25 @@
 """The state of an unfinished evaluation, from which the same command resumes.
 
-The progress file lies beside the result. It is replaced atomically every 20 seconds, until the result is saved.
+The progress file lies beside the result. It is replaced atomically every 20 seconds, until the result is saved. It has
+a checksum, because a damaged digit would be a wrong verdict.
 """
 
 from __future__ import annotations
 
 import json
 import time
+import zlib
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict
 
 import torch
 from torch import Tensor
 
-from atas._utils.files import write_text
+from atas._utils import documents
+from atas._utils.documents import MalformedError, conform
+from atas._utils.files import remove_temporaries, write_text
 from atas.attacks.scheduler import SearchProgress
 from atas.core.fingerprint import LOGITS_KEY, same_logits
 from atas.evaluation.progress import StageKey
@@ -23,6 +27,30 @@ from atas.evaluation.result import decode_flags, encode_flags
 
 _FORMAT = 1
 SAVE_INTERVAL = 20.0  # seconds
+
+
+class _StageValues(TypedDict):
+    broken: str
+    seconds: float
+    queries: int
+    complete: bool
+
+
+class _SearchValues(_StageValues, total=False):
+    finished: list[str]
+    evaluations: list[int]
+
+
+class _FirstValues(TypedDict):
+    format: int
+    identity: dict[str, Any]
+    records: dict[str, _SearchValues]
+
+
+class _Values(_FirstValues, total=False):
+    """The content of a progress file; earlier versions wrote no checksum."""
+
+    checksum: str
 
 
 @dataclass
@@ -42,6 +70,11 @@ class StageProgress:
         self.search, self.broken = progress, progress.broken
         return progress
 
+    def fits(self, examples: int) -> bool:
+        """Return whether this is the progress on a chunk of so many examples."""
+        whole = self.complete or self.search is not None
+        return len(self.broken) == examples if whole else len(self.broken) <= examples
+
     def to_json(self) -> dict[str, Any]:
         """Return plain values."""
         values: dict[str, Any] = {
@@ -59,13 +92,13 @@ class StageProgress:
     def from_json(values: dict[str, Any]) -> StageProgress:
         """Read the values that `to_json` returned."""
         stage = StageProgress(
-            decode_flags(values["broken"]), float(values["seconds"]), int(values["queries"]), values["complete"]
+            decode_flags(values["broken"]), float(values["seconds"]), values["queries"], values["complete"]
         )
         if "finished" in values:
             finished = torch.stack([decode_flags(column) for column in values["finished"]], 1)
             queries = torch.tensor(values["evaluations"], dtype=torch.int64)
             if not len(finished) == len(queries) == len(stage.broken):
-                raise ValueError("the columns of a search differ in length")
+                raise MalformedError("the columns of a search differ in length")
             stage.search = SearchProgress(stage.broken, finished, queries)
         return stage
 
@@ -95,17 +128,20 @@ class ProgressFile:
         """Return the progress in the file; empty if there is no file or it belongs to another evaluation."""
         if self._path is None:
             return {}
-        for stale in self._path.parent.glob(f".{self._path.name}.*.tmp"):  # left by a process that was killed
-            stale.unlink(missing_ok=True)
+        remove_temporaries(self._path)
         if not self._path.exists():
             return {}
         try:
-            content = json.loads(self._path.read_text(encoding="utf-8"))
+            content = conform(documents.read_json(self._path, dict[str, Any]), _Values)
+            documents.check_keys(content, _Values)
             if content["format"] != _FORMAT:
-                raise ValueError("another format")
+                raise MalformedError("another format")
+            checksum = content.pop("checksum", None)
+            if checksum not in (None, _checksum(content)):
+                raise MalformedError("its checksum is wrong")
             different = self._differences(content["identity"])
             stages = {_parse_key(name): StageProgress.from_json(stage) for name, stage in content["records"].items()}
-        except (OSError, ValueError, KeyError, TypeError, AttributeError, RuntimeError) as error:
+        except (OSError, ValueError, TypeError, RuntimeError) as error:
             self._log(f"cannot read the progress file {self._path} ({error}); starting over")
             return {}
         if different:
@@ -117,6 +153,11 @@ class ProgressFile:
         self._ours = True
         self._log(f"resuming from {self._path}")
         return stages
+
+    def discard(self, reason: str) -> None:
+        """Log that the progress that was read cannot be used."""
+        self._ours = False
+        self._log(f"cannot use the progress in {self._path} ({reason}); starting over")
 
     def _differences(self, identity: dict[str, Any]) -> list[str]:
         """Return the names of values that differ in another identity; compare logits only if all else is equal."""
@@ -134,7 +175,7 @@ class ProgressFile:
             "records": {_format_key(key): stage.to_json() for key, stage in stages.items()},
         }
         try:
-            write_text(self._path, json.dumps(content) + "\n")
+            write_text(self._path, json.dumps(content | {"checksum": _checksum(content)}) + "\n")
             self._ours = True
         except OSError as error:
             self._log(
@@ -146,6 +187,10 @@ class ProgressFile:
     def owned_path(self) -> Path | None:
         """The path of the file if this evaluation wrote it or resumed from it, else None."""
         return self._path if self._ours else None
+
+
+def _checksum(content: dict[str, Any]) -> str:
+    return f"{zlib.crc32(json.dumps(content).encode()):08x}"
 
 
 def _format_key(key: StageKey) -> str:

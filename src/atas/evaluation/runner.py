@@ -59,6 +59,9 @@ class AttackRunner:
     def plan(self, sizes: list[int], num_classes: int) -> None:
         """Tell the meter the maximum work of every stage on chunks of these sizes."""
         self._num_classes = num_classes
+        if any(not 0 <= key[0] < len(sizes) or not stage.fits(sizes[key[0]]) for key, stage in self.stages.items()):
+            self._progress_file.discard("it is of chunks of another size")
+            self.stages.clear()
         for chunk, size in enumerate(sizes):
             for name, attack in self._attacks.items():
                 for number, search in enumerate(_searches(attack)):

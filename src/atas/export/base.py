@@ -21,8 +21,8 @@ import torch
 from torch import Tensor, nn
 
 from atas import models
-from atas._utils.files import read_json
 from atas._utils.formatting import first_line
+from atas.core.autograd import eval_mode
 from atas.core.fingerprint import weights_hash
 from atas.errors import AtasError, DataError, UsageError
 from atas.evaluation import Evaluation
@@ -39,6 +39,7 @@ _NUM_IMAGES = 32
 _PASSES = 4  # that tell whether a model is random
 _FIXED = "specialized it to be a constant"  # in torch.export's error for a number of images that became fixed
 _COLOURS = re.compile(r"\x1b\[[0-9;]*m")
+_METADATA = ("shape", "classes", "num_classes", "channels", "mean", "std")  # of the weights; in cards and source code
 _TOLERANCE = 1e-4  # of the largest logit; runtimes sum float32 in different orders
 
 
@@ -53,16 +54,19 @@ class ExportSource:
     evaluations: tuple[Evaluation, ...]
 
     @classmethod
-    def load(cls, run: Run | str | Path) -> ExportSource:
-        """Read a run's folder."""
+    def load(cls, run: Run | str | Path, *, trust: bool = False) -> ExportSource:
+        """Read a run's folder; `trust` is as in `Run.load`."""
         if not isinstance(run, Run):
-            run = _load_run(Path(run))
+            run = _load_run(Path(run), trust=trust)
         folder = RunFolder(run.folder)
-        model = _copy_of(run.model).cpu().eval()
-        environment, weights = read_json(folder.environment), weights_hash(model)
+        model = eval_mode(_copy_of(run.model).cpu())
+        environment, weights = folder.read_environment(), weights_hash(model)
         saved, _ = read_weights(folder.model)
-        if "shape" not in saved or "classes" not in saved:
-            raise DataError(f"{folder.model} has no image shape or class names; train again with this version of atas")
+        missing = [key for key in _METADATA if key not in saved]
+        if missing:
+            raise DataError(
+                f"the metadata of {folder.model} has no {missing[0]}; train again with this version of atas"
+            )
         return cls(
             run,
             model,
@@ -122,13 +126,13 @@ class ExportSource:
         return template.format(channels=channels, height=height, width=width, **values)
 
 
-def _load_run(folder: Path) -> Run:
+def _load_run(folder: Path, *, trust: bool) -> Run:
     if load_recipe(RunFolder(folder)).model.name.startswith(GIVEN):
         raise UsageError(
             f"the model of {folder} was passed in Python; export it there: "
             f"atas.export.write(atas.Run.load({str(folder)!r}, model=network), format)"
         )
-    return Run.load(folder)
+    return Run.load(folder, trust=trust)
 
 
 def _copy_of(model: nn.Module) -> nn.Module:

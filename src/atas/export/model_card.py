@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
-import re
 from dataclasses import replace
 
 from atas import __version__
+from atas._utils.formatting import markdown_code, markdown_text
 from atas.export.base import ExportSource, FormatOutput
 from atas.models.weights import GIVEN
+from atas.training.metrics import missing_epochs
 
 _PAPER = "[Fast Adversarial Training with Adaptive Step Size](https://arxiv.org/abs/2206.02417)"
 
@@ -26,7 +27,7 @@ def render_card(source: ExportSource, output: FormatOutput) -> str:
         "How to load": f"{output.usage}\n{_checked(output)}",
     }
     body = "\n".join(f"## {title}\n\n{text.strip()}\n" for title, text in sections.items())
-    return f"{_front_matter(source)}\n# {_escape(name)}\n\n{body}"
+    return f"{_front_matter(source)}\n# {markdown_text(name)}\n\n{body}"
 
 
 def _front_matter(source: ExportSource) -> str:
@@ -59,10 +60,10 @@ def _data(source: ExportSource) -> str:
     if data.view == "cropshift":
         crops = "random boxes at random positions (CropShift)"
     flips = ("random flips" if data.flip else "no flips") + (", with random erasing" if data.erase else "")
-    classes = ", ".join(f"`{_escape(str(name))}`" for name in source.metadata["classes"])
+    classes = ", ".join(markdown_code(name) for name in source.metadata["classes"])
     return (
-        f"Trained only on the training split of `{_escape(data.name.removeprefix(GIVEN))}`, with {crops} and {flips}. "
-        f"Classes: {classes}."
+        f"Trained only on the training split of {markdown_code(data.name.removeprefix(GIVEN))}, with {crops} and "
+        f"{flips}. Classes: {classes}."
     )
 
 
@@ -101,6 +102,11 @@ def _limits(source: ExportSource) -> str:
             f"**Training collapsed** (catastrophic overfitting, detected in epoch {source.collapse_epoch}): the model "
             "resists the attack that it was trained with and hardly any other."
         )
+    elif lost := missing_epochs(source.run.metrics):
+        limits.append(
+            f"**Whether the training collapsed is not known**: the metrics of {len(lost)} epochs are lost, among them "
+            f"epoch {lost[0]}."
+        )
     if result is None:
         limits.append(f"It was not evaluated against {threat!r}.")
     elif not result.has_autoattack:
@@ -115,22 +121,20 @@ def _training(source: ExportSource) -> str:
     run, metadata, environment = source.run, source.metadata, source.environment
     recipe = run.recipe
     of_paper = f" of {_PAPER}" if recipe.method.name.startswith("atas") else ""
+    device, commit = (markdown_text(environment.get(key) or "unknown") for key in ("device", "commit"))
     took = "an unknown time" if source.seconds is None else f"{source.seconds:,.0f} s"
     published = replace(recipe, data=replace(recipe.data, root=None))  # local paths are private
-    versions = ", ".join(f"{key} {environment[key]}" for key in ("atas", "torch", "python") if environment.get(key))
+    versions = ", ".join(
+        f"{key} {markdown_text(environment[key])}" for key in ("atas", "torch", "python") if environment.get(key)
+    )
     return (
-        f"{len(run.metrics)} of {recipe.training.epochs} epochs, method `{recipe.method.name}`{of_paper}, seed "
-        f"{recipe.training.seed}; {took} in training steps on {_escape(str(environment.get('device', 'unknown')))} "
-        f"({versions}; commit {environment.get('commit') or 'unknown'}).\n\n"
-        f"Recipe `{_escape(recipe.name)}`, hash `{metadata['recipe_hash']}`; weights `{metadata['weights']}`. "
+        f"{len(run.metrics)} of {recipe.training.epochs} epochs, method {markdown_code(recipe.method.name)}{of_paper}, "
+        f"seed {recipe.training.seed}; {took} in training steps on {device} "
+        f"({versions}; commit {commit}).\n\n"
+        f"Recipe {markdown_code(recipe.name)}, hash `{metadata['recipe_hash']}`; weights `{metadata['weights']}`. "
         f"`atas train` repeats the run from this recipe:\n\n```toml\n{published.to_toml().strip()}\n```"
     )
 
 
 def _checked(output: FormatOutput) -> str:
     return f"Exported by atas {__version__}" + (f"; {output.comparison}." if output.comparison is not None else ".")
-
-
-def _escape(text: str) -> str:
-    """Make text from files and folders safe: one line, without Markdown, code or HTML."""
-    return re.sub(r"[`<>\[\]|]", "", " ".join(text.split()))

@@ -47,18 +47,20 @@ class Exported:
         }
 
 
-def write(run: Run | str | os.PathLike[str], to: str, out: str | os.PathLike[str] | None = None) -> Exported:
+def write(
+    run: Run | str | os.PathLike[str], to: str, out: str | os.PathLike[str] | None = None, *, trust: bool = False
+) -> Exported:
     """Export the model of a run.
 
     `to` is one of `FORMATS`. Files and a model card, `README.md`, are written to the folder `out`, by default
     `<run>/export/<to>`, and replace those of an earlier export. Raises an error if the exported model has other logits
-    than the original.
+    than the original. `trust` allows the folder to name code as its model, which is imported and run.
 
     >>> write("runs/mine", "onnx").check  # doctest: +SKIP
     """
     if to not in FORMATS:
         raise unknown("format", to, FORMATS)
-    source = ExportSource.load(run if isinstance(run, Run) else Path(run))
+    source = ExportSource.load(run if isinstance(run, Run) else Path(run), trust=trust)
     folder = Path(out) if out is not None else RunFolder(source.run.folder).exports / to
     folder.mkdir(parents=True, exist_ok=True)
     output = _WRITERS[to](source, folder)

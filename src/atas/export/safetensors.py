@@ -7,6 +7,8 @@ from pathlib import Path
 
 from torch import nn
 
+from atas._utils.formatting import markdown_code
+from atas._utils.imports import is_code
 from atas.errors import DataError, UsageError
 from atas.export.base import ExportSource, FormatOutput, compare_outputs
 from atas.models.weights import GIVEN, load_weights, read_weights, save_weights
@@ -22,7 +24,7 @@ logits = model(images)  # float, (N, {channels}, {height}, {width}), pixels in [
 """
 
 _OWN = """\
-The network `{network}` is user code, which is not part of this file. Build it for {classes} classes and {channels}
+The network {network} is user code, which is not part of this file. Build it for {classes} classes and {channels}
 channels, and pass it:
 
 ```python
@@ -39,17 +41,18 @@ def write(source: ExportSource, folder: Path) -> FormatOutput:
     path = folder / "model.safetensors"
     save_weights(path, source.model, source.metadata)
     if not source.is_built_in:  # only the user's code can build the network that the file is for
-        network = source.run.recipe.model.name.removeprefix(GIVEN)
+        network = markdown_code(source.run.recipe.model.name.removeprefix(GIVEN))
         return FormatOutput((path,), source.format_usage(_OWN, network=network, classes=source.metadata["num_classes"]))
     comparison = compare_outputs(source, load(path), "the file, read back,")
     return FormatOutput((path,), source.format_usage(_BUILT_IN), comparison)
 
 
-def load(path: str | os.PathLike[str], model: nn.Module | None = None) -> nn.Module:
+def load(path: str | os.PathLike[str], model: nn.Module | None = None, *, trust: bool = False) -> nn.Module:
     """Load a trained model on the CPU, in eval mode; it takes pixels in [0, 1] and normalises them itself.
 
     `path` is a file written by `atas export --to safetensors` or by training, or the folder of a run. If the network is
-    your own code, build it and pass it as `model`: loading never imports or runs code that a file names.
+    your own code, build it and pass it as `model`. Code that a file or a folder names is imported and run only with
+    `trust`.
 
     >>> model = load("runs/mine/export/safetensors/model.safetensors")  # doctest: +SKIP
     """
@@ -57,15 +60,15 @@ def load(path: str | os.PathLike[str], model: nn.Module | None = None) -> nn.Mod
         raise UsageError(f"path must be a string or a Path; got {type(path).__name__}")
     path = Path(path)
     if path.is_dir():
-        return Run.load(path, model=model).model
+        return Run.load(path, model=model, trust=trust).model
     if not path.exists():
         raise DataError(f"there is no file or run {path}; pass a .safetensors file or the folder of a run")
     if model is None:
-        _refuse_custom_network(path)
-    return load_weights(path, model)
+        _refuse_custom_network(path, trust)
+    return load_weights(path, model, trust=trust)
 
 
-def _refuse_custom_network(path: Path) -> None:
+def _refuse_custom_network(path: Path, trust: bool) -> None:
     metadata, _ = read_weights(path)
     name = metadata.get("name")
     if name is None:
@@ -73,9 +76,10 @@ def _refuse_custom_network(path: Path) -> None:
             f"{path} does not name its network, so another program wrote it; pass the network: "
             f"atas.load(path, model=...)"
         )
-    if ":" in str(name):
+    if is_code(str(name)) and not (trust and not str(name).startswith(GIVEN)):
         network = str(name).removeprefix(GIVEN)
         raise UsageError(
             f"the network of {path} is user code ({network}, {metadata.get('num_classes')} classes, images of shape "
             f"{metadata.get('shape')}), which is not part of the file; build it and pass it: atas.load(path, model=...)"
+            f"{'' if str(name).startswith(GIVEN) else ', or pass trust=True to import and run it'}"
         )

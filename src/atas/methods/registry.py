@@ -8,9 +8,9 @@ from typing import Any, get_type_hints
 
 import torch
 
-from atas._utils.imports import import_object
+from atas._utils.imports import describe_error, import_object, is_code
 from atas.core.validation import check_argument
-from atas.errors import UsageError, unknown
+from atas.errors import AtasError, UsageError, unknown
 from atas.methods.atas import ATAS, ATASLiteral
 from atas.methods.atas_plus import ATASPlus
 from atas.methods.atta import ATTA
@@ -52,11 +52,14 @@ def names() -> list[str]:
     return list(_CLASSES)
 
 
-def get(name: str) -> type[Method]:
-    """Return the class of a method: one of `names()`, or a class of your own as `package.module:Class`."""
+def get(name: str, *, trusted: bool = True) -> type[Method]:
+    """Return the class of a method: one of `names()`, or a class of your own as `package.module:Class`.
+
+    `trusted` is false for a name from a file of someone else: a class of one's own is then not imported.
+    """
     check_argument("name", name, str)
-    if ":" in name:
-        method = import_object(name, "method", "class")
+    if is_code(name):
+        method = import_object(name, "method", "class", trusted=trusted)
         if not (isinstance(method, type) and issubclass(method, Method)):
             raise UsageError(f"'{name}' is not a training method: let it inherit from atas.methods.Method.")
         return method
@@ -65,28 +68,34 @@ def get(name: str) -> type[Method]:
     return _CLASSES[name]
 
 
-def settings(name: str) -> dict[str, Any]:
+def settings(name: str, *, trusted: bool = True) -> dict[str, Any]:
     """Return a method's own settings and their defaults."""
-    parameters = inspect.signature(get(name)).parameters.values()
+    parameters = inspect.signature(get(name, trusted=trusted)).parameters.values()
     return {p.name: p.default for p in parameters if p.kind is p.KEYWORD_ONLY and p.name not in _COMMON}
 
 
-def setting_types(name: str) -> dict[str, Any]:
+def setting_types(name: str, *, trusted: bool = True) -> dict[str, Any]:
     """Return the type of each of a method's own settings."""
-    hints = get_type_hints(get(name).__init__)
-    return {key: hints[key] for key in settings(name)}
+    method = get(name, trusted=trusted)
+    try:
+        hints = get_type_hints(method.__init__)
+    except Exception as error:  # annotations are the user's code, and may name what is not imported
+        raise UsageError(f"the annotations of method '{name}' cannot be read: {describe_error(error)}.") from error
+    return {key: hints.get(key, Any) for key in settings(name, trusted=trusted)}
 
 
-def create(name: str, threat: Threat, examples: int, shape: Sequence[int], **hyper: Any) -> Method:
+def create(
+    name: str, threat: Threat, examples: int, shape: Sequence[int], *, trusted: bool = True, **hyper: Any
+) -> Method:
     """Create a method by name, with its own settings as keywords; `atas ls methods` shows them.
 
-    `package.module:Class` names a method of your own, a subclass of `atas.methods.Method`.
+    `package.module:Class` names a method of your own, a subclass of `atas.methods.Method`. `trusted` is as in `get`.
 
     >>> from atas import Linf
     >>> create("atta", Linf(8/255), examples=100, shape=(3, 32, 32), step_size=4/255).step_size * 255
     4.0
     """
-    known = settings(name)
+    known = settings(name, trusted=trusted)
     for key in hyper:
         if key not in known and key not in _COMMON:
             raise unknown(f"setting of method {name}", key, [*known, *_COMMON])
@@ -95,6 +104,12 @@ def create(name: str, threat: Threat, examples: int, shape: Sequence[int], **hyp
             raise unknown("dtype of the memory", hyper["dtype"], _DTYPES)
         hyper["dtype"] = _DTYPES[hyper["dtype"]]
     try:
-        return get(name)(threat, examples, shape, **hyper)
+        return get(name, trusted=trusted)(threat, examples, shape, **hyper)
     except TypeError as error:
         raise UsageError(f"method {name} cannot take these settings {hyper}: {error}") from error
+    except AtasError:
+        raise
+    except Exception as error:
+        if not is_code(name):
+            raise
+        raise UsageError(f"'{name}' failed to make a method: {describe_error(error)}.") from error

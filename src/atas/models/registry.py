@@ -10,7 +10,7 @@ from typing import Any, SupportsIndex
 
 from torch import nn
 
-from atas._utils.imports import current_directory_importable, describe_error, import_object
+from atas._utils.imports import current_directory_importable, describe_error, import_object, is_code
 from atas.core.validation import check_argument
 from atas.errors import AtasError, UsageError, unknown
 from atas.models.layers import Normalize
@@ -55,6 +55,8 @@ def create(
     channels: int = 3,
     mean: float | Sequence[float] | None = None,
     std: float | Sequence[float] | None = None,
+    *,
+    trusted: bool = True,
 ) -> nn.Module:
     """Create a freshly initialised model.
 
@@ -67,6 +69,7 @@ def create(
         mean: subtracted from the pixels inside the model, one number or one per channel. The default is
             ImageNet's for 3 channels, whatever the data set, as in the ATAS authors' code, and 0.5 otherwise.
         std: divides them after that, in the same form; the default is ImageNet's or 0.25.
+        trusted: False for a name from a file of someone else: a model of one's own is then not imported.
 
     Weights that know nothing of the normalisation load strictly: the keys of `model.normalize` may be absent.
 
@@ -75,7 +78,7 @@ def create(
     torch.Size([2, 10])
     """
     check_argument("name", name, str)
-    factory = None if ":" in name else _get(name)
+    factory = None if is_code(name) else _get(name)
     num_classes = _at_least(2, "num_classes", num_classes)
     channels = _at_least(1, "channels", channels)
     if factory is not None:
@@ -84,12 +87,12 @@ def create(
         raise UsageError(
             f"mean and std do not reach a model of your own ('{name}'); leave them out and normalise inside that model."
         )
-    return _create_users(name, num_classes=num_classes, channels=channels)
+    function = import_object(name, "model", "function", trusted=trusted)
+    return _call_users(function, name, num_classes=num_classes, channels=channels)
 
 
-def _create_users(name: str, num_classes: int, channels: int) -> nn.Module:
+def _call_users(function: Callable[..., object], name: str, num_classes: int, channels: int) -> nn.Module:
     """Call a user's own factory; say where its code failed."""
-    function = import_object(name, "model", "function")
     with current_directory_importable():
         try:
             # Binding first tells a wrong signature from a TypeError in the body.
@@ -99,6 +102,8 @@ def _create_users(name: str, num_classes: int, channels: int) -> nn.Module:
                 f"'{name}' cannot be called with the keyword arguments num_classes and channels ({error}); "
                 "let it take exactly these two, or give the others defaults."
             ) from error
+        except ValueError:  # a function of a C library states no signature
+            pass
         try:
             model = function(num_classes=num_classes, channels=channels)
         except AtasError:

@@ -7,8 +7,9 @@ tensors.
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -16,9 +17,13 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from atas import models
+from atas._utils.documents import MalformedError, conform, parse_json
 from atas._utils.files import write_atomically
 from atas._utils.formatting import shell_quote
+from atas._utils.imports import is_code
+from atas.core.autograd import eval_mode
 from atas.core.fingerprint import state_hash
+from atas.core.model_state import state_tensors
 from atas.errors import AtasError, CheckpointError, DataError, UsageError
 
 LAST_CHECKPOINT = Path("checkpoints", "last.safetensors")  # in a run's folder
@@ -28,35 +33,69 @@ _PROGRAMS = {".onnx": "onnxruntime.InferenceSession", ".pt2": "torch.export.load
 _STATE_DICT_KEYS = ("state_dict", "model_state_dict", "model", "net")  # of the weights in a checkpoint
 _PARALLEL = "module."
 GIVEN = "given:"  # prefix of the name of a model or data set that was passed in Python
+_MAX_PIXELS = 1 << 28  # of an image
 
 
-def save_weights(path: Path, model: nn.Module, metadata: dict[str, Any]) -> None:
-    """Write weights as safetensors; `metadata` holds at least name, num_classes, channels, mean and std."""
-    tensors = unshare_storage(model.state_dict())
+class _Metadata(TypedDict, total=False):
+    """The metadata of a weights file, all of them optional."""
+
+    name: str
+    num_classes: int
+    channels: int
+    mean: float | list[float] | None
+    std: float | list[float] | None
+    shape: tuple[int, int, int]
+    classes: list[str]
+    weights: str
+    data: str
+    method: str
+    threat: str
+
+
+def save_weights(path: Path, model: nn.Module, metadata: dict[str, Any], *, again: str = "export again") -> None:
+    """Write weights as safetensors; `metadata` holds at least name, num_classes, channels, mean and std.
+
+    `again` is what to do after making room if the disk is full.
+    """
+    tensors = unshare_storage(state_tensors(model))
     header = {_KEY: json.dumps(metadata | {"weights": state_hash(tensors)})}
     try:
         write_atomically(path, lambda temporary: save_file(tensors, temporary, header))
     except (OSError, SafetensorError) as error:
-        raise CheckpointError(
-            f"cannot write the weights {path} ({error}); make room and continue with --resume"
-        ) from error
+        raise CheckpointError(f"cannot write the weights {path} ({error}); make room and {again}") from error
 
 
 def read_weights(path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
     """Return the metadata of a file (empty if another program wrote it) and its tensors, verified."""
     try:
         with safe_open(path, framework="pt") as file:
-            metadata = json.loads((file.metadata() or {}).get(_KEY, "{}"))
+            metadata = parse_json((file.metadata() or {}).get(_KEY, "{}"))
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
     except (OSError, SafetensorError, ValueError) as error:
         if _is_pickle(path):  # only after an error: the first bytes of a safetensors file may look alike
             return {}, _unpickled(path)
         raise _unreadable(path, error) from error
-    if not isinstance(metadata, dict):
-        raise _damaged(path, "its metadata is no JSON object")
+    try:
+        _check_metadata(metadata, tensors)
+    except MalformedError as error:
+        raise _damaged(path, f"its metadata: {error}") from error
     if "weights" in metadata and metadata["weights"] != state_hash(tensors):
         raise _damaged(path, "the hash of its tensors is wrong")
     return metadata, tensors
+
+
+def _check_metadata(metadata: Any, tensors: dict[str, Tensor]) -> None:
+    """Raise MalformedError if types are wrong, or sizes are larger than the weights and an image can be."""
+    if not isinstance(metadata, dict):
+        raise MalformedError("no JSON object")
+    conform(metadata, _Metadata)
+    most = sum(tensor.numel() for tensor in tensors.values())
+    for key in ("num_classes", "channels"):
+        if key in metadata and not 0 < metadata[key] <= most:
+            raise MalformedError(f"{key} is {metadata[key]}, and the file has {most} weights")
+    sides = metadata.get("shape", [1])
+    if min(sides) < 1 or math.prod(sides) > _MAX_PIXELS:
+        raise MalformedError(f"shape is {' x '.join(map(str, sides))}")
 
 
 def is_readable(path: Path) -> bool:
@@ -68,18 +107,28 @@ def is_readable(path: Path) -> bool:
     return True
 
 
-def load_weights(path: Path, model: nn.Module | None = None) -> nn.Module:
-    """Load a model in eval mode: built by its name on the CPU, or the given model on its device."""
+def load_weights(path: Path, model: nn.Module | None = None, *, trust: bool | str = False) -> nn.Module:
+    """Load a model in eval mode: built by its name on the CPU, or the given model on its device.
+
+    `trust` allows the file to name code as its model: any (True), or the model of this name that the user gave.
+    """
     metadata, tensors = read_weights(path)
     if model is None:
-        model = _build(path, metadata)
+        if metadata.get("name") in models.names():
+            with torch.device("meta"):  # an absurd number of classes in the metadata costs no memory there
+                _load_state_dict(path, _build(path, metadata, trust), tensors, assign=True)
+        model = _build(path, metadata, trust)
+    _load_state_dict(path, model, tensors)
+    return eval_mode(model)
+
+
+def _load_state_dict(path: Path, model: nn.Module, tensors: dict[str, Tensor], *, assign: bool = False) -> None:
     try:
-        model.load_state_dict(tensors)
+        model.load_state_dict(tensors, assign=assign)
     except RuntimeError as error:
         raise DataError(
             f"the weights of {path} do not fit this model: {str(error).splitlines()[-1].strip()}"
         ) from error
-    return model.eval()
 
 
 def per_channel(values: Any) -> Any:
@@ -87,7 +136,7 @@ def per_channel(values: Any) -> Any:
     return values[0] if isinstance(values, list | tuple) and len(values) == 1 else values
 
 
-def _build(path: Path, metadata: dict[str, Any]) -> nn.Module:
+def _build(path: Path, metadata: dict[str, Any], trust: bool | str) -> nn.Module:
     name = metadata.get("name")
     if name is None and not metadata:
         raise UsageError(f"{path} does not name the model of its weights; name it with --model, or pass it")
@@ -99,9 +148,10 @@ def _build(path: Path, metadata: dict[str, Any]) -> nn.Module:
     with torch.random.fork_rng(devices=[]):
         try:
             mean, std = per_channel(metadata["mean"]), per_channel(metadata["std"])
-            return models.create(name, metadata["num_classes"], metadata["channels"], mean, std)
+            trusted = trust is True or trust == name
+            return models.create(name, metadata["num_classes"], metadata["channels"], mean, std, trusted=trusted)
         except (AtasError, ValueError, TypeError, RuntimeError, MemoryError) as error:
-            if ":" in name:  # the error is in the user's own code
+            if is_code(name):  # the error is in the user's own code
                 raise
             raise _damaged(path, str(error).splitlines()[0]) from error
 

@@ -20,7 +20,7 @@ from atas.sweeps.store import SNAPSHOTS, Store
 from atas.sweeps.trial import FinishedTraining, Measurement, Trial
 from atas.training import checkpoint
 from atas.training.callbacks import Callback
-from atas.training.metrics import completed_epochs, read_metrics
+from atas.training.metrics import completed_epochs
 from atas.training.run import RunFolder
 
 _NORMS = "norms"
@@ -36,14 +36,12 @@ class Curves(Measurement):
 
     def is_available(self, trial: Trial, run_folder: RunFolder) -> bool:
         """Return whether the metrics have the loss under PGD-10, which early versions did not write."""
-        rows = completed_epochs(read_metrics(run_folder.metrics)) if run_folder.metrics.exists() else []
+        rows = completed_epochs(run_folder.read_metrics())
         return bool(rows) and all("pgd10_loss" in row for row in rows)
 
     def measure(self, training: FinishedTraining) -> dict[str, Any]:
         """Return a list for each column; epochs count from 1."""
-        rows = [
-            row | {"epoch": row["epoch"] + 1} for row in completed_epochs(read_metrics(training.run_folder.metrics))
-        ]
+        rows = [row | {"epoch": row["epoch"] + 1} for row in completed_epochs(training.run_folder.read_metrics())]
         collapsed = next((row["epoch"] for row in rows if row["collapsed"]), None)
         return {name: [row[name] for row in rows] for name in _COLUMNS if name in rows[0]} | {"collapsed_in": collapsed}
 
@@ -124,7 +122,7 @@ class StepGap(Measurement):
     def is_available(self, trial: Trial, run_folder: RunFolder) -> bool:
         """Return whether the stored perturbations, from which the method steps, are in the last checkpoint."""
         return (
-            not issubclass(methods.get(trial.resolved_recipe.method.name), PersistentPerturbation)
+            not issubclass(methods.get(trial.resolved_recipe.method.name, trusted=True), PersistentPerturbation)
             or run_folder.last_checkpoint.exists()
         )
 
@@ -181,7 +179,8 @@ class LossSurfaces(Measurement):
             number: gradient_norms.decile_members(deciles, number, number)[: self.images]
             for number in (1, gradient_norms.NUM_DECILES)
         }
-        model = load_weights(training.run_folder.model).to(training.device)
+        planned = training.trial.resolved_recipe.model.name
+        model = load_weights(training.run_folder.model, trust=planned).to(training.device)
         moments = []
         for shot in list_snapshots(training.run_folder.path / SNAPSHOTS):
             shot.load_into(model)
@@ -201,14 +200,14 @@ class LossSurfaces(Measurement):
 
 def default_measurements(trial: Trial) -> tuple[Measurement, ...]:
     """Return the measurements that cost almost nothing; every training of a study has them."""
-    adaptive = issubclass(methods.get(trial.resolved_recipe.method.name), AdaptiveStepSizes)
+    adaptive = issubclass(methods.get(trial.resolved_recipe.method.name, trusted=True), AdaptiveStepSizes)
     return (Curves(), Norms()) if adaptive else (Curves(),)
 
 
 def _load_method(training: FinishedTraining) -> PersistentPerturbation | None:
     """Return the method with the perturbations of the last checkpoint, or None for a method without any."""
     recipe, train = training.trial.resolved_recipe, training.data.train
-    if not issubclass(methods.get(recipe.method.name), PersistentPerturbation):
+    if not issubclass(methods.get(recipe.method.name, trusted=True), PersistentPerturbation):
         return None
     shape, pad = train.images.shape[1:], recipe.data.frame_pad
     method = methods.create(
@@ -218,6 +217,7 @@ def _load_method(training: FinishedTraining) -> PersistentPerturbation | None:
         shape,
         pad=pad,
         device=training.device,
+        trusted=True,
         **recipe.method.settings,
     )
     assert isinstance(method, PersistentPerturbation)

@@ -10,6 +10,8 @@ from safetensors.torch import load_file, save_file
 from torch import nn
 
 from atas._utils.files import write_atomically
+from atas.core.autograd import eval_mode
+from atas.core.model_state import state_tensors
 from atas.models.weights import unshare_storage
 from atas.training.callbacks import StepInfo
 from atas.training.engine import Engine
@@ -34,7 +36,7 @@ class Snapshot:
     def load_into(self, model: nn.Module) -> nn.Module:
         """Load the weights into a model and return it in eval mode."""
         model.load_state_dict(load_file(self.path))
-        return model.eval()
+        return eval_mode(model)
 
 
 class SnapshotRecorder:
@@ -60,7 +62,7 @@ class SnapshotRecorder:
         for shot in list_snapshots(self.folder):
             if shot.step >= info.step:
                 shot.path.unlink()
-        tensors = unshare_storage(engine.final_model.state_dict())
+        tensors = unshare_storage(state_tensors(engine.final_model))
         name = f"step-{info.step:07}{f'-{_COLLAPSED}' if info.collapsed else ''}.safetensors"
         about = {_BATCHES: str(info.batches)}
         write_atomically(self.folder / name, lambda path: save_file(tensors, path, about))

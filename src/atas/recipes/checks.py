@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, get_type_hints
 
@@ -48,43 +49,59 @@ class OneOf:
             raise unknown(f"value of {key}", value, self.allowed)
 
 
+class Device:
+    """A device that trainings run on."""
+
+    def check(self, key: str, value: str) -> None:
+        """Raise UsageError unless the value is auto, cpu, cuda or a numbered one such as cuda:1."""
+        if not re.fullmatch(r"auto|(cpu|cuda)(:\d+)?", value, re.ASCII):
+            raise UsageError(f"{key}: there is no device '{value}'; use auto, cpu or cuda")
+
+
 def check(recipe: Recipe) -> None:
     """Raise UsageError, one sentence, for values that are out of bounds or contradict each other."""
-    methods.get(recipe.method.name)
+    method = recipe.method_class
     threat.create(recipe.method.norm, recipe.method.eps)
     for section in dataclasses.fields(recipe):
-        if section.name != "name":
-            check_bounds(section.name, getattr(recipe, section.name))
+        if dataclasses.is_dataclass(config := getattr(recipe, section.name)):
+            check_bounds(section.name, config)
+    if "\0" in (recipe.data.root or ""):
+        raise UsageError(f"data.root cannot be the name of a folder: it has a zero byte; got {recipe.data.root!r}")
+    for key in ("mean", "std"):
+        if getattr(recipe.model, key) == ():
+            raise UsageError(f"model.{key} must have one number, or one for each channel; got an empty list")
+    momenta = recipe.optimizer.momentum, recipe.schedule.peak_momentum
+    if recipe.optimizer.nesterov and not any(momenta):
+        raise UsageError("optimizer.nesterov needs optimizer.momentum above zero; set one, or leave nesterov out")
     shards = recipe.data.shards or 1
     if recipe.training.batch_size % shards:
         raise UsageError(
             f"training.batch_size must be a multiple of data.shards, because every shard gives the same number "
             f"of examples to a batch; got {recipe.training.batch_size} and {shards}"
         )
-    _check_weight_perturbation(recipe)
-    momenta = recipe.optimizer.momentum, recipe.schedule.peak_momentum
-    if recipe.optimizer.nesterov and not any(momenta):
-        raise UsageError("optimizer.nesterov needs optimizer.momentum above zero; set one, or leave nesterov out")
-    check_views(recipe)
-    check_loss(recipe)
+    _check_weight_perturbation(recipe, method)
+    check_views(recipe, method)
+    check_loss(recipe, method)
     for attack in recipe.evaluation.attacks:
         attacks.create(attack)
 
 
-def _check_weight_perturbation(recipe: Recipe) -> None:
+def _check_weight_perturbation(recipe: Recipe, method: type[methods.Method] | None) -> None:
     optimizer = recipe.optimizer
     if optimizer.perturb is not None:
-        methods.get(recipe.method.name).check_weight_perturbation(optimizer.perturb)
+        if method is not None:
+            method.check_weight_perturbation(optimizer.perturb)
         return
     for key in ("perturb_gamma", "perturb_from"):
         if getattr(optimizer, key) is not None:
             raise UsageError(f"optimizer.{key} is for optimizer.perturb; set it, or leave optimizer.{key} out")
 
 
-def check_loss(recipe: Recipe) -> None:
-    """Raise UsageError for keys of the loss, the schedule and the averages that contradict each other or the method."""
-    method, training = methods.get(recipe.method.name), recipe.training
-    if recipe.consistency.weight and not method.has_start:
+def check_loss(recipe: Recipe, method: type[methods.Method] | None) -> None:
+    """Raise UsageError for keys of the loss, the schedule and the averages that contradict each other or the method, if
+    that is known."""
+    training, reestimates = recipe.training, recipe.training.ema_batchnorm == "re-estimate"
+    if recipe.consistency.weight and method is not None and not method.has_start:
         raise UsageError(
             f"consistency.weight is for methods whose attack begins at a start with known logits; leave it out with "
             f"method {recipe.method.name}"
@@ -93,9 +110,9 @@ def check_loss(recipe: Recipe) -> None:
         raise UsageError("schedule.final is for schedule.name = cyclic; a piecewise schedule ends after its milestones")
     if isinstance(training.ema, tuple) and (not all(training.ema) or len(set(training.ema)) < len(training.ema)):
         raise UsageError(f"training.ema must list decays above 0, each once; got {list(training.ema)}")
-    if training.ema_batchnorm == "re-estimate" and not training.ema_decays:
+    if reestimates and not training.ema_decays:
         raise UsageError("training.ema_batchnorm = re-estimate is for averaged weights; set training.ema")
-    if training.ema_batchnorm == "re-estimate" and not issubclass(method, methods.InputPerturbation):
+    if reestimates and method is not None and not issubclass(method, methods.InputPerturbation):
         raise UsageError(
             f"method {recipe.method.name} has no inputs to re-estimate BatchNorm statistics at; leave out "
             f"training.ema_batchnorm"
@@ -112,14 +129,14 @@ def check_bounds(section: str, config: Any) -> None:
 
 
 @functools.cache
-def _bounds(kind: type) -> dict[str, tuple[Range | OneOf, ...]]:
+def _bounds(kind: type) -> dict[str, tuple[Range | OneOf | Device, ...]]:
     """Return the bounds of each key of a section."""
     hints = get_type_hints(kind, include_extras=True)
     return {name: hint.__metadata__ for name, hint in hints.items() if hasattr(hint, "__metadata__")}
 
 
-def check_views(recipe: Recipe) -> None:
-    """Raise UsageError for keys of [data] that contradict each other or the method."""
+def check_views(recipe: Recipe, method: type[methods.Method] | None) -> None:
+    """Raise UsageError for keys of [data] that contradict each other or the method, if that is known."""
     data, size = recipe.data, recipe.data.eval_resolution
     _check_shift(recipe)
     if size is None:
@@ -137,12 +154,14 @@ def check_views(recipe: Recipe) -> None:
             f"{data.view_scale} for {data.view}"
         )
     name, hyperparameters = recipe.method.name, recipe.method.settings
-    if "grid" in methods.settings(name) and hyperparameters.get("grid") is None:
+    if method is None:
+        return
+    if "grid" in methods.settings(name, trusted=recipe.trusted) and hyperparameters.get("grid") is None:
         raise UsageError(
             f"with data.view = {data.view} views are resized, so method {name} cannot keep a perturbation for every "
             f"stored pixel; set method.grid = 32"
         )
-    if methods.get(name) is methods.Free and data.view_start is not None:
+    if method is methods.Free and data.view_start is not None:
         raise UsageError(
             "free training carries perturbations of one size from batch to batch; leave out data.view_start"
         )

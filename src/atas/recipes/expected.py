@@ -13,11 +13,11 @@ no part of a `Recipe`, and a recipe that extends another does not inherit it.
 
 from __future__ import annotations
 
-import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from atas._utils.documents import parse_toml
 from atas.attacks.registry import display_name
 from atas.recipes.fingerprint import RESUME_MAY_CHANGE, differences
 from atas.recipes.loading import load, names, packaged_content
@@ -124,7 +124,7 @@ def find_expected(recipe: Recipe, *, on_subset: bool = False) -> Expected | None
     """
     if recipe.name not in names() or on_subset:
         return None
-    table = tomllib.loads(packaged_content(recipe.name).decode("utf-8")).get("expected")
+    table = parse_toml(packaged_content(recipe.name)).get("expected")
     if table is None:
         return None
     changed = tuple(differences(load(recipe.name), recipe, ignore=_MAY_DIFFER))

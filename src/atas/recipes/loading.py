@@ -8,11 +8,12 @@ torch: the schema is imported when a recipe is loaded.
 from __future__ import annotations
 
 import functools
-import tomllib
 from importlib import resources
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from atas._utils.documents import MalformedError, parse_toml, read_bytes
+from atas._utils.imports import is_code
 from atas.errors import UsageError, unknown
 
 if TYPE_CHECKING:
@@ -40,7 +41,10 @@ def find(source: str | Path) -> RecipeFile:
     """
     path = Path(source)
     if path.is_file():
-        return RecipeFile(path.stem, str(path.resolve()), path.read_bytes())
+        try:
+            return RecipeFile(path.stem, str(path.resolve()), read_bytes(path))
+        except MalformedError as error:
+            raise UsageError(f"{path} is no recipe: {error}") from error
     if path.suffix == ".toml":
         raise UsageError(f"there is no recipe file {path}; `atas ls recipes` lists those that come with atas")
     name = str(source)
@@ -54,8 +58,10 @@ def packaged_content(name: str) -> bytes:
     return (resources.files("atas") / "recipes" / f"{name}.toml").read_bytes()
 
 
-def load(source: str | Path | Recipe) -> Recipe:
+def load(source: str | Path | Recipe, *, trusted: bool = True) -> Recipe:
     """Load a recipe by name or path.
+
+    `trusted` is false for a file that the user did not choose as a recipe: what it names as code is not imported.
 
     >>> load("cifar10-preact-resnet18-atas").method.name
     'atas'
@@ -67,7 +73,7 @@ def load(source: str | Path | Recipe) -> Recipe:
     if not isinstance(source, str | Path):
         raise UsageError(f"a recipe is given by its name, its path or as a Recipe; got {type(source).__name__}")
     document, name = _read(source, ())
-    return from_dict(document, name)
+    return from_dict(document, name, trusted=trusted)
 
 
 def _read(source: str | Path, seen: tuple[str, ...]) -> tuple[dict[str, Any], str]:
@@ -76,8 +82,8 @@ def _read(source: str | Path, seen: tuple[str, ...]) -> tuple[dict[str, Any], st
         circle = " -> ".join(Path(origin).stem for origin in (*seen, identity))
         raise UsageError(f"recipe '{name}' extends itself: {circle}")
     try:
-        document = tomllib.loads(content.decode("utf-8"))
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        document = parse_toml(content)
+    except MalformedError as error:
         raise UsageError(f"recipe {source} is not valid TOML: {error}") from error
     document.pop("expected", None)  # a result of this recipe, which others do not inherit
     if not document.keys() - {"name"}:
@@ -106,7 +112,7 @@ def inherit(section: str, entries: dict[str, Any], name: Any) -> dict[str, Any]:
         return dict(entries)
     if section == "method":
         return {key: entries[key] for key in ("norm", "eps") if key in entries}
-    if section == "model" and ":" in str(name):
+    if section == "model" and is_code(str(name)):
         return {}
     return dict(entries)
 

@@ -9,9 +9,10 @@ from dataclasses import dataclass, field
 from typing import Annotated, Any, TypeVar, get_type_hints
 
 from atas import methods, threat
+from atas._utils.imports import is_code
 from atas.errors import UsageError, nearest, unknown
 from atas.methods.weight_perturbation import DEFAULT_GAMMA, FORMS, WeightPerturbation
-from atas.recipes.checks import OneOf, Range, check
+from atas.recipes.checks import Device, OneOf, Range, check
 from atas.recipes.loading import inherit
 from atas.recipes.values import format_toml, parse_value
 
@@ -20,6 +21,7 @@ _ALIASES = {"lr": "schedule.peak", "learning_rate": "schedule.peak"}  # names of
 
 _LATER_SECTIONS = ("targets", "consistency")  # recipes of earlier versions do not have them
 
+_NO_SECTIONS = ("name", "trusted")  # fields of a recipe
 _MAX_EPOCHS = 100_000  # the learning rate of every update is kept on the device
 
 S = TypeVar("S")
@@ -83,7 +85,7 @@ class ModelConfig:
 
     name: str = "preact-resnet18"
     mean: tuple[float, ...] | None = None
-    std: tuple[float, ...] | None = None
+    std: Annotated[tuple[float, ...] | None, Range("must be above zero", gt=0)] = None
 
 
 @dataclass(frozen=True)
@@ -192,7 +194,7 @@ class EngineConfig:
     `sync_batchnorm` makes BatchNorm use the global batch if several processes train together."""
 
     kind: Annotated[str, OneOf("auto", "eager", "captured")] = "auto"
-    device: str = "auto"
+    device: Annotated[str, Device()] = "auto"
     precision: Annotated[str, OneOf("auto", "bf16", "float32")] = "auto"
     deterministic: bool = False
     sync_batchnorm: bool = False
@@ -222,6 +224,8 @@ class Recipe:
     training: TrainingConfig = field(default_factory=TrainingConfig)
     engine: EngineConfig = field(default_factory=EngineConfig)
     evaluation: EvaluationConfig = field(default_factory=EvaluationConfig)
+    trusted: bool = field(default=True, compare=False, repr=False)
+    """False if the recipe is from a folder that may be someone else's: what it names as code is not imported."""
 
     def __post_init__(self) -> None:
         check(self)
@@ -231,6 +235,13 @@ class Recipe:
         """The threat model that the method trains against."""
         return threat.create(self.method.norm, self.method.eps)
 
+    @property
+    def method_class(self) -> type[methods.Method] | None:
+        """The class of the method; None if that is code which may not be imported."""
+        if is_code(self.method.name) and not self.trusted:
+            return None
+        return methods.get(self.method.name, trusted=self.trusted)
+
     def with_values(self, values: Mapping[str, Any]) -> Recipe:
         """Return the recipe with other values, by dotted keys such as `training.epochs`."""
         document = self.to_dict()
@@ -238,7 +249,7 @@ class Recipe:
             values, key=lambda key: key not in ("method.name", "model.name")
         ):  # first, as they reset others
             _assign(document, key, values[key])
-        return from_dict(document, self.name)
+        return from_dict(document, self.name, trusted=self.trusted)
 
     def to_dict(self) -> dict[str, Any]:
         """Return the sections as dictionaries, without keys that are None, and without a later section that says
@@ -262,10 +273,10 @@ class Recipe:
         return "\n".join(lines) + "\n"
 
 
-def from_dict(document: Mapping[str, Any], name: str) -> Recipe:
+def from_dict(document: Mapping[str, Any], name: str, *, trusted: bool = True) -> Recipe:
     """Create a recipe from sections as dictionaries; an unknown key is an error that names the nearest known one."""
     known = section_types()
-    values: dict[str, Any] = {"name": str(document.get("name", name))}
+    values: dict[str, Any] = {"name": parse_value(document.get("name", name), str, "name"), "trusted": trusted}
     for section, entries in document.items():
         if section == "name":
             continue
@@ -273,14 +284,14 @@ def from_dict(document: Mapping[str, Any], name: str) -> Recipe:
             raise unknown("section of a recipe", section, known)
         if not isinstance(entries, Mapping):
             raise UsageError(f"'{section}' in a recipe is a section: write [{section}] and its keys below")
-        values[section] = _parse_section(known[section], section, entries)
+        values[section] = _parse_section(known[section], section, entries, trusted)
     return Recipe(**values)
 
 
 @functools.cache
 def section_types() -> dict[str, Any]:
     """Return the sections of a recipe with their dataclasses."""
-    return {name: kind for name, kind in get_type_hints(Recipe).items() if name != "name"}
+    return {name: kind for name, kind in get_type_hints(Recipe).items() if name not in _NO_SECTIONS}
 
 
 @functools.cache
@@ -289,13 +300,13 @@ def _keys() -> dict[str, dict[str, Any]]:
     return {name: get_type_hints(kind) for name, kind in section_types().items()}
 
 
-def _parse_section(kind: type[S], section: str, entries: Mapping[str, Any]) -> S:
+def _parse_section(kind: type[S], section: str, entries: Mapping[str, Any], trusted: bool) -> S:
     hints = _keys()[section]
     known = [key for key in hints if key != "settings"]
     values: dict[str, Any] = {}
     settings: dict[str, Any] = {}
     entries = dict(sorted(entries.items(), key=lambda entry: entry[0] != "name"))
-    hyperparameters = methods.setting_types(str(entries.get("name", MethodConfig.name))) if kind is MethodConfig else {}
+    hyperparameters = _setting_types(entries, trusted) if kind is MethodConfig else {}
     for key, value in entries.items():
         if key in known:
             values[key] = parse_value(value, hints[key], f"{section}.{key}")
@@ -306,6 +317,14 @@ def _parse_section(kind: type[S], section: str, entries: Mapping[str, Any]) -> S
     if kind is MethodConfig:
         values["settings"] = settings
     return kind(**values)
+
+
+def _setting_types(entries: Mapping[str, Any], trusted: bool) -> dict[str, Any]:
+    """Return the type of each hyperparameter; of a method that may not be imported, `Any` for those that are given."""
+    name = str(entries.get("name", MethodConfig.name))
+    if is_code(name) and not trusted:
+        return {key: Any for key in entries if key.isidentifier()}
+    return methods.setting_types(name, trusted=trusted)
 
 
 def _unknown_key(section: str, key: str, known: Sequence[str]) -> UsageError:

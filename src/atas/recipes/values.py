@@ -6,7 +6,7 @@ import math
 import numbers
 import re
 import types
-from typing import Any, Literal, Union, get_args, get_origin
+from typing import Any, Literal, TypeGuard, Union, get_args, get_origin
 
 import torch
 
@@ -15,6 +15,8 @@ from atas.errors import UsageError
 _NUMBER = r"[-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?"
 _FRACTION = re.compile(rf"\s*({_NUMBER})\s*/\s*({_NUMBER})\s*")
 _NONE = "none"  # TOML has no null
+_MAX_SHOWN = 200  # characters of a wrong value in a message
+_MAX_INTEGER = 2**64
 _DTYPES = {"int8": torch.int8, "float16": torch.float16, "float32": torch.float32}
 
 
@@ -42,15 +44,26 @@ def parse_value(value: Any, kind: Any, key: str) -> Any:
         if parsed is not _MISMATCH:
             return parsed
     expected = " or ".join(dict.fromkeys(_describe_type(option) for option in options))
-    raise UsageError(f"{key} must be {expected}; got {value!r}")
+    raise UsageError(f"{key} must be {expected}; got {_shorten(value)}")
 
 
 _MISMATCH: Any = object()
 
 
+def _shorten(value: Any) -> str:
+    """Return a value as text for a message."""
+    try:
+        text = repr(value)
+    except (ValueError, RecursionError):  # an integer of thousands of digits, or lists in lists in lists
+        text = type(value).__name__
+    return text if len(text) <= _MAX_SHOWN else f"{text[:_MAX_SHOWN]}..."
+
+
 def _parse_as(value: Any, kind: Any) -> Any:
     """Return the value as this type, or `_MISMATCH`."""
     origin, inner = get_origin(kind), get_args(kind)
+    if kind is Any:
+        return _parse_untyped(value)
     if kind is type(None):
         return None if value is None or value == _NONE else _MISMATCH
     if origin is Literal:
@@ -70,15 +83,45 @@ def _parse_as(value: Any, kind: Any) -> Any:
     if isinstance(value, bool):
         return _MISMATCH
     if kind is str:
-        return str(value) if isinstance(value, str | int) else _MISMATCH
+        return str(value) if isinstance(value, str | int) and _is_text(str(value)) else _MISMATCH
     number = parse_fraction(value) if isinstance(value, str) else value
-    if not isinstance(number, numbers.Real) or not math.isfinite(number):
+    if not _is_finite(number):
         return _MISMATCH
     if kind is int:
         if isinstance(number, numbers.Integral):
             return int(number)
-        return int(float(number)) if float(number).is_integer() and not isinstance(value, str) else _MISMATCH
+        whole = not isinstance(value, str) and float(number).is_integer() and _is_finite(int(float(number)))
+        return int(float(number)) if whole else _MISMATCH
     return float(number) if kind is float else _MISMATCH
+
+
+def _is_finite(number: Any) -> TypeGuard[float]:
+    """Return whether this is a number that a float or a 64-bit integer can hold."""
+    if isinstance(number, numbers.Integral):
+        return abs(int(number)) <= _MAX_INTEGER
+    return isinstance(number, numbers.Real) and math.isfinite(number)
+
+
+def _is_text(text: str) -> bool:
+    """Return whether a text can be saved; the name of a file that is not UTF-8 cannot."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def _parse_untyped(value: Any) -> Any:
+    """Return a value whose key has no known type, as if it had the type of what `format_toml` wrote."""
+    if isinstance(value, list | tuple):
+        parsed = tuple(_MISMATCH if isinstance(item, list | tuple) else _parse_untyped(item) for item in value)
+        return _MISMATCH if _MISMATCH in parsed else parsed
+    if isinstance(value, str):
+        number = parse_fraction(value) if _FRACTION.fullmatch(value) else None
+        if value == _NONE:
+            return None
+        return number if number is not None and _is_finite(number) else value if _is_text(value) else _MISMATCH
+    return value if value is None or (isinstance(value, bool | int | float) and _is_finite(value)) else _MISMATCH
 
 
 def _describe_type(kind: Any) -> str:
@@ -90,7 +133,13 @@ def _describe_type(kind: Any) -> str:
         inner = get_args(kind)
         elements = "names" if inner[0] is str else "numbers"
         return f"a list of {elements}" if inner[-1] is Ellipsis else f"a list of {len(inner)} {elements}"
-    names = {int: "a whole number", bool: "true or false", str: "a text", type(None): f"'{_NONE}'"}
+    names = {
+        Any: "a number, a text or a list of them",
+        int: "a whole number",
+        bool: "true or false",
+        str: "a text",
+        type(None): f"'{_NONE}'",
+    }
     return names.get(kind) or " or ".join(f"'{name}'" for name in _DTYPES)
 
 

@@ -15,6 +15,7 @@ from rich import box
 from rich.table import Table
 from rich.text import Text
 
+from atas._utils.formatting import printable
 from atas._utils.plotting import BLUE, ORANGE, RED, new_figure, save_figure, style_axes
 from atas.attacks.registry import display_name
 from atas.evaluation import Evaluation, wilson
@@ -96,8 +97,8 @@ def table(runs: Sequence[RunSummary]) -> Table:
     for run in runs:
         cells = [_accuracy(run, name) for name in attacks]
         rich_table.add_row(
-            Text(run.name),  # a plain string would be parsed as markup
-            run.recipe.method.name,
+            Text(printable(run.name)),  # a plain string would be parsed as markup
+            Text(printable(run.recipe.method.name)),
             repr(run.recipe.threat),
             str(run.evaluation.n) if run.evaluation else "-",
             *cells,
@@ -153,8 +154,9 @@ def plot_curves(runs: Sequence[RunSummary], path: Path) -> None:
                 ha="right" if late else "left",
                 va="top",
             )
-        what = f"{run.recipe.method.name}, {run.recipe.threat!r}"
-        axes.set_title(what if run.name == run.recipe.method.name else f"{run.name}\n{what}", fontsize=11)
+        what = f"{printable(run.recipe.method.name)}, {run.recipe.threat!r}"
+        title = what if run.name == run.recipe.method.name else f"{printable(run.name)}\n{what}"
+        axes.set_title(title, fontsize=11, parse_math=False)
         axes.set_xlabel("epoch")
         axes.set_ylim(0, 104)
         style_axes(axes)

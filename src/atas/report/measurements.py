@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import functools
+import weakref
 from dataclasses import dataclass
 
 import torch
@@ -130,10 +130,14 @@ class NormDeciles:
     source: str
 
 
-@functools.lru_cache(maxsize=1)
+_norms: weakref.WeakKeyDictionary[RunView, ExampleNorms] = weakref.WeakKeyDictionary()  # model and data may go
+
+
 def gradient_norms(view: RunView) -> ExampleNorms:
     """Return the norms that the method stored, or measure them with the trained model."""
-    return _from_checkpoint(view) or _from_model(view)
+    if view not in _norms:
+        _norms[view] = _from_checkpoint(view) or _from_model(view)
+    return _norms[view]
 
 
 def accuracy_by_norm_decile(view: RunView) -> NormDeciles:

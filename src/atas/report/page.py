@@ -23,14 +23,16 @@ def write_page(
     root: str | None = None,
     paper: Paper | None = None,
     sample_sizes: SampleSizes | None = None,
+    trust: bool = False,
 ) -> None:
     """Write the page of these runs.
 
     `root` is the data directory, if different from training. `paper` looks up the paper's results. `sample_sizes`
-    limits how many images are attacked for the page.
+    limits how many images are attacked for the page. Without `trust`, code that a folder names as its model is not
+    imported, and the page says so where it needs the model.
     """
     runs = zip(summarise(folders), folders, strict=True)
-    views = [RunView(run, Path(folder), root, sample_sizes) for run, folder in runs]
+    views = [RunView(run, Path(folder), root, sample_sizes, trust=trust) for run, folder in runs]
     check_writable(out)
     with strict_float32(select_device("auto")):  # as in the evaluation, so that both give the same predictions
         text = render_run(views[0], paper) if len(views) == 1 else render_comparison(views)

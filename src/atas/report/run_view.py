@@ -15,7 +15,6 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor, nn
 
-from atas._utils.files import read_json
 from atas._utils.formatting import shell_quote
 from atas.core.autograd import freeze, input_gradient, set_mode
 from atas.data import Dataset, Split
@@ -60,12 +59,18 @@ class RunView:
     """One run. Model and data are loaded on first use."""
 
     def __init__(
-        self, summary: RunSummary, folder: Path, root: str | None = None, sample_sizes: SampleSizes | None = None
+        self,
+        summary: RunSummary,
+        folder: Path,
+        root: str | None = None,
+        sample_sizes: SampleSizes | None = None,
+        *,
+        trust: bool = False,
     ) -> None:
         self.summary, self.recipe = summary, summary.recipe
         self.sample_sizes = sample_sizes or SampleSizes()
-        self.folder, self._root = RunFolder(folder), root
-        self.environment: dict[str, Any] = read_json(self.folder.environment)
+        self.folder, self._root, self._trust = RunFolder(folder), root, trust
+        self.environment: dict[str, Any] = self.folder.read_environment()
 
     @property
     def evaluation(self) -> Evaluation | None:
@@ -99,7 +104,7 @@ class RunView:
     def model(self) -> nn.Module:
         """The trained model, in eval mode, on the GPU if there is one."""
         try:
-            return Run.load(self.folder.path).model.to(select_device("auto"))
+            return Run.load(self.folder.path, trust=self._trust).model.to(select_device("auto"))
         except AtasError as error:
             raise Unavailable(f"Cannot load the model: {error}") from error
 

@@ -18,7 +18,7 @@ from atas.evaluation.result import load_results
 from atas.evaluation.warnings import EvaluationWarning
 from atas.models.weights import read_weights
 from atas.recipes import Recipe
-from atas.training.metrics import completed_epochs, read_metrics
+from atas.training.metrics import completed_epochs, missing_epochs
 from atas.training.run import RunFolder, load_recipe
 
 
@@ -75,7 +75,9 @@ class RunSummary:
             return f"stopped after epoch {reactions[-1]['to_epoch']}"
         if reactions:
             return f"{len(reactions)} rolled back"
-        return f"epoch {self.collapse_epoch}" if self.collapse_epoch else "no"
+        if self.collapse_epoch:
+            return f"epoch {self.collapse_epoch}"
+        return "unknown" if missing_epochs(self.epochs) else "no"
 
     def to_json(self) -> dict[str, Any]:
         """Return plain values for JSON."""
@@ -111,7 +113,7 @@ def summarise(folders: Sequence[str | Path]) -> list[RunSummary]:
     runs = []
     for path in paths:
         folder = RunFolder(path)
-        recipe, lines = load_recipe(folder), read_metrics(folder.metrics)
+        recipe, lines = load_recipe(folder), folder.read_metrics()
         rows, events = completed_epochs(lines), [line for line in lines if "event" in line]
         if not rows:
             raise DataError(f"the run in {path} has no finished epoch; train it for at least one")

@@ -14,7 +14,6 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from atas._utils.files import read_json
 from atas.attacks import Clean
 from atas.core.fingerprint import weights_hash
 from atas.core.rng import Stream, generator_seed
@@ -116,7 +115,7 @@ def _train(
     recipe = trial.resolved_recipe
     device = select_device(recipe.engine.device)
     if run_folder.model.exists():
-        return load_weights(run_folder.model).to(device)
+        return load_weights(run_folder.model, trust=recipe.model.name).to(device)
     run_folder.path.parent.mkdir(parents=True, exist_ok=True)
     data = hold_out(load(trial), trial.held_out) if trial.held_out else None
     sharing = DeviceSharing(run_folder.path / SHARED, is_shared)
@@ -185,7 +184,7 @@ def _evaluate(
     else:
         (summary,) = summarise([run_folder.path])
         shared = (run_folder.path / SHARED).exists()
-        record = Record.from_run(trial, summary, read_json(run_folder.environment), result, shared)
+        record = Record.from_run(trial, summary, run_folder.read_environment(), result, shared)
         record = record if known is None else record.merge(known)  # keeps the measurements
     store.save(trial, record)  # before measurements, which may take long
     result.forget_progress()

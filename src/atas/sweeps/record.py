@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict
 
+from atas._utils.documents import MalformedError, check_keys, conform, read_json
+from atas._utils.environment import Environment
 from atas._utils.files import write_text
 from atas.errors import DataError
 from atas.evaluation import Evaluation
@@ -16,6 +19,47 @@ from atas.report import RunSummary
 from atas.sweeps.trial import Trial, format_eps
 
 _FORMAT = 1
+
+
+class _FirstFigures(TypedDict):
+    accuracy: float
+    interval: tuple[float, float]
+
+
+class _Figures(_FirstFigures, total=False):
+    right: int
+    seconds: float
+
+
+class _Training(TypedDict):
+    seconds: float
+    collapsed_in_epoch: int | None
+    environment: Environment
+
+
+class _Observed(TypedDict):
+    environment: Environment
+
+
+class _FirstValues(TypedDict):
+    format: int
+    key: str
+    row: str
+    training_key: str
+    seed: int
+    trial: dict[str, Any]
+    settings: dict[str, Any]
+    training: _Training
+    weights: str
+    n: int
+    attacks: dict[str, _Figures]
+
+
+class _Values(_FirstValues, total=False):
+    """The content of a record's file."""
+
+    evaluations: list[dict[str, Any]]
+    observed: dict[str, _Observed]
 
 
 @dataclass(frozen=True)
@@ -131,18 +175,17 @@ class Record:
     def load(cls, path: Path) -> Record:
         """Read a record that `save` wrote."""
         try:
-            document = json.loads(path.read_text(encoding="utf-8"))
-            if document.pop("format") != _FORMAT:
-                raise ValueError("another format")
-            record = cls(**document)
-            for figures in record.attacks.values():
-                float(figures["accuracy"]), [float(end) for end in figures["interval"]]
-            float(record.training["seconds"]), record.training["collapsed_in_epoch"]
-            record.training["environment"].get("device")
-            [entry["environment"] for entry in record.observed.values()]
-        except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
+            document = conform(read_json(path, dict[str, Any]), _Values)
+            if document["format"] != _FORMAT:
+                raise MalformedError("another format")
+            check_keys(document, _Values)
+            for name, figures in document["attacks"].items():
+                right = figures.get("right")
+                if right is not None and not math.isclose(right, figures["accuracy"] * document["n"], abs_tol=1e-6):
+                    raise MalformedError(f"the accuracy under {name} does not agree with its count")
+        except (OSError, MalformedError) as error:
             raise DataError(f"the record {path} is damaged ({error}); remove it and run the study again") from error
-        return record
+        return cls(**{key: value for key, value in document.items() if key != "format"})
 
 
 def _attacks(evaluation: Evaluation) -> dict[str, dict[str, Any]]:

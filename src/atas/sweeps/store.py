@@ -18,10 +18,10 @@ import shutil
 from collections.abc import Callable, Sequence
 from functools import reduce
 from pathlib import Path
-from typing import Any
 
-from atas._utils.files import read_json, write_text
-from atas.errors import UsageError
+from atas._utils.documents import MalformedError, read_json
+from atas._utils.files import write_text
+from atas.errors import DataError, UsageError
 from atas.sweeps.locks import Locks
 from atas.sweeps.record import Record
 from atas.sweeps.trial import Trial
@@ -98,8 +98,11 @@ class Store:
         """Return the errors of failed trials by row."""
         rows: dict[str, list[str]] = {}
         for path in _result_files(self.folder, ".error.json", errors=True):
-            error: dict[str, Any] = read_json(path)
-            rows.setdefault(str(error.get("row")), []).append(f"{error.get('trial')}: {error.get('error')}")
+            try:
+                error = read_json(path, dict[str, str])
+                rows.setdefault(error["row"], []).append(f"{error['trial']}: {error['error']}")
+            except (OSError, MalformedError, KeyError) as why:
+                raise DataError(f"the error file {path} is damaged ({why}); remove it and run the study again") from why
         return rows
 
     def training_folder(self, trial: Trial, suits: Callable[[RunFolder], bool] = lambda _: True) -> RunFolder:

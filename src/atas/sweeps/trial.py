@@ -20,7 +20,6 @@ import torch
 from torch import Tensor, nn
 
 from atas import attacks, methods, recipes
-from atas._utils.files import read_json
 from atas.core.fingerprint import weights_hash
 from atas.data import Dataset
 from atas.errors import UsageError
@@ -130,7 +129,7 @@ def training_settings(recipe: recipes.Recipe) -> dict[str, Any]:
     Equivalent recipes give equal settings. Engine and device do not count; an explicit precision does.
     """
     document = recipe.to_dict()
-    document["method"] = methods.settings(recipe.method.name) | document["method"]
+    document["method"] = methods.settings(recipe.method.name, trusted=recipe.trusted) | document["method"]
     document = fingerprint.weight_keys(document)
     if recipe.engine.precision != "auto":
         document["engine"] |= {"precision": recipe.engine.precision}
@@ -207,7 +206,7 @@ class FinishedTraining:
     @cached_property
     def metadata(self) -> dict[str, Any]:
         """Hash of the weights, and the environment of the training."""
-        return {"weights": weights_hash(self.model), "environment": read_json(self.run_folder.environment)}
+        return {"weights": weights_hash(self.model), "environment": self.run_folder.read_environment()}
 
 
 class Measurement(ABC):

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from atas import methods, models
 from atas._utils.formatting import format_bytes
 from atas._utils.system import available_cpus, host_memory
+from atas.core.model_state import state_tensors
 from atas.core.validation import check_module, check_rows
 from atas.data import Dataset
 from atas.data.dataset import Split
@@ -101,7 +102,7 @@ def build(
     method.check_module(model)
     if recipe.engine.sync_batchnorm and world.size > 1:
         convert_sync_batchnorm(model)
-    broadcast_weights(list(model.state_dict().values()), world)
+    broadcast_weights(list(state_tensors(model).values()), world)
     engine = _build_engine(recipe, model.to(device), method, loader, log, world)
     check_step(engine, _build_method(recipe, DataShard(2), eval_data, device), eval_data)
     probed = eval_data.train.images[probe].to(device), eval_data.train.labels[probe].to(device)
@@ -115,16 +116,15 @@ def _build_method(recipe: Recipe, shard: DataShard, data: Dataset, device: torch
     name, hyperparameters = recipe.method.name, dict(recipe.method.settings)
     if (label_targets := targets.create(data.num_classes, **dataclasses.asdict(recipe.targets))) is not None:
         hyperparameters["targets"] = label_targets
-    if "classes" in methods.settings(name):
+    if "classes" in methods.settings(name, trusted=recipe.trusted):
         hyperparameters.setdefault("classes", data.num_classes)
     if recipe.consistency.weight:
         hyperparameters["consistency"] = Consistency(**dataclasses.asdict(recipe.consistency))
-    if methods.get(name) is Free:
+    if methods.get(name, trusted=recipe.trusted) is Free:
         hyperparameters["batch_size"] = shard.local_count(hyperparameters.get("batch_size", recipe.training.batch_size))
-    pad, seed = recipe.data.frame_pad, recipe.training.seed
-    method = methods.create(
-        name, recipe.threat, len(shard), data.shape, pad=pad, device=device, seed=seed, **hyperparameters
-    )
+    hyperparameters |= {"pad": recipe.data.frame_pad, "device": device, "seed": recipe.training.seed}
+    method = methods.create(name, recipe.threat, len(shard), data.shape, trusted=recipe.trusted, **hyperparameters)
+    state_tensors(method)  # before anything begins: a method of the user's own may hold what no checkpoint can
     if not shard.is_whole:
         method.set_shard(shard)
     method.weight_perturbation = recipe.optimizer.weight_perturbation
@@ -238,4 +238,4 @@ def build_model(recipe: Recipe, data: Dataset) -> nn.Module:
     mean, std = per_channel(recipe.model.mean), per_channel(recipe.model.std)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(recipe.training.seed)
-        return models.create(recipe.model.name, data.num_classes, data.shape[0], mean, std)
+        return models.create(recipe.model.name, data.num_classes, data.shape[0], mean, std, trusted=recipe.trusted)

@@ -10,13 +10,14 @@ from __future__ import annotations
 import json
 import zlib
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict
 
 import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
+from atas._utils.documents import MalformedError, conform, parse_json
 from atas._utils.files import write_atomically
 from atas.distributed.state import gather_state, scatter_state
 from atas.errors import CheckpointError
@@ -25,6 +26,25 @@ from atas.recipes import recipe_fingerprint
 from atas.training.engine import Engine
 
 _KEY = "atas-checkpoint-1"  # one entry: with several, their order would differ between files
+
+
+class _Header(TypedDict):
+    state: dict[str, Any]
+    tensors: dict[str, list[Any]]
+
+
+class _State(TypedDict):
+    """What a run saves beside its tensors; `CheckpointManager` adds the last three."""
+
+    epoch: int
+    batch: int
+    rollbacks: int
+    seconds: float
+    metrics_bytes: int
+    monitor: dict[str, Any]
+    updates: int
+    recipe: str
+    data: list[str] | str  # older checkpoints hold one fingerprint
 
 
 def save(path: Path, tensors: dict[str, Tensor], state: dict[str, Any]) -> None:
@@ -56,12 +76,16 @@ def load(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
     body = header[8:]
     if header[:8] != f"{zlib.crc32(body.encode()):08x}":
         raise _damaged(path, "the checksum of its header is wrong")
-    content = json.loads(body)
+    try:
+        content = conform(parse_json(body), _Header)
+    except MalformedError as error:
+        raise _damaged(path, f"its header: {error}") from error
     actual, saved = {name: _describe(tensor) for name, tensor in tensors.items()}, content["tensors"]
     if actual != saved:
         wrong = [name for name in {**actual, **saved} if actual.get(name) != saved.get(name)]
         raise _damaged(path, f"the checksum of {wrong[0]} is wrong")
-    return tensors, content["state"]
+    state: dict[str, Any] = content["state"]
+    return tensors, state
 
 
 def _damaged(path: Path, why: str) -> CheckpointError:
@@ -100,11 +124,15 @@ class CheckpointManager:
 
         def read() -> dict[str, Any]:
             loaded, state = load(path)
+            try:
+                conform(state, _State)
+            except MalformedError as error:
+                raise _damaged(path, f"its state: {error}") from error
             tensors.update(loaded)
             return state
 
         state = self._world.on_rank0(read)
-        saved = state["data"]  # older checkpoints hold one fingerprint, not a list
+        saved = state["data"]
         if not {*self._data_fingerprints} & {*([saved] if isinstance(saved, str) else saved)}:
             raise CheckpointError(
                 f"the checkpoint in {self._folder} was made with other training images; resume with the same data"

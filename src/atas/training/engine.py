@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from atas.core.autograd import temporary_values
+from atas.core.model_state import state_tensors
 from atas.data.loader import Loader
 from atas.distributed.batchnorm import running_statistics
 from atas.distributed.world import SINGLE, World, all_reduce_tensors
@@ -252,7 +253,7 @@ class Engine:
         parts |= self._named_averages()
         tensors: dict[str, Tensor] = {}
         for part, module in parts.items():
-            tensors |= {f"{part}.{name}": tensor for name, tensor in module.state_dict().items()}
+            tensors |= {f"{part}.{name}": tensor for name, tensor in state_tensors(module).items()}
         return tensors | self._momentum()
 
     def load_state_tensors(self, tensors: dict[str, Tensor], updates: int) -> None:

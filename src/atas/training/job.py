@@ -11,7 +11,7 @@ import json
 import os
 import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -21,8 +21,9 @@ from torch import Tensor, nn
 from atas import data as datasets
 from atas import recipes
 from atas._utils import environment
-from atas._utils.files import file_lock, read_json, write_text
+from atas._utils.files import file_lock, remove_temporaries, write_text
 from atas._utils.formatting import shell_quote
+from atas.core.autograd import eval_mode
 from atas.core.validation import check_arguments, check_interface, check_module
 from atas.distributed.batchnorm import revert_sync_batchnorm
 from atas.distributed.world import World, init
@@ -55,6 +56,7 @@ def train(
     observers: Sequence[Callback] = (),
     rows: Tensor | None = None,
     probe: Callable[[nn.Module], ProbeResult] | None = None,
+    trust: bool = False,
 ) -> Run:
     """Train a robust classifier.
 
@@ -64,8 +66,9 @@ def train(
     every epoch, in addition to the recipe's own loggers; `observers` are called after steps. `rows` are the indices of
     the training images to use, by default all. `probe` replaces the monitor's measurement after each epoch, for example
     by a stronger attack or one on other images: it gets the model in eval mode and returns a
-    `atas.training.ProbeResult`. Processes that torchrun started, or that form a group of torch.distributed, train
-    together; rank 0 writes the folder and calls `probe`.
+    `atas.training.ProbeResult`. `trust` allows the recipe of a resumed folder to name code; a recipe that you pass may.
+    Processes that torchrun started, or that form a group of torch.distributed, train together; rank 0 writes the folder
+    and calls `probe`.
 
     >>> run = train("digits-small-cnn-atas", out="/tmp/run", values={"training.epochs": 1})  # doctest: +SKIP
     """
@@ -73,7 +76,9 @@ def train(
     check_interface("a logger", loggers, ("start", "log", "close"))
     check_interface("an observer", observers, ("due", "on_step_end"))
     with init() as world:
-        resolved = world.on_rank0(lambda: _recipe_of_run(out, resume)) if recipe is None else recipes.load(recipe)
+        resolved = (
+            world.on_rank0(lambda: _recipe_of_run(out, resume, trust)) if recipe is None else recipes.load(recipe)
+        )
         resolved = resolved.with_values(_with_seed(values or {}, seed))
         if model is not None:
             given = dataclasses.replace(resolved.model, name=f"{GIVEN}{type(model).__name__}")
@@ -81,29 +86,34 @@ def train(
         if data is not None:
             named = dataclasses.replace(resolved.data, name=f"{GIVEN}{data.name}")
             resolved = dataclasses.replace(resolved, data=named)
-        run_folder = RunFolder(Path(out) if out is not None else _default_folder(resolved.name))
+        run_folder = RunFolder(_given_folder(out) if out is not None else _default_folder(resolved.name))
         shards = world.on_rank0(lambda: _shards(resolved, run_folder if resume else None, world.size))
         resolved = resolved.with_values({} if shards is None else {"data.shards": shards})
         with world.comm_errors(f"continue from the last checkpoint with --resume --out {shell_quote(run_folder.path)}"):
-            resumes = world.on_rank0(lambda: _resumes(run_folder, resolved, resume=resume, overwrite=overwrite))
+
+            def resumes_run() -> bool:
+                return _resumes(run_folder, resolved, resume=resume, overwrite=overwrite)
+
+            world.on_rank0(resumes_run)  # before anything is created: the folder may hold something else
             with (
+                _locked(run_folder, world),
                 live or TrainingProgress(quiet=not world.is_main) as progress,
                 deterministic(resolved.engine.deterministic),
             ):
+                resumes = world.on_rank0(resumes_run)  # again: another process may have trained here meanwhile
                 data = load_data(resolved, progress=progress.data_loading) if data is None else data
                 model = build_model(resolved, data) if model is None else model  # a module may have a length
                 trainer = Trainer(resolved, run_folder, data, model, progress, loggers, observers, rows, probe, world)
                 rows_count = None if rows is None else len(rows)
-                with _locked(run_folder, world):
-                    progress.start_run(_headline(trainer))
-                    if resume and not resumes:
-                        progress.log(f"there is nothing to resume in {run_folder.path}; starting from the beginning")
-                    if resumes:
-                        _resume(trainer, resolved, run_folder, progress)
-                    else:  # only now, after all checks, is an earlier run deleted
-                        world.on_rank0(lambda: _start_new(run_folder, trainer, rows_count))
-                    trainer.fit()
-                    return _finish(trainer, _model_metadata(resolved, data))
+                progress.start_run(_headline(trainer))
+                if resume and not resumes:
+                    progress.log(f"there is nothing to resume in {run_folder.path}; starting from the beginning")
+                if resumes:
+                    _resume(trainer, resolved, run_folder, progress)
+                else:  # only now, after all checks, is an earlier run deleted
+                    world.on_rank0(lambda: _start_new(run_folder, trainer, rows_count))
+                trainer.fit()
+                return _finish(trainer, _model_metadata(resolved, data))
 
 
 def _check_given(model: object, data: object) -> None:
@@ -135,6 +145,15 @@ def _shards(recipe: Recipe, resumed: RunFolder | None, processes: int) -> int | 
     return processes if processes > 1 else None
 
 
+def _given_folder(out: str | Path) -> Path:
+    """Return the folder of a run; raise UsageError if safetensors cannot open files in it."""
+    try:
+        str(out).encode()
+    except UnicodeEncodeError as error:
+        raise UsageError(f"the path {out} is not UTF-8, as files of weights need it; choose another --out") from error
+    return Path(out)
+
+
 def _default_folder(name: str) -> Path:
     """Return the folder of a recipe's run; raise UsageError if its name is not that of a folder."""
     if name in ("", ".", "..") or set(name) & set("/\\\0"):
@@ -152,25 +171,33 @@ def _headline(trainer: Trainer) -> str:
     return f"{recipe.name}: {recipe.method.name}, {recipe.threat!r}, {how_long}; {how}; into {trainer.run_folder.path}"
 
 
-def _recipe_of_run(out: str | Path | None, resume: bool) -> Recipe:
+def _recipe_of_run(out: str | Path | None, resume: bool, trust: bool) -> Recipe:
     """Return the recipe of the run to resume."""
     if not (resume and out is not None):
         raise UsageError("pass a recipe, or with resume the folder of a run (out); `atas ls recipes` shows recipes")
-    return load_recipe(RunFolder(Path(out)))
+    return load_recipe(RunFolder(Path(out)), trust=trust)
 
 
 @contextmanager
 def _locked(run_folder: RunFolder, world: World) -> Iterator[None]:
-    """Create the folder, and keep other runs from writing into it."""
+    """Keep other processes from training in the folder. It is created, and removed again if it stays empty."""
     with ExitStack() as stack:
 
         def lock() -> None:
-            run_folder.path.mkdir(parents=True, exist_ok=True)
+            created = [folder for folder in (run_folder.path, *run_folder.path.parents) if not folder.exists()]
+            stack.callback(_remove_empty, created)
             sentence = f"another process trains in {run_folder.path}; wait for it or choose another --out"
             stack.enter_context(file_lock(run_folder.lock, sentence))
 
         world.on_rank0(lock)
         yield
+
+
+def _remove_empty(folders: Sequence[Path]) -> None:
+    """Remove the folders in this order, up to the first that is not empty."""
+    with suppress(OSError):
+        for folder in folders:
+            folder.rmdir()
 
 
 def _finish(trainer: Trainer, metadata: dict[str, Any]) -> Run:
@@ -179,14 +206,15 @@ def _finish(trainer: Trainer, metadata: dict[str, Any]) -> Run:
     others = list(trainer.engine.averages.items())[1:]
 
     def save() -> None:
+        again = "continue with --resume"
         for decay, average in others:
-            save_weights(run_folder.average(decay), revert_sync_batchnorm(average.model), metadata)
-        save_weights(run_folder.model, model, metadata)
+            save_weights(run_folder.average(decay), revert_sync_batchnorm(average.model), metadata, again=again)
+        save_weights(run_folder.model, model, metadata, again=again)
 
     world.on_rank0(save)
     if world.is_main:
-        return Run.load(run_folder.path, model=model)
-    return Run(run_folder.path, trainer.recipe, model.eval(), [])
+        return Run.load(run_folder.path, model=model, trust=trainer.recipe.trusted)
+    return Run(run_folder.path, trainer.recipe, eval_mode(model), [])
 
 
 def _resumes(run_folder: RunFolder, recipe: Recipe, *, resume: bool, overwrite: bool) -> bool:
@@ -236,8 +264,8 @@ def _start_new(run_folder: RunFolder, trainer: Trainer, rows_count: int | None) 
 def _resume(trainer: Trainer, recipe: Recipe, run_folder: RunFolder, progress: TrainingProgress) -> None:
     """Resume from the last checkpoint, and log the position."""
     if trainer.world.is_main:
-        for stale in run_folder.path.rglob(".*.tmp"):  # left by a process that was killed during a write
-            stale.unlink()
+        for path in run_folder.written:
+            remove_temporaries(path)
     if not trainer.resume():
         progress.log(f"there is no checkpoint in {run_folder.path} yet; starting from the beginning")
     elif trainer.epoch == recipe.training.epochs:
@@ -246,12 +274,16 @@ def _resume(trainer: Trainer, recipe: Recipe, run_folder: RunFolder, progress: T
         progress.log(f"the run in {run_folder.path} has finished already{more}")
     else:
         progress.log(f"resuming {run_folder.path} at epoch {trainer.epoch + 1}, batch {trainer.batch + 1}")
-    if trainer.world.is_main:
-        before, now = read_json(run_folder.environment), _environment(trainer)
-        keys = ("atas", "torch", "device", "cuda", "engine", "precision", "processes")
-        changed = {key: now[key] for key in keys if key in before and before[key] != now[key]}
-        if changed:
-            trainer.log_event({"event": "resume", "epoch": trainer.epoch, **changed})
+    trainer.world.on_rank0(lambda: _log_changes(trainer, run_folder))
+
+
+def _log_changes(trainer: Trainer, run_folder: RunFolder) -> None:
+    """Write a row to the metrics if versions or hardware are others than before the resume."""
+    before, now = run_folder.read_environment(), _environment(trainer)
+    keys = ("atas", "torch", "device", "cuda", "engine", "precision", "processes")
+    changed = {key: now[key] for key in keys if key in before and before[key] != now[key]}
+    if changed:
+        trainer.log_event({"event": "resume", "epoch": trainer.epoch, **changed})
 
 
 def _environment(trainer: Trainer) -> dict[str, Any]:

@@ -6,7 +6,9 @@ continues.
 
 from __future__ import annotations
 
+import functools
 import os
+import threading
 import time
 import uuid
 from collections.abc import Callable, Mapping, Sequence
@@ -104,6 +106,7 @@ class TensorBoard:
         from torch.utils.tensorboard import SummaryWriter
 
         self.close()
+        _silence_writer_threads()
         while list(self._folder.glob(f"*.tfevents.{int(time.time()):010d}.*")):
             time.sleep(0.05)  # TensorBoard reads files in the order of their names, which begin with the second
         self._writer = SummaryWriter(str(self._folder), purge_step=epoch)
@@ -122,6 +125,19 @@ class TensorBoard:
             self._writer.close()
 
 
+@functools.cache
+def _silence_writer_threads() -> None:
+    """Keep TensorBoard's threads from printing a traceback on a full disk: the next call of the writer raises the
+    error, and the logger is then dropped with a sentence."""
+    hook = threading.excepthook
+
+    def without_tensorboard(error: threading.ExceptHookArgs) -> None:
+        if not type(error.thread).__module__.startswith("tensorboard."):
+            hook(error)
+
+    threading.excepthook = without_tensorboard
+
+
 _PROJECT = "atas"
 
 
@@ -136,9 +152,10 @@ class WeightsAndBiases:
     def __init__(self, run_folder: RunFolder, recipe: Recipe) -> None:
         try:
             import wandb
-        except ImportError as error:
+        except Exception as error:  # an installation that is broken may raise anything, and must on all ranks
+            why = next(iter(str(error).splitlines()), type(error).__name__)
             raise UsageError(
-                f"training.loggers names wandb, which is not installed ({error}); pip install 'atas[wandb]', "
+                f"training.loggers names wandb, which is not installed ({why}); pip install 'atas[wandb]', "
                 f"or remove it from the list"
             ) from error
         self._wandb: Any = wandb

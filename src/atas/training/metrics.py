@@ -1,22 +1,25 @@
 """Metrics of a run: sums over the steps of an epoch, the row of an epoch, and `metrics.jsonl`.
 
 The sums, and the quantiles and decile means of step sizes and gradient norms, are computed on the device and read once.
+The file is read strictly, because its rows decide whether a run is said to have collapsed.
 """
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal, TypedDict
 
 import torch
 from torch import Tensor, nn
 
+from atas._utils.documents import MalformedError, conform, parse_json, read_bytes
 from atas.core.dispatch import fast_op
 from atas.distributed.state import gather_rows
 from atas.distributed.world import SINGLE, World
-from atas.errors import AtasError
+from atas.errors import AtasError, DataError
 from atas.methods import AdaptiveStepSizes
 
 if TYPE_CHECKING:
@@ -25,6 +28,57 @@ if TYPE_CHECKING:
 
 QUANTILES = (0.05, 0.25, 0.5, 0.75, 0.95)
 _DECILES = 10
+
+
+class _FirstKeys(TypedDict):
+    """What every version wrote for an epoch."""
+
+    epoch: int
+    updates: int
+    rate: float
+    loss: float
+    train_accuracy: float
+    clean: float
+    fgsm: float
+    pgd10: float
+    collapsed: bool
+    seconds: float
+
+
+class _EpochKeys(_FirstKeys, total=False):
+    """The row of an epoch; `shown` is the side of the images if they were resized."""
+
+    pgd10_loss: float | None
+    probe_gradient_norms: list[float]
+    examples_per_second: float
+    step_size: float
+    gradient_norm: float
+    step_sizes: list[float]
+    gradient_norms: list[float]
+    step_size_by_tenth: list[float]
+    gradient_norm_by_tenth: list[float]
+    shown: int
+
+
+class _Event(TypedDict):
+    event: Literal["collapse", "breakdown", "rollback", "stop", "diverged", "resume"]
+    epoch: int
+
+
+class _Collapse(_Event):
+    pgd10: float
+    fgsm: float
+
+
+class _Breakdown(_Event):
+    clean: float
+
+
+class _Return(_Event):
+    to_epoch: int
+
+
+_EVENTS: dict[str, Any] = {"collapse": _Collapse, "breakdown": _Breakdown, "rollback": _Return, "stop": _Return}
 
 
 def epoch_row(
@@ -99,17 +153,19 @@ def decile_means(norms: Tensor, values: Tensor) -> list[float]:
 class MetricsFile:
     """The file metrics.jsonl: one line of JSON per epoch or event.
 
-    On resume the file is cut back to the size that it had at the checkpoint. Without a path nothing is written: only
-    rank 0 writes the file.
+    On resume the file is cut back to the size that it had at the checkpoint; if it is smaller, `lost_rows` is true and
+    whole lines are kept. Without a path nothing is written: only rank 0 writes the file.
     """
 
     def __init__(self, path: Path | None, keep_bytes: int = 0) -> None:
-        self.path = path
+        self.path, self.lost_rows = path, False
         if path is None:
             return
         path.touch()
         with path.open("rb+") as file:
-            file.truncate(min(keep_bytes, path.stat().st_size))
+            kept = file.read(keep_bytes)
+            self.lost_rows = len(kept) < keep_bytes
+            file.truncate(kept.rfind(b"\n") + 1 if self.lost_rows else keep_bytes)
 
     @property
     def size(self) -> int:
@@ -131,19 +187,64 @@ class MetricsFile:
             ) from error
 
 
-def read_metrics(path: Path) -> list[dict[str, Any]]:
-    """Return the rows of a metrics file; a line that a crash cut off is left out."""
+def read_metrics(path: Path, *, finished: bool = False) -> list[dict[str, Any]]:
+    """Return the rows of a metrics file; raise DataError if it is damaged.
+
+    A kill may cut off the last line, which is left out; in a `finished` run it did not.
+    """
     if not path.exists():
         return []
+    try:
+        *lines, last = read_bytes(path).split(b"\n")
+    except OSError as error:
+        raise DataError(f"cannot read the metrics {path}: {error.strerror or error}") from error
+    except MalformedError as error:
+        raise _damaged(path, str(error)) from error
     rows = []
-    for line in path.read_text(encoding="utf-8").splitlines():
+    for number, line in enumerate(lines, start=1):
         try:
-            row = json.loads(line)
-        except ValueError:
-            break
-        if isinstance(row, dict):
-            rows.append(row)
+            rows.append(_parse_row(line))
+        except MalformedError as error:
+            raise _damaged(path, f"line {number}: {error}") from error
+    if last:
+        try:
+            rows.append(_parse_row(last))
+        except MalformedError as error:
+            if finished:
+                raise _damaged(path, f"line {len(lines) + 1}: {error}") from error
+    _check_order(path, completed_epochs(rows))
     return rows
+
+
+def _parse_row(line: bytes) -> dict[str, Any]:
+    row: dict[str, Any] = conform(parse_json(line), dict[str, Any])
+    conform(row, _EVENTS.get(str(row["event"]), _Event) if "event" in row else _EpochKeys)
+    return row
+
+
+def _check_order(path: Path, rows: list[dict[str, Any]]) -> None:
+    """Raise DataError unless the epochs increase, after those are left out that a rollback undid."""
+    epochs = [-1, *(row["epoch"] for row in rows)]
+    for before, epoch in itertools.pairwise(epochs):
+        if epoch <= before:
+            raise _damaged(path, f"epoch {epoch + 1} follows epoch {before + 1}")
+
+
+def _damaged(path: Path, why: str) -> DataError:
+    return DataError(
+        f"the metrics {path} are damaged ({why}); restore the file from a copy, or train again: without it nobody "
+        f"knows whether the run collapsed"
+    )
+
+
+def missing_epochs(rows: list[dict[str, Any]]) -> list[int]:
+    """Return the epochs, counted from 1, before the last row that have no row: their lines were lost before a resume.
+
+    >>> missing_epochs([{"epoch": 1}, {"epoch": 3}])
+    [1, 3]
+    """
+    known = {row["epoch"] for row in rows}
+    return [epoch + 1 for epoch in range(max(known, default=0)) if epoch not in known]
 
 
 class EpochSums(nn.Module):

@@ -13,6 +13,7 @@ from torch.func import functional_call
 
 from atas.core.augment import View
 from atas.core.autograd import set_mode, to_float32
+from atas.core.model_state import state_tensors
 from atas.core.validation import MODEL_FAILED, check_logits, check_trainable, explain_model_errors
 from atas.data import Dataset
 from atas.data.loader import Batch
@@ -42,6 +43,7 @@ def check_single_image(model: nn.Module, data: Dataset, size: int | None) -> Non
 
 def check_model(model: nn.Module, data: Dataset) -> None:
     """Try forward and backward passes on two images, before training starts or an earlier run is deleted."""
+    state_tensors(model)
     check_trainable(model)
     x, y = _first_images(model, data, 2), data.train.labels[:2].long()
     with explain_model_errors(_failure_message(model, data)), set_mode(model, training=False), torch.enable_grad():

@@ -12,6 +12,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
+from atas.core.autograd import eval_mode
+from atas.core.model_state import state_tensors
 from atas.recipes import OptimizerConfig, ScheduleConfig
 
 _ALIGNMENT = 16  # bytes that the kernel reads at once
@@ -156,14 +158,13 @@ class EMA(nn.Module):
     def __init__(self, model: nn.Module, decay: float) -> None:
         super().__init__()
         with torch.no_grad():  # or the copied weights of a scripted model depend on its own
-            self.model = copy.deepcopy(model)
-        self.model.eval()
+            self.model = eval_mode(copy.deepcopy(model))
         for parameter in self.model.parameters():
             parameter.requires_grad_(False)
         self.decay = decay
-        first = next(iter(model.state_dict().values()))
+        first = next(iter(state_tensors(model).values()))
         self.register_buffer("updates", torch.zeros((), device=first.device))
-        both = zip(self.model.state_dict().values(), model.state_dict().values(), strict=True)
+        both = zip(state_tensors(self.model).values(), state_tensors(model).values(), strict=True)
         pairs = {average.data_ptr(): (average, value) for average, value in both}.values()  # tied weights once
         self._averaged = [pair for pair in pairs if _is_continuous(pair[0])]
         self._copied = [pair for pair in pairs if not _is_continuous(pair[0])]

@@ -11,7 +11,7 @@ from rich.progress import BarColumn, TaskProgressColumn, TextColumn, TimeRemaini
 from rich.table import Column
 
 from atas._utils.console import ProgressDisplay
-from atas._utils.formatting import format_duration
+from atas._utils.formatting import format_duration, printable
 
 _MANY_IMAGES = 1000  # decoding fewer takes no time worth a message
 _ACCURACIES = {"clean": "clean", "fgsm": "FGSM", "pgd10": "PGD-10"}
@@ -56,7 +56,7 @@ class TrainingProgress(ProgressDisplay):
             expand=True,
         )
         if self.bar is not None:
-            self._tasks = {"steps": self.bar.add_task(title, total=total, completed=done, text="")}
+            self._tasks = {"steps": self.bar.add_task(printable(title), total=total, completed=done, text="")}
             self.bar.start()
 
     def update(self, done: int, epoch: int, epochs: int, **status: Any) -> None:

@@ -9,6 +9,8 @@ from typing import Any
 from torch import nn
 
 from atas import recipes
+from atas._utils.documents import MalformedError, read_json
+from atas._utils.environment import Environment
 from atas._utils.formatting import shell_quote
 from atas.errors import DataError
 from atas.models.weights import LAST_CHECKPOINT, load_weights
@@ -39,6 +41,30 @@ class RunFolder:
     def metrics(self) -> Path:
         """One line of JSON per epoch or event."""
         return self.path / "metrics.jsonl"
+
+    @property
+    def written(self) -> tuple[Path, ...]:
+        """The files that a training replaces as a whole."""
+        return self.recipe, self.environment, self.last_checkpoint, self.healthy_checkpoint, self.model
+
+    def read_metrics(self) -> list[dict[str, Any]]:
+        """Return the rows of the metrics; raise DataError if they are damaged."""
+        return read_metrics(self.metrics, finished=self.model.exists())
+
+    def read_environment(self) -> dict[str, Any]:
+        """Return versions and hardware, or an empty dict if there is no file; raise DataError if it is damaged."""
+        if not self.environment.exists():
+            return {}
+        try:
+            content: dict[str, Any] = read_json(self.environment, Environment)
+        except OSError as error:
+            raise DataError(f"cannot read {self.environment}: {error.strerror or error}") from error
+        except MalformedError as error:
+            raise DataError(
+                f"{self.environment} is damaged ({error}); restore it from a copy, or remove it if nobody needs to "
+                f"know the versions and the hardware of the training"
+            ) from error
+        return content
 
     @property
     def last_checkpoint(self) -> Path:
@@ -105,14 +131,17 @@ class Run:
     metrics: list[dict[str, Any]] = field(repr=False)
 
     @classmethod
-    def load(cls, folder: str | Path, model: nn.Module | None = None) -> Run:
-        """Load a run from its folder; `model` is needed only if it was passed in Python for the training."""
+    def load(cls, folder: str | Path, model: nn.Module | None = None, *, trust: bool = False) -> Run:
+        """Load a run from its folder; `model` is needed only if it was passed in Python for the training.
+
+        `trust` allows the folder to name code (`package.module:function`), which is imported and run.
+        """
         run_folder = RunFolder(Path(folder))
-        recipe = load_recipe(run_folder)
-        rows = read_metrics(run_folder.metrics)
+        recipe = load_recipe(run_folder, trust=trust)
+        rows = run_folder.read_metrics()
         if not run_folder.model.exists():
             raise DataError(f"the run {folder} has not finished{_resume_hint(run_folder, recipe, rows)}")
-        return cls(run_folder.path, recipe, load_weights(run_folder.model, model), completed_epochs(rows))
+        return cls(run_folder.path, recipe, load_weights(run_folder.model, model, trust=trust), completed_epochs(rows))
 
 
 def _resume_hint(run_folder: RunFolder, recipe: Recipe, rows: list[dict[str, Any]]) -> str:
@@ -129,9 +158,9 @@ def divergence_advice(recipe: Recipe) -> str:
     return "a smaller optimizer.weight_decay or schedule.peak" if large else "a smaller schedule.peak"
 
 
-def load_recipe(run_folder: RunFolder) -> Recipe:
-    """Load the recipe of a run's folder."""
+def load_recipe(run_folder: RunFolder, *, trust: bool = False) -> Recipe:
+    """Load the recipe of a run's folder; without `trust`, what it names as code is never imported."""
     if not run_folder.recipe.exists():
         why = "it holds no recipe.toml" if run_folder.path.exists() else "there is no such folder"
         raise DataError(f"{run_folder.path} is not the folder of a run: {why}; pass a folder that `atas train` wrote")
-    return recipes.load(run_folder.recipe)
+    return recipes.load(run_folder.recipe, trusted=trust)

@@ -88,13 +88,13 @@ class Trainer:
 
     def log_event(self, row: dict[str, Any]) -> None:
         """Write a row for an event before the training starts."""
-        MetricsFile(self.run_folder.metrics, self._metrics_bytes).write(row)
+        self._open_metrics().write(row)
         self._metrics_bytes = self.run_folder.metrics.stat().st_size
 
     def fit(self) -> None:
         """Train to the end; after a stop signal, save a checkpoint and raise `Interrupted`."""
         epochs = self.recipe.training.epochs
-        self._metrics = MetricsFile(self.run_folder.metrics if self.world.is_main else None, self._metrics_bytes)
+        self._metrics = self._open_metrics()
         self._loggers.start(self.epoch)
         self._saved_at = time.monotonic()
         self._timer = DeviceTimer(self.device)
@@ -109,6 +109,15 @@ class Trainer:
         finally:
             self.loader.close()
             self._loggers.close()
+
+    def _open_metrics(self) -> MetricsFile:
+        """Open the metrics file, cut back to the checkpoint."""
+        metrics = MetricsFile(self.run_folder.metrics if self.world.is_main else None, self._metrics_bytes)
+        if metrics.lost_rows:
+            self.progress.log(
+                f"{self.run_folder.metrics} is shorter than it was at the checkpoint; the rows of some epochs are lost"
+            )
+        return metrics
 
     def _run_epoch(self, epochs: int) -> None:
         engine = self.engine

@@ -221,7 +221,7 @@ def _correct_examples(view: RunView) -> list[int]:
         if outcomes is not None:
             correct = [index for index, outcome in enumerate(outcomes) if outcome != "clean"]
             sample = sample_by_outcome([outcomes[index] for index in correct], _NUM_SURFACES)
-            return [correct[row] for row in sample]
+            return [correct[row] for row in sample] or [0]
     candidates = evenly_spaced(len(test), 10 * _NUM_SURFACES)
     with torch.no_grad():
         predicted = view.model(test.images[candidates].to(view.device).float() / 255).argmax(1).cpu()
