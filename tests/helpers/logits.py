@@ -25,12 +25,15 @@ def value_and_gradient(function, logits):
     return value.detach(), gradient
 
 
-def assert_like_float64(function, logits, exact=None):
-    """The function is finite, with a finite gradient, and both are what float64 gives, by `exact` or itself."""
+def assert_like_float64(function, logits, exact=None, others=None):
+    """The function is finite, with a finite gradient, and both are what float64 gives, by `exact` or itself.
+
+    `others` are logits that the function subtracts as well."""
     value, gradient = value_and_gradient(function, logits)
     right, slope = value_and_gradient(exact or function, logits.double())
     assert value.isfinite().all()
     assert gradient.isfinite().all()
-    rounding = 1e-4 + 1e-6 * float(logits.abs().max())  # of a difference of such logits
+    largest = max(float(each.abs().max()) for each in (logits, others) if each is not None)
+    rounding = 1e-4 + 1e-6 * largest  # of a difference of such logits
     torch.testing.assert_close(value.double(), right, rtol=1e-4, atol=rounding)
     torch.testing.assert_close(gradient.double(), slope, rtol=LOW[logits.dtype], atol=rounding)

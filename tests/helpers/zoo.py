@@ -1,7 +1,7 @@
 """Small networks of every kind that people bring, each with what is expected of it.
 
-All take images (N, 1, 8, 8) and have three classes. A `Kind` works in every activity that it neither `refuses`, with a
-sentence that matches, nor has `pending`: a fault that is known, with its description.
+All take images (N, 1, 8, 8) and have three classes. A `Kind` works in every activity but those that it `refuses`, with
+a sentence that matches.
 """
 
 from __future__ import annotations
@@ -284,9 +284,9 @@ def training(sentence: str) -> dict[str, str]:
     return dict.fromkeys((*METHODS, "train", "safetensors", *GRAPHS), sentence)
 
 
-def saving(reason: str) -> dict[str, str]:
-    """What does not work if a run cannot be saved."""
-    return dict.fromkeys(("train", "safetensors", *GRAPHS), reason)
+def saving(sentence: str) -> dict[str, str]:
+    """What is refused if a run cannot be saved."""
+    return dict.fromkeys(("train", "safetensors", *GRAPHS), sentence)
 
 
 _FIXED = "graph of this model is fixed in eval mode.*pass the network that it was made from"
@@ -304,8 +304,6 @@ class Kind:
     build: Callable[[], Any]
     refuses: dict[str, str] = field(default_factory=dict)
     """The sentence, as a pattern, by the activity that is refused."""
-    pending: dict[str, str] = field(default_factory=dict)
-    """The known fault by activity."""
     random: bool = False
     slow: bool = False
 
@@ -339,9 +337,9 @@ KINDS = {
     "pruned": Kind(lambda: with_first(lambda layer: prune.l1_unstructured(layer, "weight", 0.5))),
     "tied": Kind(Tied),
     "frozen-layer": Kind(lambda: with_first(lambda layer: layer.requires_grad_(False))),
-    "train-returns-nothing": Kind(FrozenNorm, pending=saving("the value of eval() is used, which is None")),
-    "extra-state": Kind(ExtraState, pending=saving("state that is no tensor is not saved")),
-    "sparse-buffer": Kind(SparseBuffer, pending={"evaluate": "it is not hashed", **saving("it is not saved")}),
+    "train-returns-nothing": Kind(FrozenNorm),
+    "extra-state": Kind(ExtraState, refuses=saving("cannot be saved.* return a tensor from get_extra_state")),
+    "sparse-buffer": Kind(SparseBuffer, refuses=saving("cannot be saved.* store it as a dense tensor")),
     "complex": Kind(Complex, refuses={"yopo": "no convolution or linear layer to start YOPO from"}),
     "double": Kind(Double),
     "channels-last": Kind(lambda: conv(nn.BatchNorm2d(4)).to(memory_format=torch.channels_last)),

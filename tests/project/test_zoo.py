@@ -63,8 +63,6 @@ def cases(*activities: str, only: set[str] | None = None) -> list[Any]:
             if only is not None and name not in only:
                 continue
             marks = [pytest.mark.slow] if kind.slow or activity in _SLOW else []
-            if activity in kind.pending:
-                marks.append(pytest.mark.xfail(strict=True, reason=kind.pending[activity]))
             if activity == "onnx":
                 marks.append(NEEDS_ONNX)
             found.append(pytest.param(kind, activity, marks=marks, id=f"{name}-{activity}"))

@@ -107,7 +107,7 @@ def test_values_that_were_accepted_or_misread(key, value, message):
 
 
 def test_nesterov_needs_momentum():
-    with pytest.raises(UsageError, match=r"optimizer.nesterov needs momentum; set optimizer.momentum above zero"):
+    with pytest.raises(UsageError, match=r"optimizer.nesterov needs optimizer.momentum above zero"):
         BASE.with_values({"optimizer.nesterov": True, "optimizer.momentum": 0})
 
 

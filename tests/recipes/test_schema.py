@@ -53,8 +53,8 @@ def any_recipe(draw):
         ),
         model=recipes.ModelConfig(
             name=draw(texts),
-            mean=draw(st.none() | st.lists(numbers, max_size=3).map(tuple)),
-            std=draw(st.none() | st.lists(positive, max_size=3).map(tuple)),
+            mean=draw(st.none() | st.lists(numbers, min_size=1, max_size=3).map(tuple)),
+            std=draw(st.none() | st.lists(positive, min_size=1, max_size=3).map(tuple)),
         ),
         method=recipes.MethodConfig(
             name=method,

@@ -268,7 +268,8 @@ def check_module(
         )
     if any(map(is_lazy, itertools.chain(model.parameters(), model.buffers()))):
         raise UsageError("the model has lazy layers without weights as yet: call it once on a batch of images")
-    if any(tensor.is_meta for tensor in itertools.chain(model.parameters(), model.buffers())):
+    # A subclass of Tensor may say that it is there and hold its values elsewhere.
+    if any(tensor.is_meta and type(tensor.data) is Tensor for tensor in (*model.parameters(), *model.buffers())):
         raise UsageError(
             "the model is on the device 'meta', without weights: create it on the CPU and load its weights"
         )

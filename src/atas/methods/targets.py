@@ -35,8 +35,8 @@ class LabelTargets(nn.Module):
 
     >>> targets = LabelTargets(smoothing=0.4)
     >>> rng = CounterRNG(0, torch.tensor(0), torch.tensor([7]))
-    >>> targets(torch.zeros(1, 4), torch.tensor([2]), torch.tensor([7]), rng).round(decimals=4).tolist()
-    [[0.1, 0.1, 0.7, 0.1]]
+    >>> targets(torch.zeros(1, 4), torch.tensor([2]), torch.tensor([7]), rng)
+    tensor([[0.1000, 0.1000, 0.7000, 0.1000]])
     """
 
     def __init__(self, *, smoothing: float = 0.0, noise: Noise = "uniform") -> None:

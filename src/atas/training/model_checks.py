@@ -43,8 +43,8 @@ def check_single_image(model: nn.Module, data: Dataset, size: int | None) -> Non
 
 def check_model(model: nn.Module, data: Dataset) -> None:
     """Try forward and backward passes on two images, before training starts or an earlier run is deleted."""
-    state_tensors(model)
     check_trainable(model)
+    state_tensors(model)
     x, y = _first_images(model, data, 2), data.train.labels[:2].long()
     with explain_model_errors(_failure_message(model, data)), set_mode(model, training=False), torch.enable_grad():
         logits = check_logits(model(x.requires_grad_(True)), len(x))
