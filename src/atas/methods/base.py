@@ -7,17 +7,15 @@ by its attack. `PersistentPerturbation` starts each attack from the example's pe
 
 from __future__ import annotations
 
-import functools
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from numbers import Integral
-from typing import Any, ClassVar, Literal, NamedTuple, Self, TypedDict, Unpack
+from typing import Any, ClassVar, Literal, NamedTuple, TypedDict, Unpack
 
 import torch
 from torch import Tensor, nn
 
-from atas.core.augment import View
 from atas.core.autograd import (
     contiguous,
     cross_entropy,
@@ -27,9 +25,7 @@ from atas.core.autograd import (
     set_mode,
     soft_cross_entropy,
 )
-from atas.core.crop_shift import ShiftView
 from atas.core.dispatch import fast_op
-from atas.core.erasing import ErasedView
 from atas.core.perturbations import FullResolution, LowResolution, PerturbationStore, Placement
 from atas.core.resized_crop import AnyView, BoxView
 from atas.core.rng import CounterRNG
@@ -45,18 +41,16 @@ from atas.core.validation import (
     check_shapes,
     check_trainable,
     explain_precision,
-    plain_types,
 )
 from atas.data.loader import Batch
 from atas.distributed.sharding import DataShard
-from atas.errors import CheckpointError, DataError, UsageError, first_few
+from atas.errors import DataError, UsageError
+from atas.methods.checks import CheckedSettings, check_state_names, check_state_tensors, checked_view
 from atas.methods.consistency import Consistency
 from atas.methods.targets import LabelTargets, make_targets
 from atas.methods.update import OptimizerUpdate, Update
 from atas.methods.weight_perturbation import FORMS, Directions, WeightGradientTap, WeightPerturbation
 from atas.threat import Threat
-
-_CANNOT_LOAD = "this state cannot be loaded: "
 
 
 class CommonArgs(TypedDict, total=False):
@@ -77,16 +71,7 @@ class StepOutput(NamedTuple):
     logits: Tensor
 
 
-@functools.cache
-def _annotations(method: type[Method]) -> dict[str, Any]:
-    """Return the types of the settings of a method's class and its bases."""
-    kinds: dict[str, Any] = {}
-    for base in reversed(method.__mro__):
-        kinds |= plain_types(vars(base)["__init__"]) if issubclass(base, Method) and "__init__" in vars(base) else {}
-    return kinds
-
-
-class Method(nn.Module, ABC):
+class Method(CheckedSettings, nn.Module, ABC):
     """A training method. It has no parameters; its per-example state is in buffers.
 
     A buffer with rows has one row for every example, or for every position in a batch, and each of several processes
@@ -115,13 +100,6 @@ class Method(nn.Module, ABC):
         """Forget the inherited forms of weight perturbation where a class has a training step of its own."""
         if "training_step" in vars(cls) and "weight_perturbations" not in vars(cls):
             cls.weight_perturbations = ()
-
-    def __new__(cls, *args: Any, **settings: Any) -> Self:
-        """Check the types of all settings, whichever class of the method declares them."""
-        kinds = _annotations(cls)
-        for name in settings.keys() & kinds.keys():
-            check_argument(name, settings[name], kinds[name])
-        return super().__new__(cls)
 
     def __init__(
         self,
@@ -360,38 +338,12 @@ class Method(nn.Module, ABC):
 
         Perturbations may have been stored with another `dtype`.
         """
-        if not isinstance(state_dict, Mapping):
-            raise CheckpointError(f"a state is what method.state_dict() returns; got {type(state_dict).__name__}")
-        own = self.state_dict(keep_vars=True)
-        missing, others = [list(names) for names in (own.keys() - state_dict.keys(), state_dict.keys() - own.keys())]
-        if strict and (missing or others):
-            lacks, holds = first_few(sorted(missing)), first_few(sorted(map(str, others)))
-            found = [f"lacks {lacks}"] * bool(missing) + [f"also holds {holds}"] * bool(others)
-            raise CheckpointError(
-                f"this is the state of another method: it {' and '.join(found)}; load a state of "
-                f"{type(self).__name__} with the same settings"
-            )
+        check_state_names(self, state_dict, strict=strict)
         return super().load_state_dict(state_dict, strict, assign)
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any, **kwargs: Any) -> None:
-        coded = {f"{name}.delta" for name, part in self.named_modules() if isinstance(part, PerturbationStore)}
-        for name, own in self.state_dict(keep_vars=True).items():
-            if prefix + name not in state_dict:
-                continue
-            given = state_dict[prefix + name]
-            if not isinstance(given, Tensor):
-                raise CheckpointError(f"{_CANNOT_LOAD}{name} is a {type(given).__name__} in it, not a tensor")
-            if given.shape != own.shape:
-                raise CheckpointError(
-                    f"this state is of a method that was made for other data or with other settings: {name} has the "
-                    f"shape {tuple(given.shape)} in it and {tuple(own.shape)} in this method for {self.examples} "
-                    f"examples of shape {self.shape}; create the method as the one that was saved"
-                )
-            if name not in coded and given.is_floating_point() != own.is_floating_point():
-                raise CheckpointError(
-                    f"{_CANNOT_LOAD}{name} is {given.dtype} in it and {own.dtype} in this "
-                    f"method; create the method as the one that was saved"
-                )
+        state = {name.removeprefix(prefix): value for name, value in state_dict.items() if name.startswith(prefix)}
+        check_state_tensors(self, state, f"{self.examples} examples of shape {self.shape}")
         super()._load_from_state_dict(state_dict, prefix, *args, **kwargs)
         self._index_check.reset()
 
@@ -409,19 +361,7 @@ class Method(nn.Module, ABC):
                 raise DataError(f"{name} lives on {tensor.device}, the images on {x.device}: move it there with .to()")
         if not len(x):
             raise DataError("a batch without images has nothing to train on; leave it out")
-        view = View.centre(len(x), self.pad, x.device) if view is None else view
-        shown = view.view if isinstance(view, ErasedView) else view
-        if not isinstance(shown, AnyView):
-            raise DataError(
-                f"a view is what atas.random_view gives with the images, or None; got {type(view).__name__}"
-            )
-        if isinstance(shown, View) and (shown.pad != self.pad or len(view) != len(x)):
-            raise DataError(
-                f"a view of {len(view)} images with pad={shown.pad} does not fit {len(x)} images and a method with "
-                f"pad={self.pad}; draw it from this batch and create the method with the same pad"
-            )
-        if len(view) != len(x) or (isinstance(shown, ShiftView) and shown.size != x.shape[2:]):
-            raise DataError(f"a view of {len(view)} images does not fit {len(x)} images; draw it from this batch")
+        view = checked_view(view, x, self.pad)
         self.checks.images(x)
         x = contiguous(x) if x.is_contiguous() else x  # the caller's channels_last stays
         y, index = y.long(), self.checks.index(index.long(), self.examples)
