@@ -36,7 +36,7 @@ from atas.training.callbacks import Callback, Logger
 from atas.training.data import eval_view, load_data
 from atas.training.monitor import ProbeResult
 from atas.training.progress import TrainingProgress
-from atas.training.run import ROWS_KEY, Run, RunFolder, load_recipe
+from atas.training.run import ROWS_KEY, Run, RunFolder, load_recipe, write_recipe
 from atas.training.trainer import Trainer
 
 
@@ -256,7 +256,7 @@ def _start_new(run_folder: RunFolder, trainer: Trainer, rows_count: int | None) 
         path.unlink(missing_ok=True)
     for folder in (run_folder.last_checkpoint.parent, run_folder.tensorboard, run_folder.wandb, run_folder.exports):
         shutil.rmtree(folder, ignore_errors=True)
-    write_text(run_folder.recipe, f"# atas train {run_folder.recipe}\n{trainer.recipe.to_toml()}")
+    write_recipe(run_folder, trainer.recipe)
     part = {} if rows_count is None else {ROWS_KEY: rows_count}
     write_text(run_folder.environment, json.dumps(_environment(trainer) | part, indent=2) + "\n")
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import zlib
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ from torch import nn
 from atas import recipes
 from atas._utils.documents import MalformedError, read_json
 from atas._utils.environment import Environment
+from atas._utils.files import write_text
 from atas._utils.formatting import shell_quote
 from atas.errors import DataError
 from atas.models.weights import LAST_CHECKPOINT, load_weights
@@ -18,6 +20,7 @@ from atas.recipes import Recipe
 from atas.training.metrics import completed_epochs, read_metrics
 
 DIVERGED = "diverged"  # the event that ends the metrics of a run whose loss became infinite or NaN
+_CHECKSUM = "# checksum of what follows: "
 ROWS_KEY = "rows"  # in environment.json of a run on a part of the training images: their number
 
 
@@ -163,4 +166,28 @@ def load_recipe(run_folder: RunFolder, *, trust: bool = False) -> Recipe:
     if not run_folder.recipe.exists():
         why = "it holds no recipe.toml" if run_folder.path.exists() else "there is no such folder"
         raise DataError(f"{run_folder.path} is not the folder of a run: {why}; pass a folder that `atas train` wrote")
+    _check_recipe(run_folder.recipe)
     return recipes.load(run_folder.recipe, trusted=trust)
+
+
+def write_recipe(run_folder: RunFolder, recipe: Recipe) -> None:
+    """Write the recipe of a run, with its command and a checksum as comments.
+
+    A file that lost its end or a line is valid TOML with other settings, and evaluations take their budget from it.
+    """
+    content = recipe.to_toml()
+    write_text(run_folder.recipe, f"# atas train {run_folder.recipe}\n{_CHECKSUM}{_checksum(content)}\n{content}")
+
+
+def _check_recipe(path: Path) -> None:
+    """Raise DataError if a run's recipe is not what was written; earlier versions wrote no checksum."""
+    lines = path.read_bytes().decode("utf-8", errors="replace").split("\n", 2)
+    if len(lines) == 3 and lines[1].startswith(_CHECKSUM) and lines[1] != _CHECKSUM + _checksum(lines[2]):
+        raise DataError(
+            f"{path} was changed or damaged since its run began (its checksum is wrong): restore it, or remove its "
+            f"second line to use it as it is"
+        )
+
+
+def _checksum(content: str) -> str:
+    return f"{zlib.crc32(content.encode()):08x}"
