@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from helpers.run_files import recipe_text
 from PIL import Image
 from safetensors.torch import load_file, save_file
 from torch.nn.modules.module import register_module_forward_pre_hook
@@ -170,14 +171,14 @@ def test_weights_of_another_file(command, copy_of):
 def test_data_that_is_not_there(command, copy_of, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     folder = copy_of()
-    text = (folder / "recipe.toml").read_text().replace('name = "digits"', 'name = "cifar10"')
+    text = recipe_text(folder).replace('name = "digits"', 'name = "cifar10"')
     (folder / "recipe.toml").write_text(text)
     command("evaluate", folder, "--root", tmp_path / "none").sentence("atas data get cifar10", status=1)
 
 
 def test_data_that_was_given_in_python(command, copy_of):
     folder = copy_of()
-    text = (folder / "recipe.toml").read_text().replace('name = "digits"', 'name = "given:mine"')
+    text = recipe_text(folder).replace('name = "digits"', 'name = "given:mine"')
     (folder / "recipe.toml").write_text(text)
     command("evaluate", folder).sentence("given", "Python", status=2)
 

@@ -6,6 +6,7 @@ import re
 from pathlib import Path
 
 import pytest
+from helpers.run_files import recipe_text
 from PIL import Image
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
@@ -27,7 +28,7 @@ def hostile(copy_of):
     folder = copy_of(NAME.replace("/", ""))
     recipe = folder / "recipe.toml"
     name = "".join(f"\\U{ord(char):08x}" for char in f"{NAME}{HTML}")
-    recipe.write_text(re.sub(r'(?m)^name = "tiny"$', lambda _: f'name = "{name}"', recipe.read_text(), count=1))
+    recipe.write_text(re.sub(r'(?m)^name = "tiny"$', lambda _: f'name = "{name}"', recipe_text(folder), count=1))
     assert atas.Run.load(folder).recipe.name == f"{NAME}{HTML}"
     return folder
 

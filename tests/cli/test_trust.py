@@ -4,6 +4,7 @@ import json
 import sys
 
 import pytest
+from helpers.run_files import recipe_text
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
@@ -54,7 +55,7 @@ def rename_model(path, name):
 def named_model(copy_of, trace):
     """A run whose recipe and weights name a function as its model."""
     folder = copy_of("named-model")
-    recipe = (folder / "recipe.toml").read_text()
+    recipe = recipe_text(folder)
     assert 'name = "small-cnn"' in recipe
     (folder / "recipe.toml").write_text(recipe.replace('name = "small-cnn"', 'name = "evil:build"'))
     rename_model(folder / "model.safetensors", "evil:build")
@@ -65,7 +66,7 @@ def named_model(copy_of, trace):
 def named_method(copy_of, trace):
     """A run whose recipe names a class as its method."""
     folder = copy_of("named-method")
-    recipe = (folder / "recipe.toml").read_text()
+    recipe = recipe_text(folder)
     head, _, rest = recipe.partition("[method]")
     rest = rest[rest.index("[optimizer]") :]
     method = '[method]\nname = "evil:Method"\nnorm = "linf"\neps = 0.1\nwidth = "51/255"\n\n'
@@ -184,7 +185,7 @@ def test_data_and_attacks_are_never_code(create, trace):
 
 def test_settings_of_a_class_that_is_not_imported(named_method, trace):
     """Their keys and values are written to cards and pages, so they are words, numbers and texts."""
-    recipe = (named_method / "recipe.toml").read_text()
+    recipe = recipe_text(named_method)
     for line in ('"a b" = 1', '"```" = 1', "width = {a = 1}", "width = 1979-05-27", "width = [[[1]]]"):
         (named_method / "recipe.toml").write_text(recipe.replace('width = "51/255"', line))
         with pytest.raises(UsageError, match=r"method\."):

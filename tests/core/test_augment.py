@@ -208,5 +208,5 @@ def test_random_view_with_a_generator_is_reproducible():
 def test_random_view_names_what_is_wrong():
     with pytest.raises(UsageError, match=r"batch of images \(N, C, H, W\); got shape \(3, 8, 8\)"):
         random_view(torch.zeros(3, 8, 8))
-    with pytest.raises(UsageError, match="pad must not be negative; got -1"):
+    with pytest.raises(UsageError, match="pad must be 0 to 10,000 pixels; got -1"):
         random_view(torch.zeros(1, 3, 8, 8), pad=-1)

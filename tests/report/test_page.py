@@ -7,6 +7,7 @@ from html.parser import HTMLParser
 
 import numpy as np
 import pytest
+from helpers.run_files import recipe_text
 
 import atas
 from atas import recipes, report
@@ -126,7 +127,7 @@ def test_without_data_or_model_the_rest_stands(copy_of, page_of):
     found = page_of(folder)
     assert [attributes["id"] for attributes in found.all("section")] == SECTIONS
     assert found.text.count("Not shown. Cannot load the model: the run") >= 3
-    text = (folder / "recipe.toml").read_text().replace('name = "digits"', 'name = "cifar10"')
+    text = recipe_text(folder).replace('name = "digits"', 'name = "cifar10"')
     (folder / "recipe.toml").write_text(text)
     found = page_of(folder, root="nowhere")
     assert [attributes["id"] for attributes in found.all("section")] == SECTIONS
@@ -151,7 +152,7 @@ def test_data_that_was_given_in_python(tmp_path, page_of, small_net):
 
 def test_hostile_names(copy_of, view_of):
     folder = copy_of(f"run {HOSTILE}".replace("/", "\u2215"))
-    text = (folder / "recipe.toml").read_text()
+    text = recipe_text(folder)
     renamed = re.sub("^name = .*", lambda _: f"name = {json.dumps(HOSTILE)}", text, count=1, flags=re.MULTILINE)
     (folder / "recipe.toml").write_text(renamed)
     environment = json.loads((folder / "environment.json").read_text())
@@ -192,7 +193,7 @@ def test_a_tie_and_a_ranking_that_is_not_possible(make_run, page_of):
 
 def test_the_paper_stands_beside(make_run, page_of):
     folder = make_run("row", right={"clean": 81, "pgd10": 50})
-    text = (folder / "recipe.toml").read_text()
+    text = recipe_text(folder)
     assert 'name = "cifar10"' in text
     assert "81.22" in page_of(folder, paper=published.lookup, root="nowhere").text
     settings = recipes.load("cifar10-preact-resnet18-atas")

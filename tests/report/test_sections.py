@@ -6,6 +6,7 @@ import weakref
 import pytest
 import torch
 import torch.nn.functional as F
+from helpers.run_files import recipe_text
 
 import atas
 from atas import attacks, data
@@ -100,7 +101,7 @@ def test_norms_are_those_that_the_method_remembers(trained, view_of):
 
 def test_norms_of_a_run_that_held_images_out_are_of_the_others(copy_of, view_of):
     folder = copy_of()
-    recipe = (folder / "recipe.toml").read_text().replace('on_collapse = "warn"', 'on_collapse = "stop"')
+    recipe = recipe_text(folder).replace('on_collapse = "warn"', 'on_collapse = "stop"')
     (folder / "recipe.toml").write_text(recipe)
     with pytest.raises(Unavailable, match="not those of the run"):
         gradient_norms(view_of(folder))  # 1,297 remembered, 1,237 left to train on

@@ -44,8 +44,8 @@ def run(corpus: Corpus, folder: Path, count: int, seed: int) -> Iterator[Case]:
 
 def _limit(chance: random.Random) -> dict[int, int]:
     kind = chance.choice(("size", "files", "memory"))
-    if kind == "size":  # as a full disk: a write fails in the middle of a file
-        return {resource.RLIMIT_FSIZE: chance.choice((0, 100, 1_000, 10_000, 100_000, 400_000))}
+    if kind == "size":  # as a full disk: a write fails in the middle of a file; what is printed needs a few thousand
+        return {resource.RLIMIT_FSIZE: chance.choice((4_000, 6_000, 10_000, 40_000, 100_000, 400_000))}
     if kind == "files":
         return {resource.RLIMIT_NOFILE: len(os.listdir("/proc/self/fd")) + chance.randint(0, 12)}
     used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()

@@ -48,7 +48,7 @@ _REMEDIES = {
 # PyTorch raises RuntimeError, and the system's loader ImportError.
 _OUT_OF_MEMORY = re.compile(
     r"can't allocate memory|not enough memory|out of memory|[Cc]annot allocate memory|failed to map segment|"
-    r"unable to mmap|can't start new thread"
+    r"unable to mmap|can't start new thread|could not create a primitive"  # the last is oneDNN's
 )
 _TRIED = re.compile(r"[Tt]ried to allocate ([\d.]+)(?: (bytes|KiB|MiB|GiB|TiB))?")
 

@@ -17,6 +17,8 @@ from atas.core.rng import CounterRNG, Stream
 from atas.core.validation import check_arguments, describe
 from atas.errors import UsageError
 
+_MAX_PAD = 10_000
+
 
 @dataclass(frozen=True)
 class View:
@@ -105,8 +107,8 @@ def random_view(
         raise UsageError(f"random_view takes a tensor of images; got {describe(x)}: convert with torch.as_tensor()")
     if x.dim() != 4:
         raise UsageError(f"random_view takes a batch of images (N, C, H, W); got shape {tuple(x.shape)}")
-    if pad < 0:
-        raise UsageError(f"pad must not be negative; got {pad}")
+    if not 0 <= pad <= _MAX_PAD:
+        raise UsageError(f"pad must be 0 to {_MAX_PAD:,} pixels; got {pad}")
 
     def draw(choices: int) -> Tensor:
         return torch.randint(choices, (len(x),), device=x.device, generator=generator)

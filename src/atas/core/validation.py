@@ -199,7 +199,7 @@ def _describe_kind(kind: Any) -> str:
 def check_shapes(x: Tensor, y: Tensor, index: Tensor | None, shape: Sequence[int] | None) -> None:
     """Raise if shapes or dtypes are wrong. Values are not read."""
     for name, value in (("images", x), ("labels", y), ("indices", index)):
-        if value is not None and not isinstance(value, Tensor):
+        if not isinstance(value, Tensor) and (value is not None or name != "indices"):
             raise DataError(f"{name} must be a tensor; got {type(value).__name__}: convert with torch.as_tensor()")
     if not x.dtype.is_floating_point:
         raise DataError(f"images must be float in [0, 1]; got {x.dtype}: convert with x.float() / 255")

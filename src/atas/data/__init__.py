@@ -6,6 +6,7 @@ import os
 from typing import Literal
 
 from atas._utils.console import ProgressCallback
+from atas.core.validation import check_argument
 from atas.data.arrays import from_arrays
 from atas.data.cifar import SPECS, read_cifar
 from atas.data.dataset import Dataset, Indexed, MapDataset, Split, indexed
@@ -68,6 +69,7 @@ def load(
     >>> len(digits.train), len(digits.test), digits.shape, digits.num_classes
     (1297, 500, (1, 8, 8), 10)
     """
+    check_argument("name", name, str)
     if name not in names():
         raise unknown("data set", name, names())
     if size is not None and name != "imagefolder":

@@ -71,6 +71,8 @@ def from_arrays(
 
 def _tensor(array: Array) -> Tensor:
     if isinstance(array, Tensor):
+        if array.is_meta:
+            raise DataError("a tensor on the device 'meta' has no values; pass images and labels on the CPU or a GPU.")
         return array.detach().cpu()
     try:
         array = np.asarray(array)

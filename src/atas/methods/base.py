@@ -52,6 +52,8 @@ from atas.methods.update import OptimizerUpdate, Update
 from atas.methods.weight_perturbation import FORMS, Directions, WeightGradientTap, WeightPerturbation
 from atas.threat import Threat
 
+_MAX_EXAMPLES = 2**40
+
 
 class CommonArgs(TypedDict, total=False):
     """Arguments of every method besides its own settings."""
@@ -119,9 +121,9 @@ class Method(CheckedSettings, nn.Module, ABC):
             raise UsageError(f"the first argument is the threat model, such as atas.Linf(8/255); got {threat!r}")
         three = isinstance(shape, Sequence) and len(shape) == 3
         whole = three and all(isinstance(number, Integral) for number in (examples, pad, *shape))
-        if not whole or examples < 1 or min(shape) < 1 or pad < 0:
+        if not whole or not 1 <= examples <= _MAX_EXAMPLES or min(shape) < 1 or pad < 0:
             raise UsageError(
-                f"a method needs examples >= 1, a shape (C, H, W) and pad >= 0, all whole numbers; "
+                f"a method needs 1 to {_MAX_EXAMPLES:,} examples, a shape (C, H, W) and pad >= 0, all whole numbers; "
                 f"got examples={examples}, shape={shape}, pad={pad}"
             )
         threat.check_budget(shape)
@@ -355,6 +357,8 @@ class Method(CheckedSettings, nn.Module, ABC):
         if self._checked_model != (id(model), trains):  # once, not in every step
             self.check_module(model, trains=trains)
             self._checked_model = id(model), trains
+        if index is None:
+            raise DataError("indices must be a tensor; got None: pass the position of each image in the training set")
         check_shapes(x, y, index, (self.shape[0], *view.size) if isinstance(view, BoxView) else self.shape)
         for name, tensor in (("labels", y), ("indices", index), ("the method", self.epoch)):
             if tensor.device != x.device:
