@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from atas.report.charts import Chart, ChartLine, Mark, Range
+from atas.report.charts import Band, Chart, ChartLine, Mark
 from atas.report.templating import to_json
 
 
@@ -19,7 +19,7 @@ def chart():
             ChartLine("clean", [50.0, 70.0, 60.0], "c0"),
             ChartLine("PGD-10", [10.0, None, float("nan")], "c2", shown=False),
         ],
-        ranges=[Range("half", [1.0, 2.0, 3.0], [4.0, 5.0, 6.0], "c2")],
+        ranges=[Band("half", [1.0, 2.0, 3.0], [4.0, 5.0, 6.0], "c2")],
         marks=[Mark(2, "collapse")],
         limits=(0, 100),
     )

@@ -24,7 +24,7 @@ class ChartLine:
 
 
 @dataclass(frozen=True)
-class Range:
+class Band:
     """The area between two curves."""
 
     label: str
@@ -50,7 +50,7 @@ class Chart:
     y_label: str
     x: Sequence[float]
     lines: Sequence[ChartLine]
-    ranges: Sequence[Range] = ()
+    ranges: Sequence[Band] = ()
     marks: Sequence[Mark] = ()
     limits: tuple[float | None, float | None] = (None, None)
     digits: int = 1

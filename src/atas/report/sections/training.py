@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 from atas.attacks.registry import display_name
-from atas.report.charts import EPOCH_SYNC, Chart, ChartLine, Mark, Range
+from atas.report.charts import EPOCH_SYNC, Band, Chart, ChartLine, Mark
 from atas.report.elements import Section
 from atas.report.measurements import NormDeciles, accuracy_by_norm_decile
 from atas.report.run_view import RunView, or_unavailable
@@ -131,7 +131,7 @@ def _quantiles_chart(view: RunView, key: str, title: str, what: str, digits: int
         what,
         [row["epoch"] + 1 for row in rows],
         [ChartLine("median", middle, "c2")],
-        ranges=[Range("nine tenths", low, high, "c2"), Range("half", lower, upper, "c2")],
+        ranges=[Band("nine tenths", low, high, "c2"), Band("half", lower, upper, "c2")],
         marks=event_marks(view),
         limits=(0, None),
         digits=digits,
@@ -172,7 +172,7 @@ def _final_deciles_chart(deciles: NormDeciles) -> Chart:
             ChartLine("clean", [100 * value for value in deciles.clean], "c0", dashed=True),
             ChartLine("PGD-10", [100 * value for value in deciles.robust], "c2"),
         ],
-        ranges=[Range("95% interval", [100 * value for value in low], [100 * value for value in high], "c2")],
+        ranges=[Band("95% interval", [100 * value for value in low], [100 * value for value in high], "c2")],
         limits=(0, 100),
         note=f"The trained model on {deciles.count:,} training images; {deciles.source}.",
         kind="points",
