@@ -1,5 +1,7 @@
 """Writing files as a whole, and what is said where that fails."""
 
+import errno
+import fcntl
 import os
 import subprocess
 import sys
@@ -119,6 +121,59 @@ def test_what_another_process_writes_is_left_alone(tmp_path):
 
     write_atomically(path, write)
     assert path.read_text() == "first"
+    assert [file.name for file in tmp_path.iterdir()] == ["result.json"]
+
+
+WRITER = """
+import sys
+from pathlib import Path
+from atas._utils.files import write_text
+
+for number in range(400):
+    write_text(Path(sys.argv[1]), str(number))
+"""
+
+
+@pytest.mark.slow
+def test_several_processes_write_the_same_file(tmp_path):
+    """As those do that work on one plan: none takes the new folder of another for one that was left."""
+    path = tmp_path / "study.md"
+    writers = [subprocess.Popen([sys.executable, "-c", WRITER, str(path)]) for _ in range(3)]
+    assert [writer.wait() for writer in writers] == [0, 0, 0]
+    assert [file.name for file in tmp_path.iterdir()] == ["study.md"]
+    assert path.read_text() == "399"
+
+
+def test_a_folder_that_was_removed_before_it_was_locked_is_made_again(tmp_path, monkeypatch):
+    """Without a chance for the race above."""
+    path, make, made = tmp_path / "result.json", Path.mkdir, []
+
+    def mkdir(folder, *arguments, **options):
+        make(folder, *arguments, **options)
+        made.append(folder)
+        if len(made) == 1:
+            remove_temporaries(path)
+
+    monkeypatch.setattr(Path, "mkdir", mkdir)
+    write_text(path, "text")
+    assert len(made) == 2
+    assert [file.name for file in tmp_path.iterdir()] == ["result.json"]
+
+
+@pytest.mark.parametrize("number", [errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP])
+def test_files_are_written_on_a_disk_without_locks(number, tmp_path, monkeypatch):
+    def flock(file, operation):
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(fcntl, "flock", flock)
+    path = tmp_path / "result.json"
+
+    def write(temporary):
+        remove_temporaries(path)  # by another process, which cannot know whether the folder is in use
+        temporary.write_text("text")
+
+    write_atomically(path, write)
+    assert path.read_text() == "text"
     assert [file.name for file in tmp_path.iterdir()] == ["result.json"]
 
 

@@ -20,6 +20,7 @@ from atas.errors import AtasError, UsageError
 
 LOCK_TIMEOUT = 2.0  # seconds
 _TEMPORARY = re.compile(r"\.(.+)\.[0-9a-f]+\.tmp", re.DOTALL)  # with the name of the file that is written
+_LOCK = "lock"  # a file in a temporary folder
 
 
 def check_output_path(path: Path, option: str, *endings: str) -> None:
@@ -58,11 +59,9 @@ def write_atomically(path: Path, write: Callable[[Path], object]) -> None:
     if not path.name:
         raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
     remove_temporaries(path)
-    # Process ids are not unique among containers that share a disk.
-    folder = path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp")
-    temporary = folder / f"{path.name}.tmp"
     try:
-        with _temporary_folder(folder):
+        with _temporary_folder(path) as folder:
+            temporary = folder / f"{path.name}.tmp"
             temporary.touch(exist_ok=False)  # the kernel applies the umask
             mode = temporary.stat().st_mode & 0o777
             write(temporary)
@@ -72,23 +71,48 @@ def write_atomically(path: Path, write: Callable[[Path], object]) -> None:
             temporary.replace(path)
             _sync_folder(path.parent)
     except OSError as error:
-        if error.errno is not None and error.filename in (None, str(temporary), str(folder)):
+        named = Path(str(error.filename or "")).parts
+        if error.errno is not None and (not named or any(map(_TEMPORARY.fullmatch, named))):
             error.filename = str(path)  # the user does not know the temporary name
         raise
 
 
 @contextmanager
-def _temporary_folder(folder: Path) -> Iterator[None]:
-    """Create a folder and remove it at the end; the lock on it tells other processes that it is in use."""
-    folder.mkdir()
-    descriptor = os.open(folder, os.O_RDONLY)
+def _temporary_folder(path: Path) -> Iterator[Path]:
+    """Create a folder beside a file, and remove it at the end; a lock tells other processes that it is in use."""
+    lock = None
+    while lock is None:
+        # Process ids are not unique among containers that share a disk.
+        folder = path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp")
+        folder.mkdir()
+        lock = _lock_new(folder)
     try:
-        with suppress(OSError):  # a disk without locks
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        yield
+        yield folder
     finally:
+        lock.close()  # first: NFS keeps a file that is open, and with it the folder
         shutil.rmtree(folder, ignore_errors=True)
-        os.close(descriptor)
+
+
+def _lock_new(folder: Path) -> IO[str] | None:
+    """Lock a new folder; None if another process took it for one that a killed process left, and removed it."""
+    try:
+        lock = (folder / _LOCK).open("x")  # a file: on NFS, a lock on the folder would not reach other machines
+    except FileNotFoundError:
+        return None
+    except OSError:
+        shutil.rmtree(folder, ignore_errors=True)
+        raise
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        locked = _is_at(lock, folder / _LOCK)
+    except BlockingIOError:
+        locked = False
+    except OSError:  # a disk without locks, where nobody removes the folder of another process
+        locked = True
+    if locked:
+        return lock
+    lock.close()
+    return None
 
 
 def remove_temporaries(path: Path) -> None:
@@ -111,12 +135,14 @@ def _remove_temporary(stale: Path) -> None:
         if stale.is_symlink() or not stale.is_dir():
             stale.unlink()
             return
-        descriptor = os.open(stale, os.O_RDONLY)
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            shutil.rmtree(stale)
-        finally:
-            os.close(descriptor)
+        with suppress(OSError):
+            stale.rmdir()  # an empty folder may be new: its process notices, and makes another
+            return
+        if (stale / _LOCK).exists():  # else a kill left the rest: the lock is the first file in a folder
+            with (stale / _LOCK).open("r+") as lock:  # on NFS, only a file that is open for writing can be locked
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                (stale / _LOCK).unlink()
+        shutil.rmtree(stale)
 
 
 def write_text(path: Path, text: str) -> None:
@@ -153,15 +179,23 @@ def _try_lock(lock: Path) -> IO[str] | None:
         return None
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        if os.path.samestat(os.fstat(file.fileno()), lock.stat()):
+        if _is_at(file, lock):
             return file
-    except (BlockingIOError, FileNotFoundError):
+    except BlockingIOError:
         pass
     except BaseException:
         file.close()
         raise
     file.close()
     return None
+
+
+def _is_at(file: IO[str], path: Path) -> bool:
+    """Return whether an open file is the one that has this path now."""
+    try:
+        return os.path.samestat(os.fstat(file.fileno()), path.stat())
+    except FileNotFoundError:
+        return False
 
 
 def read_json(path: Path) -> dict[str, Any]:
