@@ -172,7 +172,8 @@ def test_files_are_written_on_a_disk_without_locks(number, tmp_path, monkeypatch
         remove_temporaries(path)  # by another process, which cannot know whether the folder is in use
         temporary.write_text("text")
 
-    write_atomically(path, write)
+    with file_lock(tmp_path / ".lock", "taken"):
+        write_atomically(path, write)
     assert path.read_text() == "text"
     assert [file.name for file in tmp_path.iterdir()] == ["result.json"]
 

@@ -20,6 +20,7 @@ from atas.errors import AtasError, UsageError
 
 LOCK_TIMEOUT = 2.0  # seconds
 _TEMPORARY = re.compile(r"\.(.+)\.[0-9a-f]+\.tmp", re.DOTALL)  # with the name of the file that is written
+_WITHOUT_LOCKS = (errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP)  # what such a disk answers
 _LOCK = "lock"  # a file in a temporary folder
 
 
@@ -155,7 +156,8 @@ def file_lock(lock: Path, sentence: str) -> Iterator[None]:
     """Hold an exclusive lock; raise AtasError with the sentence if another process holds it.
 
     The kernel releases the lock when the process ends. Workers of a killed process hold its lock a moment longer, so
-    this waits up to LOCK_TIMEOUT. The file and its folder are created; the file is removed at the end.
+    this waits up to LOCK_TIMEOUT. The file and its folder are created; the file is removed at the end. A disk without
+    locks, such as Lustre mounted without them, is used without.
     """
     end = time.monotonic() + LOCK_TIMEOUT
     while (file := _try_lock(lock)) is None:
@@ -183,7 +185,9 @@ def _try_lock(lock: Path) -> IO[str] | None:
             return file
     except BlockingIOError:
         pass
-    except BaseException:
+    except OSError as error:
+        if error.errno in _WITHOUT_LOCKS:
+            return file
         file.close()
         raise
     file.close()
