@@ -26,6 +26,7 @@ CUDA = "CUDA out of memory. Tried to allocate 20.00 GiB. GPU 0 has a total capac
         (RuntimeError("can't start new thread"), ["out of memory"]),
         (ImportError("libtorch.so: failed to map segment from shared object"), ["out of memory"]),
         (OSError(errno.EMFILE, "Too many open files", "x"), ["Too many open files (x); allow more open files (ulimit"]),
+        (OSError(errno.EROFS, "Read-only file system", "x"), ["Read-only file system (x); choose another folder and"]),
         (OSError(errno.EACCES, "Permission denied", "x"), ["Permission denied (x); check its permissions and"]),
         (OSError(errno.EISDIR, "Is a directory", "x"), ["Is a directory (x); check the path and"]),
         (OSError(errno.ENOMEM, "Cannot allocate memory"), ["Cannot allocate memory; free memory and try again"]),

@@ -44,6 +44,7 @@ _REMEDIES = {
     errno.EAGAIN: "allow more processes (ulimit -u)",
     errno.EACCES: "check its permissions",
     errno.EPERM: "check its permissions",
+    errno.EROFS: "choose another folder",
 }
 # PyTorch raises RuntimeError, and the system's loader ImportError.
 _OUT_OF_MEMORY = re.compile(
