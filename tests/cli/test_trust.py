@@ -10,7 +10,7 @@ from safetensors.torch import load_file, save_file
 
 import atas
 from atas import attacks, data
-from atas.errors import UsageError
+from atas.errors import DataError, UsageError
 from atas.models.weights import load_weights
 
 EVIL = """
@@ -30,7 +30,7 @@ class Method(FGSM):
     def __init__(self, threat, examples, shape, *, width: float = 1.0, **common):
         super().__init__(threat, examples, shape, **common)
 """
-SENTENCE = "names its {kind} as code: evil:{name}; loading it would run that code: pass --trust"
+SENTENCE = "the {kind} evil:{name} is not loaded: it is code, which would be run; if you trust it, pass --trust"
 
 
 @pytest.fixture
@@ -103,7 +103,7 @@ def test_weights_do_not_import_what_they_name(command, named_model, trace):
 @pytest.mark.slow
 def test_a_report_is_written_without_the_code(command, named_model, trace):
     assert command("report", named_model).status == 0
-    assert "evil:build; loading it would run that code" in (named_model / "report.html").read_text()
+    assert "evil:build is not loaded: it is code" in (named_model / "report.html").read_text()
     assert not trace.exists()
 
 
@@ -143,7 +143,7 @@ def test_trust_allows_it(command, named_model, trace):
     assert trace.exists()
     assert command("export", named_model, "--to", "safetensors", "--trust").status == 0
     assert command("report", named_model, "--trust").status == 0
-    assert "would run that code" not in (named_model / "report.html").read_text()
+    assert "it is code" not in (named_model / "report.html").read_text()
     assert atas.load(named_model, trust=True).training is False
     assert atas.load(named_model / "model.safetensors", trust=True).training is False
 
@@ -163,13 +163,24 @@ def test_resuming_asks_unless_the_recipe_is_given(command, named_method, trace):
     assert trace.exists()
 
 
+@pytest.mark.slow
+def test_commands_that_are_suggested_for_a_run_of_ones_own_code_work(command, trace):
+    values = ("--set", "training.epochs=1", "--set", "model.name=evil:build", "--out", "mine")
+    assert "next: atas evaluate mine --trust" in command("train", "digits-small-cnn-fgsm", *values).out
+    (trace.parent / "mine" / "model.safetensors").unlink()
+    with pytest.raises(DataError, match="continue with: atas train --resume --out mine --trust"):
+        atas.Run.load("mine", trust=True)
+    with pytest.raises(DataError, match=r"continue with: atas train --resume --out mine$"):
+        atas.Run.load("mine")  # nobody said that it is to be trusted
+
+
 def test_trust_in_a_recipe_is_not_written(named_method, trace):
     run = atas.Run.load(named_method)
     assert not run.recipe.trusted
     assert "trust" not in run.recipe.to_toml()
     changed = run.recipe.with_values({"training.epochs": 2})
     assert not changed.trusted
-    with pytest.raises(UsageError, match="evil:Method; loading it would run that code"):
+    with pytest.raises(UsageError, match="evil:Method is not loaded"):
         atas.train(changed, out="again")
     assert not trace.exists()
     assert atas.Run.load(named_method, trust=True).recipe == run.recipe

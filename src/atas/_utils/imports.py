@@ -33,8 +33,8 @@ def import_object(name: str, kind: str, what: str, *, trusted: bool) -> Any:
     """
     if not trusted:
         raise UsageError(
-            f"this run names its {kind} as code: {name}; loading it would run that code: pass --trust (in Python, "
-            f"trust=True) if you trust the folder"
+            f"the {kind} {name} is not loaded: it is code, which would be run; if you trust it, pass --trust (in "
+            f"Python, trust=True)"
         )
     module_name, _, attribute = name.partition(":")
     if not all(part.isidentifier() for part in [*module_name.split("."), attribute]):

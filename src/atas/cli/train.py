@@ -65,4 +65,4 @@ def train(
         summary = {"folder": str(run.folder), "recipe": run.recipe.name, "epochs": len(run.metrics)}
         typer.echo(json.dumps(summary | {"last_epoch": run.metrics[-1], "evaluation": result}, indent=2))
     elif not evaluate_after:
-        live.log(f"done: {run.folder}; next: atas evaluate {shell_quote(run.folder)}")
+        live.log(f"done: {run.folder}; next: atas evaluate {shell_quote(run.folder)}{run.recipe.trust_option}")

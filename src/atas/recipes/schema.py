@@ -242,6 +242,13 @@ class Recipe:
             return None
         return methods.get(self.method.name, trusted=self.trusted)
 
+    @property
+    def trust_option(self) -> str:
+        """The option, with a space before it, for commands on the run of this recipe: --trust if it names
+        code and was trusted, else empty."""
+        names_code = is_code(self.model.name) or is_code(self.method.name)
+        return " --trust" if names_code and self.trusted else ""
+
     def with_values(self, values: Mapping[str, Any]) -> Recipe:
         """Return the recipe with other values, by dotted keys such as `training.epochs`."""
         document = self.to_dict()

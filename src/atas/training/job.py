@@ -89,7 +89,8 @@ def train(
         run_folder = RunFolder(_given_folder(out) if out is not None else _default_folder(resolved.name))
         shards = world.on_rank0(lambda: _shards(resolved, run_folder if resume else None, world.size))
         resolved = resolved.with_values({} if shards is None else {"data.shards": shards})
-        with world.comm_errors(f"continue from the last checkpoint with --resume --out {shell_quote(run_folder.path)}"):
+        options = f"--resume --out {shell_quote(run_folder.path)}{resolved.trust_option}"
+        with world.comm_errors(f"continue from the last checkpoint with {options}"):
 
             def resumes_run() -> bool:
                 return _resumes(run_folder, resolved, resume=resume, overwrite=overwrite)
@@ -233,8 +234,8 @@ def _resumes(run_folder: RunFolder, recipe: Recipe, *, resume: bool, overwrite: 
         if changed:
             raise UsageError(
                 f"the run in {run_folder.path} was started with another recipe ({'; '.join(changed[:3])}); resume it "
-                f"with its own (atas train --resume --out {shell_quote(run_folder.path)}) or choose another folder "
-                f"with --out"
+                f"with its own (atas train --resume --out {shell_quote(run_folder.path)}{recipe.trust_option}) or "
+                f"choose another folder with --out"
             )
         return True
     if not overwrite:

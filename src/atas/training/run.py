@@ -152,7 +152,7 @@ def _resume_hint(run_folder: RunFolder, recipe: Recipe, rows: list[dict[str, Any
     if rows and rows[-1].get("event") == DIVERGED:
         advice = divergence_advice(recipe)
         return f": it diverged in epoch {rows[-1]['epoch'] + 1}; start again with --overwrite and {advice}"
-    return f"; continue with: atas train --resume --out {shell_quote(run_folder.path)}"
+    return f"; continue with: atas train --resume --out {shell_quote(run_folder.path)}{recipe.trust_option}"
 
 
 def divergence_advice(recipe: Recipe) -> str:

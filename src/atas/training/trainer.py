@@ -138,7 +138,7 @@ class Trainer:
                 if stop:
                     raise Interrupted(
                         f"stopped after batch {self.batch} of epoch {self.epoch + 1}; the run is saved, continue with: "
-                        f"atas train --resume --out {shell_quote(self.run_folder.path)}"
+                        f"atas train --resume --out {shell_quote(self.run_folder.path)}{self.recipe.trust_option}"
                     )
                 self._timer.start()
         self.seconds += self._timer.stop()
