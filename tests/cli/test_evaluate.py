@@ -337,6 +337,8 @@ def test_weights_that_do_not_fit(command, tmp_path):
     command("evaluate", *missing, "--model", "small-cnn").sentence(
         "there is no weights file", "none.safetensors", status=1
     )
+    folder = ["--weights", tmp_path, *options[2:]]
+    command("evaluate", *folder, "--model", "small-cnn").sentence("is a folder, not a weights file", status=1)
 
 
 @pytest.mark.slow

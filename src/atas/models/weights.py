@@ -189,6 +189,8 @@ def _unpickled(path: Path) -> dict[str, Tensor]:
 def _unreadable(path: Path, error: Exception) -> DataError:
     if not path.exists():
         return DataError(f"there is no weights file {path}; check the path")
+    if path.is_dir():
+        return DataError(f"{path} is a folder, not a weights file; pass a file in it, or the folder as a run")
     if path.suffix in _PROGRAMS:
         return DataError(f"{path} holds a program, not weights; load it with {_PROGRAMS[path.suffix]}")
     return DataError(f"the weights file {path} cannot be read ({str(error).splitlines()[0]}); {_remedy(path)}")
