@@ -96,6 +96,14 @@ def test_standard_output_that_is_full_is_told_once(print_it):
         full.flush()  # as at the end of the process
 
 
+@pytest.mark.parametrize("arguments", [("ls", "data", "--json"), ("ls", "data")])
+def test_commands_say_it_in_the_same_words(arguments):
+    with open("/dev/full", "w") as full, redirect_stdout(full):
+        with pytest.raises(AtasError, match="cannot write to standard output: No space left on device"):
+            app(arguments, standalone_mode=False)
+        full.flush()
+
+
 def test_a_line_is_shown_as_it_stands(capsys):
     print_line("runs/[bold]/:smile:")
     assert capsys.readouterr().out == "runs/[bold]/:smile:\n"

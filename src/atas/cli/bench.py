@@ -7,7 +7,7 @@ from pathlib import Path
 
 import typer
 
-from atas._utils.console import import_torch, print_table
+from atas._utils.console import import_torch, print_json, print_table
 from atas._utils.files import check_output_path, check_writable, write_text
 from atas.cli import options
 from atas.cli.options import complete_recipes
@@ -50,7 +50,7 @@ def bench(
     if out is not None:
         write_text(out, text + "\n")
     if as_json:
-        typer.echo(text)
+        print_json(text)
     else:
         _show(result)
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import typer
 
-from atas._utils.console import print_line, print_table
+from atas._utils.console import print_json, print_line, print_table
 from atas._utils.files import check_output_path
 
 
@@ -29,7 +29,7 @@ def compare(
     if plot is not None:
         report.plot_curves(summaries, plot)
     if as_json:
-        typer.echo(json.dumps([run.to_json() for run in summaries], indent=2))
+        print_json(json.dumps([run.to_json() for run in summaries], indent=2))
         return
     print_table(report.table(summaries))
     if plot is not None:

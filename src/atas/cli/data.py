@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from atas._utils.console import print_line
+from atas._utils.console import print_json, print_line
 from atas._utils.formatting import format_bytes
 
 app = typer.Typer(help="Download and check data sets, and pack your own images.", no_args_is_help=True)
@@ -43,7 +43,7 @@ def get(name: Download, root: Root = None, as_json: AsJson = False) -> None:
     with DataProgress() as progress:
         folder = data.fetch(name, root, progress=progress)
     if as_json:
-        typer.echo(json.dumps({"data": name, "folder": str(folder), "fetched": progress.has_work}, indent=2))
+        print_json(json.dumps({"data": name, "folder": str(folder), "fetched": progress.has_work}, indent=2))
         return
     print_line(f"{name} is in {folder}" if progress.has_work else f"{name} is already in {folder} and intact")
 
@@ -68,7 +68,7 @@ def check(name: Name, root: Root = None, size: Size = None, as_json: AsJson = Fa
             for half, split in splits.items()
         }
         summary = {"data": name, "shape": list(dataset.shape), "classes": list(dataset.train.classes)}
-        typer.echo(json.dumps(summary | contents, indent=2))
+        print_json(json.dumps(summary | contents, indent=2))
         return
     channels, height, width = dataset.shape
     print_line(f"{name}: {channels} x {height} x {width} pixels, {dataset.num_classes} classes")
@@ -129,7 +129,7 @@ def pack(
     if as_json:
         summary = {"folder": str(out), "images": counts, "classes": list(packed.classes), **packed.settings}
         summary |= {"shards": len(packed.shards), "bytes": size_in_bytes, "skipped": len(packed.skipped)}
-        typer.echo(json.dumps(summary | {"packed": progress.has_work}, indent=2))
+        print_json(json.dumps(summary | {"packed": progress.has_work}, indent=2))
         return
     done = "packed into" if progress.has_work else "already packed in"
     print_line(
@@ -154,7 +154,7 @@ def verify(folder: Packed, workers: Workers = None, as_json: AsJson = False) -> 
     with DataProgress() as progress:
         verified = data.verify(folder, workers=workers, progress=progress)
     if as_json:
-        typer.echo(json.dumps({"folder": str(folder), "shards": len(verified.shards), "intact": True}, indent=2))
+        print_json(json.dumps({"folder": str(folder), "shards": len(verified.shards), "intact": True}, indent=2))
         return
     unchecked = "" if verified.has_checksum else "; the manifest, of an earlier version of atas, has no checksum"
     print_line(f"{folder}: {len(verified.shards)} shards, all intact{unchecked}")

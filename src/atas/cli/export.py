@@ -8,7 +8,7 @@ from pathlib import Path
 
 import typer
 
-from atas._utils.console import import_torch, print_line
+from atas._utils.console import import_torch, print_json, print_line
 from atas.cli import options
 
 
@@ -41,7 +41,7 @@ def export(
 
     exported = write(run, to.value, out, trust=trust)
     if as_json:
-        typer.echo(json.dumps(exported.to_json(), indent=2))
+        print_json(json.dumps(exported.to_json(), indent=2))
         return
     if exported.check is not None:
         print_line(exported.check)

@@ -8,7 +8,7 @@ from typing import Any
 
 import typer
 
-from atas._utils.console import print_table
+from atas._utils.console import print_json, print_table
 
 
 class What(enum.StrEnum):
@@ -43,7 +43,7 @@ def ls(
 
     rows = _rows(what)
     if as_json:
-        typer.echo(json.dumps(rows, indent=2))
+        print_json(json.dumps(rows, indent=2))
         return
     shown = _SHOWN.get(what, list(rows[0]))
     table = Table(*shown, box=box.SIMPLE, padding=(0, 1, 0, 0))

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from atas._utils.console import import_torch, print_line, print_page, print_table
+from atas._utils.console import import_torch, print_json, print_line, print_page, print_table
 from atas._utils.formatting import printable
 from atas.cli import options
 from atas.cli.options import complete_studies, integer_parser, parse_list
@@ -104,7 +104,7 @@ def reproduce(
         return
     reports = run_studies(selected, request, PlanProgress())
     if as_json:
-        typer.echo(_json(names, reports))
+        print_json(_json(names, reports))
     else:
         for report in reports:
             print_page(report.page)
@@ -137,7 +137,7 @@ def _list(*, as_json: bool) -> None:
 
     rows = [{"study": name, "what": get(name).about} for name in names()]
     if as_json:
-        typer.echo(json.dumps(rows, indent=2))
+        print_json(json.dumps(rows, indent=2))
         return
     table = Table("study", "what", box=box.SIMPLE, padding=(0, 1, 0, 0))
     for row in rows:
@@ -156,7 +156,7 @@ def _show_plan(studies: list[Study], request: StudyOptions, *, as_json: bool) ->
             {"trial": trial.label, "attacks": list(trial.attacks), "done": trial.key not in left}
             for trial in plan.trials
         ]
-        typer.echo(json.dumps(rows, indent=2))
+        print_json(json.dumps(rows, indent=2))
         return
     for trial in plan.trials:
         print_line(f"{'to do' if trial.key in left else 'done '}  {trial.label}: {', '.join(trial.attacks)}")

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import typer
 
-from atas._utils.console import import_torch
+from atas._utils.console import import_torch, print_json
 from atas._utils.formatting import shell_quote
 from atas.cli import options
 from atas.cli.options import complete_recipes
@@ -63,6 +63,6 @@ def train(
     if as_json:
         result = None if evaluation is None else evaluation.to_json()
         summary = {"folder": str(run.folder), "recipe": run.recipe.name, "epochs": len(run.metrics)}
-        typer.echo(json.dumps(summary | {"last_epoch": run.metrics[-1], "evaluation": result}, indent=2))
+        print_json(json.dumps(summary | {"last_epoch": run.metrics[-1], "evaluation": result}, indent=2))
     elif not evaluate_after:
         live.log(f"done: {run.folder}; next: atas evaluate {shell_quote(run.folder)}{run.recipe.trust_option}")
