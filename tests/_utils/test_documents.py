@@ -26,10 +26,10 @@ DEEP = 100_000
 @pytest.mark.parametrize(
     ("content", "why"),
     [
-        (b"\xff{}", "no JSON"),
-        (b"{", "no JSON"),
-        (b"", "no JSON"),
-        (b"1" * 5000, "no JSON"),
+        (b"\xff{}", "not JSON"),
+        (b"{", "not JSON"),
+        (b"", "not JSON"),
+        (b"1" * 5000, "not JSON"),
         (b"[" * DEEP, "nested too deeply"),
         (b'{"a":' * DEEP, "nested too deeply"),
     ],
@@ -108,7 +108,7 @@ def test_only_regular_files_are_read(name, tmp_path):
         path.mkdir()
     else:
         path.symlink_to(name)
-    with pytest.raises(OSError, match="it is no regular file"):
+    with pytest.raises(OSError, match="it is not a regular file"):
         read_json(path, dict[str, Any])
 
 

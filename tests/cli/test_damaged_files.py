@@ -185,5 +185,5 @@ def test_an_evaluation_replaces_a_damaged_result(command, evaluated):
     (evaluated / "evaluation.json").write_bytes(b"{")
     result = command("evaluate", evaluated)
     assert result.status == 0
-    assert "evaluation.json is damaged (no JSON); evaluate again: this evaluation replaces it" in result.err
+    assert "evaluation.json is damaged (not JSON); evaluate again: this evaluation replaces it" in result.err
     assert Evaluation.load(evaluated / "evaluation.json").n == 40

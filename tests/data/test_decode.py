@@ -236,7 +236,7 @@ def test_only_regular_files_are_opened(tmp_path, name):
         (tmp_path / "x.png").mkdir()
     else:
         (tmp_path / "x.png").symlink_to(name)
-    with pytest.raises(ValueError, match="it is no regular file"):
+    with pytest.raises(ValueError, match="it is not a regular file"):
         decode(tmp_path / "x.png", 8)
 
 

@@ -231,8 +231,8 @@ def test_size_beyond_memory(root):
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (os.mkfifo, "are no regular files: .*odd.png; remove them"),
-        (lambda path: path.symlink_to("/dev/zero"), "are no regular files: .*odd.png; remove them"),
+        (os.mkfifo, "are not regular files: .*odd.png; remove them"),
+        (lambda path: path.symlink_to("/dev/zero"), "are not regular files: .*odd.png; remove them"),
         (lambda path: path.symlink_to(path.name), "links to images are broken: .*odd.png; repair or remove them"),
         (lambda path: path.write_bytes(b""), r"cannot be decoded: .*odd.png \(the file is empty\)"),
     ],

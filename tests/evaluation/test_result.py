@@ -151,7 +151,7 @@ def test_a_damaged_file_is_refused_in_one_sentence(result, tmp_path, damage):
 def test_a_file_that_is_no_json_is_refused(tmp_path, content):
     path = tmp_path / "evaluation.json"
     path.write_bytes(content)
-    with pytest.raises(DataError, match=r"is damaged \(no JSON\); evaluate again"):
+    with pytest.raises(DataError, match=r"is damaged \(not JSON\); evaluate again"):
         Evaluation.load(path)
 
 

@@ -180,7 +180,7 @@ def rewritten(exported, path, about=None, tensors=None):
 @pytest.mark.parametrize(
     ("about", "part"),
     [
-        ("[1, 2]", "no JSON object"),
+        ("[1, 2]", "not a JSON object"),
         ("{", "cannot be read"),
         ({"name": "small-cnnn"}, "unknown model 'small-cnnn'"),
         ({"num_classes": "ten"}, "num_classes is 'ten'"),

@@ -26,7 +26,7 @@ def changed(path, value):
 @pytest.mark.parametrize(
     ("content", "why"),
     [
-        (b"\xff", "no JSON"),
+        (b"\xff", "not JSON"),
         (b'{"a":' * 100_000, "nested too deeply"),
         (b"[]", "it is a list, not an object"),
         (changed(["format"], 2), "another format"),

@@ -113,9 +113,9 @@ def test_a_damaged_byte_is_never_passed_over(tmp_path):
 @pytest.mark.parametrize(
     ("change", "why"),
     [
-        (lambda lines: lines[1].replace(b"0.9", b"0.\xff"), "line 2: no JSON"),
-        (lambda lines: lines[1][:40], "line 2: no JSON"),
-        (lambda lines: b"", "line 2: no JSON"),
+        (lambda lines: lines[1].replace(b"0.9", b"0.\xff"), "line 2: not JSON"),
+        (lambda lines: lines[1][:40], "line 2: not JSON"),
+        (lambda lines: b"", "line 2: not JSON"),
         (lambda lines: b"[" * 100_000, "line 2: .* nested too deeply"),
         (lambda lines: b"[]", "line 2: it is a list, not an object"),
         (lambda lines: lines[1].replace(b"true", b'"yes"'), "line 2: collapsed is 'yes', not true or false"),

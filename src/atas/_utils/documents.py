@@ -31,8 +31,8 @@ def read_json(path: Path, kind: Any) -> Any:
 def read_bytes(path: Path) -> bytes:
     """Return the content of a regular file of a size that a document may have."""
     status = path.stat()
-    if not stat.S_ISREG(status.st_mode):  # opening a pipe waits for ever, and a device has no end
-        raise OSError(errno.EINVAL, "it is no regular file", str(path))
+    if not stat.S_ISREG(status.st_mode):  # opening a pipe waits forever, and a device has no end
+        raise OSError(errno.EINVAL, "it is not a regular file", str(path))
     if status.st_size > MAX_BYTES:
         raise MalformedError(f"it is larger than {MAX_BYTES >> 20} MiB")
     return path.read_bytes()
@@ -43,9 +43,9 @@ def parse_json(content: bytes | str) -> Any:
     try:
         return json.loads(decode(content))
     except ValueError as error:  # neither JSON nor UTF-8; a number of 5,000 digits is no JSONDecodeError
-        raise MalformedError("no JSON") from error
+        raise MalformedError("not JSON") from error
     except RecursionError as error:
-        raise MalformedError("no JSON of ours: it is nested too deeply") from error
+        raise MalformedError("it is nested too deeply") from error
 
 
 def parse_toml(content: bytes | str) -> dict[str, Any]:

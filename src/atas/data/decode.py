@@ -29,8 +29,8 @@ def open_image(source: Path | io.BytesIO) -> ImageFile:
     """Open an image without decoding it; raise ValueError or OSError for what is no image of a usual format."""
     if isinstance(source, Path):
         status = source.stat()
-        if not stat.S_ISREG(status.st_mode):  # opening a pipe waits for ever, and a device has no end
-            raise ValueError("it is no regular file")
+        if not stat.S_ISREG(status.st_mode):  # opening a pipe waits forever, and a device has no end
+            raise ValueError("it is not a regular file")
         if not status.st_size:
             raise ValueError("the file is empty")
     try:

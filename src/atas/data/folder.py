@@ -162,7 +162,7 @@ def _check_ignored(paths: list[Path]) -> None:
         raise DataError(f"links to images are broken: {first_few(lost)}; repair or remove them.")
     if odd := [path for path in images if not path.is_dir()]:
         raise DataError(
-            f"pipes or devices are named as images, but are no regular files: {first_few(odd)}; remove them."
+            f"pipes or devices are named as images, but are not regular files: {first_few(odd)}; remove them."
         )
     deeper = [path for path in paths if any(file.suffix.lower() in SUFFIXES for file in path.rglob("*"))]
     if deeper:

@@ -219,17 +219,17 @@ def _check_index(content: dict[str, list[Any]], shard: Shard, classes: int) -> N
     """Raise MalformedError unless an index has one entry for each image, of the right type and in bounds."""
     for key in ("files", "labels", "offsets", "lengths", "crc32"):
         if not isinstance(content.get(key), list) or len(content[key]) != shard.count:
-            raise MalformedError(f"'{key}' is no list of {shard.count} entries")
+            raise MalformedError(f"'{key}' is not a list of {shard.count} entries")
     if not all(isinstance(name, str) for name in content["files"]):
-        raise MalformedError("'files' holds more than texts")
+        raise MalformedError("'files' is not a list of texts")
     bounds = {"labels": classes - 1, "offsets": shard.bytes, "lengths": shard.bytes, "crc32": 2**32 - 1}
     for key, largest in bounds.items():
         try:
             values = np.asarray(content[key])  # much faster than a loop over a million images
         except (ValueError, OverflowError) as error:
-            raise MalformedError(f"'{key}' holds more than whole numbers") from error
+            raise MalformedError(f"'{key}' is not a list of whole numbers") from error
         if values.ndim != 1 or values.dtype.kind not in "iu":
-            raise MalformedError(f"'{key}' holds more than whole numbers")
+            raise MalformedError(f"'{key}' is not a list of whole numbers")
         if values.min() < 0 or values.max() > largest:
             raise MalformedError(f"'{key}' has values outside of 0 to {largest}")
 

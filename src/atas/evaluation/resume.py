@@ -71,7 +71,7 @@ class StageProgress:
         return progress
 
     def fits(self, examples: int) -> bool:
-        """Return whether this is the progress on a chunk of so many examples."""
+        """Return whether this is the progress on a chunk with this number of examples."""
         whole = self.complete or self.search is not None
         return len(self.broken) == examples if whole else len(self.broken) <= examples
 

@@ -87,7 +87,7 @@ def read_weights(path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
 def _check_metadata(metadata: Any, tensors: dict[str, Tensor]) -> None:
     """Raise MalformedError if types are wrong, or sizes are larger than the weights and an image can be."""
     if not isinstance(metadata, dict):
-        raise MalformedError("no JSON object")
+        raise MalformedError("not a JSON object")
     conform(metadata, _Metadata)
     most = sum(tensor.numel() for tensor in tensors.values())
     for key in ("num_classes", "channels"):

@@ -44,7 +44,7 @@ def find(source: str | Path) -> RecipeFile:
         try:
             return RecipeFile(path.stem, str(path.resolve()), read_bytes(path))
         except MalformedError as error:
-            raise UsageError(f"{path} is no recipe: {error}") from error
+            raise UsageError(f"{path} is not a recipe: {error}") from error
     if path.suffix == ".toml":
         raise UsageError(f"there is no recipe file {path}; `atas ls recipes` lists those that come with atas")
     name = str(source)

@@ -232,8 +232,8 @@ def _check_order(path: Path, rows: list[dict[str, Any]]) -> None:
 
 def _damaged(path: Path, why: str) -> DataError:
     return DataError(
-        f"the metrics {path} are damaged ({why}); restore the file from a copy, or train again: without it nobody "
-        f"knows whether the run collapsed"
+        f"the metrics {path} are damaged ({why}); restore the file from a copy, or train again: without it, nothing "
+        f"says whether the run collapsed"
     )
 
 

@@ -64,8 +64,8 @@ class RunFolder:
             raise DataError(f"cannot read {self.environment}: {error.strerror or error}") from error
         except MalformedError as error:
             raise DataError(
-                f"{self.environment} is damaged ({error}); restore it from a copy, or remove it if nobody needs to "
-                f"know the versions and the hardware of the training"
+                f"{self.environment} is damaged ({error}); restore it from a copy, or remove it; versions and "
+                f"hardware of the training are then unknown"
             ) from error
         return content
 
