@@ -187,6 +187,16 @@ def test_trust_in_a_recipe_is_not_written(named_method, trace):
     assert trace.exists()
 
 
+@pytest.mark.slow
+def test_a_recipe_of_a_folder_trains_if_trusted(named_method, trace):
+    """As the error of a training without it advises."""
+    recipe = atas.Run.load(named_method).recipe.with_values({"training.epochs": 1})
+    run = atas.train(recipe, out="again", trust=True)
+    assert trace.exists()
+    assert run.recipe.trusted
+    assert run.recipe.method == recipe.method
+
+
 @pytest.mark.parametrize("create", [data.load, attacks.create])
 def test_data_and_attacks_are_never_code(create, trace):
     with pytest.raises(UsageError, match="unknown"):

@@ -66,7 +66,8 @@ def train(
     every epoch, in addition to the recipe's own loggers; `observers` are called after steps. `rows` are the indices of
     the training images to use, by default all. `probe` replaces the monitor's measurement after each epoch, for example
     by a stronger attack or one on other images: it gets the model in eval mode and returns a
-    `atas.training.ProbeResult`. `trust` allows the recipe of a resumed folder to name code; a recipe that you pass may.
+    `atas.training.ProbeResult`. `trust` allows the recipe of a folder to name code, if you resume the folder or pass
+    the recipe of its `Run`; another recipe that you pass may name code without it.
     Processes that torchrun started, or that form a group of torch.distributed, train together; rank 0 writes the folder
     and calls `probe`.
 
@@ -79,6 +80,7 @@ def train(
         resolved = (
             world.on_rank0(lambda: _recipe_of_run(out, resume, trust)) if recipe is None else recipes.load(recipe)
         )
+        resolved = resolved.with_trust() if trust else resolved
         resolved = resolved.with_values(_with_seed(values or {}, seed))
         if model is not None:
             given = dataclasses.replace(resolved.model, name=f"{GIVEN}{type(model).__name__}")
