@@ -90,7 +90,7 @@ def check_step(engine: Engine, method: Method, data: Dataset) -> None:
         return
     y = data.train.labels[:2].long().to(x.device)
     batch = Batch(x, y, torch.arange(2, device=x.device), View.centre(2, method.pad, x.device))
-    method.start_epoch(0)
+    method.start_epoch(0, engine.recipe.training.epochs)
     failed = functools.partial(_STEP.format, method=type(method).__name__)
     try:
         _try_step(engine.compute_model, method, batch, engine.precision())
