@@ -35,9 +35,7 @@ def test_interrupted_with_perturbed_weights(form, tmp_path, train_toy, interrupt
 
 
 @pytest.mark.parametrize("form", ["ascent", "attack"])
-def test_interrupted_with_everything_that_a_loss_can_have(
-    form, tmp_path, train_toy, interrupt_after, assert_same_run
-):
+def test_interrupted_with_everything_that_a_loss_can_have(form, tmp_path, train_toy, interrupt_after, assert_same_run):
     values = {
         "training.ema": (0.9, 0.5),
         "training.ema_batchnorm": "re-estimate",

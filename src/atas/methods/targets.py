@@ -107,7 +107,7 @@ class RememberedPredictions(LabelTargets):
         if logits.shape[1] != self.classes:
             raise UsageError(
                 f"the model has {logits.shape[1]} outputs, and predictions of {self.classes} classes are remembered; "
-                f"create the targets with classes={logits.shape[1]}"
+                f"pass classes={logits.shape[1]} to the method or its targets"
             )
         labels = super().forward(logits, y, index, rng)
         share = self.share * (rng.epoch >= self.from_epoch).to(labels.dtype)
