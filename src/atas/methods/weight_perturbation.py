@@ -23,6 +23,7 @@ import torch
 from torch import Tensor, nn
 
 from atas.core.autograd import keep_statistics
+from atas.core.validation import check_arguments
 from atas.errors import UsageError, unknown
 from atas.methods.update import OptimizerUpdate, Update
 
@@ -51,6 +52,7 @@ class WeightPerturbation:
     >>> optimizer.step()
     """
 
+    @check_arguments
     def __init__(self, gamma: float = DEFAULT_GAMMA, form: str = "ascent", from_epoch: int = 0) -> None:
         if form not in FORMS:
             raise unknown("form of a weight perturbation", form, FORMS)
