@@ -255,12 +255,17 @@ def test_a_step_of_one_s_own_says_what_it_implements():
     class Saying(Own):
         weight_perturbations = ("momentum",)
 
-    class Attacking(atas.methods.FGSM):
+    class Named:
+        def __init_subclass__(cls, label, **keywords):
+            super().__init_subclass__(**keywords)
+            cls.label = label
+
+    class Attacking(atas.methods.FGSM, Named, label="mixed"):
         def attack(self, model, batch):
             return batch.x
 
     assert (Own.weight_perturbations, Saying.weight_perturbations) == ((), ("momentum",))
-    assert Attacking.weight_perturbations == FORMS
+    assert (Attacking.weight_perturbations, Attacking.label) == (FORMS, "mixed")
     with pytest.raises(UsageError, match="Own cannot perturb weights in the form ascent; forms that it supports: none"):
         Own(LINF, EXAMPLES, SHAPE).weight_perturbation = WeightPerturbation()
 

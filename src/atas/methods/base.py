@@ -98,8 +98,9 @@ class Method(CheckedSettings, nn.Module, ABC):
     epoch: Tensor
     step_scale: Tensor
 
-    def __init_subclass__(cls) -> None:
+    def __init_subclass__(cls, **keywords: Any) -> None:
         """Forget the inherited forms of weight perturbation where a class has a training step of its own."""
+        super().__init_subclass__(**keywords)
         if "training_step" in vars(cls) and "weight_perturbations" not in vars(cls):
             cls.weight_perturbations = ()
 
