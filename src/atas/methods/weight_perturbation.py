@@ -73,7 +73,8 @@ class WeightPerturbation:
     ) -> Iterator[None]:
         """Move the weights inside the context, in which the loss and its gradient are computed; then restore them.
 
-        `objective` returns the training loss; only `ascent` calls it, at the unmoved weights.
+        `objective` returns the training loss; only `ascent` calls it, at the unmoved weights. A method's own loss
+        belongs in `method.keep_targets()` there: what it remembers of a batch, it remembers at the moved weights.
         """
         if isinstance(update, torch.optim.Optimizer):
             update = OptimizerUpdate(update, zero_grad=False)
