@@ -34,7 +34,7 @@ RUNS_CODE = {
 }
 # Functions that import a name with a colon. A call inside the package says whether the name is trusted.
 BY_NAME = {
-    "methods": {"get", "settings", "setting_types", "create"},
+    "methods": {"get", "settings", "setting_types", "takes_classes", "create"},
     "models": {"create"},
 }
 

@@ -563,7 +563,8 @@ def test_atas_plus(compared_method, threat, scale, settings):
     ],
 )
 def test_when_the_memory_is_reset(name, reset_every, epochs, expected):
-    method = atas.methods.create(name, LINF, 3, SHAPE, pad=PAD, reset_every=reset_every)
+    hyper = {"classes": 4} if name == "atas-plus" else {}
+    method = atas.methods.create(name, LINF, 3, SHAPE, pad=PAD, reset_every=reset_every, **hyper)
     resets = []
     for epoch in range(30):
         before = method.memory.delta.clone()

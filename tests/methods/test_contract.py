@@ -682,7 +682,7 @@ def test_the_defaults_of_atas_by_norm():
 @pytest.mark.parametrize("name", REMEMBERING)
 def test_int8_memory_is_refused_for_l2(name):
     with pytest.raises(UsageError, match=r"int8.*L2.*float16"):
-        atas.methods.create(name, THREATS["l2"], 2, SHAPE, dtype=torch.int8)
+        atas.methods.create(name, THREATS["l2"], 2, SHAPE, dtype=torch.int8, **SMALL.get(name, {}))
 
 
 @pytest.mark.parametrize(("text", "dtype"), [("int8", torch.int8), ("float16", torch.float16), ("auto", torch.int8)])
@@ -728,11 +728,12 @@ WITH_A_STEP = ("fgsm-rs", "ssat", "free", "yopo", "atta", "pgd", "trades")
         ("yopo", "linf", {"inner": 0}, "inner >= 1"),
         ("fgsm-ga", "l2", {}, "set weight"),
         ("atas", "linf", {"pad": -1}, "pad >= 0"),
-        ("atas-plus", "linf", {"share": 1.1}, "0 <= share <= 1"),
-        ("atas-plus", "linf", {"decay": 1.0}, "0 <= decay < 1"),
+        ("atas-plus", "linf", {}, "missing 1 required keyword-only argument: 'classes'"),
+        ("atas-plus", "linf", {"classes": 4, "share": 1.1}, "0 <= share <= 1"),
+        ("atas-plus", "linf", {"classes": 4, "decay": 1.0}, "0 <= decay < 1"),
         ("atas-plus", "linf", {"classes": 1}, "classes >= 2"),
-        ("atas-plus", "linf", {"smoothing": 1.0}, "smoothing is a share"),
-        ("atas-plus", "linf", {"targets": LabelTargets(smoothing=0.1)}, "targets of its own"),
+        ("atas-plus", "linf", {"classes": 4, "smoothing": 1.0}, "smoothing is a share"),
+        ("atas-plus", "linf", {"classes": 4, "targets": LabelTargets(smoothing=0.1)}, "targets of its own"),
     ],
 )
 def test_wrong_settings_are_named(name, threat, hyper, words):

@@ -155,7 +155,7 @@ def test_wrong_use_is_named():
     targets = make(targets=RememberedPredictions(CLASSES)).targets
     with pytest.raises(UsageError, match="belong to a method already"):
         make(targets=targets)
-    with pytest.raises(UsageError, match="unknown noise of the targets"):
+    with pytest.raises(UsageError, match="noise must be 'uniform' or 'random'; got 'gaussian'"):
         LabelTargets(smoothing=0.1, noise="gaussian")
 
 

@@ -183,6 +183,31 @@ def test_ascent_raises_the_loss_and_the_weights_come_back_to_the_bit(form, small
         assert weight.grad is None
 
 
+def test_a_loop_with_a_method_s_loss_at_perturbed_weights_is_its_step(small_net, batches):
+    """With targets and a consistency term, whose state the further evaluation of the loss must not change."""
+    parts, perturbation = {"consistency": atas.methods.Consistency(1.0)}, WeightPerturbation(0.05)
+    whole = make("atas-plus", perturbation, **parts)
+    stepped = run(whole, small_net().double().train(), batches)
+    method, model = make("atas-plus", **parts).double(), small_net().double().train()
+    optimizer = sgd(model)
+    for x, y, index in batches:
+        x_adv = method.perturb(model, x, y, index)
+
+        def objective(method=method, x_adv=x_adv, y=y, index=index):
+            return method.loss(model(x_adv), y, index)
+
+        def further(objective=objective):
+            with method.keep_targets():
+                return objective()
+
+        optimizer.zero_grad()
+        with perturbation.around(model, optimizer, further):
+            objective().backward()
+        optimizer.step()
+    same_state(stepped, model)
+    same_state(whole, method)
+
+
 def test_weights_come_back_after_an_error(small_net, batches):
     model = small_net().train()
     before = copy.deepcopy(model.state_dict())
@@ -255,12 +280,17 @@ def test_a_step_of_one_s_own_says_what_it_implements():
     class Saying(Own):
         weight_perturbations = ("momentum",)
 
-    class Attacking(atas.methods.FGSM):
+    class Named:
+        def __init_subclass__(cls, label, **keywords):
+            super().__init_subclass__(**keywords)
+            cls.label = label
+
+    class Attacking(atas.methods.FGSM, Named, label="mixed"):
         def attack(self, model, batch):
             return batch.x
 
     assert (Own.weight_perturbations, Saying.weight_perturbations) == ((), ("momentum",))
-    assert Attacking.weight_perturbations == FORMS
+    assert (Attacking.weight_perturbations, Attacking.label) == (FORMS, "mixed")
     with pytest.raises(UsageError, match="Own cannot perturb weights in the form ascent; forms that it supports: none"):
         Own(LINF, EXAMPLES, SHAPE).weight_perturbation = WeightPerturbation()
 

@@ -68,6 +68,14 @@ def test_known_measurements_are_not_repeated(tiny, tiny_store, quiet, trained):
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize(("method", "values"), [("atas-plus", {}), ("atas", {"targets.share": 0.4})])
+def test_a_training_with_remembered_predictions_is_measured(method, values, tiny, store, quiet):
+    trial = tiny(method, values, measurements=(StepGap((0.1, 0.2), 30),))
+    Plan([trial], store, default_measurements).run(quiet)
+    assert trial.measurements[0].find(store.record(trial))["n"] == 30
+
+
+@pytest.mark.slow
 def test_other_settings_make_another_measurement(tiny, store, quiet):
     """In one plan and in a later one; neither takes the place of the other."""
     few, more, whole = (tiny("atas", measurements=(RobustLoss(images),)) for images in (30, 50, None))

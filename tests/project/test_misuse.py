@@ -206,6 +206,17 @@ MISUSES = {
     "empty batch": lambda: step(x=torch.rand(0, *SHAPE), y=torch.arange(0), index=torch.arange(0)),
     "no perturbing method": lambda: make("trades").perturb(network(), *batch()),
     "model that returns a tuple": lambda: step(model=lazy_tuple()),
+    # Parts of a method
+    "targets a text": lambda: make(targets="soft"),
+    "smoothing a text": lambda: atas.methods.LabelTargets(smoothing="0.1"),
+    "noise unknown": lambda: atas.methods.LabelTargets(noise="normal"),
+    "classes a float": lambda: atas.methods.RememberedPredictions(10.0),
+    "consistency a number": lambda: make(consistency=2.0),
+    "weight of consistency a text": lambda: atas.methods.Consistency("2"),
+    "ramp None": lambda: atas.methods.Consistency(1.0, ramp=None),
+    "weight perturbation a number": lambda: setattr(make(), "weight_perturbation", 0.005),
+    "gamma a text": lambda: atas.methods.WeightPerturbation("0.005"),
+    "first epoch a float": lambda: atas.methods.WeightPerturbation(from_epoch=1.5),
     # Threats and views
     "eps a text": lambda: atas.Linf("8/255"),
     "eps negative": lambda: atas.Linf(-0.1),
@@ -222,6 +233,10 @@ MISUSES = {
     "resized view of an array": lambda: atas.random_resized_view(np.zeros((2, 3, 8, 8)), 4),
     "scale of one number": lambda: atas.random_resized_view(torch.rand(2, *SHAPE), 4, scale=0.5),
     "ratio reversed": lambda: atas.random_resized_view(torch.rand(2, *SHAPE), 4, ratio=(2.0, 1.0)),
+    "shifted view of an array": lambda: atas.random_shift_view(np.zeros((2, 3, 8, 8))),
+    "shift a text": lambda: atas.random_shift_view(torch.rand(2, *SHAPE), "2"),
+    "erasing in an array": lambda: atas.random_erasing(np.zeros((2, 3, 8, 8)), view_of(2)),
+    "probability a text": lambda: atas.random_erasing(torch.rand(2, *SHAPE), view_of(2), "0.5"),
     "crop larger than the image": lambda: atas.random_crop_view(torch.rand(2, *SHAPE), 12, of=8),
     "crop of a text": lambda: atas.random_crop_view(torch.rand(2, *SHAPE), 8, of="9"),
     # Attacks

@@ -197,7 +197,7 @@ def test_an_export(kind: zoo.Kind, activity: str, tmp_path: Path) -> None:
 def test_every_method_gives_contiguous_points(name: str) -> None:
     """`Contiguous` asserts it."""
     model, (x, y) = zoo.KINDS["contiguous"].make(), images(6)
-    classes = {"classes": zoo.CLASSES} if "classes" in atas.methods.settings(name) else {}
+    classes = {"classes": zoo.CLASSES} if atas.methods.takes_classes(name) else {}
     method = atas.methods.create(name, BALL, 6, zoo.SHAPE, pad=1, **classes)
     method.start_epoch(0, epochs=1)
     given = x.permute(0, 2, 3, 1).contiguous().permute(0, 3, 1, 2)  # contiguous, but for PyTorch's convolutions

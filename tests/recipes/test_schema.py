@@ -444,6 +444,8 @@ def test_of_the_engine_only_what_changes_the_training_tells_runs_apart():
     [
         ("trades", {"consistency.weight": 1.0}, "leave it out with method trades"),
         ("ssat", {"consistency.weight": 1.0}, "leave it out with method ssat"),
+        ("atas-plus", {"targets.smoothing": 0.2}, "method atas-plus has targets of its own: set method.smoothing"),
+        ("atas-plus", {"targets.share": 0.2}, "method atas-plus has targets of its own: set method.smoothing"),
         ("free", {"training.ema": 0.9, "training.ema_batchnorm": "re-estimate"}, "method free has no inputs"),
     ],
 )

@@ -165,7 +165,8 @@ def test_methods_that_cannot_be_compiled_say_so():
 
 def test_every_method_but_yopo_at_another_layer_uses_the_fast_network():
     for name in atas.methods.names():
-        assert atas.methods.create(name, atas.Linf(8 / 255), EXAMPLES, SHAPE).uses_fast_network
+        classes = {"classes": 4} if name == "atas-plus" else {}
+        assert atas.methods.create(name, atas.Linf(8 / 255), EXAMPLES, SHAPE, **classes).uses_fast_network
     assert not atas.methods.create("yopo", atas.Linf(8 / 255), EXAMPLES, SHAPE, layer="layer1").uses_fast_network
 
 

@@ -34,6 +34,32 @@ def test_interrupted_with_perturbed_weights(form, tmp_path, train_toy, interrupt
     assert_same_run(tmp_path / "whole", tmp_path / "parts")
 
 
+@pytest.mark.parametrize("form", ["ascent", "attack"])
+def test_interrupted_with_everything_that_a_loss_can_have(form, tmp_path, train_toy, interrupt_after, assert_same_run):
+    values = {
+        "training.ema": (0.9, 0.5),
+        "training.ema_batchnorm": "re-estimate",
+        "training.epochs": 3,
+        "schedule.name": "cyclic",
+        "schedule.final": 0.1,
+        "consistency.weight": 1.0,
+        "consistency.ramp": 0.8,
+        "consistency.through": "both",
+        "optimizer.perturb": form,
+        "optimizer.perturb_from": 1,
+        "data.view": "cropshift",
+        "data.shift": 2,
+        "data.erase": 0.5,
+        "data.view_until": 0.5,
+        "method.from_epoch": 1,
+    }
+    train_toy(tmp_path / "whole", "atas-plus", values)
+    with pytest.raises(Interrupted):
+        train_toy(tmp_path / "parts", "atas-plus", values, live=interrupt_after(6))
+    train_toy(tmp_path / "parts", "atas-plus", values, resume=True)
+    assert_same_run(tmp_path / "whole", tmp_path / "parts")
+
+
 def test_interrupted_after_every_single_batch(tmp_path, train_toy, interrupt_after, assert_same_run):
     """The last batch of an epoch too, where the epoch's end is still to come; memory is reset in epoch 2."""
     train_toy(tmp_path / "whole")

@@ -472,6 +472,14 @@ def test_more_classes_in_the_data_than_in_the_model(tmp_path, train_toy, tiny_ne
         train_toy(tmp_path / "run", model=tiny_net(num_classes=2))
 
 
+@pytest.mark.parametrize(
+    ("method", "values"), [("atas-plus", {}), ("atas", {"targets.share": 0.4}), ("atas", {"targets.smoothing": 0.1})]
+)
+def test_targets_of_a_model_with_more_outputs_than_there_are_classes(tmp_path, train_toy, tiny_net, method, values):
+    run = train_toy(tmp_path / "run", method, {"training.epochs": 1} | values, model=tiny_net(num_classes=5))
+    assert len(run.metrics) == 1
+
+
 class Wrong(nn.Module):
     """A network of which one thing is wrong."""
 

@@ -93,6 +93,14 @@ def sample_view(seed: int, epoch: Tensor, index: Tensor, pad: int, flip: bool) -
     return top, left, (rng.uniform(Stream.FLIP) < 0.5) if flip else torch.zeros_like(index, dtype=torch.bool)
 
 
+def check_batch(function: str, x: object) -> None:
+    """Raise UsageError unless this is a batch of images, as a function of this name takes one."""
+    if not isinstance(x, Tensor):
+        raise UsageError(f"{function} takes a tensor of images; got {describe(x)}: convert with torch.as_tensor()")
+    if x.dim() != 4:
+        raise UsageError(f"{function} takes a batch of images (N, C, H, W); got shape {tuple(x.shape)}")
+
+
 @check_arguments
 def random_view(
     x: Tensor, pad: int = 4, *, flip: bool = True, generator: torch.Generator | None = None
@@ -103,10 +111,7 @@ def random_view(
     >>> x.shape, len(view)
     (torch.Size([2, 3, 32, 32]), 2)
     """
-    if not isinstance(x, Tensor):
-        raise UsageError(f"random_view takes a tensor of images; got {describe(x)}: convert with torch.as_tensor()")
-    if x.dim() != 4:
-        raise UsageError(f"random_view takes a batch of images (N, C, H, W); got shape {tuple(x.shape)}")
+    check_batch("random_view", x)
     if not 0 <= pad <= _MAX_PAD:
         raise UsageError(f"pad must be 0 to {_MAX_PAD:,} pixels; got {pad}")
 

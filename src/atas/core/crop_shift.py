@@ -11,9 +11,10 @@ from typing import TypeAlias
 import torch
 from torch import Tensor
 
-from atas.core.augment import gather_pixels
+from atas.core.augment import check_batch, gather_pixels
 from atas.core.dispatch import fast_op
 from atas.core.rng import CounterRNG, GeneratorRNG, Stream, UniformSource
+from atas.core.validation import check_arguments
 from atas.errors import UsageError
 
 Size: TypeAlias = tuple[int, int]
@@ -115,6 +116,7 @@ def is_before(epoch: Tensor, until: int | None, index: Tensor) -> Tensor | None:
     return None if until is None else epoch.to(index.device) < until
 
 
+@check_arguments
 def random_shift_view(
     x: Tensor, shift: int = 10, *, flip: bool = True, generator: torch.Generator | None = None
 ) -> tuple[Tensor, ShiftView]:
@@ -126,8 +128,7 @@ def random_shift_view(
     >>> x.shape, len(view)
     (torch.Size([2, 3, 32, 32]), 2)
     """
-    if x.dim() != 4:
-        raise UsageError(f"random_shift_view takes a batch of images (N, C, H, W); got shape {tuple(x.shape)}")
+    check_batch("random_shift_view", x)
     size = (int(x.shape[2]), int(x.shape[3]))
     check_shift(shift, size)
     view = ShiftView(*_random_box(GeneratorRNG(x, generator), size, shift, flip), size)

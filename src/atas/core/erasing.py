@@ -13,10 +13,11 @@ from typing import TypeAlias
 import torch
 from torch import Tensor
 
-from atas.core.augment import View
+from atas.core.augment import View, check_batch
 from atas.core.crop_shift import ShiftView, Size, in_box, is_before
 from atas.core.dispatch import fast_op
 from atas.core.rng import CounterRNG, GeneratorRNG, Stream, UniformSource
+from atas.core.validation import check_arguments
 from atas.errors import UsageError
 
 _Rectangle: TypeAlias = tuple[Tensor, Tensor, Tensor, Tensor]  # top, left, height and width
@@ -109,6 +110,7 @@ def _random_rectangle(
     return top, left, height, width
 
 
+@check_arguments
 def random_erasing(
     x: Tensor,
     view: View | ShiftView,
@@ -126,7 +128,8 @@ def random_erasing(
     >>> x.shape, len(view)
     (torch.Size([2, 3, 32, 32]), 2)
     """
-    if not isinstance(view, View | ShiftView) or x.dim() != 4 or len(x) != len(view):
+    check_batch("random_erasing", x)
+    if not isinstance(view, View | ShiftView) or len(x) != len(view):
         raise UsageError("random_erasing takes the images and the view that random_view or random_shift_view returned")
     if not 0 <= probability <= 1 or not 0 < area[0] <= area[1] <= 1:
         raise UsageError(

@@ -19,10 +19,10 @@ from typing import TypeAlias
 import torch
 from torch import Tensor
 
-from atas.core.augment import View
+from atas.core.augment import View, check_batch
 from atas.core.erasing import PixelView
 from atas.core.rng import GeneratorRNG, Stream, UniformSource
-from atas.core.validation import check_arguments, describe
+from atas.core.validation import check_arguments
 from atas.errors import UsageError
 
 _TRIES = 10  # to sample a box that fits the image, as in torchvision
@@ -157,7 +157,8 @@ def random_crop_view(
     >>> x.shape, len(view)
     (torch.Size([2, 3, 224, 224]), 2)
     """
-    _check(x, size)
+    check_batch("random_crop_view", x)
+    _check_size(size)
     if of < size:
         raise UsageError(f"a crop of {size} pixels does not fit an image of {of}; pass of >= size")
     view = BoxView.crop(GeneratorRNG(x, generator), size, of, flip)
@@ -180,7 +181,8 @@ def random_resized_view(
     >>> x.shape, len(view)
     (torch.Size([2, 3, 128, 128]), 2)
     """
-    _check(x, size)
+    check_batch("random_resized_view", x)
+    _check_size(size)
     if not 0 < scale[0] <= scale[1] <= 1 or not 0 < ratio[0] <= ratio[1]:
         raise UsageError(
             f"scale is (smallest, largest) share of the area in (0, 1], ratio (narrowest, widest) width over height; "
@@ -196,11 +198,7 @@ def _flips(source: UniformSource, flip: bool) -> Tensor:
     return uniform < 0.5 if flip else torch.zeros_like(uniform, dtype=torch.bool)
 
 
-def _check(x: Tensor, size: int) -> None:
-    if not isinstance(x, Tensor):
-        raise UsageError(f"a view is of a tensor of images; got {describe(x)}: convert with torch.as_tensor()")
-    if x.dim() != 4:
-        raise UsageError(f"a view is of a batch of images (N, C, H, W); got shape {tuple(x.shape)}")
+def _check_size(size: int) -> None:
     if size < 1:
         raise UsageError(f"size must be at least 1 pixel; got {size}")
 

@@ -11,7 +11,7 @@ from atas.methods.fgsm_ga import FGSMGA
 from atas.methods.fgsm_rs_adaptive import FGSMRSAdaptive
 from atas.methods.free import Free
 from atas.methods.pgd import PGD
-from atas.methods.registry import create, get, names, setting_types, settings
+from atas.methods.registry import create, get, names, setting_types, settings, takes_classes
 from atas.methods.ssat import SSAT
 from atas.methods.standard import Standard
 from atas.methods.targets import LabelTargets, RememberedPredictions
@@ -51,4 +51,5 @@ __all__ = [
     "names",
     "setting_types",
     "settings",
+    "takes_classes",
 ]

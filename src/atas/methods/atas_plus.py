@@ -34,7 +34,7 @@ from atas.threat import Threat
 class ATASPlus(ATAS):
     """ATAS with label smoothing and remembered predictions.
 
-    `classes` is the number of the model's outputs; a recipe takes it from its data. From `from_epoch` on, `share` of
+    `classes` is the number of the model's outputs; `atas.train` passes it. From `from_epoch` on, `share` of
     the targets is the average of the model's predictions; `decay` is that of the average. The other settings are those
     of ATAS. In a loop of your own the loss is `method.loss(logits, y, index)`.
 
@@ -49,7 +49,7 @@ class ATASPlus(ATAS):
         examples: int,
         shape: Sequence[int],
         *,
-        classes: int = 10,
+        classes: int,
         smoothing: float = 0.1,
         share: float = 0.4,
         decay: float = 0.7,

@@ -45,7 +45,7 @@ from atas.core.validation import (
 from atas.data.loader import Batch
 from atas.distributed.sharding import DataShard
 from atas.errors import DataError, UsageError
-from atas.methods.checks import CheckedSettings, check_state_names, check_state_tensors, checked_view
+from atas.methods.checks import CheckedSettings, check_kind, check_state_names, check_state_tensors, checked_view
 from atas.methods.consistency import Consistency
 from atas.methods.targets import LabelTargets, make_targets
 from atas.methods.update import OptimizerUpdate, Update
@@ -98,8 +98,9 @@ class Method(CheckedSettings, nn.Module, ABC):
     epoch: Tensor
     step_scale: Tensor
 
-    def __init_subclass__(cls) -> None:
+    def __init_subclass__(cls, **keywords: Any) -> None:
         """Forget the inherited forms of weight perturbation where a class has a training step of its own."""
+        super().__init_subclass__(**keywords)
         if "training_step" in vars(cls) and "weight_perturbations" not in vars(cls):
             cls.weight_perturbations = ()
 
@@ -138,6 +139,8 @@ class Method(CheckedSettings, nn.Module, ABC):
         self._checked_model: tuple[int, bool] | None = None  # by id: a reference would keep it, and be pickled
         self.register_buffer("epoch", torch.tensor(-1, device=device))
         self.register_buffer("step_scale", torch.tensor(1.0, device=device))
+        check_kind("targets", targets, LabelTargets)
+        check_kind("consistency", consistency, Consistency)
         if consistency is not None and not self.has_start:
             raise UsageError(f"{type(self).__name__} has no start to be consistent with; leave out consistency")
         self.targets, self.consistency = targets, None if consistency is None else consistency.to(device)
@@ -220,6 +223,7 @@ class Method(CheckedSettings, nn.Module, ABC):
 
     @weight_perturbation.setter
     def weight_perturbation(self, perturbation: WeightPerturbation | None) -> None:
+        check_kind("weight_perturbation", perturbation, WeightPerturbation)
         if perturbation is not None:
             self.check_weight_perturbation(perturbation.form)
         self._weight_perturbation = perturbation

@@ -13,8 +13,8 @@ from atas.core.crop_shift import ShiftView
 from atas.core.erasing import ErasedView
 from atas.core.perturbations import PerturbationStore
 from atas.core.resized_crop import AnyView
-from atas.core.validation import check_argument, plain_types
-from atas.errors import CheckpointError, DataError, first_few
+from atas.core.validation import check_argument, describe, plain_types
+from atas.errors import CheckpointError, DataError, UsageError, first_few
 
 _CANNOT_LOAD = "this state cannot be loaded: "
 
@@ -38,6 +38,12 @@ def _annotations(kind: type[CheckedSettings]) -> dict[str, Any]:
         if issubclass(base, CheckedSettings) and "__init__" in vars(base):
             kinds |= plain_types(vars(base)["__init__"])
     return kinds
+
+
+def check_kind(name: str, value: object, kind: type) -> None:
+    """Raise UsageError unless a part of a method is of its class or None."""
+    if value is not None and not isinstance(value, kind):
+        raise UsageError(f"{name} must be an atas.methods.{kind.__name__} or None; got {describe(value)}")
 
 
 def checked_view(view: AnyView | None, x: Tensor, pad: int) -> AnyView:

@@ -11,13 +11,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Literal, TypeAlias, get_args
+from typing import Literal, TypeAlias
 
 import torch
 from torch import Tensor, nn
 
 from atas.core.autograd import to_float32
 from atas.core.dispatch import fast_op
+from atas.core.validation import check_arguments
 from atas.errors import UsageError, unknown
 
 Through: TypeAlias = Literal["trained", "both"]
@@ -61,15 +62,15 @@ class Consistency(nn.Module):
 
     scale: Tensor
 
+    @check_arguments
     def __init__(
         self, weight: float, *, distance: str = "probabilities", ramp: float = 0.0, through: Through = "trained"
     ) -> None:
         super().__init__()
         if not 0 <= weight < math.inf or not 0 <= ramp <= 1:
             raise UsageError(f"consistency needs weight >= 0 and a ramp in [0, 1]; got {weight=}, {ramp=}")
-        for name, value, known in (("distance", distance, DISTANCES), ("through", through, get_args(Through))):
-            if value not in known:
-                raise unknown(f"{name} of consistency", value, list(known))
+        if distance not in DISTANCES:
+            raise unknown("distance of consistency", distance, list(DISTANCES))
         self.weight, self.distance, self.ramp, self.through = weight, distance, ramp, through
         self.register_buffer("scale", torch.ones(()), persistent=False)  # follows from the epoch
 

@@ -43,7 +43,7 @@ _CLASSES: dict[str, type[Method]] = {
     "trades": TRADES,
 }
 
-_COMMON = ("pad", "device", "seed", "targets", "consistency")
+_COMMON = ("pad", "device", "seed", "targets", "consistency", "classes")  # `atas.train` passes them itself
 _DTYPES = {"int8": torch.int8, "float16": torch.float16, "float32": torch.float32}
 
 
@@ -72,6 +72,11 @@ def settings(name: str, *, trusted: bool = True) -> dict[str, Any]:
     """Return a method's own settings and their defaults."""
     parameters = inspect.signature(get(name, trusted=trusted)).parameters.values()
     return {p.name: p.default for p in parameters if p.kind is p.KEYWORD_ONLY and p.name not in _COMMON}
+
+
+def takes_classes(name: str, *, trusted: bool = True) -> bool:
+    """Return whether `create` needs the number of the model's outputs, as `classes`, for this method."""
+    return "classes" in inspect.signature(get(name, trusted=trusted)).parameters
 
 
 def setting_types(name: str, *, trusted: bool = True) -> dict[str, Any]:

@@ -13,7 +13,7 @@ an average of earlier predictions does not follow there.
 
 from __future__ import annotations
 
-from typing import Any, Literal, TypeAlias, get_args
+from typing import Any, Literal, TypeAlias
 
 import torch
 from torch import Tensor, nn
@@ -21,7 +21,8 @@ from torch import Tensor, nn
 from atas.core.autograd import to_float32
 from atas.core.dispatch import fast_op
 from atas.core.rng import CounterRNG, Stream
-from atas.errors import UsageError, unknown
+from atas.core.validation import check_arguments
+from atas.errors import UsageError
 
 Noise: TypeAlias = Literal["uniform", "random"]
 _MANY_CLASSES = 100  # with more of them, averages are float16: 2.6 GB for ImageNet
@@ -39,12 +40,11 @@ class LabelTargets(nn.Module):
     tensor([[0.1000, 0.1000, 0.7000, 0.1000]])
     """
 
+    @check_arguments
     def __init__(self, *, smoothing: float = 0.0, noise: Noise = "uniform") -> None:
         super().__init__()
         if not 0 <= smoothing < 1:
             raise UsageError(f"smoothing is a share of the probability in [0, 1); got {smoothing}")
-        if noise not in get_args(Noise):
-            raise unknown("noise of the targets", noise, get_args(Noise))
         self.smoothing, self.noise = smoothing, noise
 
     def setup(self, examples: int, device: torch.device | str | None) -> None:
@@ -78,6 +78,7 @@ class RememberedPredictions(LabelTargets):
 
     average: Tensor
 
+    @check_arguments
     def __init__(
         self,
         classes: int,
@@ -107,7 +108,7 @@ class RememberedPredictions(LabelTargets):
         if logits.shape[1] != self.classes:
             raise UsageError(
                 f"the model has {logits.shape[1]} outputs, and predictions of {self.classes} classes are remembered; "
-                f"create the targets with classes={logits.shape[1]}"
+                f"pass classes={logits.shape[1]} to the method or its targets"
             )
         labels = super().forward(logits, y, index, rng)
         share = self.share * (rng.epoch >= self.from_epoch).to(labels.dtype)

@@ -23,6 +23,7 @@ import torch
 from torch import Tensor, nn
 
 from atas.core.autograd import keep_statistics
+from atas.core.validation import check_arguments
 from atas.errors import UsageError, unknown
 from atas.methods.update import OptimizerUpdate, Update
 
@@ -51,6 +52,7 @@ class WeightPerturbation:
     >>> optimizer.step()
     """
 
+    @check_arguments
     def __init__(self, gamma: float = DEFAULT_GAMMA, form: str = "ascent", from_epoch: int = 0) -> None:
         if form not in FORMS:
             raise unknown("form of a weight perturbation", form, FORMS)
@@ -71,7 +73,8 @@ class WeightPerturbation:
     ) -> Iterator[None]:
         """Move the weights inside the context, in which the loss and its gradient are computed; then restore them.
 
-        `objective` returns the training loss; only `ascent` calls it, at the unmoved weights.
+        `objective` returns the training loss; only `ascent` calls it, at the unmoved weights. A method's own loss
+        belongs in `method.keep_targets()` there: what it remembers of a batch, it remembers at the moved weights.
         """
         if isinstance(update, torch.optim.Optimizer):
             update = OptimizerUpdate(update, zero_grad=False)

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from atas import methods
 from atas.core.augment import View
+from atas.distributed.sharding import DataShard
 from atas.errors import DataError
 from atas.methods import AdaptiveStepSizes
 from atas.methods.base import PersistentPerturbation
@@ -19,6 +20,7 @@ from atas.paper.snapshots import SnapshotRecorder, list_snapshots
 from atas.sweeps.store import SNAPSHOTS, Store
 from atas.sweeps.trial import FinishedTraining, Measurement, Trial
 from atas.training import checkpoint
+from atas.training.build import build_method
 from atas.training.callbacks import Callback
 from atas.training.metrics import completed_epochs
 from atas.training.run import RunFolder
@@ -209,17 +211,8 @@ def _load_method(training: FinishedTraining) -> PersistentPerturbation | None:
     recipe, train = training.trial.resolved_recipe, training.data.train
     if not issubclass(methods.get(recipe.method.name, trusted=True), PersistentPerturbation):
         return None
-    shape, pad = train.images.shape[1:], recipe.data.frame_pad
-    method = methods.create(
-        recipe.method.name,
-        recipe.threat,
-        len(train),
-        shape,
-        pad=pad,
-        device=training.device,
-        trusted=True,
-        **recipe.method.settings,
-    )
+    shard, shape = DataShard(len(train)), train.images.shape[1:]
+    method = build_method(recipe, shard, shape, training.data.num_classes, training.device)
     assert isinstance(method, PersistentPerturbation)
     tensors, _ = checkpoint.load(training.run_folder.last_checkpoint)
     prefix = "method."

@@ -106,6 +106,12 @@ def check_loss(recipe: Recipe, method: type[methods.Method] | None) -> None:
             f"consistency.weight is for methods whose attack begins at a start with known logits; leave it out with "
             f"method {recipe.method.name}"
         )
+    has_targets = recipe.targets.smoothing or recipe.targets.share
+    if has_targets and method is not None and issubclass(method, methods.ATASPlus):
+        raise UsageError(
+            f"method {recipe.method.name} has targets of its own: set method.smoothing, method.share, method.decay and "
+            f"method.from_epoch, and leave out [targets]"
+        )
     if recipe.schedule.final and recipe.schedule.name != "cyclic":
         raise UsageError("schedule.final is for schedule.name = cyclic; a piecewise schedule ends after its milestones")
     if isinstance(training.ema, tuple) and (not all(training.ema) or len(set(training.ema)) < len(training.ema)):

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Unpack
 
@@ -69,7 +69,7 @@ def build(
     training = recipe.training
     eval_data = eval_view(data, recipe.data)
     check_module(model, trains=True, bare=True)
-    check_model(model, eval_data)
+    outputs = check_model(model, eval_data)
     if rows is not None:
         check_rows(rows, len(data.train))
     fingerprints = _data_fingerprints(data, rows)
@@ -98,32 +98,32 @@ def build(
         log=log,
     )
     loader.set_shard(shard)
-    method = _build_method(recipe, shard, eval_data, device)
+    method = build_method(recipe, shard, eval_data.shape, outputs, device)
     method.check_module(model)
     if recipe.engine.sync_batchnorm and world.size > 1:
         convert_sync_batchnorm(model)
     broadcast_weights(list(state_tensors(model).values()), world)
     engine = _build_engine(recipe, model.to(device), method, loader, log, world)
-    check_step(engine, _build_method(recipe, DataShard(2), eval_data, device), eval_data)
+    check_step(engine, build_method(recipe, DataShard(2), eval_data.shape, outputs, device), eval_data)
     probed = eval_data.train.images[probe].to(device), eval_data.train.labels[probe].to(device)
     adversarial = method.adversarial
     monitor = Monitor(*probed, recipe.threat, batch_size=engine.eval_batch_size, adversarial=adversarial, world=world)
     return TrainingParts(engine, monitor, fingerprints)
 
 
-def _build_method(recipe: Recipe, shard: DataShard, data: Dataset, device: torch.device) -> Method:
-    """Create the recipe's method, with rows for the examples of this shard."""
+def build_method(recipe: Recipe, shard: DataShard, shape: Sequence[int], outputs: int, device: torch.device) -> Method:
+    """Create the recipe's method for a model with this number of outputs, with rows for the examples of this shard."""
     name, hyperparameters = recipe.method.name, dict(recipe.method.settings)
-    if (label_targets := targets.create(data.num_classes, **dataclasses.asdict(recipe.targets))) is not None:
+    if (label_targets := targets.create(outputs, **dataclasses.asdict(recipe.targets))) is not None:
         hyperparameters["targets"] = label_targets
-    if "classes" in methods.settings(name, trusted=recipe.trusted):
-        hyperparameters.setdefault("classes", data.num_classes)
+    if methods.takes_classes(name, trusted=recipe.trusted):
+        hyperparameters["classes"] = outputs
     if recipe.consistency.weight:
         hyperparameters["consistency"] = Consistency(**dataclasses.asdict(recipe.consistency))
     if methods.get(name, trusted=recipe.trusted) is Free:
         hyperparameters["batch_size"] = shard.local_count(hyperparameters.get("batch_size", recipe.training.batch_size))
     hyperparameters |= {"pad": recipe.data.frame_pad, "device": device, "seed": recipe.training.seed}
-    method = methods.create(name, recipe.threat, len(shard), data.shape, trusted=recipe.trusted, **hyperparameters)
+    method = methods.create(name, recipe.threat, len(shard), shape, trusted=recipe.trusted, **hyperparameters)
     state_tensors(method)  # before anything begins: a method of the user's own may hold what no checkpoint can
     if not shard.is_whole:
         method.set_shard(shard)

@@ -41,8 +41,11 @@ def check_single_image(model: nn.Module, data: Dataset, size: int | None) -> Non
         _train_mode_outputs(model, _first_images(model, data, 1)[..., :size, :size])
 
 
-def check_model(model: nn.Module, data: Dataset) -> None:
-    """Try forward and backward passes on two images, before training starts or an earlier run is deleted."""
+def check_model(model: nn.Module, data: Dataset) -> int:
+    """Try forward and backward passes on two images, before training starts or an earlier run is deleted.
+
+    Return the number of outputs, of which a model may have more than there are classes.
+    """
     check_trainable(model)
     state_tensors(model)
     x, y = _first_images(model, data, 2), data.train.labels[:2].long()
@@ -58,6 +61,7 @@ def check_model(model: nn.Module, data: Dataset) -> None:
         _check_gradients(model, x, F.cross_entropy(to_float32(logits), y.to(logits.device)))
         if len(x) > 1 and not isinstance(model, torch.jit.ScriptModule):  # functional_call does not take one
             check_logits(_train_mode_outputs(model, x.detach()), len(x))
+    return int(logits.shape[1])
 
 
 def _check_gradients(model: nn.Module, x: Tensor, loss: Tensor) -> None:
@@ -90,7 +94,7 @@ def check_step(engine: Engine, method: Method, data: Dataset) -> None:
         return
     y = data.train.labels[:2].long().to(x.device)
     batch = Batch(x, y, torch.arange(2, device=x.device), View.centre(2, method.pad, x.device))
-    method.start_epoch(0)
+    method.start_epoch(0, engine.recipe.training.epochs)
     failed = functools.partial(_STEP.format, method=type(method).__name__)
     try:
         _try_step(engine.compute_model, method, batch, engine.precision())
