@@ -1,0 +1,51 @@
+"""Kernels that draw views and show images through them, against the plain versions."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from helpers.kernels import DEVICE, run_kernel
+
+from atas.core import augment
+from atas.core.augment import View
+from atas.core.rng import CounterRNG
+from atas.data import loader
+
+pytestmark = pytest.mark.usefixtures("division_as_on_a_gpu")
+
+
+@pytest.mark.parametrize("seed", [0, 1, 12345678901234567])
+@pytest.mark.parametrize("pad", [0, 1, 4])
+@pytest.mark.parametrize("count", [1, 5, 200])
+@pytest.mark.parametrize("flip", [True, False])
+def test_views_are_drawn_to_the_bit(seed, pad, count, flip):
+    index = torch.randperm(1000, device=DEVICE)[:count] * 2**24
+    for epoch in (-1, 0, 29):
+        arguments = seed, torch.tensor(epoch, device=DEVICE), index, pad, flip
+        for found, expected in zip(
+            run_kernel(augment.sample_view, *arguments), augment.sample_view(*arguments), strict=True
+        ):
+            assert found.dtype == expected.dtype
+            assert torch.equal(found, expected)
+
+
+@pytest.mark.parametrize("shape", [(1, 8, 8), (3, 5, 7), (3, 32, 32)])
+def test_images_are_shown_exactly(shape):
+    images = torch.randint(256, (20, *shape), dtype=torch.uint8, device=DEVICE)
+    index = torch.tensor([3, 19, 3, 0, 7], device=DEVICE)
+    view = View.draw(CounterRNG(0, torch.tensor(1, device=DEVICE), index), pad=4)
+    assert torch.equal(run_kernel(loader.gather_views, images, index, view), loader.gather_views(images, index, view))
+
+
+def test_images_are_shown_at_every_offset():
+    pad = 2
+    images = torch.randint(256, (60, 1, 6, 5), dtype=torch.uint8, device=DEVICE)
+    offset, offsets = torch.arange(2 * (2 * pad + 1) ** 2, device=DEVICE), 2 * pad + 1
+    view = View(offset // 2 % offsets, offset // 2 // offsets, offset % 2 == 0, pad)
+    assert torch.equal(run_kernel(loader.gather_views, images, offset, view), loader.gather_views(images, offset, view))
+
+
+def test_every_level_is_shown_exactly():
+    images = torch.arange(256, dtype=torch.uint8, device=DEVICE).reshape(1, 1, 16, 16)
+    arguments = images, torch.zeros(1, dtype=torch.long, device=DEVICE), View.centre(1, 0, images.device)
+    assert torch.equal(run_kernel(loader.gather_views, *arguments), loader.gather_views(*arguments))
