@@ -327,7 +327,8 @@ SHAPE, EXAMPLES, BATCH = (3, 8, 8), 14, 6
 
 def make_engine(name: str) -> Engine:
     """A tiny network on random images."""
-    settings = load(f"cifar10-preact-resnet18-{name}").with_values(
+    file = f"cifar10-preact-resnet18-{'plus-30s' if name == 'atas-plus' else name}"
+    settings = load(file).with_values(
         {"engine.precision": "float32", "training.batch_size": BATCH, "training.epochs": 9, "data.pad": 2}
     )
     torch.manual_seed(0)
@@ -336,7 +337,7 @@ def make_engine(name: str) -> Engine:
     images, labels = torch.randint(256, (EXAMPLES, *SHAPE), dtype=torch.uint8), torch.randint(4, (EXAMPLES,))
     place = torch.device(DEVICE)
     batches = DeviceLoader(images, labels, batch_size=BATCH, pad=2, flip=True, seed=0, device=place)
-    own = dict(settings.method.settings) | ({"batch_size": BATCH} if name == "free" else {})
+    own = dict(settings.method.settings) | {"free": {"batch_size": BATCH}, "atas-plus": {"classes": 4}}.get(name, {})
     method = atas.methods.create(name, settings.threat, EXAMPLES, SHAPE, pad=2, device=place, **own)
     return Engine(settings, model.to(place), method, batches)
 
