@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from helpers.kernels import DEVICE, KERNELS, run_kernel
+from helpers.kernels import DEVICE, KERNELS, VIEWS, draw_view, run_kernel
 from torch import nn
 
 import atas
@@ -27,15 +27,17 @@ pytestmark = pytest.mark.usefixtures("division_as_on_a_gpu")
 EPS = 8 / 255
 BATCHES = [(1, (3, 8, 8)), (5, (1, 8, 8)), (5, (3, 5, 7)), (2, (3, 32, 32)), (128, (1, 4, 4))]
 KEPT = [torch.int8, torch.float16, torch.float32]
+CASES = [(*each, "crop") for each in BATCHES]
+CASES += [(*BATCHES[2], kind) for kind in VIEWS] + [(*BATCHES[0], "erased shift"), (*BATCHES[3], "erased shift")]
 
 
-@pytest.fixture(params=BATCHES, ids=str)
+@pytest.fixture(params=CASES, ids=str)
 def case(request):
     """Images with many pixels at the ends of [0, 1], a batch of them in some order, and a view of each."""
-    batch, shape = request.param
+    batch, shape, kind = request.param
     images = (torch.rand(batch + 4, *shape, device=DEVICE) * 1.5 - 0.25).clamp(0, 1)
     index = torch.randperm(batch + 4, device=DEVICE)[:batch]
-    view = View.draw(CounterRNG(1, torch.tensor(3, device=DEVICE), index), pad=2)
+    view = draw_view(kind, CounterRNG(1, torch.tensor(3, device=DEVICE), index), shape[1:])
     return images[index].contiguous(), index, view
 
 
@@ -44,6 +46,27 @@ def remembered(kind, images, shape, pad=2, eps=EPS):
     kept = perturbations.FullResolution(atas.Linf(eps), images, shape, pad=pad, dtype=kind, device=DEVICE)
     kept.reset(7, 0)
     return kept
+
+
+def test_pixels_that_are_not_shown_keep_their_perturbation():
+    """Here, against single pixels and not against the plain version."""
+    index, shape = torch.tensor([4, 1, 0], device=DEVICE), (2, 6, 9)
+    view = draw_view("erased shift", CounterRNG(5, torch.tensor(2, device=DEVICE), index), shape[1:])
+    kept, change = remembered(torch.int8, 6, shape), torch.full((3, *shape), EPS, device=DEVICE)
+    before, shift = kept.delta.clone(), view.view
+    run_kernel(perturbations.store_pixels, kept, index, view, change)
+    written = torch.zeros_like(before, dtype=torch.bool)
+    for example in range(3):
+        top, left, height, width = (getattr(view, name)[example] for name in ("top", "left", "height", "width"))
+        for row in range(shift.height[example]):
+            for column in range(shift.width[example]):
+                y, x = shift.top[example] + row, shift.left[example] + column
+                x = shape[2] - 1 - x if shift.flip[example] else x
+                if not (top <= y < top + height and left <= x < left + width):
+                    source = shift.source_top[example] + row + 2, shift.source_left[example] + column + 2
+                    written[index[example], :, source[0], source[1]] = True
+    assert (view.height > 0).any()
+    assert torch.equal(kept.delta, torch.where(written, 127, before))
 
 
 @pytest.mark.parametrize("kind", KEPT)
@@ -296,10 +319,14 @@ def test_training_kernels_decline_unsupported_arguments():
     grid = perturbations.LowResolution(linf, 2, (3, 4, 4), grid=2, dtype=torch.int8, device=DEVICE)
     away = perturbations.FullResolution(linf, 2, (3, 4, 4), pad=2, dtype=torch.int8, device=DEVICE, store="host")
     boxes = to_box_view(view, (4, 4))
+    others = draw_view("erased shift", CounterRNG(0, now, index), (5, 4))  # of images of another size
     double, learning, y = x.double(), x.clone().requires_grad_(), torch.zeros(2, dtype=torch.long, device=DEVICE)
     for function, *arguments in [
         (loader.gather_views, x, index, view),
         (loader.gather_views, (255 * x).byte(), index, boxes),
+        (loader.gather_views, (255 * x).byte(), index, others),
+        (base.projected_start, remembered(torch.int8, 2, (3, 4, 4)), x, index, others),
+        (perturbations.store_pixels, remembered(torch.int8, 2, (3, 4, 4)), index, others, x),
         (base.projected_start, grid, x, index, view),
         (base.projected_start, away, x, index, view),
         (base.projected_start, remembered(torch.int8, 2, (3, 4, 4)), x, index, boxes),
@@ -345,8 +372,11 @@ def make_engine(name: str) -> Engine:
 @pytest.mark.parametrize("name", [name for name in atas.methods.names() if atas.methods.get(name).compilable])
 @pytest.mark.parametrize("epoch", [0, 6])
 def test_whole_steps(name, epoch, monkeypatch):
+    compare_steps(make_engine(name), make_engine(name), epoch, monkeypatch)
+
+
+def compare_steps(ours, theirs, epoch, monkeypatch):
     """Two steps and the short last batch; nothing is left to a compiler."""
-    ours, theirs = make_engine(name), make_engine(name)
     with monkeypatch.context() as patch:
         patch.delattr(torch, "compile")
         with use_fast_ops("inductor"):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from helpers.kernels import DEVICE, run_kernel
+from helpers.kernels import DEVICE, VIEWS, draw_view, run_kernel
 
 from atas.core import augment
 from atas.core.augment import View
@@ -19,22 +19,27 @@ pytestmark = pytest.mark.usefixtures("division_as_on_a_gpu")
 @pytest.mark.parametrize("count", [1, 5, 200])
 @pytest.mark.parametrize("flip", [True, False])
 def test_views_are_drawn_to_the_bit(seed, pad, count, flip):
-    index = torch.randperm(1000, device=DEVICE)[:count] * 2**24
     for epoch in (-1, 0, 29):
-        arguments = seed, torch.tensor(epoch, device=DEVICE), index, pad, flip
-        for found, expected in zip(
-            run_kernel(augment.sample_view, *arguments), augment.sample_view(*arguments), strict=True
-        ):
-            assert found.dtype == expected.dtype
-            assert torch.equal(found, expected)
+        assert_same_draws(augment.sample_view, seed, epoch, count, pad, flip)
+
+
+def assert_same_draws(function, seed, epoch, count, *settings):
+    index = torch.randperm(1000, device=DEVICE)[:count] * 2**24
+    arguments = seed, torch.tensor(epoch, device=DEVICE), index, *settings
+    for found, expected in zip(run_kernel(function, *arguments), function(*arguments), strict=True):
+        assert found.dtype == expected.dtype
+        assert torch.equal(found, expected)
 
 
 @pytest.mark.parametrize("shape", [(1, 8, 8), (3, 5, 7), (3, 32, 32)])
-def test_images_are_shown_exactly(shape):
+@pytest.mark.parametrize("kind", ["crop", *VIEWS])
+def test_images_are_shown_exactly(shape, kind):
     images = torch.randint(256, (20, *shape), dtype=torch.uint8, device=DEVICE)
     index = torch.tensor([3, 19, 3, 0, 7], device=DEVICE)
-    view = View.draw(CounterRNG(0, torch.tensor(1, device=DEVICE), index), pad=4)
-    assert torch.equal(run_kernel(loader.gather_views, images, index, view), loader.gather_views(images, index, view))
+    for epoch in range(4):
+        view = draw_view(kind, CounterRNG(0, torch.tensor(epoch, device=DEVICE), index), shape[1:], pad=4)
+        shown = run_kernel(loader.gather_views, images, index, view)
+        assert torch.equal(shown, loader.gather_views(images, index, view))
 
 
 def test_images_are_shown_at_every_offset():
