@@ -11,7 +11,9 @@ import atas
 from atas import threat
 from atas.core import autograd, perturbations, rng
 from atas.core.augment import View
+from atas.core.crop_shift import ShiftView
 from atas.core.dispatch import use_fast_ops
+from atas.core.erasing import ErasedView
 from atas.core.resized_crop import to_box_view
 from atas.core.rng import CounterRNG
 from atas.data import loader
@@ -352,7 +354,12 @@ def test_training_kernels_decline_unsupported_arguments():
 SHAPE, EXAMPLES, BATCH = (3, 8, 8), 14, 6
 
 
-def make_engine(name: str) -> Engine:
+def shifted_and_erased(draw):
+    """Views as `data.view = "cropshift"` and `data.erase` draw them."""
+    return ErasedView.draw(draw, ShiftView.draw(draw, SHAPE[1:], 3), SHAPE[1:], 0.7)
+
+
+def make_engine(name: str, views=None) -> Engine:
     """A tiny network on random images."""
     file = f"cifar10-preact-resnet18-{'plus-30s' if name == 'atas-plus' else name}"
     settings = load(file).with_values(
@@ -363,7 +370,7 @@ def make_engine(name: str) -> Engine:
     model = nn.Sequential(convolution, nn.BatchNorm2d(6), nn.Softplus(), nn.Flatten(), nn.Linear(6 * 64, 4))
     images, labels = torch.randint(256, (EXAMPLES, *SHAPE), dtype=torch.uint8), torch.randint(4, (EXAMPLES,))
     place = torch.device(DEVICE)
-    batches = DeviceLoader(images, labels, batch_size=BATCH, pad=2, flip=True, seed=0, device=place)
+    batches = DeviceLoader(images, labels, batch_size=BATCH, pad=2, flip=True, seed=0, device=place, views=views)
     own = dict(settings.method.settings) | {"free": {"batch_size": BATCH}, "atas-plus": {"classes": 4}}.get(name, {})
     method = atas.methods.create(name, settings.threat, EXAMPLES, SHAPE, pad=2, device=place, **own)
     return Engine(settings, model.to(place), method, batches)
@@ -373,6 +380,11 @@ def make_engine(name: str) -> Engine:
 @pytest.mark.parametrize("epoch", [0, 6])
 def test_whole_steps(name, epoch, monkeypatch):
     compare_steps(make_engine(name), make_engine(name), epoch, monkeypatch)
+
+
+@pytest.mark.parametrize("name", ["atas", "atta", "pgd"])
+def test_whole_steps_on_shifted_and_erased_images(name, monkeypatch):
+    compare_steps(make_engine(name, shifted_and_erased), make_engine(name, shifted_and_erased), 6, monkeypatch)
 
 
 def compare_steps(ours, theirs, epoch, monkeypatch):

@@ -6,7 +6,7 @@ import pytest
 import torch
 from helpers.kernels import DEVICE, VIEWS, draw_view, run_kernel
 
-from atas.core import augment
+from atas.core import augment, crop_shift, erasing
 from atas.core.augment import View
 from atas.core.rng import CounterRNG
 from atas.data import loader
@@ -21,6 +21,28 @@ pytestmark = pytest.mark.usefixtures("division_as_on_a_gpu")
 def test_views_are_drawn_to_the_bit(seed, pad, count, flip):
     for epoch in (-1, 0, 29):
         assert_same_draws(augment.sample_view, seed, epoch, count, pad, flip)
+
+
+@pytest.mark.parametrize("count", [1, 200])
+@pytest.mark.parametrize("flip", [True, False])
+@pytest.mark.parametrize(("seed", "size", "shift"), [(0, (32, 32), 10), (12345678901234567, (5, 7), 4), (0, (8, 6), 0)])
+def test_boxes_are_drawn_to_the_bit(seed, size, shift, count, flip):
+    for epoch, until in ((0, None), (29, None), (29, 30), (29, 29)):
+        assert_same_draws(crop_shift.sample_shift, seed, epoch, count, size, shift, flip, until)
+
+
+@pytest.mark.parametrize(
+    ("seed", "size", "probability", "area"),
+    [
+        (0, (32, 32), 0.5, (0.02, 0.33)),
+        (12345678901234567, (5, 7), 1, (0.3, 1)),
+        (0, (1, 1), 1, (0.02, 0.33)),
+        (0, (8, 8), 0.0, (0.1, 0.1)),
+    ],
+)
+def test_rectangles_are_drawn_to_the_bit(seed, size, probability, area):
+    for count, epoch, until in ((200, 0, None), (1, 29, 30), (5, 29, 29)):
+        assert_same_draws(erasing.sample_erasure, seed, epoch, count, size, probability, area, until)
 
 
 def assert_same_draws(function, seed, epoch, count, *settings):

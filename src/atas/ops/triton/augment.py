@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any, TypeGuard
 
 import torch
@@ -10,8 +11,9 @@ import triton.language as tl
 from torch import Tensor
 
 from atas.core import augment as plain
+from atas.core import crop_shift, erasing
 from atas.core.augment import View
-from atas.core.crop_shift import ShiftView
+from atas.core.crop_shift import ShiftView, Size
 from atas.core.dispatch import implements
 from atas.core.erasing import ErasedView, PixelView
 from atas.core.resized_crop import AnyView
@@ -21,6 +23,8 @@ from atas.ops.triton.launch import NO_FMA, ImageGrid, can_launch, float32_recipr
 from atas.ops.triton.rng import stream_key, uniform
 
 _EXAMPLES_PER_PROGRAM = 128  # examples that a program draws for
+_NEVER = 2**31 - 1  # an epoch that no training reaches
+_ROUNDING_OFFSET = tl.constexpr(1.5 * 2.0**52)  # adding this to a float64 leaves no bits behind the point
 
 
 @triton.jit
@@ -78,6 +82,66 @@ def _sample_view_kernel(
     if flips:
         flipped = uniform(flip_key, now, example, position) < 0.5
     tl.store(flip + offs, flipped, mask)
+
+
+@triton.jit(do_not_specialize=["shift", "until", "shift_key", "flip_key"])
+def _sample_shift_kernel(
+    epoch, index, source_top, source_left, top, left, box_height, box_width, flip, count, shift, until, shift_key,
+    flip_key, height: tl.constexpr, width: tl.constexpr, flips: tl.constexpr, block: tl.constexpr,
+):
+    """The box of each image and the position where it is shown; from epoch `until` on, the whole image."""
+    offs = tl.program_id(0) * block + tl.arange(0, block)
+    mask = offs < count
+    now, example, first = tl.load(epoch), tl.load(index + offs, mask, 0), tl.zeros((block,), tl.int32)
+    lost = (uniform(shift_key, now, example, first) * (shift + 1)).to(tl.int32)
+    lost = tl.where(now < until, lost, 0)
+    lost_columns = (uniform(shift_key, now, example, first + 1) * (lost + 1)).to(tl.int32)
+    lost_rows = lost - lost_columns
+    tl.store(source_top + offs, (uniform(shift_key, now, example, first + 2) * (lost_rows + 1)).to(tl.int64), mask)
+    tl.store(top + offs, (uniform(shift_key, now, example, first + 3) * (lost_rows + 1)).to(tl.int64), mask)
+    tl.store(source_left + offs, (uniform(shift_key, now, example, first + 4) * (lost_columns + 1)).to(tl.int64), mask)
+    tl.store(left + offs, (uniform(shift_key, now, example, first + 5) * (lost_columns + 1)).to(tl.int64), mask)
+    tl.store(box_height + offs, (height - lost_rows).to(tl.int64), mask)
+    tl.store(box_width + offs, (width - lost_columns).to(tl.int64), mask)
+    flipped = tl.zeros((block,), tl.int1)
+    if flips:
+        flipped = uniform(flip_key, now, example, first) < 0.5
+    tl.store(flip + offs, flipped, mask)
+
+
+# Numbers that are no integers are constants of the kernel, because an argument would be rounded to float32.
+@triton.jit(do_not_specialize=["until", "key"])
+def _sample_erasure_kernel(
+    epoch, index, top, left, box_height, box_width, count, until, key, height: tl.constexpr, width: tl.constexpr,
+    probability: tl.constexpr, low_area: tl.constexpr, area_range: tl.constexpr, low_ratio: tl.constexpr,
+    ratio_range: tl.constexpr, tries: tl.constexpr, block: tl.constexpr,
+):
+    """The first rectangle that fits each image, with this probability and before epoch `until`, in float64."""
+    offs = tl.program_id(0) * block + tl.arange(0, block)
+    mask = offs < count
+    now, example, first = tl.load(epoch), tl.load(index + offs, mask, 0), tl.zeros((block,), tl.int32)
+    found, rows, columns = tl.zeros((block,), tl.int1), first, first
+    for attempt in range(3, 3 + tries):
+        share = uniform(key, now, example, first + attempt).to(tl.float64) * area_range + low_area
+        ratio = uniform(key, now, example, first + attempt + tries).to(tl.float64) * ratio_range + low_ratio
+        ratio, pixels = tl.exp(ratio), share * (height * width)
+        high, wide = _nearest_side(pixels * ratio), _nearest_side(pixels / ratio)
+        fits = (high >= 1) & (high < height) & (wide >= 1) & (wide < width) & ~found
+        rows, columns, found = tl.where(fits, high, rows), tl.where(fits, wide, columns), found | fits
+    erases = found & (uniform(key, now, example, first).to(tl.float64) < probability) & (now < until)
+    rows, columns = tl.where(erases, rows, 0), tl.where(erases, columns, 0)
+    down = uniform(key, now, example, first + 1).to(tl.float64) * (height - rows + 1)
+    across = uniform(key, now, example, first + 2).to(tl.float64) * (width - columns + 1)
+    tl.store(top + offs, down.to(tl.int64), mask)
+    tl.store(left + offs, across.to(tl.int64), mask)
+    tl.store(box_height + offs, rows.to(tl.int64), mask)
+    tl.store(box_width + offs, columns.to(tl.int64), mask)
+
+
+@triton.jit
+def _nearest_side(area):
+    """The side of a square of this area in whole pixels, ties to even."""
+    return ((tl.sqrt(area) + _ROUNDING_OFFSET) - _ROUNDING_OFFSET).to(tl.int32)
 
 
 @triton.jit
@@ -143,6 +207,46 @@ def sample_view(seed: int, epoch: Tensor, index: Tensor, pad: int, flip: bool) -
         flipped, count, 2 * pad + 1, *keys, flips=flip, block=_EXAMPLES_PER_PROGRAM, **NO_FMA,
     )
     return top, left, flipped
+
+
+@implements(crop_shift.sample_shift)
+def sample_shift(
+    seed: int, epoch: Tensor, index: Tensor, size: Size, shift: int, flip: bool, until: int | None
+) -> tuple[Tensor, ...]:
+    """All arguments."""
+    if not can_launch(index):
+        return NotImplemented
+    index, count = index.contiguous(), len(index)
+    box = [torch.empty_like(index, dtype=torch.int64) for _ in range(6)]
+    flipped = torch.empty_like(index, dtype=torch.bool)
+    launch(
+        _sample_shift_kernel, (triton.cdiv(count, _EXAMPLES_PER_PROGRAM),), epoch.to(index.device), index, *box,
+        flipped, count, shift, _NEVER if until is None else until, stream_key(seed, Stream.SHIFT),
+        stream_key(seed, Stream.FLIP), height=size[0], width=size[1], flips=flip, block=_EXAMPLES_PER_PROGRAM, **NO_FMA,
+    )
+    source_top, source_left, top, left, height, width = box
+    return source_top, source_left, top, left, height, width, flipped
+
+
+@implements(erasing.sample_erasure)
+def sample_erasure(
+    seed: int, epoch: Tensor, index: Tensor, size: Size, probability: float, area: tuple[float, float],
+    until: int | None,
+) -> tuple[Tensor, ...]:
+    """All arguments."""
+    if not can_launch(index):
+        return NotImplemented
+    index, count = index.contiguous(), len(index)
+    rectangle = tuple(torch.empty_like(index, dtype=torch.int64) for _ in range(4))
+    low_ratio, high_ratio = (math.log(end) for end in erasing._RATIO)
+    launch(
+        _sample_erasure_kernel, (triton.cdiv(count, _EXAMPLES_PER_PROGRAM),), epoch.to(index.device), index, *rectangle,
+        count, _NEVER if until is None else until, stream_key(seed, Stream.ERASE), height=size[0], width=size[1],
+        probability=float(probability), low_area=float(area[0]), area_range=float(area[1] - area[0]),
+        low_ratio=low_ratio, ratio_range=high_ratio - low_ratio, tries=erasing._TRIES, block=_EXAMPLES_PER_PROGRAM,
+        **NO_FMA,
+    )
+    return rectangle
 
 
 @implements(gather_views)
