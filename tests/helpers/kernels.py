@@ -11,6 +11,9 @@ triton = pytest.importorskip("triton", reason="the kernels need Triton")
 
 import atas.ops.triton  # noqa: E402, F401  (registers the kernels)
 from atas.core import dispatch  # noqa: E402
+from atas.core.augment import View  # noqa: E402
+from atas.core.crop_shift import ShiftView  # noqa: E402
+from atas.core.erasing import ErasedView  # noqa: E402
 from atas.ops.triton.cross_entropy import accumulate  # noqa: E402
 from atas.training.cuda_graph_engine import register_kernels  # noqa: E402
 from atas.training.metrics import accumulate_metrics  # noqa: E402
@@ -21,6 +24,7 @@ HALF = torch.bfloat16 if ON_GPU else torch.float16  # the interpreter does not m
 
 register_kernels()  # now, so that the first engine finds it done: it would refuse kernels that are being counted
 dispatch.implements(accumulate_metrics)(accumulate)  # where no GPU is, the line above registers none
+VIEWS = ["shift", "shift unflipped", "erased crop", "erased shift", "erased nothing"]
 KERNELS = {row.function: row.kernel for row in dispatch.table() if row.kernel is not None}
 
 
@@ -47,3 +51,12 @@ def count_kernel_calls():
     counted = {function: counting(function, kernel) for function, kernel in KERNELS.items()}
     with mock.patch.dict(dispatch._kernels, counted):
         yield calls
+
+
+def draw_view(kind, draw, size, pad=2):
+    """A view of each image; erased ones have rectangles for most of the images."""
+    shift, flip = min(size) - 2, "unflipped" not in kind
+    shown = View.draw(draw, pad, flip) if "crop" in kind else ShiftView.draw(draw, size, shift, flip)
+    if "erased" not in kind:
+        return shown
+    return ErasedView.draw(draw, shown, size, 0.0 if kind == "erased nothing" else 0.8, (0.1, 0.5))

@@ -16,8 +16,6 @@ from atas.core import dispatch
 # These have no kernel: they are compiled, or run as they are written.
 COMPILE_ONLY = {
     "atas.attacks.square.l2_proposal",
-    "atas.core.crop_shift.sample_shift",
-    "atas.core.erasing.sample_erasure",
     "atas.core.perturbations.store_grids",
     "atas.methods.consistency.mean_distance",
     "atas.methods.fgsm_ga.misalignment",

@@ -107,9 +107,15 @@ class TensorBoard:
 
         self.close()
         _silence_writer_threads()
-        while list(self._folder.glob(f"*.tfevents.{int(time.time()):010d}.*")):
-            time.sleep(0.05)  # TensorBoard reads files in the order of their names, which begin with the second
+        earlier = set(self._folder.glob("*.tfevents.*"))
         self._writer = SummaryWriter(str(self._folder), purge_step=epoch)
+        opened = set(self._folder.glob("*.tfevents.*")) - earlier
+        if opened and earlier and max(earlier) > max(opened):  # TensorBoard reads files in the order of their names
+            self._writer.close()
+            for path in opened:
+                path.unlink()
+            time.sleep(1)  # names begin with the second
+            self._writer = SummaryWriter(str(self._folder), purge_step=epoch)
 
     def log(self, epoch: int, scalars: Mapping[str, float], histograms: Mapping[str, Tensor]) -> None:
         """Log an epoch, and flush so that it is shown at once."""

@@ -24,3 +24,18 @@ def pytest_collection_modifyitems(items):
             item.add_marker(pytest.mark.filterwarnings(warning))
         if not INTERPRETED and not torch.cuda.is_available():
             item.add_marker(pytest.mark.skip(reason="needs a CUDA device, or Triton's interpreter: make test-kernels"))
+
+
+@pytest.fixture
+def division_as_on_a_gpu(monkeypatch):
+    """On a GPU torch divides by a number as a multiplication by its inverse; here the CPU does so, too."""
+    if not INTERPRETED:
+        return
+    divide = torch.Tensor.__truediv__
+
+    def by_inverse(x, divisor):
+        if isinstance(divisor, int | float) and x.dtype == torch.float32:
+            return x * float(torch.tensor(1 / divisor, dtype=torch.float32))
+        return divide(x, divisor)
+
+    monkeypatch.setattr(torch.Tensor, "__truediv__", by_inverse)

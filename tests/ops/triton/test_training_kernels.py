@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import pytest
 import torch
-from helpers.kernels import DEVICE, KERNELS, ON_GPU, run_kernel
+from helpers.kernels import DEVICE, KERNELS, VIEWS, draw_view, run_kernel
 from torch import nn
 
 import atas
 from atas import threat
-from atas.core import augment, autograd, perturbations, rng
+from atas.core import autograd, perturbations, rng
 from atas.core.augment import View
+from atas.core.crop_shift import ShiftView
 from atas.core.dispatch import use_fast_ops
+from atas.core.erasing import ErasedView
 from atas.core.resized_crop import to_box_view
 from atas.core.rng import CounterRNG
 from atas.data import loader
@@ -23,33 +25,21 @@ from atas.training import metrics
 from atas.training.engine import Engine
 from atas.training.optim import EMA, FusedEMA
 
+pytestmark = pytest.mark.usefixtures("division_as_on_a_gpu")
 EPS = 8 / 255
 BATCHES = [(1, (3, 8, 8)), (5, (1, 8, 8)), (5, (3, 5, 7)), (2, (3, 32, 32)), (128, (1, 4, 4))]
 KEPT = [torch.int8, torch.float16, torch.float32]
+CASES = [(*each, "crop") for each in BATCHES]
+CASES += [(*BATCHES[2], kind) for kind in VIEWS] + [(*BATCHES[0], "erased shift"), (*BATCHES[3], "erased shift")]
 
 
-@pytest.fixture(autouse=True)
-def _division(monkeypatch):
-    """On a GPU torch divides by a number as a multiplication by its inverse; here the CPU does so, too."""
-    if ON_GPU:
-        return
-    divide = torch.Tensor.__truediv__
-
-    def by_inverse(x, divisor):
-        if isinstance(divisor, int | float) and x.dtype == torch.float32:
-            return x * float(torch.tensor(1 / divisor, dtype=torch.float32))
-        return divide(x, divisor)
-
-    monkeypatch.setattr(torch.Tensor, "__truediv__", by_inverse)
-
-
-@pytest.fixture(params=BATCHES, ids=str)
+@pytest.fixture(params=CASES, ids=str)
 def case(request):
     """Images with many pixels at the ends of [0, 1], a batch of them in some order, and a view of each."""
-    batch, shape = request.param
+    batch, shape, kind = request.param
     images = (torch.rand(batch + 4, *shape, device=DEVICE) * 1.5 - 0.25).clamp(0, 1)
     index = torch.randperm(batch + 4, device=DEVICE)[:batch]
-    view = View.draw(CounterRNG(1, torch.tensor(3, device=DEVICE), index), pad=2)
+    view = draw_view(kind, CounterRNG(1, torch.tensor(3, device=DEVICE), index), shape[1:])
     return images[index].contiguous(), index, view
 
 
@@ -60,41 +50,25 @@ def remembered(kind, images, shape, pad=2, eps=EPS):
     return kept
 
 
-@pytest.mark.parametrize("seed", [0, 1, 12345678901234567])
-@pytest.mark.parametrize("pad", [0, 1, 4])
-@pytest.mark.parametrize("count", [1, 5, 200])
-@pytest.mark.parametrize("flip", [True, False])
-def test_views_are_drawn_to_the_bit(seed, pad, count, flip):
-    index = torch.randperm(1000, device=DEVICE)[:count] * 2**24
-    for epoch in (-1, 0, 29):
-        arguments = seed, torch.tensor(epoch, device=DEVICE), index, pad, flip
-        for found, expected in zip(
-            run_kernel(augment.sample_view, *arguments), augment.sample_view(*arguments), strict=True
-        ):
-            assert found.dtype == expected.dtype
-            assert torch.equal(found, expected)
-
-
-@pytest.mark.parametrize("shape", [(1, 8, 8), (3, 5, 7), (3, 32, 32)])
-def test_images_are_shown_exactly(shape):
-    images = torch.randint(256, (20, *shape), dtype=torch.uint8, device=DEVICE)
-    index = torch.tensor([3, 19, 3, 0, 7], device=DEVICE)
-    view = View.draw(CounterRNG(0, torch.tensor(1, device=DEVICE), index), pad=4)
-    assert torch.equal(run_kernel(loader.gather_views, images, index, view), loader.gather_views(images, index, view))
-
-
-def test_images_are_shown_at_every_offset():
-    pad = 2
-    images = torch.randint(256, (60, 1, 6, 5), dtype=torch.uint8, device=DEVICE)
-    offset, offsets = torch.arange(2 * (2 * pad + 1) ** 2, device=DEVICE), 2 * pad + 1
-    view = View(offset // 2 % offsets, offset // 2 // offsets, offset % 2 == 0, pad)
-    assert torch.equal(run_kernel(loader.gather_views, images, offset, view), loader.gather_views(images, offset, view))
-
-
-def test_every_level_is_shown_exactly():
-    images = torch.arange(256, dtype=torch.uint8, device=DEVICE).reshape(1, 1, 16, 16)
-    arguments = images, torch.zeros(1, dtype=torch.long, device=DEVICE), View.centre(1, 0, images.device)
-    assert torch.equal(run_kernel(loader.gather_views, *arguments), loader.gather_views(*arguments))
+def test_pixels_that_are_not_shown_keep_their_perturbation():
+    """Here, against single pixels and not against the plain version."""
+    index, shape = torch.tensor([4, 1, 0], device=DEVICE), (2, 6, 9)
+    view = draw_view("erased shift", CounterRNG(5, torch.tensor(2, device=DEVICE), index), shape[1:])
+    kept, change = remembered(torch.int8, 6, shape), torch.full((3, *shape), EPS, device=DEVICE)
+    before, shift = kept.delta.clone(), view.view
+    run_kernel(perturbations.store_pixels, kept, index, view, change)
+    written = torch.zeros_like(before, dtype=torch.bool)
+    for example in range(3):
+        top, left, height, width = (getattr(view, name)[example] for name in ("top", "left", "height", "width"))
+        for row in range(shift.height[example]):
+            for column in range(shift.width[example]):
+                y, x = shift.top[example] + row, shift.left[example] + column
+                x = shape[2] - 1 - x if shift.flip[example] else x
+                if not (top <= y < top + height and left <= x < left + width):
+                    source = shift.source_top[example] + row + 2, shift.source_left[example] + column + 2
+                    written[index[example], :, source[0], source[1]] = True
+    assert (view.height > 0).any()
+    assert torch.equal(kept.delta, torch.where(written, 127, before))
 
 
 @pytest.mark.parametrize("kind", KEPT)
@@ -347,10 +321,14 @@ def test_training_kernels_decline_unsupported_arguments():
     grid = perturbations.LowResolution(linf, 2, (3, 4, 4), grid=2, dtype=torch.int8, device=DEVICE)
     away = perturbations.FullResolution(linf, 2, (3, 4, 4), pad=2, dtype=torch.int8, device=DEVICE, store="host")
     boxes = to_box_view(view, (4, 4))
+    others = draw_view("erased shift", CounterRNG(0, now, index), (5, 4))  # of images of another size
     double, learning, y = x.double(), x.clone().requires_grad_(), torch.zeros(2, dtype=torch.long, device=DEVICE)
     for function, *arguments in [
         (loader.gather_views, x, index, view),
         (loader.gather_views, (255 * x).byte(), index, boxes),
+        (loader.gather_views, (255 * x).byte(), index, others),
+        (base.projected_start, remembered(torch.int8, 2, (3, 4, 4)), x, index, others),
+        (perturbations.store_pixels, remembered(torch.int8, 2, (3, 4, 4)), index, others, x),
         (base.projected_start, grid, x, index, view),
         (base.projected_start, away, x, index, view),
         (base.projected_start, remembered(torch.int8, 2, (3, 4, 4)), x, index, boxes),
@@ -376,10 +354,15 @@ def test_training_kernels_decline_unsupported_arguments():
 SHAPE, EXAMPLES, BATCH = (3, 8, 8), 14, 6
 
 
-def make_engine(name: str) -> Engine:
+def shifted_and_erased(draw):
+    """Views as `data.view = "cropshift"` and `data.erase` draw them."""
+    return ErasedView.draw(draw, ShiftView.draw(draw, SHAPE[1:], 3), SHAPE[1:], 0.7)
+
+
+def make_engine(name: str, views=None) -> Engine:
     """A tiny network on random images."""
-    recipe = "plus-30s" if name == "atas-plus" else name
-    settings = load(f"cifar10-preact-resnet18-{recipe}").with_values(
+    file = f"cifar10-preact-resnet18-{'plus-30s' if name == 'atas-plus' else name}"
+    settings = load(file).with_values(
         {"engine.precision": "float32", "training.batch_size": BATCH, "training.epochs": 9, "data.pad": 2}
     )
     torch.manual_seed(0)
@@ -387,9 +370,8 @@ def make_engine(name: str) -> Engine:
     model = nn.Sequential(convolution, nn.BatchNorm2d(6), nn.Softplus(), nn.Flatten(), nn.Linear(6 * 64, 4))
     images, labels = torch.randint(256, (EXAMPLES, *SHAPE), dtype=torch.uint8), torch.randint(4, (EXAMPLES,))
     place = torch.device(DEVICE)
-    batches = DeviceLoader(images, labels, batch_size=BATCH, pad=2, flip=True, seed=0, device=place)
-    own = dict(settings.method.settings)
-    own |= {"free": {"batch_size": BATCH}, "atas-plus": {"classes": 4}}.get(name, {})
+    batches = DeviceLoader(images, labels, batch_size=BATCH, pad=2, flip=True, seed=0, device=place, views=views)
+    own = dict(settings.method.settings) | {"free": {"batch_size": BATCH}, "atas-plus": {"classes": 4}}.get(name, {})
     method = atas.methods.create(name, settings.threat, EXAMPLES, SHAPE, pad=2, device=place, **own)
     return Engine(settings, model.to(place), method, batches)
 
@@ -397,8 +379,16 @@ def make_engine(name: str) -> Engine:
 @pytest.mark.parametrize("name", [name for name in atas.methods.names() if atas.methods.get(name).compilable])
 @pytest.mark.parametrize("epoch", [0, 6])
 def test_whole_steps(name, epoch, monkeypatch):
+    compare_steps(make_engine(name), make_engine(name), epoch, monkeypatch)
+
+
+@pytest.mark.parametrize("name", ["atas", "atta", "pgd"])
+def test_whole_steps_on_shifted_and_erased_images(name, monkeypatch):
+    compare_steps(make_engine(name, shifted_and_erased), make_engine(name, shifted_and_erased), 6, monkeypatch)
+
+
+def compare_steps(ours, theirs, epoch, monkeypatch):
     """Two steps and the short last batch; nothing is left to a compiler."""
-    ours, theirs = make_engine(name), make_engine(name)
     with monkeypatch.context() as patch:
         patch.delattr(torch, "compile")
         with use_fast_ops("inductor"):

@@ -10,7 +10,6 @@ import triton.language as tl
 from torch import Tensor
 
 from atas import threat as plain
-from atas.core.augment import View
 from atas.core.dispatch import implements
 from atas.core.perturbations import FullResolution, PerturbationStore, store_pixels
 from atas.core.resized_crop import AnyView
@@ -18,7 +17,7 @@ from atas.core.rng import Stream
 from atas.methods import ATAS
 from atas.methods import atas as plain_atas
 from atas.methods.base import projected_start
-from atas.ops.triton.augment import view_args, view_coordinates, view_tensors
+from atas.ops.triton.augment import follows_pixels, stored_pixels, view_args
 from atas.ops.triton.launch import NO_FMA, ImageGrid, float32_reciprocal, is_plain_float32, launch
 from atas.ops.triton.rng import stream_key, uniform
 from atas.threat import Linf, Threat
@@ -49,21 +48,6 @@ def sign_step(point, gradient, step_size, x, eps):
 
 
 @triton.jit
-def canvas_offsets(
-    offs, index, top, left, flip, example, size: tl.constexpr, height: tl.constexpr, width: tl.constexpr,
-    pad: tl.constexpr,
-):
-    """Offsets in the stored perturbations of these entries of a view."""
-    canvas_height: tl.constexpr = height + 2 * pad
-    canvas_width: tl.constexpr = width + 2 * pad
-    channel, row, column = view_coordinates(
-        offs, tl.load(top + example), tl.load(left + example), tl.load(flip + example), height, width
-    )
-    canvas = tl.load(index + example).to(tl.int64) * (size // (height * width) * canvas_height * canvas_width)
-    return canvas + (channel * canvas_height + row) * canvas_width + column
-
-
-@triton.jit
 def encode(perturbation, inv_scale, kind: tl.constexpr):
     """A perturbation as it is stored; int8 by the nearest level, ties to even."""
     if kind == tl.int8:
@@ -74,30 +58,35 @@ def encode(perturbation, inv_scale, kind: tl.constexpr):
 
 @triton.jit
 def _load_kernel(
-    delta, x, index, top, left, flip, out, eps, scale, size: tl.constexpr, height: tl.constexpr, width: tl.constexpr,
-    pad: tl.constexpr, block: tl.constexpr,
+    delta, x, out, eps, scale, position, box, hole, size: tl.constexpr, height: tl.constexpr, width: tl.constexpr,
+    stored_height: tl.constexpr, stored_width: tl.constexpr, margin_top: tl.constexpr, margin_left: tl.constexpr,
+    block: tl.constexpr,
 ):
     """An image plus its stored perturbation, projected."""
     example = tl.program_id(0)
     offs = tl.program_id(1) * block + tl.arange(0, block)
     mask = offs < size
-    stored = tl.load(delta + canvas_offsets(offs, index, top, left, flip, example, size, height, width, pad), mask, 0)
+    places, shown = stored_pixels(
+        offs, position, box, hole, size, height, width, stored_height, stored_width, margin_top, margin_left
+    )
+    stored = tl.load(delta + places, shown, 0)
     image = tl.load(x + example * size + offs, mask, 0.0)
     tl.store(out + example * size + offs, project(image + stored.to(tl.float32) * scale, image, eps), mask)
 
 
 @triton.jit
 def _store_kernel(
-    delta, perturbation, index, top, left, flip, inv_scale, size: tl.constexpr, height: tl.constexpr,
-    width: tl.constexpr, pad: tl.constexpr, block: tl.constexpr,
+    delta, perturbation, inv_scale, position, box, hole, size: tl.constexpr, height: tl.constexpr,
+    width: tl.constexpr, stored_height: tl.constexpr, stored_width: tl.constexpr, margin_top: tl.constexpr,
+    margin_left: tl.constexpr, block: tl.constexpr,
 ):
     """Store a perturbation."""
-    example = tl.program_id(0)
     offs = tl.program_id(1) * block + tl.arange(0, block)
-    mask = offs < size
-    delta_x = tl.load(perturbation + example * size + offs, mask, 0.0)
-    ptrs = delta + canvas_offsets(offs, index, top, left, flip, example, size, height, width, pad)
-    tl.store(ptrs, encode(delta_x, inv_scale, delta.dtype.element_ty), mask)
+    places, shown = stored_pixels(
+        offs, position, box, hole, size, height, width, stored_height, stored_width, margin_top, margin_left
+    )
+    delta_x = tl.load(perturbation + tl.program_id(0) * size + offs, shown, 0.0)
+    tl.store(delta + places, encode(delta_x, inv_scale, delta.dtype.element_ty), shown)
 
 
 @triton.jit
@@ -148,15 +137,15 @@ def encode_scale(memory: FullResolution) -> float:
 
 @implements(projected_start)
 def load(memory: PerturbationStore, x: Tensor, index: Tensor, view: AnyView) -> Tensor:
-    """Linf; crops and flips of float32 images; perturbations of every pixel on the device."""
-    if not isinstance(view, View) or not supports(memory) or not is_plain_float32(x):
+    """Linf; views of float32 images that show stored pixels; perturbations of every pixel on the device."""
+    if not supports(memory) or not is_plain_float32(x) or not follows_pixels(view, x.shape[2:]):
         return NotImplemented
     x = x.contiguous()
     image_grid, out = ImageGrid.of(x), torch.empty_like(x)
     scale = memory._unit if memory.delta.dtype == torch.int8 else 1.0
     launch(
-        _load_kernel, image_grid.grid, memory.delta, x, *view_tensors(index, view), out, float(memory.threat.eps),
-        scale, **image_grid.kernel_args(), **view_args(view, x.shape), **NO_FMA,
+        _load_kernel, image_grid.grid, memory.delta, x, out, float(memory.threat.eps), scale,
+        **image_grid.kernel_args(), **view_args(index, view, x.shape[2:], memory.delta.shape[2:]), **NO_FMA,
     )
     return out
 
@@ -164,12 +153,15 @@ def load(memory: PerturbationStore, x: Tensor, index: Tensor, view: AnyView) -> 
 @implements(store_pixels)
 def store(perturbations: FullResolution, index: Tensor, view: AnyView, perturbation: Tensor) -> None:
     """As `load`."""
-    if not isinstance(view, View) or not supports(perturbations) or not is_plain_float32(perturbation):
+    if not supports(perturbations) or not is_plain_float32(perturbation):
+        return NotImplemented
+    frame, stored = perturbation.shape[2:], perturbations.delta.shape[2:]
+    if not follows_pixels(view, frame):
         return NotImplemented
     image_grid = ImageGrid.of(perturbation)
     launch(
-        _store_kernel, image_grid.grid, perturbations.delta, perturbation.contiguous(), *view_tensors(index, view),
-        encode_scale(perturbations), **image_grid.kernel_args(), **view_args(view, perturbation.shape), **NO_FMA,
+        _store_kernel, image_grid.grid, perturbations.delta, perturbation.contiguous(), encode_scale(perturbations),
+        **image_grid.kernel_args(), **view_args(index, view, frame, stored), **NO_FMA,
     )
     return None
 
@@ -212,13 +204,14 @@ _BLOCK = 4096  # entries at a time: a whole image of 3 x 32 x 32
 
 @triton.jit
 def _adaptive_step_kernel(
-    x, start, gradient, index, top, left, flip, delta, averages, step_sizes, epoch, scale, out, eps, inv_scale, inv_c,
-    max_step, beta, one_minus_beta, min_clip, max_clip, warmup_epochs, has_clip: tl.constexpr, size: tl.constexpr,
-    height: tl.constexpr, width: tl.constexpr, pad: tl.constexpr, block: tl.constexpr,
+    x, start, gradient, delta, averages, step_sizes, epoch, scale, out, eps, inv_scale, inv_c, max_step, beta,
+    one_minus_beta, min_clip, max_clip, warmup_epochs, position, box, hole, has_clip: tl.constexpr, size: tl.constexpr,
+    height: tl.constexpr, width: tl.constexpr, stored_height: tl.constexpr, stored_width: tl.constexpr,
+    margin_top: tl.constexpr, margin_left: tl.constexpr, block: tl.constexpr,
 ):
     """The adaptive step of one example; stores its averaged squared norm, step size and perturbation."""
     example = tl.program_id(0)
-    image = tl.load(index + example).to(tl.int64)
+    image = tl.load(position[0] + example).to(tl.int64)
     average = tl.load(averages + image)
     squared_norm = tl.zeros((block,), tl.float32)
     for first in range(0, size, block):
@@ -242,8 +235,10 @@ def _adaptive_step_kernel(
         grad = tl.load(gradient + image_offs, mask, 0.0)
         point = sign_step(tl.load(start + image_offs, mask, 0.0), grad, step_size, clean, eps)
         tl.store(out + image_offs, point, mask)
-        ptrs = delta + canvas_offsets(offs, index, top, left, flip, example, size, height, width, pad)
-        tl.store(ptrs, encode(point - clean, inv_scale, delta.dtype.element_ty), mask)
+        places, shown = stored_pixels(
+            offs, position, box, hole, size, height, width, stored_height, stored_width, margin_top, margin_left
+        )
+        tl.store(delta + places, encode(point - clean, inv_scale, delta.dtype.element_ty), shown)
 
 
 @implements(plain_atas.adaptive_step_and_store)
@@ -256,19 +251,19 @@ def adaptive_step_and_store(
         type(method).adaptive_update is ATAS.adaptive_update
         and norms.average.dtype == norms.step_size.dtype == torch.float32
     )
-    if not is_plain_atas or not isinstance(view, View) or not supports(method.memory):
+    if not is_plain_atas or not supports(method.memory) or not is_plain_float32(x, start, gradient):
         return NotImplemented
-    if not is_plain_float32(x, start, gradient):
+    if not follows_pixels(view, x.shape[2:]):
         return NotImplemented
     x = x.contiguous()
     out, size = torch.empty_like(x), x[0].numel()
     low, high = method.clip or (0.0, 0.0)
     launch(
-        _adaptive_step_kernel, (len(x),), x, start.contiguous(), gradient.contiguous(), *view_tensors(index, view),
-        method.memory.delta, norms.average, norms.step_size, method.epoch, method.step_scale, out,
+        _adaptive_step_kernel, (len(x),), x, start.contiguous(), gradient.contiguous(), method.memory.delta,
+        norms.average, norms.step_size, method.epoch, method.step_scale, out,
         float(method.threat.eps), encode_scale(method.memory), float32_reciprocal(method.c), float(method.max_step),
         float(method.beta), float(1 - method.beta), float(low), float(high), method.warmup_epochs,
         has_clip=method.clip is not None, size=size, block=min(_BLOCK, triton.next_power_of_2(size)), num_warps=8,
-        **view_args(view, x.shape), **NO_FMA,
+        **view_args(index, view, x.shape[2:], method.memory.delta.shape[2:]), **NO_FMA,
     )
     return out
