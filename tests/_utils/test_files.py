@@ -97,6 +97,7 @@ files.write_atomically(Path(sys.argv[1]), write)
 """
 
 
+@pytest.mark.slow
 def test_what_a_killed_process_left_is_removed_by_the_next_write(tmp_path):
     """Also what a library put beside its file, and what earlier versions left; nothing else."""
     path = tmp_path / "model.safetensors"

@@ -76,6 +76,7 @@ def test_every_call_by_name_says_whether_the_name_is_trusted():
     assert not silent, "pass trusted=..., which is False for a name that a file may hold"
 
 
+@pytest.mark.slow
 def test_only_an_unpickler_without_code_is_used():
     uses = {file for file, node in calls() if ast.unparse(node.func) in ("pickle.load", "pickle.loads", "torch.load")}
     assert uses == {"models/weights.py"}

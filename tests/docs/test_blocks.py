@@ -220,7 +220,8 @@ def resolve_atas(words: list[str]) -> None:
     if path[0] in ("train", "bench") and len(words) > 1 and not words[1].startswith("-") and words[1] != "mine.toml":
         recipe = recipes.load(words[1])
         keys = [value for option, value in pairwise(words) if option == "--set"]
-        recipe.with_values(parse_assignments(keys))
+        if not any(":" in key for key in keys):  # code that the page itself writes; it is run with the page
+            recipe.with_values(parse_assignments(keys))
     for attack in given.get("--attacks", "clean").split(","):
         attacks.create(attack)
     for method in given.get("--methods", "atas").split(","):

@@ -164,6 +164,7 @@ def test_shifted_boxes_and_erased_rectangles_are_those_of_one_process(train, set
     assert_same_training(tmp_path / "1", tmp_path / "2", rows_of)
 
 
+@pytest.mark.slow
 def test_processes_share_the_processors(ranks, settings_of, tmp_path):
     """Each streams with its part of them; otherwise eight processes on 64 would start 512."""
     values = {"data.loading": "streaming", "training.epochs": 1}

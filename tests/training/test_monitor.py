@@ -459,6 +459,7 @@ def test_healthy_checkpoint_is_not_replaced_in_a_breakdown(tmp_path, train_toy):
 
 
 @pytest.mark.parametrize("method", ["atas", "fgsm-rs", "free", "trades"])
+@pytest.mark.slow
 def test_rollback_goes_on_from_health_with_smaller_steps(method, tmp_path, train_toy, tiny_net, watched, rows_of):
     probe = scripted_probe(HEALTHY, HEALTHY, COLLAPSED, HEALTHY, HEALTHY)
     net = tiny_net()
@@ -490,6 +491,7 @@ def test_rollback_really_takes_smaller_steps(tmp_path, train_toy):
     assert [row["step_size"] for row in run.metrics] == pytest.approx([0.1, 0.1 * 0.75**2], rel=1e-5)
 
 
+@pytest.mark.slow
 def test_a_collapse_after_a_rollback_is_said_again_and_shrinks_again(tmp_path, train_toy, observer, rows_of):
     probe = scripted_probe(HEALTHY, COLLAPSED, HEALTHY, COLLAPSED, HEALTHY)
     live = observer()
@@ -501,6 +503,7 @@ def test_a_collapse_after_a_rollback_is_said_again_and_shrinks_again(tmp_path, t
     assert [row.get("event", row["epoch"]) for row in rows][-1] == 2
 
 
+@pytest.mark.slow
 def test_rollbacks_have_an_end(tmp_path, train_toy, tiny_net, watched, rows_of):
     probe = scripted_probe(HEALTHY, *[COLLAPSED] * 50)
     net = tiny_net()
@@ -513,6 +516,7 @@ def test_rollbacks_have_an_end(tmp_path, train_toy, tiny_net, watched, rows_of):
 
 
 @pytest.mark.parametrize("batches", [4, 7, 9, 10, 13])
+@pytest.mark.slow
 def test_resume_in_a_run_with_rollbacks(batches, tmp_path, train_toy, interrupt_after, assert_same_run, rows_of):
     """Held out are 20 of 60 images: three batches an epoch; collapses are found in the third and, again, the fourth."""
     probes = (HEALTHY, HEALTHY, COLLAPSED, HEALTHY, COLLAPSED, HEALTHY)

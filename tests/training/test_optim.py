@@ -148,6 +148,7 @@ def test_statistics_are_the_same_wherever_images_and_memory_live(values, tmp_pat
         assert torch.equal(value, models[1][name]), name
 
 
+@pytest.mark.slow
 def test_a_run_that_is_stopped_at_its_collapse_has_measured_statistics(tmp_path, train_toy):
     """Those of the healthy checkpoint that it ends with."""
     values = {"training.ema": 0.9, "training.on_collapse": "stop", "training.epochs": 3}

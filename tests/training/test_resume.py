@@ -15,6 +15,7 @@ METHODS += ["atas-literal", "atas-plus", "pgd", "trades"]
 
 
 @pytest.mark.parametrize("method", METHODS)
+@pytest.mark.slow
 def test_interrupted_in_the_middle_of_an_epoch(method, tmp_path, train_toy, interrupt_after, assert_same_run):
     values = {"training.ema": 0.9, "training.epochs": 2}
     train_toy(tmp_path / "whole", method, values)
@@ -25,6 +26,7 @@ def test_interrupted_in_the_middle_of_an_epoch(method, tmp_path, train_toy, inte
 
 
 @pytest.mark.parametrize("form", ["ascent", "attack", "momentum"])
+@pytest.mark.slow
 def test_interrupted_with_perturbed_weights(form, tmp_path, train_toy, interrupt_after, assert_same_run):
     values = {"training.ema": 0.9, "training.epochs": 2, "optimizer.perturb": form, "optimizer.perturb_gamma": 0.05}
     train_toy(tmp_path / "whole", "atas", values)
@@ -35,6 +37,7 @@ def test_interrupted_with_perturbed_weights(form, tmp_path, train_toy, interrupt
 
 
 @pytest.mark.parametrize("form", ["ascent", "attack"])
+@pytest.mark.slow
 def test_interrupted_with_everything_that_a_loss_can_have(form, tmp_path, train_toy, interrupt_after, assert_same_run):
     values = {
         "training.ema": (0.9, 0.5),
@@ -60,6 +63,7 @@ def test_interrupted_with_everything_that_a_loss_can_have(form, tmp_path, train_
     assert_same_run(tmp_path / "whole", tmp_path / "parts")
 
 
+@pytest.mark.slow
 def test_interrupted_after_every_single_batch(tmp_path, train_toy, interrupt_after, assert_same_run):
     """The last batch of an epoch too, where the epoch's end is still to come; memory is reset in epoch 2."""
     train_toy(tmp_path / "whole")

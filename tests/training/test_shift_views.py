@@ -64,6 +64,7 @@ def test_a_run_is_what_a_loop_by_hand_gives(tmp_path, train_toy, toy_data, tiny_
         ("free", SHIFT),
     ],
 )
+@pytest.mark.slow
 def test_stopped_it_ends_with_the_same_bits(method, values, tmp_path, train_toy, interrupt_after, assert_same_run):
     train_toy(tmp_path / "whole", method, values)
     for _ in range(2):
