@@ -88,6 +88,7 @@ JSON = st.recursive(
 
 
 @given(JSON, st.sampled_from([int, float, bool, str, list[int], dict[str, float], Row, int | None, tuple[int, str]]))
+@pytest.mark.slow
 def test_any_value_and_type(value, kind):
     """Accepted as it is, or refused with a sentence."""
     try:

@@ -38,6 +38,7 @@ def starts(ball, x):
 
 @pytest.mark.parametrize("classes", [2, 3, 4, 6])
 @pytest.mark.parametrize("loss", LOSSES)
+@pytest.mark.slow
 def test_the_course_is_that_of_the_reference(make_images, small_ball, loss, classes):
     ball, net = small_ball, curved(classes)
     x = make_images(8, (2, 4, 3), dtype=torch.float64)
@@ -60,6 +61,7 @@ def test_the_course_is_that_of_the_reference(make_images, small_ball, loss, clas
 
 
 @pytest.mark.parametrize("loss", ["ce", "t"])
+@pytest.mark.slow
 def test_the_course_is_that_of_the_authors_code(make_images, small_ball, loss):
     """From our starts: the greatest loss of whatever was not broken, and what was."""
     code = pytest.importorskip("pyautoattack.autopgd_base", reason="pyautoattack is not installed")

@@ -205,6 +205,7 @@ def narrow(request, in_colour, monkeypatch):
     return lambda text: re.sub(r"\x1b\[[0-9;]*m", "", text)
 
 
+@pytest.mark.slow
 def test_a_narrow_terminal_shows_whole_names_of_recipes(narrow, command):
     lines = [line.split()[0] for line in narrow(command("ls", "recipes").out).splitlines() if line.strip()]
     assert lines[2:] == recipes.names()

@@ -80,6 +80,7 @@ def test_a_model_whose_train_returns_nothing_stays_a_model():
     assert not model.training
 
 
+@pytest.mark.slow
 def test_nobody_uses_what_eval_and_train_return():
     """`nn.Module.eval` returns what `train` returns, which is None for models that forget to return themselves."""
     found = []

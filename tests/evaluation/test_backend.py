@@ -99,6 +99,7 @@ def test_every_name_can_be_evaluated(robust_digits):
 
 @pytest.mark.parametrize("classes", [2, 3, 4, 9])
 @pytest.mark.parametrize("norm", ["linf", "l2"])
+@pytest.mark.slow
 def test_searches_find_the_robust_examples_of_linear_models_with_few_classes(classes, norm, generator):
     """Of a linear model and a ball that stays inside of [0, 1] the robust examples are known."""
     n = 80
@@ -178,6 +179,7 @@ def images():
     return torch.rand(6, 1, 3, 3, dtype=torch.float64)
 
 
+@pytest.mark.slow
 def test_any_number_of_images_there_and_back(images):
     form = cuda_backend.compile_network(network, images, backend="aot_eager")
     assert form is not None

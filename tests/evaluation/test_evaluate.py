@@ -490,6 +490,7 @@ class Wrapped(nn.Module):
     ],
     ids=["detached", "numpy", "inference-mode"],
 )
+@pytest.mark.slow
 def test_a_model_without_gradients_gets_a_warning_and_verdicts(problem, ball, tiny, before):
     model, x, y = problem
     wrapped = Wrapped(model, before)

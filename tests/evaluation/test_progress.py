@@ -155,6 +155,7 @@ class Warmer(torch.nn.Module):
 
 
 @pytest.mark.parametrize("change", list(CHANGES))
+@pytest.mark.slow
 def test_the_progress_of_another_evaluation_is_left_alone(robust_digits, tmp_path, change):
     model = copy.deepcopy(robust_digits[0])
     call = {"model": model, "x": robust_digits[1][:20].clone(), "y": robust_digits[2][:20], "threat": BALL}

@@ -223,6 +223,7 @@ def test_fgsm_rs_adaptive(compared_method, threat, scale, settings):
 
 
 @pytest.mark.parametrize(("threat", "scale"), CASES)
+@pytest.mark.slow
 def test_fgsm_ga(compared_method, threat, scale):
     s = compared_method("fgsm-ga", threat, scale, weight=0.7)
 
@@ -439,6 +440,7 @@ def remember(s, slow, epochs):
 
 @pytest.mark.parametrize(("threat", "scale"), CASES)
 @pytest.mark.parametrize("settings", [{}, {"step_size": 0.02}], ids=["default", "other"])
+@pytest.mark.slow
 def test_atta(compared_method, threat, scale, settings):
     s = compared_method("atta", threat, scale, epochs=4, reset_every=2, dtype=torch.float32, **settings)
     step = settings.get("step_size", 4 / 255 if threat is LINF else threat.eps / 2)
@@ -500,6 +502,7 @@ def test_atas_through_thirty_epochs(compared_method, threat):
     ],
     ids=["warm", "free", "narrow"],
 )
+@pytest.mark.slow
 def test_atas_with_other_settings(compared_method, threat, scale, settings):
     s = compared_method("atas", threat, scale, epochs=4, reset_every=2, dtype=torch.float32, **settings)
     linf = threat is LINF
@@ -516,6 +519,7 @@ def test_atas_with_other_settings(compared_method, threat, scale, settings):
 
 
 @pytest.mark.parametrize(("threat", "scale"), CASES)
+@pytest.mark.slow
 def test_atas_literal(compared_method, threat, scale):
     """Algorithm 1: adaptive from the first epoch on, no clip."""
     s = compared_method("atas-literal", threat, scale, dtype=torch.float32)
@@ -534,6 +538,7 @@ def test_atas_literal(compared_method, threat, scale):
 @pytest.mark.parametrize(
     "settings", [{}, {"smoothing": 0.0, "share": 0.9, "decay": 0.5, "from_epoch": 0}], ids=["default", "other"]
 )
+@pytest.mark.slow
 def test_atas_plus(compared_method, threat, scale, settings):
     s = compared_method("atas-plus", threat, scale, dtype=torch.float32, classes=4, **settings)
     linf = threat is LINF

@@ -142,6 +142,7 @@ def test_a_method_that_is_put_back_knows_nothing_of_indices(epochs):
     assert all(torch.equal(value, beginning[name]) for name, value in method.state_dict().items())
 
 
+@pytest.mark.slow
 def test_labels_may_change(epochs):
     """Noise is not chance; and where labels change by design, that can be said."""
     method = make("atas", begin=False)
@@ -603,6 +604,7 @@ def test_step_sizes_and_gradient_norms_of_every_example(small_net, data, name, t
 
 
 @pytest.mark.parametrize("name", [n for n in NAMES if n not in ("ssat", "trades")])  # these start by their own rules
+@pytest.mark.slow
 def test_shrinking_steps_to_nothing_ends_the_attack(small_net, data, name):
     method, model = make(name), small_net()
     method.shrink_steps(0.5)
@@ -632,6 +634,7 @@ def test_shrinking_steps_to_nothing_ends_the_attack(small_net, data, name):
     seed=st.integers(0, 2**63),
     kind=st.sampled_from(["noise", "black", "white", "corners"]),
 )
+@pytest.mark.slow
 def test_any_images_any_budget(small_net, name, norm, eps, epoch, count, seed, kind):
     if eps == 0 and norm == "l2" and name in (*ADAPTIVE, "atta", "yopo"):
         eps = 1e-6  # their step sizes for L2 are parts of eps, and must not be zero

@@ -179,6 +179,7 @@ def test_a_weight_with_another_use_stays_one_weight():
 
 
 @pytest.mark.parametrize("name", atas.models.names())
+@pytest.mark.slow
 def test_the_networks_of_the_package_keep_their_copies(name):
     """Every weight and bias of a convolution and a linear layer, and nothing else."""
     model = atas.models.create(name, 10)

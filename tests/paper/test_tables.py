@@ -87,6 +87,7 @@ def test_results_of_other_requests_are_shown(filled, page):
     assert "12/255" not in found
 
 
+@pytest.mark.slow
 def test_a_run_that_was_not_attacked_is_shown_where_it_is_asked_for(fill, trial_of, page):
     """Figures leave runs at clean images."""
     fill(trial_of("table-cifar10", **CELL, methods=("fgsm-rs-adaptive",)), {"clean": 8328})

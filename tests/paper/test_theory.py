@@ -204,6 +204,7 @@ def test_an_example_without_a_gradient_stays():
 
 @both
 @pytest.mark.parametrize("seed", range(9))
+@pytest.mark.slow
 def test_mended_bounds_hold_on_random_problems_at_any_step_size(beta, seed):
     problem = random_problem(seed)
     of, steps = problem.constants, 40 * (1 + seed)
@@ -288,6 +289,7 @@ def test_the_step_sizes_are_the_best_ones(beta):
 
 
 @pytest.mark.parametrize("seed", range(6))
+@pytest.mark.slow
 def test_smoothness_alone_bounds_the_maximisers_part(seed):
     problem = saddle(long_tail(8, 2.0), curvature=1.0, seed=seed)
     of = problem.constants
@@ -417,6 +419,7 @@ def test_the_distance_falls_by_all_of_a_step_not_by_one_part_in_n():
 
 @both
 @pytest.mark.parametrize("n", [3, 16])
+@pytest.mark.slow
 def test_the_theorems_fail_at_their_own_step_sizes_and_hold_when_mended(beta, n):
     problem, steps = linear(np.ones(n)), 2000
     of = problem.constants
@@ -429,6 +432,7 @@ def test_the_theorems_fail_at_their_own_step_sizes_and_hold_when_mended(beta, n)
 
 
 @both
+@pytest.mark.slow
 def test_the_printed_bounds_fail_at_the_best_step_sizes_too(beta):
     problem, steps = linear(np.ones(64)), 3000
     of = problem.constants
@@ -514,6 +518,7 @@ def test_equal_results_give_equal_figures(result, tmp_path):
         assert once.read_bytes() == again.read_bytes()
 
 
+@pytest.mark.slow
 def test_a_plot_of_an_unknown_kind(result, tmp_path):
     with pytest.raises(UsageError, match=r"use \.png, \.svg or \.pdf"):
         save_figure(render.draw(result), tmp_path / "theory.xyz")

@@ -67,6 +67,7 @@ def test_the_pace_at_several_sizes(source, bench, tmp_path):
     assert {path.name for path in tmp_path.iterdir()} <= {"found.json", "photos", "packed"}
 
 
+@pytest.mark.slow
 def test_how_far_yopo_moves_its_first_layer(bench):
     _, found = bench("first_layer.py", "--steps", "8", "--batch", "32", "--seeds", "3")
     assert [(row["twice"], row["seed"]) for row in found["runs"]] == [(False, 3), (True, 3)]

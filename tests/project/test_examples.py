@@ -20,6 +20,7 @@ def run(*arguments: str, cwd: Path) -> str:
     return done.stdout
 
 
+@pytest.mark.slow
 def test_the_minimal_example(monkeypatch, capsys):
     """Run it in this process, on fewer digits."""
     example = EXAMPLES / "minimal.py"

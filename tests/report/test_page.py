@@ -150,6 +150,7 @@ def test_data_that_was_given_in_python(tmp_path, page_of, small_net):
     assert "atas evaluate" not in found.text
 
 
+@pytest.mark.slow
 def test_hostile_names(copy_of, view_of):
     folder = copy_of(f"run {HOSTILE}".replace("/", "\u2215"))
     text = recipe_text(folder)

@@ -170,6 +170,7 @@ def test_a_bent_surface():
 # Confusion
 
 
+@pytest.mark.slow
 def test_confusion_counts_what_pgd_finds(trained, view_of):
     view = view_of(trained)
     found = confusion_matrix(view)

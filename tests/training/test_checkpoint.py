@@ -152,6 +152,7 @@ def test_a_plain_safetensors_file_is_not_taken_for_a_checkpoint(saved):
 
 
 @pytest.mark.parametrize("damage", ["truncated", "flipped", "garbage", "weights"])
+@pytest.mark.slow
 def test_resume_from_a_damaged_checkpoint(damage, stopped, train_toy, assert_same_run, tmp_path):
     last = stopped / "checkpoints" / "last.safetensors"
     content = last.read_bytes()

@@ -121,6 +121,7 @@ class LargestRows(TorchDispatchMode):
 
 @pytest.mark.parametrize(("method", "values"), CASES)
 @pytest.mark.parametrize("place", ["before the first epoch", "after a resume"])
+@pytest.mark.slow
 def test_capture_leaves_the_state_unchanged_and_replays_train_as_eager_steps_do(method, values, place, make):
     meanwhile = []
 

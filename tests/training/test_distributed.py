@@ -250,6 +250,7 @@ def test_a_killed_process_ends_the_run(victim, processes, loading, ranks, train,
     assert_same_training(tmp_path / "whole", tmp_path / "run", rows_of)
 
 
+@pytest.mark.slow
 def test_wrong_use_is_said_once(ranks, settings_of, tmp_path):
     few = ranks(3, tmp_path / "few", settings_of(**{"data.shards": 2}))
     assert few["codes"] == [2, 2, 2]
@@ -260,6 +261,7 @@ def test_wrong_use_is_said_once(ranks, settings_of, tmp_path):
     assert not (tmp_path / "rigid").exists()
 
 
+@pytest.mark.slow
 def test_shards_follow_the_processes_that_start_a_run(ranks, train, settings_of, tmp_path):
     settings = settings_of(**{"data.shards": None})
     train(2, tmp_path / "run", settings)

@@ -105,6 +105,7 @@ def test_a_resume_starts_where_it_goes_on(tmp_path, train_toy, interrupt_after):
 
 
 @pytest.mark.parametrize("where", ["start", "log", "close"])
+@pytest.mark.slow
 def test_a_failing_logger_is_said_once_and_changes_nothing(where, tmp_path, train_toy, observer, assert_same_run):
     class Failing(Recorder):
         def fail(self, *arguments):

@@ -98,6 +98,7 @@ def text_of(rows):
     return "".join(json.dumps(row) + "\n" for row in rows).encode()
 
 
+@pytest.mark.slow
 def test_a_damaged_byte_is_never_passed_over(tmp_path):
     """Every byte in turn, in two ways: an error, or as many rows and the same collapse as before."""
     path, content = tmp_path / "metrics.jsonl", text_of(rows_of_run())

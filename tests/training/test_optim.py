@@ -89,6 +89,7 @@ def test_free_is_averaged_after_every_update(tmp_path, train_toy):
     assert int(tensors["ema.updates"]) == state["updates"] == 12
 
 
+@pytest.mark.slow
 def test_a_run_keeps_several_averages(tmp_path, train_toy, observer, tiny_net, interrupt_after, assert_same_run):
     """The first is the model of the run; the others have files of their own. All survive a stop."""
     decays, net = (0.9, 0.5), tiny_net()

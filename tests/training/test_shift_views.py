@@ -75,6 +75,7 @@ def test_stopped_it_ends_with_the_same_bits(method, values, tmp_path, train_toy,
 
 
 @pytest.mark.parametrize("values", [SHIFT, ERASE, SHIFT | ERASE], ids=["shift", "erase", "both"])
+@pytest.mark.slow
 def test_streamed_or_resident_a_run_is_the_same(values, tmp_path, train_toy, assert_same_run):
     train_toy(tmp_path / "resident", values=values)
     train_toy(tmp_path / "streaming", values=values | STREAM)

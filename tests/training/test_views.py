@@ -220,6 +220,7 @@ def test_the_weights_say_which_images_they_are_for(tmp_path, train_large):
 
 
 @pytest.mark.parametrize("values", [CROP | RISING, RESIZED | RISING], ids=["crop", "resized"])
+@pytest.mark.slow
 def test_a_run_is_what_a_loop_by_hand_gives(values, tmp_path, train_large, large, tiny_net):
     run = train_large(tmp_path / "run", values=values | {"training.epochs": 4, "method.dtype": "float32"})
     settings = run.recipe
