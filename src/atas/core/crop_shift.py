@@ -1,6 +1,6 @@
 """Random boxes of images, shown elsewhere in a frame of the same size (CropShift), and their inverse.
 
-What a method remembers of a pixel follows the pixel, and is kept while the pixel is not shown.
+The stored perturbation of a pixel moves with the pixel, and is kept while the pixel is not shown.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Random erasing: a rectangle of each view is zero, whatever the view is.
 
-Erased pixels are inputs of the network as others are: an attack starts there from zero and may perturb them. What a
-method remembers belongs to the hidden pixels of the image, so it is neither read nor overwritten.
+Erased pixels are inputs of the network like all others: an attack starts there from zero and may perturb them. Stored
+perturbations belong to the hidden pixels of the image, so they are neither read nor overwritten.
 """
 
 from __future__ import annotations

@@ -153,7 +153,7 @@ def _read_pickled(spec: CifarSpec, path: Path, raw: bytes, count: int) -> tuple[
 def _array(value: object, count: int) -> np.ndarray:
     """Return an array, or a list of `count` integers as one; an empty array for all else.
 
-    A list that holds another one a few times, and so on, is small in a file and fills the memory as an array.
+    Nested lists that refer to each other are small in a file, but as an array they would fill the memory.
     """
     if isinstance(value, np.ndarray):
         return value

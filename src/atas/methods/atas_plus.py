@@ -9,11 +9,11 @@ training step on image x with label y is
     q <- decay q + (1 - decay) softmax f(x1)                 stored for the next epoch
 
 With a falling learning rate a model begins to fit its training examples one by one, and loses robustness on others. The
-average of its predictions over earlier epochs changes slowly, so it holds the model back exactly there: the gain grows
-with the length of the training. It costs no pass, one row of `classes` numbers per example, and nothing in evaluation.
+average of its predictions over earlier epochs changes slowly, so it is meant to hold the model back there. It costs no
+pass, one row of `classes` numbers per example, and nothing in evaluation.
 
-Its recipes go with averaged weights (`training.ema`) and a cyclic learning rate that ends above zero
-(`schedule.final`): an average over the last epochs is worth more while the weights still move.
+Its recipes use averaged weights (`training.ema`) and a cyclic learning rate that ends above zero (`schedule.final`),
+because an average gains little once the weights no longer move.
 """
 
 from __future__ import annotations

@@ -55,7 +55,7 @@ def names() -> list[str]:
 def get(name: str, *, trusted: bool = True) -> type[Method]:
     """Return the class of a method: one of `names()`, or a class of your own as `package.module:Class`.
 
-    `trusted` is false for a name from a file of someone else: a class of one's own is then not imported.
+    With `trusted=False`, for a name that a file of someone else gives, user code is not imported.
     """
     check_argument("name", name, str)
     if is_code(name):

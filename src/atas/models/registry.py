@@ -69,7 +69,7 @@ def create(
         mean: subtracted from the pixels inside the model, one number or one per channel. The default is
             ImageNet's for 3 channels, whatever the data set, as in the ATAS authors' code, and 0.5 otherwise.
         std: divides them after that, in the same form; the default is ImageNet's or 0.25.
-        trusted: False for a name from a file of someone else: a model of one's own is then not imported.
+        trusted: False for a name that a file of someone else gives: user code is then not imported.
 
     Weights that know nothing of the normalisation load strictly: the keys of `model.normalize` may be absent.
 

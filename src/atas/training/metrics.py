@@ -1,7 +1,7 @@
 """Metrics of a run: sums over the steps of an epoch, the row of an epoch, and `metrics.jsonl`.
 
 The sums, and the quantiles and decile means of step sizes and gradient norms, are computed on the device and read once.
-The file is read strictly, because its rows decide whether a run is said to have collapsed.
+The file is read strictly, because its rows say whether the run collapsed.
 """
 
 from __future__ import annotations
