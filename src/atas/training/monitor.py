@@ -33,6 +33,7 @@ _PATIENCE = 2  # epochs in a row, because a single one may be bad
 _VALUES = 5  # measured for each image
 _STEPS, _STEPS_ACROSS = 10, 5  # PGD-10 as in evaluations: ten steps cross the ball once
 _FIRST_EPOCHS = 2  # gradients are small in them, so steps are long in any training
+_UNSETTLED_EPOCHS = 8  # the warm-up and a few more, in which gradient norms still grow
 
 Runner = Callable[..., Tensor]  # calls a function of tensors with its arguments
 
@@ -247,10 +248,10 @@ def step_size_warning(row: dict[str, Any], eps: float) -> str | None:
 
 
 def _equal_steps_warning(row: dict[str, Any], eps: float) -> str | None:
-    """Return a warning if nine tenths of the adaptive steps are equal, except in the warm-up, without norms."""
+    """Return a warning if nine tenths of the adaptive steps are equal, except in a warm-up, without norms."""
     _, longest, *_, shortest = row["step_size_by_tenth"]
     median = row["gradient_norms"][len(row["gradient_norms"]) // 2]
-    if longest > (1 + 1e-6) * shortest or not median:
+    if row["epoch"] < _UNSETTLED_EPOCHS or longest > (1 + 1e-6) * shortest or not median:
         return None
     return (
         f"Steps do not adapt: {shortest / eps:.3g} times eps for nearly all examples, a bound of method.clip, because "
