@@ -17,7 +17,7 @@ import torch
 
 from atas import methods
 from atas.recipes import Recipe
-from atas.threat import format_pixels
+from atas.threat import EpsMultiple, format_pixels
 
 _INTRODUCTION = """\
 # Recipes
@@ -45,6 +45,7 @@ is an error that names the nearest known one. The resolved recipe is saved with 
 without `extends`: running that file again gives the same run. A recipe that extends another one and changes the method
 keeps its norm and budget, but not the settings of the method.
 
+Step sizes are numbers such as `0.1` and `"4/255"`, or follow `method.eps`: `"auto"`, and multiples such as `"2 eps"`.
 The value `"none"` unsets a key. The path in `extends` is relative to the folder of the extending file; `data.root` and
 a model's module are relative to the current folder.
 """
@@ -124,9 +125,10 @@ def _one(hint: Any) -> str:
         return " or ".join(f'`"{value}"`' for value in get_args(hint))
     if get_origin(hint) is tuple:
         inner = get_args(hint)
-        kind = {float: "numbers", str: "texts"}[inner[0]]
+        kind = {float: "numbers", str: "texts"}.get(inner[0], "numbers or multiples of eps")
         return f"list of {kind}" if inner[-1] is Ellipsis else f"{len(inner)} {kind}"
-    return {str: "text", int: "whole number", float: "number", bool: "true or false", torch.dtype: "text"}[hint]
+    names = {str: "text", int: "whole number", float: "number", bool: "true or false", torch.dtype: "text"}
+    return "multiple of eps" if hint is EpsMultiple else names[hint]
 
 
 def default_name(key: str, default: Any) -> str:

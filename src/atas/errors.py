@@ -30,6 +30,10 @@ class CheckpointError(AtasError, RuntimeError):
     """A checkpoint cannot be written, cannot be read, or belongs to another run."""
 
 
+class SettingsWarning(UserWarning):
+    """A setting of a training method that is valid but cannot work well, such as steps far shorter than eps."""
+
+
 def first_few(names: Sequence[object], between: str = ", ") -> str:
     """Join the first five names, and say how many more there are.
 

@@ -7,10 +7,11 @@ Images are in [0, 1] and all sizes are in pixel units, so 8/255 is eight grey le
 from __future__ import annotations
 
 import math
+import re
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, Literal, Self
 
 import torch
 from torch import Tensor
@@ -18,6 +19,31 @@ from torch import Tensor
 from atas.core.dispatch import fast_op
 from atas.core.rng import CounterRNG, Stream
 from atas.errors import UsageError, unknown
+
+
+class EpsMultiple(str):
+    """A size that follows the budget, as recipes write it: a multiple of eps.
+
+    >>> EpsMultiple("1.75eps"), EpsMultiple("1.75 eps").factor
+    ('1.75 eps', 1.75)
+    """
+
+    __slots__ = ()
+
+    def __new__(cls, text: str) -> Self:
+        """Accept a positive multiple; raise ValueError for any other text."""
+        match = re.fullmatch(r"\s*(\d+\.?\d*|\.\d+)\s*eps\s*", text, re.ASCII)
+        if match is None or not 0 < float(match[1]) < math.inf:
+            raise ValueError(f"not a multiple of eps: {text!r}")
+        return super().__new__(cls, f"{match[1]} eps")
+
+    @property
+    def factor(self) -> float:
+        """The size divided by eps."""
+        return float(self.removesuffix(" eps"))
+
+
+Size = float | Literal["auto"] | EpsMultiple  # of a step, as a setting of a method
 
 
 def per_example(value: Tensor | float, like: Tensor) -> Tensor | float:
@@ -44,6 +70,7 @@ class Threat(ABC):
     eps: float
     name: ClassVar[str]
     fits_int8: ClassVar[bool]  # whether 255 levels per pixel store a perturbation well
+    largest_size: ClassVar[float] = math.inf  # a longer step reaches nothing more
 
     def __post_init__(self) -> None:
         if not isinstance(self.eps, int | float) or isinstance(self.eps, bool):
@@ -57,13 +84,31 @@ class Threat(ABC):
             raise UsageError(f"{name} must be a number above zero, in pixel units such as 2/255; got {value!r}")
         return float(value)
 
+    def size(self, name: str, value: Size | None, auto: float) -> float:
+        """Return a step size in pixel units. A number is checked, a text such as "2 eps" multiplied out, and "auto" or
+        None is `auto` times eps. `name` is the user's name for it.
+
+        >>> Linf(0.1).size("max_step", "auto", 2), Linf(0.1).size("max_step", "4 eps", 2)
+        (0.2, 0.4)
+        """
+        if not isinstance(value, str) and value is not None:
+            return self.check_size(name, value)
+        try:
+            factor = auto if value in ("auto", None) else EpsMultiple(str(value)).factor
+        except ValueError:
+            raise UsageError(
+                f"{name} must be a number in pixel units such as 2/255, 'auto', or a multiple of eps such as '2 eps'; "
+                f"got {value!r}"
+            ) from None
+        return min(factor * self.eps, self.largest_size)
+
     @abstractmethod
     def check_budget(self, shape: Sequence[int]) -> None:
         """Raise if the ball contains every image of this shape."""
 
     @abstractmethod
-    def default_size(self, pixels: float, eps_fraction: float) -> float:
-        """Return a default size: for Linf `pixels` at every budget, as in the paper; for L2 a fraction of eps."""
+    def radius(self, shape: Sequence[int]) -> float:
+        """Return the Euclidean norm of the longest perturbation of an image of this shape."""
 
     @abstractmethod
     def sample(self, rng: CounterRNG, shape: Sequence[int], *, reset: bool = False) -> Tensor:
@@ -116,6 +161,7 @@ class Linf(Threat):
 
     name: ClassVar[str] = "linf"
     fits_int8: ClassVar[bool] = True
+    largest_size: ClassVar[float] = 1.0
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -131,9 +177,9 @@ class Linf(Threat):
     def check_budget(self, shape: Sequence[int]) -> None:
         """Accept every shape: eps is at most 1."""
 
-    def default_size(self, pixels: float, eps_fraction: float) -> float:
-        """Return `pixels`, the same at every budget."""
-        return pixels
+    def radius(self, shape: Sequence[int]) -> float:
+        """Return the Euclidean norm of a corner of the ball."""
+        return self.eps * math.sqrt(math.prod(shape))
 
     def sample(self, rng: CounterRNG, shape: Sequence[int], *, reset: bool = False) -> Tensor:
         """Sample every pixel uniformly from [-eps, eps]."""
@@ -178,9 +224,9 @@ class L2(Threat):
                 f"[0, 1], so write {self.eps:g}/255 if that was meant for 0..255"
             )
 
-    def default_size(self, pixels: float, eps_fraction: float) -> float:
-        """Return a fraction of eps."""
-        return eps_fraction * self.eps
+    def radius(self, shape: Sequence[int]) -> float:
+        """Return eps."""
+        return self.eps
 
     def sample(self, rng: CounterRNG, shape: Sequence[int], *, reset: bool = False) -> Tensor:
         """Sample a uniform direction, and a radius whose d-th power is uniform."""

@@ -41,7 +41,7 @@ def test_the_page_of_recipes(script):
     assert kept == page, "run python scripts/docs/recipe_page.py"
     assert '| `eps` | number | `"8/255"` |' in page
     assert '| `milestones` | list of numbers | `["24/30", "28/30"]` |' in page
-    assert '| `clip` | 2 numbers or `"auto"` | `"auto"` |' in page
+    assert '| `clip` | 2 numbers or multiples of eps or `"auto"` | `"auto"` |' in page
     for name in methods.names():
         assert (f"### {name}\n" in page) == bool(methods.settings(name))
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 import atas
 from atas.core.augment import View
-from atas.errors import CheckpointError, DataError, UsageError
+from atas.errors import CheckpointError, DataError, SettingsWarning, UsageError
 from atas.methods import LabelTargets
 
 SHAPE, PAD, EXAMPLES = (3, 8, 10), 2, 12
@@ -673,13 +673,94 @@ def test_the_signature_that_the_contract_states():
 
 
 def test_the_defaults_of_atas_by_norm():
-    linf = atas.ATAS(atas.Linf(4 / 255), 2, SHAPE)
+    linf = atas.ATAS(atas.Linf(8 / 255), 2, SHAPE)
     assert (linf.max_step, linf.clip, linf.memory.delta.dtype) == (16 / 255, (4 / 255, 14 / 255), torch.int8)
     l2 = atas.ATAS(atas.L2(0.5), 2, SHAPE)
     assert (l2.max_step, l2.clip, l2.memory.delta.dtype) == (1.0, (0.25, 0.875), torch.float16)
     literal = atas.methods.create("atas-literal", atas.Linf(8 / 255), 2, SHAPE)
     assert (literal.clip, literal.warmup_epochs, literal.c, literal.max_step) == (None, 0, 1.28, 16 / 255)
     assert atas.ATAS(atas.Linf(4 / 255), 2, SHAPE, clip=None).clip is None
+
+
+_BY_STEP = {"fgsm-rs": 1.25, "ssat": 1.25, "free": 1.0, "pgd": 0.25, "trades": 0.25, "yopo": 0.25, "atta": 0.5}
+
+
+@pytest.mark.parametrize("eps", [2 / 255, 8 / 255, 0.1, 0.39])
+def test_default_steps_follow_the_budget(eps):
+    for name in ("atas", "atas-plus", "atas-literal", "fgsm-rs-adaptive"):
+        method = atas.methods.create(name, atas.Linf(eps), 2, SHAPE, **SMALL.get(name, {}))
+        assert method.max_step == 2 * eps
+        if name in ("atas", "atas-plus"):
+            assert method.clip == (0.5 * eps, 1.75 * eps)
+    for name, factor in _BY_STEP.items():
+        assert atas.methods.create(name, atas.Linf(eps), 2, SHAPE).step_size == factor * eps
+
+
+def test_default_steps_are_the_released_ones_to_the_bit():
+    eps = 8 / 255
+    released = {"atta": 4 / 255, "yopo": 2 / 255, "fgsm-rs": 1.25 * eps, "ssat": 1.25 * eps, "pgd": eps / 4}
+    for name, size in released.items():
+        assert atas.methods.create(name, atas.Linf(eps), 2, SHAPE).step_size == size
+    assert atas.ATAS(atas.Linf(eps), 2, (3, 32, 32), c="auto").c == 1.28
+
+
+def test_no_default_step_is_longer_than_the_range_of_pixels():
+    method = atas.ATAS(atas.Linf(0.7), 2, SHAPE)
+    assert (method.max_step, method.clip) == (1.0, (0.35, 1.0))
+    assert atas.ATAS(atas.Linf(0.0), 2, SHAPE).max_step == 0
+
+
+def test_sizes_are_multiples_of_eps_if_written_so():
+    method = atas.methods.create("atas", atas.Linf(0.1), 2, SHAPE, max_step="3 eps", clip=("0.25 eps", 0.15))
+    assert (method.max_step, method.clip) == (0.1 * 3, (0.025, 0.15))
+    assert atas.methods.create("fgsm-rs", atas.L2(0.5), 2, SHAPE, step_size="2 eps").step_size == 1.0
+
+
+@pytest.mark.parametrize("threat", [atas.Linf(4 / 255), atas.L2(0.25)], ids=repr)
+def test_the_automatic_c_is_inverse_to_the_radius(threat):
+    """At half the budget, or on a quarter of the pixels for Linf, gradients of a robust model are twice as large."""
+    c = atas.ATAS(threat, 2, (3, 32, 32), c="auto").c
+    assert atas.ATAS(type(threat)(threat.eps / 2), 2, (3, 32, 32), c="auto").c == pytest.approx(2 * c)
+    smaller = atas.ATAS(threat, 2, (3, 16, 16), c="auto").c
+    assert smaller == pytest.approx(2 * c if isinstance(threat, atas.Linf) else c)
+    assert atas.ATAS(atas.Linf(0.0), 2, SHAPE, c="auto").c == 1.28
+
+
+@pytest.mark.parametrize(
+    ("name", "eps", "hyper", "words"),
+    [
+        (
+            "atas",
+            0.1,
+            {"max_step": 16 / 255, "clip": (4 / 255, 14 / 255)},
+            r"method\.clip ends at 14/255, 0\.549 times",
+        ),
+        ("atas-plus", 0.1, {"max_step": 16 / 255, "clip": None}, r"method\.max_step is 16/255, 0\.627 times eps"),
+        ("atas-literal", 0.05, {"max_step": 0.78}, r"method\.max_step is 0\.78, 15\.6 times eps \(0\.05\)"),
+        ("fgsm-rs-adaptive", 0.05, {"max_step": 0.78}, "edge of the ball"),
+        ("atta", 0.1, {"step_size": 4 / 255}, "the attack hardly moves"),
+        ("fgsm-rs", 2 / 255, {"step_size": 10 / 255}, r"10/255, 5 times eps \(2/255\)"),
+        ("pgd", 0.1, {"step_size": 0.001, "steps": 10}, "0.1 eps in 10 steps"),
+    ],
+)
+def test_steps_that_cannot_work_are_said(name, eps, hyper, words):
+    with pytest.warns(SettingsWarning, match=words) as caught:
+        method = atas.methods.create(name, atas.Linf(eps), 2, SHAPE, **SMALL.get(name, {}) | hyper)
+    assert str(caught[0].message) == method.settings_warning
+
+
+def test_the_budgets_and_steps_of_the_paper_are_not_warned_of():
+    for eps in (8, 12, 16):
+        for step in (12, 14, 16, 18, 20):
+            for clip in (None, (4 / 255, 14 / 255)):
+                assert (
+                    atas.ATAS(atas.Linf(eps / 255), 2, SHAPE, max_step=step / 255, clip=clip).settings_warning is None
+                )
+        atas.methods.create("atta", atas.Linf(eps / 255), 2, SHAPE, step_size=4 / 255)
+    for eps in (2, 4):
+        atas.ATAS(atas.Linf(eps / 255), 2, SHAPE, max_step=16 / 255, clip=(4 / 255, 8 / 255))
+    for step in (2, 16):
+        atas.methods.create("fgsm-rs", atas.Linf(8 / 255), 2, SHAPE, step_size=step / 255)
 
 
 @pytest.mark.parametrize("name", REMEMBERING)
@@ -712,7 +793,12 @@ WITH_A_STEP = ("fgsm-rs", "ssat", "free", "yopo", "atta", "pgd", "trades")
         ("atas", "linf", {"clip": (0.1, 0.01)}, "smallest <= largest"),
         ("atas", "linf", {"clip": (0.0, 0.01)}, "clip must be a number above zero"),
         ("atas", "linf", {"max_step": 16}, "max_step is in pixel units of [0, 1]: write 16/255 rather than 16"),
-        ("atas", "linf", {"max_step": "16/255"}, "max_step must be a finite number"),
+        (
+            "atas",
+            "linf",
+            {"max_step": "16/255"},
+            "max_step must be a number in pixel units such as 2/255, 'auto', or a multiple of eps",
+        ),
         ("atas-literal", "linf", {"max_step": 16}, "write 16/255"),
         ("fgsm-rs-adaptive", "linf", {"max_step": 16}, "write 16/255"),
         ("atas", "linf", {"clip": (4, 14)}, "clip is in pixel units of [0, 1]: write 4/255"),
@@ -721,7 +807,12 @@ WITH_A_STEP = ("fgsm-rs", "ssat", "free", "yopo", "atta", "pgd", "trades")
         ("fgsm-rs", "linf", {"step_size": -1.0}, "step_size must be a number above zero"),
         *((name, "linf", {"step_size": 10}, "write 10/255 rather than 10") for name in WITH_A_STEP),
         ("pgd", "linf", {"steps": 0}, "steps must be at least 1"),
-        ("pgd", "linf", {"step_size": float("nan")}, "step_size must be a finite number"),
+        ("pgd", "linf", {"step_size": float("nan")}, "step_size must be a number above zero"),
+        ("atas", "linf", {"max_step": "2 epochs"}, "multiple of eps such as '2 eps'; got '2 epochs'"),
+        ("atas", "linf", {"max_step": "0 eps"}, "multiple of eps such as '2 eps'; got '0 eps'"),
+        ("atas", "linf", {"clip": 0.1}, "clip must be (smallest, largest) step, 'auto' or None; got 0.1"),
+        ("atas", "linf", {"clip": ("2 eps", "1 eps")}, "smallest <= largest"),
+        ("atas", "linf", {"c": "large"}, "c must be a finite number or 'auto'"),
         ("trades", "linf", {"steps": 0}, "steps >= 1"),
         ("trades", "linf", {"beta": -1.0}, "beta >= 0"),
         ("ssat", "linf", {"checkpoints": 0}, "checkpoints must be at least 1"),

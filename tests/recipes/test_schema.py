@@ -210,6 +210,42 @@ def test_values_override():
     assert changed.name == base.name
 
 
+SIZES = {"method.max_step": "2eps", "method.clip": ["0.5 eps", 0.3]}
+
+
+def test_sizes_that_follow_the_budget_stay_texts(tmp_path):
+    recipe = load("digits-small-cnn-atas").with_values(SIZES)
+    assert recipe.method.settings["max_step"] == "2 eps"
+    assert recipe.method.settings["clip"] == ("0.5 eps", 0.3)
+    assert 'clip = ["0.5 eps", 0.3]' in recipe.to_toml()
+    assert load(write(tmp_path, "saved.toml", recipe.to_toml())).to_dict() == recipe.to_dict()
+    for eps in (0.2, 0.1):
+        changed = recipe.with_values({"method.eps": eps})
+        method = methods.create("atas", changed.threat, 2, (1, 8, 8), **changed.method.settings)
+        assert (method.max_step, method.clip) == (2 * eps, (0.5 * eps, 0.3))
+
+
+def test_fingerprints_do_not_depend_on_how_a_size_is_written():
+    recipe = load("digits-small-cnn-atas")
+    other = recipe.with_values({"method.max_step": 0.78})
+    assert recipe.method.settings["max_step"] == "2 eps"
+    assert fingerprint.recipe_fingerprint(other) == fingerprint.recipe_fingerprint(recipe)
+    assert fingerprint.differences(recipe, other) == []
+    longer = recipe.with_values({"method.max_step": "3 eps"})
+    assert fingerprint.recipe_fingerprint(longer) != fingerprint.recipe_fingerprint(recipe)
+    assert fingerprint.differences(recipe, longer) == ["method.max_step: 2 eps became 3 eps"]
+    assert fingerprint.differences(recipe, recipe.with_values({"method.eps": 0.2})) == ["method.eps: 0.39 became 0.2"]
+
+
+@pytest.mark.parametrize("value", ["2 epochs", "-2 eps", "0 eps", "1e999 eps", "eps", "eps 2", ["2 eps"]])
+def test_texts_that_are_no_size(value):
+    recipe = load("digits-small-cnn-atas")
+    one_of_us(lambda: recipe.with_values({"method.max_step": value}), "method.max_step must be", "such as '2 eps'")
+    words = "method.clip must be a list of 2 numbers or multiples of eps or 'auto' or 'none'"
+    one_of_us(lambda: recipe.with_values({"method.clip": [0.1, value]}), words)
+    one_of_us(lambda: recipe.with_values({"method.eps": "2 eps"}), "method.eps must be a number")
+
+
 def test_another_method_drops_the_settings_of_the_old_one():
     changed = load("cifar10-preact-resnet18-atas-eps12").with_values({"method.name": "fgsm-rs"})
     assert dict(changed.method.settings) == {}

@@ -66,10 +66,30 @@ def test_other_methods_log_the_norms_of_the_probe(tmp_path, train_toy):
 
 @pytest.mark.parametrize(("shortest", "fires"), [(1.9, False), (2.0, True), (5.2, True)])
 def test_steps_that_cross_the_whole_ball(shortest, fires):
-    row = {"epoch": 2, "step_size_by_tenth": [8.0] * 9 + [shortest * 8 / 255]}
+    norms = [1.0, 2.0, 3.0, 4.0, 5.0]
+    row = {"epoch": 2, "step_size_by_tenth": [8.0] * 9 + [shortest * 8 / 255], "gradient_norms": norms}
     assert bool(step_size_warning(row, 8 / 255)) is fires
     assert step_size_warning(row | {"epoch": 1}, 8 / 255) is None
     assert step_size_warning({"epoch": 9}, 8 / 255) is None  # a method without such steps
+
+
+@pytest.mark.parametrize(
+    ("by_tenth", "norms", "fires"),
+    [
+        ([0.1, *[0.05] * 9], [1.0, 7.0, 40.0, 50.0, 60.0], True),  # the lower bound of the clip
+        ([0.15] * 10, [0.1, 0.2, 0.3, 0.4, 0.5], True),  # the upper one
+        ([0.15] * 9 + [0.14], [0.1, 0.2, 0.3, 0.4, 0.5], False),
+        ([0.15] * 9 + [0.05], [0.1, 0.2, 0.3, 0.4, 0.5], False),
+        ([0.1] * 10, [0.0] * 5, False),  # the warm-up
+    ],
+)
+def test_steps_that_are_all_equal(by_tenth, norms, fires):
+    row = {"epoch": 8, "step_size_by_tenth": by_tenth, "gradient_norms": norms}
+    message = step_size_warning(row, 0.1)
+    assert (message is not None) is fires
+    assert step_size_warning(row | {"epoch": 7}, 0.1) is None
+    if message is not None:
+        assert f"whose median is {norms[2]:.3g}" in message
 
 
 @pytest.mark.slow
@@ -77,8 +97,18 @@ def test_steps_that_cross_the_whole_ball(shortest, fires):
 def test_warning_of_too_long_steps_is_printed_once(tmp_path, eps, times):
     said = io.StringIO()
     live = TrainingProgress(Console(file=said, width=400))
-    atas.train("digits-small-cnn-atas", out=tmp_path / "run", values=SMALL | {"method.eps": eps}, live=live)
+    values = SMALL | {"method.eps": eps, "method.max_step": 0.78}
+    atas.train("digits-small-cnn-atas", out=tmp_path / "run", values=values, live=live)
     assert said.getvalue().count("Steps are too long to adapt") == times
+
+
+@pytest.mark.parametrize(("max_step", "times"), [("16/255", 1), ("2 eps", 0)])
+def test_steps_that_do_not_fit_the_budget_are_said_at_the_start(tmp_path, train_toy, observer, max_step, times):
+    live = observer()
+    values = {"method.eps": 0.1, "method.max_step": max_step, "training.epochs": 1}
+    train_toy(tmp_path / "run", "atas-literal", values, live=live)
+    said = [text for text in live.said if text.startswith("method.max_step is 16/255, 0.627 times eps (0.1)")]
+    assert len(said) == times
 
 
 # Reading

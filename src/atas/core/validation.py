@@ -166,7 +166,9 @@ def _options(kind: Any) -> tuple[Any, ...]:
 
 
 def _is_plain(kind: Any) -> bool:
-    return kind in _PLAIN_TYPES or get_origin(kind) in (Literal, tuple, Mapping)
+    if get_origin(kind) is tuple:
+        return all(element is Ellipsis or all(map(_is_plain, _options(element))) for element in get_args(kind))
+    return kind in _PLAIN_TYPES or get_origin(kind) in (Literal, Mapping)
 
 
 def _is_of(value: Any, kind: Any) -> bool:

@@ -30,12 +30,17 @@ from torch import Tensor, nn
 from atas.core.dispatch import fast_op
 from atas.core.perturbations import Placement
 from atas.core.resized_crop import AnyView
+from atas.core.validation import describe
 from atas.data.loader import Batch
 from atas.errors import UsageError
 from atas.methods.base import CommonArgs, PersistentPerturbation
 from atas.methods.consistency import Consistency
+from atas.methods.step_warnings import warn_of_adaptive_steps
 from atas.methods.targets import LabelTargets
-from atas.threat import Threat, l2_norm
+from atas.threat import EpsMultiple, Linf, Size, Threat, l2_norm
+
+Bound = float | EpsMultiple  # of the step size, as a setting
+_RELEASED_C = 1.28  # at 8/255, for images of 3 x 32 x 32 pixels
 
 
 def adaptive_step(
@@ -85,21 +90,46 @@ class AdaptiveStepSizes:
         return self.norms.average.sqrt()
 
 
-def check_adaptive_settings(threat: Threat, c: float, max_step: float, beta: float) -> None:
+def gradient_scale(threat: Threat, shape: Sequence[int], c: float | Literal["auto"]) -> float:
+    """Return `c`; "auto" is the released 1.28 scaled from 8/255 and 3 x 32 x 32 pixels to this ball.
+
+    A model that withstands the ball has a loss that rises across it by about the same amount on any data. That rise is
+    the gradient norm times the radius of the ball, so gradient norms, and c with them, are inverse to the radius.
+    """
+    if c != "auto":
+        return c
+    radius = threat.radius(shape)
+    return _RELEASED_C * (Linf(8 / 255).radius((3, 32, 32)) / radius) if radius else _RELEASED_C
+
+
+def check_adaptive_settings(c: float, beta: float) -> None:
     """Raise if these settings give no step size."""
-    threat.check_size("max_step", max_step)
     if not (0 < c < math.inf and 0 <= beta < 1):
         raise UsageError(f"adaptive steps need c > 0 and 0 <= beta < 1; got {c=}, {beta=}")
+
+
+def _clip_sizes(threat: Threat, clip: tuple[Bound, Bound] | Literal["auto"] | None) -> tuple[float, float] | None:
+    """Return the bounds of the step size in pixel units."""
+    if clip is None:
+        return None
+    if clip != "auto" and (not isinstance(clip, tuple | list) or len(clip) != 2):
+        raise UsageError(f"clip must be (smallest, largest) step, 'auto' or None; got {describe(clip)}")
+    smallest, largest = (None, None) if clip == "auto" else clip
+    low, high = threat.size("clip", smallest, auto=0.5), threat.size("clip", largest, auto=1.75)
+    if low > high:
+        raise UsageError(f"clip must be (smallest, largest) step with smallest <= largest; got {clip}")
+    return low, high
 
 
 class ATAS(AdaptiveStepSizes, PersistentPerturbation):
     """Fast adversarial training with adaptive step size (Huang et al., 2022), as the authors released it.
 
     `max_step` is the paper's gamma/c and `c` its c on the summed loss (the paper's 0.01 is 1.28 here, because it was
-    set on the mean over batches of 128). `clip` bounds the step size. The first `warmup_epochs` take a constant step
-    eps. For L2, `max_step` and `clip` default to 2 eps and (0.5, 1.75) eps and perturbations to float16; for Linf to
-    16/255, (4/255, 14/255) and int8. For large images that are resampled, `grid=32` keeps perturbations on a grid of
-    32 x 32. `store="host"` keeps them in host memory.
+    set on the mean over batches of 128); "auto" scales 1.28 to other budgets and sizes of images. `clip` bounds the
+    step size. The first `warmup_epochs` take a constant step eps. `max_step` and `clip` default to 2 eps and (0.5,
+    1.75) eps: at 8/255 the released 16/255 and (4/255, 14/255). Perturbations default to int8 for Linf and to float16
+    for L2. For large images that are resampled, `grid=32` keeps them on a grid of 32 x 32. `store="host"` keeps them in
+    host memory.
 
     >>> from atas import ATAS, Linf
     >>> method = ATAS(Linf(8/255), examples=100, shape=(3, 32, 32))
@@ -112,10 +142,10 @@ class ATAS(AdaptiveStepSizes, PersistentPerturbation):
         examples: int,
         shape: Sequence[int],
         *,
-        c: float = 1.28,
-        max_step: float | Literal["auto"] = "auto",
+        c: float | Literal["auto"] = 1.28,
+        max_step: Size = "auto",
         beta: float = 0.5,
-        clip: tuple[float, float] | Literal["auto"] | None = "auto",
+        clip: tuple[Bound, Bound] | Literal["auto"] | None = "auto",
         warmup_epochs: int = 5,
         reset_every: int = 10,
         pad: int = 4,
@@ -141,16 +171,12 @@ class ATAS(AdaptiveStepSizes, PersistentPerturbation):
             targets=targets,
             consistency=consistency,
         )
-        self.c, self.beta, self.warmup_epochs = c, beta, warmup_epochs
-        self.max_step = threat.default_size(16 / 255, 2.0) if max_step == "auto" else max_step
-        self.clip = (threat.default_size(4 / 255, 0.5), threat.default_size(14 / 255, 1.75)) if clip == "auto" else clip
-        check_adaptive_settings(threat, self.c, self.max_step, self.beta)
+        self.c, self.beta, self.warmup_epochs = gradient_scale(threat, shape, c), beta, warmup_epochs
+        self.max_step, self.clip = threat.size("max_step", max_step, auto=2.0), _clip_sizes(threat, clip)
+        check_adaptive_settings(self.c, self.beta)
         if warmup_epochs < 0:
             raise UsageError(f"warmup_epochs must not be negative; got {warmup_epochs}")
-        if self.clip is not None:
-            low, high = (threat.check_size("clip", end) for end in self.clip)
-            if low > high:
-                raise UsageError(f"clip must be (smallest, largest) step with smallest <= largest; got {self.clip}")
+        self.settings_warning = warn_of_adaptive_steps(threat, self.max_step, self.clip)
         self.norms = GradientNorms(examples, device=device)
 
     def attack(self, model: nn.Module, batch: Batch) -> Tensor:
@@ -195,8 +221,8 @@ class ATASLiteral(ATAS):
         examples: int,
         shape: Sequence[int],
         *,
-        c: float = 1.28,
-        max_step: float | Literal["auto"] = "auto",
+        c: float | Literal["auto"] = 1.28,
+        max_step: Size = "auto",
         beta: float = 0.5,
         reset_every: int = 10,
         dtype: torch.dtype | Literal["auto"] = "auto",

@@ -25,10 +25,10 @@ import torch
 
 from atas.core.perturbations import Placement
 from atas.errors import UsageError
-from atas.methods.atas import ATAS
+from atas.methods.atas import ATAS, Bound
 from atas.methods.base import CommonArgs
 from atas.methods.targets import RememberedPredictions
-from atas.threat import Threat
+from atas.threat import Size, Threat
 
 
 class ATASPlus(ATAS):
@@ -54,10 +54,10 @@ class ATASPlus(ATAS):
         share: float = 0.4,
         decay: float = 0.7,
         from_epoch: int = 5,
-        c: float = 1.28,
-        max_step: float | Literal["auto"] = "auto",
+        c: float | Literal["auto"] = 1.28,
+        max_step: Size = "auto",
         beta: float = 0.5,
-        clip: tuple[float, float] | Literal["auto"] | None = "auto",
+        clip: tuple[Bound, Bound] | Literal["auto"] | None = "auto",
         warmup_epochs: int = 5,
         reset_every: int = 10,
         dtype: torch.dtype | Literal["auto"] = "auto",

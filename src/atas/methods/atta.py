@@ -11,15 +11,17 @@ from torch import Tensor, nn
 from atas.core.perturbations import Placement
 from atas.data.loader import Batch
 from atas.methods.base import CommonArgs, PersistentPerturbation
-from atas.threat import Threat
+from atas.methods.step_warnings import warn_of_steps
+from atas.threat import Size, Threat
 
 
 class ATTA(PersistentPerturbation):
     """Adversarial training with transferable adversarial examples (Zheng et al., 2020), as the paper runs it.
 
-    x(j) = P[x(j-1) + a sgn grad l(x(j-1))] with a = 4/255 at every budget, attacked in eval mode. Differences from the
-    authors' code, as in the released ATAS: zero instead of grey padding, a start of uniform noise of size eps instead
-    of 0.001 N(0, 1), and a loss that is divided by the batch size once, not twice.
+    x(j) = P[x(j-1) + a sgn grad l(x(j-1))] with a = eps/2, attacked in eval mode; the paper has 4/255 at every
+    budget, which is eps/2 at 8/255. Differences from the authors' code, as in the released ATAS: zero instead of
+    grey padding, a start of uniform noise of size eps instead of 0.001 N(0, 1), and a loss that is divided by the
+    batch size once, not twice.
     """
 
     def __init__(
@@ -28,7 +30,7 @@ class ATTA(PersistentPerturbation):
         examples: int,
         shape: Sequence[int],
         *,
-        step_size: float | Literal["auto"] = "auto",
+        step_size: Size = "auto",
         reset_every: int = 10,
         dtype: torch.dtype | Literal["auto"] = "auto",
         grid: int | None = None,
@@ -38,9 +40,8 @@ class ATTA(PersistentPerturbation):
         super().__init__(
             threat, examples, shape, reset_every=reset_every, dtype=dtype, grid=grid, store=store, **common
         )
-        self.step_size = threat.check_size(
-            "step_size", threat.default_size(4 / 255, 0.5) if step_size == "auto" else step_size
-        )
+        self.step_size = threat.size("step_size", step_size, auto=0.5)
+        self.settings_warning = warn_of_steps(threat, self.step_size)
 
     def attack(self, model: nn.Module, batch: Batch) -> Tensor:
         """Take one step from where the last epoch ended."""

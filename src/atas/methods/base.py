@@ -94,6 +94,7 @@ class Method(CheckedSettings, nn.Module, ABC):
     uses_fast_network: bool = True  # False if a pass needs what accelerated networks lack
     weight_perturbations: ClassVar[tuple[str, ...]] = ()  # forms of weight perturbation that its step implements
     updates_per_step: int = 1
+    settings_warning: str | None = None  # about steps that cannot work; `atas.train` prints it
     _remembers: bool = True  # whether `loss` updates what the targets remember
     epoch: Tensor
     step_scale: Tensor

@@ -9,7 +9,8 @@ from torch import Tensor, nn
 
 from atas.data.loader import Batch
 from atas.methods.base import CommonArgs, InputPerturbation
-from atas.threat import Threat
+from atas.methods.step_warnings import warn_of_steps
+from atas.threat import Size, Threat
 
 
 class FGSM(InputPerturbation):
@@ -42,11 +43,12 @@ class FGSMRS(InputPerturbation):
         examples: int,
         shape: Sequence[int],
         *,
-        step_size: float | None = None,
+        step_size: Size | None = None,
         **common: Unpack[CommonArgs],
     ) -> None:
         super().__init__(threat, examples, shape, **common)
-        self.step_size = threat.check_size("step_size", step_size) if step_size is not None else 1.25 * threat.eps
+        self.step_size = threat.size("step_size", step_size, auto=1.25)
+        self.settings_warning = warn_of_steps(threat, self.step_size)
 
     def attack(self, model: nn.Module, batch: Batch) -> Tensor:
         """Take a step from a random start."""

@@ -8,9 +8,16 @@ from typing import Literal, Unpack
 from torch import Tensor, nn
 
 from atas.data.loader import Batch
-from atas.methods.atas import AdaptiveStepSizes, GradientNorms, adaptive_step, check_adaptive_settings
+from atas.methods.atas import (
+    AdaptiveStepSizes,
+    GradientNorms,
+    adaptive_step,
+    check_adaptive_settings,
+    gradient_scale,
+)
 from atas.methods.base import CommonArgs, InputPerturbation
-from atas.threat import Threat
+from atas.methods.step_warnings import warn_of_adaptive_steps
+from atas.threat import Size, Threat
 
 
 class FGSMRSAdaptive(AdaptiveStepSizes, InputPerturbation):
@@ -29,15 +36,16 @@ class FGSMRSAdaptive(AdaptiveStepSizes, InputPerturbation):
         examples: int,
         shape: Sequence[int],
         *,
-        c: float = 1.28,
-        max_step: float | Literal["auto"] = "auto",
+        c: float | Literal["auto"] = 1.28,
+        max_step: Size = "auto",
         beta: float = 0.5,
         **common: Unpack[CommonArgs],
     ) -> None:
         super().__init__(threat, examples, shape, **common)
-        self.c, self.beta = c, beta
-        self.max_step = threat.default_size(16 / 255, 2.0) if max_step == "auto" else max_step
-        check_adaptive_settings(threat, self.c, self.max_step, self.beta)
+        self.c, self.beta = gradient_scale(threat, shape, c), beta
+        self.max_step = threat.size("max_step", max_step, auto=2.0)
+        check_adaptive_settings(self.c, self.beta)
+        self.settings_warning = warn_of_adaptive_steps(threat, self.max_step)
         self.norms = GradientNorms(examples, device=common.get("device"))
 
     def attack(self, model: nn.Module, batch: Batch) -> Tensor:

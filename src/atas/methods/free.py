@@ -12,8 +12,9 @@ from torch import Tensor, nn
 from atas.data.loader import Batch
 from atas.errors import DataError, UsageError
 from atas.methods.base import CommonArgs, Method, StepOutput
+from atas.methods.step_warnings import warn_of_steps
 from atas.methods.update import Update
-from atas.threat import Threat
+from atas.threat import Size, Threat
 
 
 class Free(Method):
@@ -34,7 +35,7 @@ class Free(Method):
         shape: Sequence[int],
         *,
         replays: int = 8,
-        step_size: float | None = None,
+        step_size: Size | None = None,
         batch_size: int = 128,
         **common: Unpack[CommonArgs],
     ) -> None:
@@ -42,7 +43,8 @@ class Free(Method):
         if replays < 1 or batch_size < 1:
             raise UsageError(f"replays and batch_size must be at least 1; got {replays} and {batch_size}")
         self.updates_per_step = replays
-        self.step_size = threat.check_size("step_size", step_size) if step_size is not None else threat.eps
+        self.step_size = threat.size("step_size", step_size, auto=1.0)
+        self.settings_warning = warn_of_steps(threat, self.step_size, replays)
         self.register_buffer("carried", torch.zeros(batch_size, *shape, device=common.get("device")))
 
     def training_step(self, model: nn.Module, update: Update, batch: Batch) -> StepOutput:

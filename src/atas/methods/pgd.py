@@ -11,7 +11,8 @@ from atas.core.autograd import input_gradient
 from atas.data.loader import Batch
 from atas.errors import UsageError
 from atas.methods.base import CommonArgs, InputPerturbation
-from atas.threat import Threat
+from atas.methods.step_warnings import warn_of_steps
+from atas.threat import Size, Threat
 
 
 class PGD(InputPerturbation):
@@ -30,14 +31,15 @@ class PGD(InputPerturbation):
         shape: Sequence[int],
         *,
         steps: int = 10,
-        step_size: float | None = None,
+        step_size: Size | None = None,
         **common: Unpack[CommonArgs],
     ) -> None:
         super().__init__(threat, examples, shape, **common)
         if steps < 1:
             raise UsageError(f"steps must be at least 1; got {steps}")
         self.steps = steps
-        self.step_size = threat.check_size("step_size", step_size) if step_size is not None else threat.eps / 4
+        self.step_size = threat.size("step_size", step_size, auto=0.25)
+        self.settings_warning = warn_of_steps(threat, self.step_size, steps)
 
     def attack(self, model: nn.Module, batch: Batch) -> Tensor:
         """Take all steps, each projected."""

@@ -12,7 +12,8 @@ from atas.core.autograd import input_gradient
 from atas.data.loader import Batch
 from atas.errors import UsageError
 from atas.methods.base import CommonArgs, InputPerturbation
-from atas.threat import Threat
+from atas.methods.step_warnings import warn_of_steps
+from atas.threat import Size, Threat
 
 
 class SSAT(InputPerturbation):
@@ -33,14 +34,15 @@ class SSAT(InputPerturbation):
         shape: Sequence[int],
         *,
         checkpoints: int = 3,
-        step_size: float | None = None,
+        step_size: Size | None = None,
         **common: Unpack[CommonArgs],
     ) -> None:
         super().__init__(threat, examples, shape, **common)
         if checkpoints < 1:
             raise UsageError(f"checkpoints must be at least 1; got {checkpoints}")
         self.checkpoints = checkpoints
-        self.step_size = threat.check_size("step_size", step_size) if step_size is not None else 1.25 * threat.eps
+        self.step_size = threat.size("step_size", step_size, auto=1.25)
+        self.settings_warning = warn_of_steps(threat, self.step_size)
 
     def attack(self, model: nn.Module, batch: Batch) -> Tensor:
         """Return the shortest checked part of an FGSM-RS perturbation that is misclassified."""

@@ -15,8 +15,9 @@ from atas.core.validation import check_logits
 from atas.data.loader import Batch
 from atas.errors import UsageError
 from atas.methods.base import CommonArgs, Method, StepOutput
+from atas.methods.step_warnings import warn_of_steps
 from atas.methods.update import Update
-from atas.threat import Threat
+from atas.threat import Size, Threat
 
 _START_NOISE = 0.001
 
@@ -38,14 +39,15 @@ class TRADES(Method):
         *,
         beta: float = 6.0,
         steps: int = 10,
-        step_size: float | None = None,
+        step_size: Size | None = None,
         **common: Unpack[CommonArgs],
     ) -> None:
         super().__init__(threat, examples, shape, **common)
         if steps < 1 or beta < 0:
             raise UsageError(f"TRADES needs steps >= 1 and beta >= 0; got steps={steps}, beta={beta}")
         self.beta, self.steps = beta, steps
-        self.step_size = threat.check_size("step_size", step_size) if step_size is not None else threat.eps / 4
+        self.step_size = threat.size("step_size", step_size, auto=0.25)
+        self.settings_warning = warn_of_steps(threat, self.step_size, steps)
 
     def training_step(self, model: nn.Module, update: Update, batch: Batch) -> StepOutput:
         """Update the weights with both terms."""

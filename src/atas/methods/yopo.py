@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Literal, Unpack
+from typing import Unpack
 
 from torch import nn
 
@@ -11,8 +11,9 @@ from atas.core.autograd import HookedSplit, SplitModel, SupportsSplit
 from atas.data.loader import Batch
 from atas.errors import UsageError
 from atas.methods.base import CommonArgs, Method, StepOutput
+from atas.methods.step_warnings import warn_of_steps
 from atas.methods.update import Update
-from atas.threat import Threat
+from atas.threat import Size, Threat
 
 
 class YOPO(Method):
@@ -40,7 +41,7 @@ class YOPO(Method):
         *,
         outer: int = 5,
         inner: int = 3,
-        step_size: float | Literal["auto"] = "auto",
+        step_size: Size = "auto",
         first_layer_twice: bool = False,
         layer: str | None = None,
         **common: Unpack[CommonArgs],
@@ -50,9 +51,8 @@ class YOPO(Method):
             raise UsageError(f"YOPO needs outer >= 1 and inner >= 1; got {outer} and {inner}")
         self.outer, self.inner, self.layer, self.twice = outer, inner, layer, first_layer_twice
         self.uses_fast_network = layer is None  # they know one place to cut
-        self.step_size = threat.check_size(
-            "step_size", threat.default_size(2 / 255, 0.25) if step_size == "auto" else step_size
-        )
+        self.step_size = threat.size("step_size", step_size, auto=0.25)
+        self.settings_warning = warn_of_steps(threat, self.step_size, inner * max(1, outer - 1))
 
     def training_step(self, model: nn.Module, update: Update, batch: Batch) -> StepOutput:
         """Run all passes of a batch and the update; return the output of the last full pass."""

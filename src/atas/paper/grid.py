@@ -76,7 +76,6 @@ def imagenet() -> Grid:
 QUICK_EPOCHS = 1 / 4  # of those of the recipe
 QUICK_EPS = 0.25  # at the recipes' budget, 0.39, AutoAttack breaks all examples after so short a training
 QUICK_EXAMPLES = 50
-_STEP_SETTINGS = ("step_size", "max_step")
 
 
 def digits() -> Grid:
@@ -84,14 +83,8 @@ def digits() -> Grid:
 
     def cell(network: str, method: str, eps: float) -> tuple[str, dict[str, Any]] | None:
         name = f"digits-{network}-{method}"
-        base = recipes.load(name)
-        steps = {
-            f"method.{key}": round(value * eps / base.method.eps, 6)
-            for key, value in base.method.settings.items()
-            if key in _STEP_SETTINGS and isinstance(value, float)
-        }
-        epochs = max(1, round(base.training.epochs * QUICK_EPOCHS))
-        return name, {"training.epochs": epochs, "method.eps": eps, **steps}
+        epochs = max(1, round(recipes.load(name).training.epochs * QUICK_EPOCHS))
+        return name, {"training.epochs": epochs, "method.eps": eps}
 
     return Grid("digits", ("small-cnn",), (QUICK_EPS,), cell, examples=QUICK_EXAMPLES)
 

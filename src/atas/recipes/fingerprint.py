@@ -6,7 +6,9 @@ import hashlib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from atas import threat
 from atas.recipes.schema import Recipe, section_types
+from atas.threat import EpsMultiple, Threat
 
 # Keys that may change when a run is resumed: paths, devices, and the evaluation after the training.
 RESUME_MAY_CHANGE = (
@@ -32,6 +34,7 @@ _LATER_DEFAULTS = {"data.view": "pad", "method.grid": None, "engine.sync_batchno
 def differences(one: Recipe, other: Recipe, ignore: Sequence[str] = ()) -> list[str]:
     """Return the dotted keys in which two recipes differ, with both values."""
     first, second = one.to_dict(), other.to_dict()
+    first_sizes, second_sizes = _multiplied_out(first["method"]), _multiplied_out(second["method"])
     changed = []
     for section in section_types():
         one_section, other_section = first.get(section, {}), second.get(section, {})
@@ -39,7 +42,8 @@ def differences(one: Recipe, other: Recipe, ignore: Sequence[str] = ()) -> list[
             if section in ignore or f"{section}.{key}" in ignore:
                 continue
             a, b = one_section.get(key), other_section.get(key)
-            if a != b:
+            same_size = section == "method" and first_sizes.get(key) == second_sizes.get(key)
+            if a != b and not same_size:
                 changed.append(f"{section}.{key}: {a} became {b}")
     return changed
 
@@ -50,8 +54,10 @@ def recipe_fingerprint(recipe: Recipe) -> str:
 
 
 def weight_keys(document: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the sections of a recipe with only the keys that determine the weights."""
+    """Return the sections of a recipe with only the keys that determine the weights. A size such as "2 eps" counts as
+    the number that it stands for."""
     sections = {section: dict(entries) for section, entries in document.items() if section != "name"}
+    sections["method"] = _multiplied_out(sections["method"])
     for key in RESUME_MAY_CHANGE:
         section, _, name = key.partition(".")
         sections[section] = {k: v for k, v in sections[section].items() if name and k != name}
@@ -60,3 +66,15 @@ def weight_keys(document: Mapping[str, Any]) -> dict[str, Any]:
         if sections[section].get(name) == default:
             sections[section].pop(name, None)
     return sections
+
+
+def _multiplied_out(method: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the section [method] with multiples of eps as numbers."""
+    budget = threat.create(method["norm"], method["eps"])
+    return {key: _in_pixels(key, value, budget) for key, value in method.items()}
+
+
+def _in_pixels(key: str, value: Any, budget: Threat) -> Any:
+    if isinstance(value, tuple):
+        return tuple(_in_pixels(key, item, budget) for item in value)
+    return budget.size(key, value, auto=1) if isinstance(value, EpsMultiple) else value

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import numbers
 import re
@@ -11,6 +12,7 @@ from typing import Any, Literal, TypeGuard, Union, get_args, get_origin
 import torch
 
 from atas.errors import UsageError
+from atas.threat import EpsMultiple
 
 _NUMBER = r"[-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?"
 _FRACTION = re.compile(rf"\s*({_NUMBER})\s*/\s*({_NUMBER})\s*")
@@ -38,16 +40,24 @@ def parse_value(value: Any, kind: Any, key: str) -> Any:
     >>> parse_value("4/255", float, "method.step_size") == 4 / 255
     True
     """
-    options = get_args(kind) if get_origin(kind) in (Union, types.UnionType) else (kind,)
-    for option in options:
-        parsed = _parse_as(value, option)
-        if parsed is not _MISMATCH:
-            return parsed
-    expected = " or ".join(dict.fromkeys(_describe_type(option) for option in options))
-    raise UsageError(f"{key} must be {expected}; got {_shorten(value)}")
+    parsed = _parse_as_any(value, kind)
+    if parsed is _MISMATCH:
+        expected = " or ".join(dict.fromkeys(_describe_type(option) for option in _options(kind)))
+        raise UsageError(f"{key} must be {expected}; got {_shorten(value)}")
+    return parsed
 
 
 _MISMATCH: Any = object()
+
+
+def _options(kind: Any) -> tuple[Any, ...]:
+    return get_args(kind) if get_origin(kind) in (Union, types.UnionType) else (kind,)
+
+
+def _parse_as_any(value: Any, kind: Any) -> Any:
+    """Return the value as the first type of a union that it fits, or `_MISMATCH`."""
+    parsed = (_parse_as(value, option) for option in _options(kind))
+    return next((value for value in parsed if value is not _MISMATCH), _MISMATCH)
 
 
 def _shorten(value: Any) -> str:
@@ -73,8 +83,12 @@ def _parse_as(value: Any, kind: Any) -> Any:
             value = [part.strip() for part in value.split(",")]
         values = value if isinstance(value, list | tuple) else [value]
         kinds = [inner[0]] * len(values) if inner[-1] is Ellipsis else list(inner)
-        parsed = [_parse_as(*pair) for pair in zip(values, kinds, strict=False)]
+        parsed = [_parse_as_any(*pair) for pair in zip(values, kinds, strict=False)]
         return _MISMATCH if len(values) != len(kinds) or _MISMATCH in parsed else tuple(parsed)
+    if kind is EpsMultiple:
+        with contextlib.suppress(ValueError):
+            return EpsMultiple(value) if isinstance(value, str) else _MISMATCH
+        return _MISMATCH
     if kind is torch.dtype:
         name = str(value).removeprefix("torch.")
         return name if name in _DTYPES else _MISMATCH
@@ -131,13 +145,14 @@ def _describe_type(kind: Any) -> str:
         return " or ".join(f"'{option}'" for option in get_args(kind))
     if get_origin(kind) is tuple:
         inner = get_args(kind)
-        elements = "names" if inner[0] is str else "numbers"
+        elements = "names" if inner[0] is str else "numbers" if inner[0] is float else "numbers or multiples of eps"
         return f"a list of {elements}" if inner[-1] is Ellipsis else f"a list of {len(inner)} {elements}"
     names = {
         Any: "a number, a text or a list of them",
         int: "a whole number",
         bool: "true or false",
         str: "a text",
+        EpsMultiple: "a multiple of eps such as '2 eps'",
         type(None): f"'{_NONE}'",
     }
     return names.get(kind) or " or ".join(f"'{name}'" for name in _DTYPES)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
+import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Unpack
@@ -28,7 +29,7 @@ from atas.distributed.batchnorm import convert_sync_batchnorm
 from atas.distributed.sharding import DataShard
 from atas.distributed.state import broadcast_weights
 from atas.distributed.world import SINGLE, World, select_device
-from atas.errors import DataError, UsageError
+from atas.errors import DataError, SettingsWarning, UsageError
 from atas.methods import Free, Method, targets
 from atas.methods.consistency import Consistency
 from atas.models.weights import GIVEN, per_channel
@@ -99,6 +100,8 @@ def build(
     )
     loader.set_shard(shard)
     method = build_method(recipe, shard, eval_data.shape, outputs, device)
+    if method.settings_warning is not None:
+        log(method.settings_warning)
     method.check_module(model)
     if recipe.engine.sync_batchnorm and world.size > 1:
         convert_sync_batchnorm(model)
@@ -123,7 +126,9 @@ def build_method(recipe: Recipe, shard: DataShard, shape: Sequence[int], outputs
     if methods.get(name, trusted=recipe.trusted) is Free:
         hyperparameters["batch_size"] = shard.local_count(hyperparameters.get("batch_size", recipe.training.batch_size))
     hyperparameters |= {"pad": recipe.data.frame_pad, "device": device, "seed": recipe.training.seed}
-    method = methods.create(name, recipe.threat, len(shard), shape, trusted=recipe.trusted, **hyperparameters)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", SettingsWarning)  # `build` logs it once
+        method = methods.create(name, recipe.threat, len(shard), shape, trusted=recipe.trusted, **hyperparameters)
     state_tensors(method)  # before anything begins: a method of the user's own may hold what no checkpoint can
     if not shard.is_whole:
         method.set_shard(shard)

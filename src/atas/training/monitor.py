@@ -33,6 +33,7 @@ _PATIENCE = 2  # epochs in a row, because a single one may be bad
 _VALUES = 5  # measured for each image
 _STEPS, _STEPS_ACROSS = 10, 5  # PGD-10 as in evaluations: ten steps cross the ball once
 _FIRST_EPOCHS = 2  # gradients are small in them, so steps are long in any training
+_UNSETTLED_EPOCHS = 8  # the warm-up and a few more, in which gradient norms still grow
 
 Runner = Callable[..., Tensor]  # calls a function of tensors with its arguments
 
@@ -232,12 +233,27 @@ def split_probe(examples: int, probe: int, *, held_out: bool) -> tuple[Tensor, T
 
 
 def step_size_warning(row: dict[str, Any], eps: float) -> str | None:
-    """Return a warning if even the shortest adaptive steps are longer than the ball is wide; None otherwise, and in the
-    first epochs."""
-    shortest = row.get("step_size_by_tenth", [0.0])[-1]
-    if row["epoch"] < _FIRST_EPOCHS or shortest < (2 - 1e-6) * eps:
+    """Return a warning if steps do not adapt: even the shortest are longer than the ball is wide, or nine tenths are
+    equal. None otherwise, and in the first epochs."""
+    by_tenth = row.get("step_size_by_tenth", [])
+    if row["epoch"] < _FIRST_EPOCHS or len(by_tenth) < 3:
         return None
+    shortest = by_tenth[-1]
+    if shortest < (2 - 1e-6) * eps:
+        return _equal_steps_warning(row, eps)
     return (
         f"Steps are too long to adapt: the mean of the shortest tenth is {shortest / eps:.3g} times eps, and a step of "
         f"2 eps ends at the edge of the ball from any start; set method.max_step to about 2 eps, method.clip below it."
+    )
+
+
+def _equal_steps_warning(row: dict[str, Any], eps: float) -> str | None:
+    """Return a warning if nine tenths of the adaptive steps are equal, except in a warm-up, without norms."""
+    _, longest, *_, shortest = row["step_size_by_tenth"]
+    median = row["gradient_norms"][len(row["gradient_norms"]) // 2]
+    if row["epoch"] < _UNSETTLED_EPOCHS or longest > (1 + 1e-6) * shortest or not median:
+        return None
+    return (
+        f"Steps do not adapt: {shortest / eps:.3g} times eps for nearly all examples, a bound of method.clip, because "
+        f"method.c does not fit the gradient norms, whose median is {median:.3g}; set method.c to about twice that."
     )

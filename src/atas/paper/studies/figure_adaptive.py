@@ -59,9 +59,10 @@ _STYLES = ((plots.ORANGE, "--"), (plots.RED, ":"), (plots.BLUE, "-"))
 
 
 def _steps(line: Line, records: Sequence[Record]) -> list[str]:
-    method = line.trial.resolved_recipe.method
-    fixed = method.settings.get("step_size", 1.25 * method.eps) if method.name == "fgsm-rs" else None
-    in_paper = (line.trial.resolved_recipe.model.name, format_eps(method.eps)) == (_NETWORK, format_eps(_EPS))
+    recipe, fixed = line.trial.resolved_recipe, None
+    if recipe.method.name == "fgsm-rs":
+        fixed = recipe.threat.size("step_size", recipe.method.settings.get("step_size"), auto=1.25)
+    in_paper = (recipe.model.name, format_eps(recipe.method.eps)) == (_NETWORK, format_eps(_EPS))
     return figure_study.mean_step_cells(line, records, fixed, printed=in_paper)
 
 
