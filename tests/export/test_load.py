@@ -216,7 +216,7 @@ def test_a_training_checkpoint_is_no_model(evaluated):
 
 @pytest.mark.parametrize("name", ["nothing.safetensors", "nothing"])
 def test_load_of_a_missing_file_is_refused(name, tmp_path):
-    with pytest.raises(DataError, match=r"there is no file or run .*nothing"):
+    with pytest.raises(DataError, match=r"there is no file, run or published model .*nothing"):
         atas.load(tmp_path / name)
 
 

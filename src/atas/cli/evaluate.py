@@ -73,7 +73,9 @@ def evaluate(
     attacks: str | None = typer.Option(
         None, "--attacks", help="Comma-separated, such as pgd10,autoattack; default: the recipe's, else pgd10,pgd50."
     ),
-    weights: Path | None = typer.Option(None, "--weights", help="Safetensors file, instead of a run."),
+    weights: Path | None = typer.Option(
+        None, "--weights", help="Safetensors file, published model or hf:owner/name, instead of a run."
+    ),
     model: str | None = typer.Option(None, "--model", help="Network of the weights, or package.module:function."),
     data: str | None = typer.Option(None, "--data", help="Data set, if not evaluating a run."),
     root: str | None = typer.Option(None, "--root", help="Data directory, if different from training."),

@@ -19,6 +19,7 @@ class Format(enum.StrEnum):
     ONNX = "onnx"
     TORCH_EXPORT = "torch-export"
     ROBUSTBENCH = "robustbench"
+    HUB = "hub"
 
 
 def export(

@@ -21,6 +21,7 @@ from atas.core.autograd import eval_mode
 from atas.errors import DataError, UsageError
 from atas.evaluation import Evaluation
 from atas.evaluation.inputs import ChunkReader, check_classes, open_source
+from atas.models import published
 from atas.models.weights import load_weights, read_weights
 from atas.recipes.expected import Expected, find_expected
 from atas.recipes.values import parse_value
@@ -89,22 +90,37 @@ def from_model(options: EvaluateOptions) -> Target:
     with _data_progress() as progress:
         lazy: Literal["train"] | None = "train" if options.data == "imagefolder" else None
         dataset = data.load(options.data, options.root, size=options.size, lazy=lazy, progress=progress)
-    if options.weights is not None:
-        _check_classes(options.weights, dataset)
+    weights = None if options.weights is None else _locate(options.weights)
+    if weights is not None:
+        _check_classes(weights, dataset)
     test = dataset.test.part(slice(options.examples))
     name = options.model
     if name is None:
-        assert options.weights is not None
-        model, stem = load_weights(options.weights, trust=options.trust), options.weights.stem
+        assert weights is not None
+        model = load_weights(weights, trust=options.trust)
     else:
         mean, std = (_numbers(getattr(options, key), f"--{key}") for key in ("mean", "std"))
         model = eval_mode(models.create(name, dataset.num_classes, dataset.shape[0], mean, std, trusted=True))
-        if options.weights is not None:
-            load_weights(options.weights, model)
-        stem = options.weights.stem if options.weights is not None else name.replace(":", ".")
-    folder = options.weights.parent if options.weights is not None else Path()
+        if weights is not None:
+            load_weights(weights, model)
     attacks = options.attacks_or_default(_DEFAULT_ATTACKS)
-    return Target(model, test, attack_threat, attacks, None, options.out or folder / f"{stem}-evaluation.json")
+    return Target(model, test, attack_threat, attacks, None, options.out or _path_of_result(options))
+
+
+def _locate(weights: Path) -> Path:
+    """Return the path of a file of weights, which may be given by the name of a published model."""
+    if not published.is_name(str(weights)):
+        return weights
+    with _data_progress() as progress:
+        return published.locate(str(weights), progress=progress)
+
+
+def _path_of_result(options: EvaluateOptions) -> Path:
+    """Return the path of the result: beside a file of weights, or in the current folder for a model by name."""
+    if options.weights is not None and not published.is_name(str(options.weights)):
+        return options.weights.with_name(f"{options.weights.stem}-evaluation.json")
+    name = str(options.weights or options.model).replace(":", ".").replace("/", ".")
+    return Path(f"{name}-evaluation.json")
 
 
 def _check_classes(weights: Path, dataset: data.Dataset) -> None:

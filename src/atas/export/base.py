@@ -191,11 +191,11 @@ class OutputComparison:
 
 
 def compare_outputs(
-    source: ExportSource, exported: Callable[[Tensor], Tensor], runtime: str
+    source: ExportSource, exported: Callable[[Tensor], Tensor], runtime: str, *, tolerance: float = _TOLERANCE
 ) -> OutputComparison | None:
     """Compare both models on the same images, the first alone and the others as a batch; raise if they differ.
 
-    Return None for a random model.
+    `tolerance` is relative to the largest logit. Return None for a random model.
     """
     if source.is_random:
         return None
@@ -209,7 +209,7 @@ def compare_outputs(
                 f"the exported model cannot be run: in {runtime}, {_innermost(error)}; do not use it"
             ) from error
     largest, difference = float(ours.abs().max()), _difference(ours, theirs)
-    if not difference <= _tolerance(ours):
+    if not difference <= _tolerance(ours, tolerance):
         raise AtasError(
             f"the exported model differs from PyTorch: in {runtime}, logits differ by {difference:.1e} (largest logit "
             f"{largest:.3g}); do not use it, and try other versions of the packages"
@@ -226,8 +226,8 @@ def _difference(ours: Tensor, theirs: Tensor) -> float:
     return float((ours - theirs).abs().max()) if ours.shape == theirs.shape else float("nan")
 
 
-def _tolerance(logits: Tensor) -> float:
-    return _TOLERANCE * max(float(logits.abs().max()), 1.0)
+def _tolerance(logits: Tensor, relative: float = _TOLERANCE) -> float:
+    return relative * max(float(logits.abs().max()), 1.0)
 
 
 def _images(source: ExportSource) -> tuple[Tensor, str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from typing import Any
 
 from atas import __version__
 from atas._utils.formatting import markdown_code, markdown_text
@@ -39,9 +40,29 @@ def _front_matter(source: ExportSource) -> str:
         "tags": ["adversarial-robustness", "adversarial-training", source.run.recipe.method.name],
         "datasets": [data] if data in ("cifar10", "cifar100") else None,
         "metrics": ["accuracy"],
+        "model-index": _model_index(source),
     }
     entries = [f"{key}: {json.dumps(value)}" for key, value in lines.items() if value is not None]
     return "\n".join(["---", *entries, "---", ""])
+
+
+def _model_index(source: ExportSource) -> list[dict[str, Any]] | None:
+    """Return the accuracies of the strongest result in the form that model hubs show."""
+    result = source.result
+    if result is None:
+        return None
+    data = source.run.recipe.data.name
+    metrics = [
+        {"type": "accuracy", "name": f"{name}, {result.threat!r}, {result.n} images", "value": round(100 * value, 2)}
+        for name, value in result.accuracy.items()
+    ]
+    task, dataset = {"type": "image-classification"}, {"name": data, "type": data, "split": "test"}
+    return [
+        {
+            "name": source.run.recipe.name,
+            "results": [{"task": task, "dataset": dataset, "metrics": metrics}],
+        }
+    ]
 
 
 def _use(source: ExportSource) -> str:

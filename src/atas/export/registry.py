@@ -10,7 +10,7 @@ from typing import Any
 
 from atas._utils.files import write_text
 from atas.errors import unknown
-from atas.export import onnx, robustbench, safetensors, torch_export
+from atas.export import hub, onnx, robustbench, safetensors, torch_export
 from atas.export.base import ExportSource, FormatOutput
 from atas.export.model_card import render_card
 from atas.training import Run
@@ -21,6 +21,7 @@ _WRITERS: dict[str, Callable[[ExportSource, Path], FormatOutput]] = {
     "onnx": onnx.write,
     "torch-export": torch_export.write,
     "robustbench": robustbench.write,
+    "hub": hub.write,
 }
 _RANDOM = "the model gives other logits for the same images in every pass, so the export was not compared with it"
 FORMATS = tuple(_WRITERS)

@@ -52,17 +52,29 @@ class _Metadata(TypedDict, total=False):
     threat: str
 
 
-def save_weights(path: Path, model: nn.Module, metadata: dict[str, Any], *, again: str = "export again") -> None:
+def save_weights(
+    path: Path, model: nn.Module, metadata: dict[str, Any], *, half: bool = False, again: str = "export again"
+) -> None:
     """Write weights as safetensors; `metadata` holds at least name, num_classes, channels, mean and std.
 
-    `again` is what to do after making room if the disk is full.
+    With `half`, weight matrices and kernels are rounded to float16. Biases and the values of BatchNorm, which may
+    exceed its range, are not. `again` is what to do after making room if the disk is full.
     """
     tensors = unshare_storage(state_tensors(model))
+    if half:
+        tensors = {name: _rounded(tensor) for name, tensor in tensors.items()}
     header = {_KEY: json.dumps(metadata | {"weights": state_hash(tensors)})}
     try:
         write_atomically(path, lambda temporary: save_file(tensors, temporary, header))
     except (OSError, SafetensorError) as error:
         raise CheckpointError(f"cannot write the weights {path} ({error}); make room and {again}") from error
+
+
+def _rounded(tensor: Tensor) -> Tensor:
+    """Return a matrix or kernel in float32 rounded to float16, and other tensors as they are."""
+    if tensor.dtype != torch.float32 or tensor.dim() < 2 or tensor.abs().max() > torch.finfo(torch.half).max:
+        return tensor
+    return tensor.half()
 
 
 def read_weights(path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
