@@ -10,6 +10,7 @@ from torch import nn
 
 import atas
 from atas import recipes
+from atas.errors import AtasError
 from atas.training import Run, checkpoint
 from atas.training.monitor import Monitor, ProbeResult, split_probe
 from atas.training.probe import resolve_probe
@@ -235,6 +236,97 @@ def test_the_probe_does_not_depend_on_its_batches(toy_data, tiny_net):
     again = monitor.probe(tiny_net())
     assert (again.clean, again.fgsm, again.pgd10) == (whole.clean, whole.fgsm, whole.pgd10)
     assert again.pgd10_loss == pytest.approx(whole.pgd10_loss)
+
+
+# One's own loop
+
+
+def test_a_check_measures_and_reports_as_data(toy_data, tiny_net):
+    x, y = toy_data.train.images, toy_data.train.labels
+    net = tiny_net().train()
+    expected = Monitor(x, y, atas.Linf(0.05)).probe(net)
+    monitor = atas.Monitor(x, y, atas.Linf(0.05))
+    status = monitor.check(net)
+    assert (status.clean, status.fgsm, status.pgd10) == (expected.clean, expected.fgsm, expected.pgd10)
+    assert (status.epoch, status.collapsed, status.broken_down, status.events) == (0, False, False, ())
+    assert net.training
+    assert monitor.check(net).epoch == 1
+    assert monitor.check(net, epoch=9).epoch == 9
+    assert str(status) == f"clean {status.clean:.1%}, FGSM {status.fgsm:.1%}, PGD-10 {status.pgd10:.1%}"
+
+
+def test_a_check_takes_images_as_people_have_them(toy_data, tiny_net):
+    x, y = toy_data.train.images, toy_data.train.labels
+    forms = [(x, y), (x.float() / 255, y.int()), (x.numpy(), y.numpy()), (x.float().numpy() / 255, y)]
+    statuses = [atas.Monitor(*form, atas.Linf(0.05)).check(tiny_net()) for form in forms]
+    assert len(set(statuses)) == 1
+
+
+def script(monitor, monkeypatch, *probes):
+    """Let the monitor's probes have these results."""
+    left = iter(probes)
+    monkeypatch.setattr(monitor, "probe", lambda model: next(left))
+
+
+def test_a_check_reports_a_collapse_once_also_after_a_resume(toy_data, tiny_net, monkeypatch, tmp_path):
+    x, y, net = toy_data.train.images, toy_data.train.labels, tiny_net()
+    monitor = atas.Monitor(x, y, atas.Linf(0.05))
+    script(monitor, monkeypatch, HEALTHY, COLLAPSED)
+    assert monitor.check(net).healthy
+    status = monitor.check(net)
+    assert (status.collapsed, status.healthy) == (True, False)
+    (event,) = status.events
+    assert event.name == "collapse"
+    assert event.message.startswith("Catastrophic overfitting in epoch 2: PGD-10 accuracy fell from 50.0% to 2.0%")
+    torch.save(monitor.state_dict(), tmp_path / "state.pt")
+    resumed = atas.Monitor(x, y, atas.Linf(0.05))
+    resumed.load_state_dict(torch.load(tmp_path / "state.pt", weights_only=True))
+    script(resumed, monkeypatch, COLLAPSED)
+    status = resumed.check(net)
+    assert (status.epoch, status.collapsed, status.events) == (2, True, ())
+
+
+def test_a_check_reports_a_breakdown(toy_data, tiny_net, monkeypatch):
+    monitor = atas.Monitor(toy_data.train.images, toy_data.train.labels, atas.Linf(0.05))
+    script(monitor, monkeypatch, HEALTHY, *[ProbeResult(clean=0.33, fgsm=0.33, pgd10=0.33)] * 2)
+    statuses = [monitor.check(tiny_net()) for _ in range(3)]
+    assert [status.broken_down for status in statuses] == [False, False, True]
+    (event,) = statuses[-1].events
+    assert (event.name, event.row["epoch"]) == ("breakdown", 1)
+
+
+X, Y = torch.rand(6, 1, 8, 8), torch.arange(6) % 3
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ((255 * X, Y, atas.Linf(0.1)), "leave"),
+        ((X * float("nan"), Y, atas.Linf(0.1)), "NaN"),
+        ((X[0], Y, atas.Linf(0.1)), "batch"),
+        ((X, Y[:5], atas.Linf(0.1)), "labels must be one number an image"),
+        ((X, Y.float(), atas.Linf(0.1)), "labels must be integers"),
+        ((X[:0], Y[:0], atas.Linf(0.1)), "no images"),
+        (([1, 2], Y, atas.Linf(0.1)), "tensors or arrays"),
+        ((X, Y, 0.1), "atas.Linf"),
+    ],
+)
+def test_a_monitor_refuses_what_it_cannot_measure(arguments, message):
+    with pytest.raises(AtasError, match=message):
+        atas.Monitor(*arguments)
+
+
+def test_a_check_explains_a_model_that_does_not_fit(tiny_net):
+    monitor = atas.Monitor(X, Y + 1, atas.Linf(0.1))
+    for model, message in [
+        ("net", "must be a torch.nn.Module"),
+        (tiny_net(channels=3), "the model fails on the monitor's images"),
+        (tiny_net(), "found 1 to 3"),
+    ]:
+        with pytest.raises(AtasError, match=message):
+            monitor.check(model)
+    with pytest.raises(AtasError, match="state_dict"):
+        monitor.load_state_dict({"epoch": 1})
 
 
 # The slice

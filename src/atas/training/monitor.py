@@ -115,8 +115,9 @@ class Monitor:
     `adversarial` says whether the method attacks its training images; `every` is the number of epochs between probes,
     for `due`. With several ranks of a `world`, each probes its share of the images, and all get the same result.
 
+    >>> import atas
     >>> images, labels = torch.rand(20, 1, 8, 8), torch.arange(20) % 2
-    >>> monitor = Monitor(images, labels, Linf(8 / 255), batch_size=10)
+    >>> monitor = atas.Monitor(images, labels, atas.Linf(8 / 255))
     >>> status = monitor.check(nn.Sequential(nn.Flatten(), nn.Linear(64, 2)))
     >>> status.collapsed, status.epoch
     (False, 0)
