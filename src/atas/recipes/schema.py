@@ -169,7 +169,7 @@ class TrainingConfig:
     decays, the first of which gives the final model; `ema_batchnorm` is for their BatchNorm statistics: average (the
     default), or re-estimate at the end. `probe` is the number of training images that the monitor attacks after every
     epoch, or after every `probe_every` epochs, with the current weights, not their average; auto is 1000, or fewer if
-    these would take more than a third of the time of the training steps. `checkpoint_every` is in seconds; `loggers`
+    these would take more than a quarter of the time of the training steps. `checkpoint_every` is in seconds; `loggers`
     are tensorboard (if it is installed) and wandb."""
 
     epochs: Annotated[int, _AT_LEAST_1, Range(f"must be at most {_MAX_EPOCHS:,}", le=_MAX_EPOCHS)] = 30

@@ -10,7 +10,7 @@ from fractions import Fraction
 from atas.recipes import DataConfig, Recipe
 from atas.training.data import train_resolution
 
-_SHARE = Fraction(1, 3)  # of the cost of an epoch's training steps
+_SHARE = Fraction(1, 4)  # of the cost of an epoch's training steps
 _MAX_IMAGES = 1000
 _MIN_IMAGES = 64  # with fewer, the accuracy is too coarse to tell a collapse from a bad epoch
 _MAX_HELD_OUT = Fraction(1, 5)  # of the images, if the probed ones are not trained on
@@ -24,7 +24,7 @@ _ADVERSARIAL_STEP_COST = 5  # of the fastest attack, one gradient; other methods
 def resolve_probe(recipe: Recipe, examples: int) -> Recipe:
     """Return the recipe with numbers in place of `training.probe = "auto"`, for a training set of this size.
 
-    The monitor then takes at most a third of the time of the training steps. Where that would leave too few images to
+    The monitor then takes at most a quarter of the time of the training steps. Where that would leave too few images to
     detect a collapse, it probes after every k-th epoch only.
     """
     training = recipe.training
