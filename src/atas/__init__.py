@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from atas.export import load
     from atas.methods import ATAS
     from atas.threat import L2, Linf, Threat
-    from atas.training import Recipe, Run, train
+    from atas.training import Monitor, MonitorStatus, Recipe, Run, train
 
 __all__ = [
     "ATAS",
@@ -37,6 +37,8 @@ __all__ = [
     "ErasedView",
     "Evaluation",
     "Linf",
+    "Monitor",
+    "MonitorStatus",
     "Recipe",
     "Run",
     "ShiftView",
@@ -68,6 +70,8 @@ _HOMES = {
     "ErasedView": "atas.core.erasing",
     "Evaluation": "atas.evaluation",
     "Linf": "atas.threat",
+    "Monitor": "atas.training",
+    "MonitorStatus": "atas.training",
     "Recipe": "atas.training",
     "Run": "atas.training",
     "ShiftView": "atas.core.crop_shift",

@@ -3,13 +3,16 @@
 import io
 import json
 import re
+import sys
 from contextlib import redirect_stdout
+from types import SimpleNamespace
 
 import pytest
 from rich.console import Console
+from rich.table import Table
 
 from atas import recipes
-from atas._utils.console import DataProgress, ProgressDisplay, print_json, print_line
+from atas._utils.console import DataProgress, ProgressDisplay, print_json, print_line, print_table
 from atas.cli import app
 from atas.errors import AtasError
 from atas.evaluation import EvaluationWarning, Status
@@ -23,6 +26,77 @@ def test_only_a_terminal_has_a_bar(is_terminal):
     display = ProgressDisplay(Console(file=io.StringIO(), force_terminal=is_terminal))
     display.add_bar()
     assert (display.bar is not None) == is_terminal
+
+
+class FakeNotebook:
+    """IPython's display: the last content of each output, in order."""
+
+    def __init__(self):
+        self.outputs = []
+
+    def display(self, content, *, raw, display_id):
+        assert raw
+        assert display_id
+        self.outputs.append(content)
+        place = len(self.outputs) - 1
+        return SimpleNamespace(update=lambda content, raw: self.outputs.__setitem__(place, content))
+
+
+@pytest.fixture
+def notebook(monkeypatch):
+    """Make this process look like the kernel of a notebook."""
+    fake = FakeNotebook()
+    monkeypatch.setitem(sys.modules, "IPython.display", fake)
+    monkeypatch.setitem(sys.modules, "IPython", SimpleNamespace(display=fake))
+    monkeypatch.setattr("rich.console._is_jupyter", lambda: True)
+    return fake
+
+
+def test_a_notebook_has_one_line_of_progress_that_changes(notebook, capsys):
+    now = [100.0]
+    with DataProgress(Console(), clock=lambda: now[0]) as display:
+        for done in (0, 10, 20):
+            display("decoding [bold]", done, 100)
+            now[0] += 10
+        display.log("decoded")
+        assert notebook.outputs == [{"text/plain": "decoding [bold]: 20 of 100, about 1:20 left"}]
+    assert notebook.outputs == [{"text/plain": ""}]
+    assert capsys.readouterr().out == "decoded\n"
+
+
+def test_a_notebook_gets_plain_text(notebook, capsys):
+    print_line("[bold]text")
+    table = Table("name")
+    table.add_row("value")
+    print_table(table)
+    shown = capsys.readouterr().out
+    assert shown.startswith("[bold]text\n")
+    assert "value" in shown
+    assert "\x1b" not in shown
+    assert notebook.outputs == []
+
+
+def test_a_display_that_writes_elsewhere_leaves_the_notebook_alone(notebook):
+    for console in (Console(file=io.StringIO()), Console(quiet=True)):
+        display = ProgressDisplay(console)
+        display.show("work", "half", completed=0.5, total=1.0)
+    assert notebook.outputs == []
+
+
+@pytest.mark.slow
+def test_training_in_a_real_notebook(tmp_path):
+    nbformat = pytest.importorskip("nbformat")
+    nbclient = pytest.importorskip("nbclient")
+    pytest.importorskip("ipykernel")
+    values = "{'training.epochs': 2, 'training.loggers': []}"
+    train = f"import atas; run = atas.train('digits-small-cnn-fgsm', out='run', values={values})"
+    book = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(train)])
+    nbclient.NotebookClient(book, kernel_name="python3", resources={"metadata": {"path": str(tmp_path)}}).execute()
+    outputs = book.cells[0].outputs
+    shown = "".join(output.text for output in outputs if output.output_type == "stream")
+    assert [line.split("  ")[0] for line in shown.splitlines()[1:3]] == ["epoch 1/2", "epoch 2/2"]
+    assert "\x1b" not in shown
+    assert sum(output.output_type == "display_data" for output in outputs) <= 1
 
 
 @pytest.mark.parametrize(("is_terminal", "interval"), [(True, 0.5), (False, 30.0)])

@@ -36,9 +36,21 @@ def test_the_minimal_example(monkeypatch, capsys):
     assert "/40" in shown
 
 
-def test_the_example_for_lightning(tmp_path):
-    pytest.importorskip("lightning")
-    assert "pgd50" in run(str(EXAMPLES / "lightning_atas.py"), "--epochs", "1", cwd=tmp_path)
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("example", "packages"),
+    [("lightning_atas.py", ["lightning"]), ("transformers_atas.py", ["transformers", "accelerate"])],
+)
+def test_examples_that_watch_the_training_and_resume(example, packages, tmp_path):
+    for package in packages:
+        pytest.importorskip(package)
+    program = str(EXAMPLES / example)
+    shown = run(program, "--epochs", "1", "--folder", "out", cwd=tmp_path)
+    assert "epoch  1  clean " in shown
+    assert "worst" in shown
+    shown = run(program, "--epochs", "2", "--folder", "out", "--resume", cwd=tmp_path)
+    assert "epoch  1" not in shown
+    assert "epoch  2  clean " in shown
 
 
 def test_the_example_for_accelerate(tmp_path):

@@ -9,6 +9,7 @@ import torch
 
 from atas import methods, recipes
 from atas.training.optim import learning_rate
+from atas.training.probe import resolve_probe
 
 BUDGETS = {"cifar10": (8, 12, 16), "cifar100": (4, 8, 12)}
 NETWORKS = ("preact-resnet18", "wrn-28-10")
@@ -86,7 +87,9 @@ def check_settings(loaded, common, own):
     assert loaded.model.mean == (0.485, 0.456, 0.406)
     assert loaded.model.std == (0.229, 0.224, 0.225)
     assert loaded.training.ema == 0
-    assert (loaded.training.on_collapse, loaded.training.probe) == ("warn", 1000)
+    assert loaded.training.on_collapse == "warn"
+    watched = resolve_probe(loaded, 50_000).training  # the smallest of these training sets
+    assert (watched.probe, watched.probe_every) == (1000, None)
     method = methods.create(loaded.method.name, loaded.threat, 4, (3, 32, 32), **loaded.method.settings)
     for key, value in own.items():
         assert getattr(method, key) == (value if value is None else pytest.approx(value, rel=1e-3)), key

@@ -10,8 +10,10 @@ from torch import nn
 
 import atas
 from atas import recipes
+from atas.errors import AtasError
 from atas.training import Run, checkpoint
 from atas.training.monitor import Monitor, ProbeResult, split_probe
+from atas.training.probe import resolve_probe
 from atas.training.run import RunFolder
 from atas.training.trainer import Interrupted, Trainer
 
@@ -21,7 +23,7 @@ COLLAPSED = ProbeResult(clean=0.9, fgsm=0.95, pgd10=0.02)
 
 def judge(*pgd_and_fgsm):
     """What the monitor says of each of these epochs, given as (PGD, FGSM)."""
-    monitor = Monitor(torch.zeros(10), torch.arange(10), atas.Linf(0.1))
+    monitor = Monitor(torch.zeros(10, 1, 2, 2), torch.arange(10), atas.Linf(0.1))
     return [monitor.update(ProbeResult(clean=0.9, fgsm=fgsm, pgd10=pgd)) for pgd, fgsm in pgd_and_fgsm]
 
 
@@ -43,13 +45,13 @@ def test_a_collapse_in_which_fgsm_falls_too_is_found_after_two_epochs():
 @pytest.mark.parametrize(("attacked", "best", "fires"), [(True, 0.4, True), (False, 0.4, False), (True, 0.15, False)])
 def test_robustness_that_is_not_trained_for_may_be_lost(attacked, best, fires):
     """As in standard training of a model that was robust; nor is one robust whose best is hardly above chance."""
-    monitor = Monitor(torch.zeros(10), torch.arange(10), atas.Linf(0.1), adversarial=attacked)
+    monitor = Monitor(torch.zeros(10, 1, 2, 2), torch.arange(10), atas.Linf(0.1), adversarial=attacked)
     probes = ProbeResult(0.5, best + 0.01, best), ProbeResult(0.6, 0.06, 0.0), ProbeResult(0.7, 0.03, 0.0)
     assert [monitor.update(probe) for probe in probes] == [False, False, fires]
 
 
 def test_the_sentence_names_the_sign():
-    monitor = Monitor(torch.zeros(10), torch.arange(10), atas.Linf(0.1))
+    monitor = Monitor(torch.zeros(10, 1, 2, 2), torch.arange(10), atas.Linf(0.1))
     monitor.update(ProbeResult(0.99, 0.95, 0.9))
     assert monitor.update(ProbeResult(0.99, 0.94, 0.1))
     (event,) = monitor.events({"epoch": 1, "clean": 0.99, "fgsm": 0.94, "pgd10": 0.1})
@@ -60,7 +62,7 @@ def test_the_sentence_names_the_sign():
 
 def test_a_breakdown_is_no_collapse():
     """Robustness is gone in both; in a breakdown clean accuracy is, too."""
-    monitor = Monitor(torch.zeros(10), torch.arange(10), atas.Linf(0.1))
+    monitor = Monitor(torch.zeros(10, 1, 2, 2), torch.arange(10), atas.Linf(0.1))
     epochs = ProbeResult(0.8, 0.45, 0.4), ProbeResult(0.3, 0.1, 0.0), ProbeResult(0.3, 0.1, 0.0)
     assert not any(monitor.update(probe) for probe in epochs)
     assert monitor.update(ProbeResult(0.5, 0.1, 0.0)) is False
@@ -120,14 +122,14 @@ def test_where_a_collapse_begins(best, now, collapsed):
 
 def test_a_model_that_has_learnt_nothing_is_no_best():
     """A new network names one class for everything, so no attack changes its answers; then it begins to learn."""
-    monitor = Monitor(torch.zeros(10), torch.arange(10), atas.Linf(0.1))
+    monitor = Monitor(torch.zeros(10, 1, 2, 2), torch.arange(10), atas.Linf(0.1))
     assert not monitor.update(ProbeResult(clean=0.12, fgsm=0.12, pgd10=0.12))
     assert not monitor.update(ProbeResult(clean=0.5, fgsm=0.15, pgd10=0.0))
     assert monitor.best == ProbeResult(clean=0.5, fgsm=0.15, pgd10=0.0)
 
 
 def test_two_classes_can_be_learnt_too():
-    monitor = Monitor(torch.zeros(4), torch.tensor([0, 1, 0, 1]), atas.Linf(0.1))
+    monitor = Monitor(torch.zeros(4, 1, 2, 2), torch.tensor([0, 1, 0, 1]), atas.Linf(0.1))
     assert [monitor.update(probe) for probe in (HEALTHY, COLLAPSED)] == [False, True]
 
 
@@ -140,34 +142,34 @@ def test_a_recovery_is_seen():
 
 
 def test_a_training_that_broke_down_is_told_from_a_bad_epoch_and_from_one_that_has_not_begun():
-    monitor = Monitor(torch.zeros(10), torch.arange(10), atas.Linf(0.1))
+    monitor = Monitor(torch.zeros(10, 1, 2, 2), torch.arange(10), atas.Linf(0.1))
     found = []
     for clean in (0.1, 0.1, 0.66, 0.12, 0.6, 0.12, 0.15, 0.1):
         monitor.update(ProbeResult(clean=clean, fgsm=clean / 2, pgd10=clean / 2))
         found.append((monitor.epochs_at_chance, monitor.broken_down))
     assert [lost for lost, _ in found] == [0, 0, 0, 1, 0, 1, 2, 3]
     assert [down for _, down in found] == [False] * 6 + [True] * 2
-    other = Monitor(torch.zeros(10), torch.arange(10), atas.Linf(0.1))
-    other.load_state(monitor.state())
+    other = Monitor(torch.zeros(10, 1, 2, 2), torch.arange(10), atas.Linf(0.1))
+    other.load_state_dict(monitor.state_dict())
     assert (other.epochs_at_chance, other.broken_down, other.breakdown_reported) == (3, True, False)
 
 
 def test_to_forget_on_the_way_to_robustness_is_no_breakdown():
     """As ATTA does on the digits: at first a model learns what no attack leaves standing."""
-    monitor = Monitor(torch.zeros(10), torch.arange(10), atas.Linf(0.1))
+    monitor = Monitor(torch.zeros(10, 1, 2, 2), torch.arange(10), atas.Linf(0.1))
     for clean, pgd10 in ((0.36, 0.0), (0.88, 0.0), (0.82, 0.01), (0.42, 0.07), (0.15, 0.05), (0.1, 0.05), (0.3, 0.12)):
         monitor.update(ProbeResult(clean=clean, fgsm=pgd10, pgd10=pgd10))
         assert not monitor.epochs_at_chance
 
 
 def test_the_state_comes_back():
-    monitor = Monitor(torch.zeros(10), torch.arange(10), atas.Linf(0.1))
-    other = Monitor(torch.zeros(10), torch.arange(10), atas.Linf(0.1))
-    other.load_state(monitor.state())
+    monitor = Monitor(torch.zeros(10, 1, 2, 2), torch.arange(10), atas.Linf(0.1))
+    other = Monitor(torch.zeros(10, 1, 2, 2), torch.arange(10), atas.Linf(0.1))
+    other.load_state_dict(monitor.state_dict())
     assert other.best is None
     for probe in (HEALTHY, COLLAPSED):
         monitor.update(probe)
-    other.load_state(monitor.state())
+    other.load_state_dict(monitor.state_dict())
     assert (other.best, other.collapsed, other.epochs_not_robust) == (HEALTHY, True, 1)
 
 
@@ -234,6 +236,97 @@ def test_the_probe_does_not_depend_on_its_batches(toy_data, tiny_net):
     again = monitor.probe(tiny_net())
     assert (again.clean, again.fgsm, again.pgd10) == (whole.clean, whole.fgsm, whole.pgd10)
     assert again.pgd10_loss == pytest.approx(whole.pgd10_loss)
+
+
+# One's own loop
+
+
+def test_a_check_measures_and_reports_as_data(toy_data, tiny_net):
+    x, y = toy_data.train.images, toy_data.train.labels
+    net = tiny_net().train()
+    expected = Monitor(x, y, atas.Linf(0.05)).probe(net)
+    monitor = atas.Monitor(x, y, atas.Linf(0.05))
+    status = monitor.check(net)
+    assert (status.clean, status.fgsm, status.pgd10) == (expected.clean, expected.fgsm, expected.pgd10)
+    assert (status.epoch, status.collapsed, status.broken_down, status.events) == (0, False, False, ())
+    assert net.training
+    assert monitor.check(net).epoch == 1
+    assert monitor.check(net, epoch=9).epoch == 9
+    assert str(status) == f"clean {status.clean:.1%}, FGSM {status.fgsm:.1%}, PGD-10 {status.pgd10:.1%}"
+
+
+def test_a_check_takes_images_as_people_have_them(toy_data, tiny_net):
+    x, y = toy_data.train.images, toy_data.train.labels
+    forms = [(x, y), (x.float() / 255, y.int()), (x.numpy(), y.numpy()), (x.float().numpy() / 255, y)]
+    statuses = [atas.Monitor(*form, atas.Linf(0.05)).check(tiny_net()) for form in forms]
+    assert len(set(statuses)) == 1
+
+
+def script(monitor, monkeypatch, *probes):
+    """Let the monitor's probes have these results."""
+    left = iter(probes)
+    monkeypatch.setattr(monitor, "probe", lambda model: next(left))
+
+
+def test_a_check_reports_a_collapse_once_also_after_a_resume(toy_data, tiny_net, monkeypatch, tmp_path):
+    x, y, net = toy_data.train.images, toy_data.train.labels, tiny_net()
+    monitor = atas.Monitor(x, y, atas.Linf(0.05))
+    script(monitor, monkeypatch, HEALTHY, COLLAPSED)
+    assert monitor.check(net).healthy
+    status = monitor.check(net)
+    assert (status.collapsed, status.healthy) == (True, False)
+    (event,) = status.events
+    assert event.name == "collapse"
+    assert event.message.startswith("Catastrophic overfitting in epoch 2: PGD-10 accuracy fell from 50.0% to 2.0%")
+    torch.save(monitor.state_dict(), tmp_path / "state.pt")
+    resumed = atas.Monitor(x, y, atas.Linf(0.05))
+    resumed.load_state_dict(torch.load(tmp_path / "state.pt", weights_only=True))
+    script(resumed, monkeypatch, COLLAPSED)
+    status = resumed.check(net)
+    assert (status.epoch, status.collapsed, status.events) == (2, True, ())
+
+
+def test_a_check_reports_a_breakdown(toy_data, tiny_net, monkeypatch):
+    monitor = atas.Monitor(toy_data.train.images, toy_data.train.labels, atas.Linf(0.05))
+    script(monitor, monkeypatch, HEALTHY, *[ProbeResult(clean=0.33, fgsm=0.33, pgd10=0.33)] * 2)
+    statuses = [monitor.check(tiny_net()) for _ in range(3)]
+    assert [status.broken_down for status in statuses] == [False, False, True]
+    (event,) = statuses[-1].events
+    assert (event.name, event.row["epoch"]) == ("breakdown", 1)
+
+
+X, Y = torch.rand(6, 1, 8, 8), torch.arange(6) % 3
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ((255 * X, Y, atas.Linf(0.1)), "leave"),
+        ((X * float("nan"), Y, atas.Linf(0.1)), "NaN"),
+        ((X[0], Y, atas.Linf(0.1)), "batch"),
+        ((X, Y[:5], atas.Linf(0.1)), "labels must be one number an image"),
+        ((X, Y.float(), atas.Linf(0.1)), "labels must be integers"),
+        ((X[:0], Y[:0], atas.Linf(0.1)), "no images"),
+        (([1, 2], Y, atas.Linf(0.1)), "tensors or arrays"),
+        ((X, Y, 0.1), "atas.Linf"),
+    ],
+)
+def test_a_monitor_refuses_what_it_cannot_measure(arguments, message):
+    with pytest.raises(AtasError, match=message):
+        atas.Monitor(*arguments)
+
+
+def test_a_check_explains_a_model_that_does_not_fit(tiny_net):
+    monitor = atas.Monitor(X, Y + 1, atas.Linf(0.1))
+    for model, message in [
+        ("net", "must be a torch.nn.Module"),
+        (tiny_net(channels=3), "the model fails on the monitor's images"),
+        (tiny_net(), "found 1 to 3"),
+    ]:
+        with pytest.raises(AtasError, match=message):
+            monitor.check(model)
+    with pytest.raises(AtasError, match="state_dict"):
+        monitor.load_state_dict({"epoch": 1})
 
 
 # The slice
@@ -308,7 +401,8 @@ def test_the_slice_never_changes():
     assert probed.tolist() == [3, 6, 7, 8, 9, 12, 15, 17, 18, 21, 29, 34, 37, 39, 42, 43, 47, 49, 50, 58]
     assert sorted(probed.tolist() + left.tolist()) == list(range(60))
     assert torch.equal(split_probe(60, 20, held_out=False)[0], probed)
-    cifar10 = split_probe(50_000, recipes.load("cifar10-preact-resnet18-atas").training.probe, held_out=False)[0]
+    training = resolve_probe(recipes.load("cifar10-preact-resnet18-atas"), 50_000).training
+    cifar10 = split_probe(50_000, training.probe, held_out=False)[0]
     assert hashlib.sha256(cifar10.numpy().astype("<i8").tobytes()).hexdigest()[:16] == "63cb97ae8754b2e1"
 
 

@@ -14,7 +14,8 @@ DEVICE = environment.environment_info(torch.device("cpu"))["device"]
 def test_plain_lines_without_a_terminal(tmp_path, train_toy, observer):
     live = observer(force_terminal=False)
     train_toy(tmp_path / "run", live=live)
-    first, *lines = live.out.getvalue().splitlines()
+    first, *lines, last = live.out.getvalue().splitlines()
+    assert re.fullmatch(r"time: .*\d+\.\d s training.*", last)
     assert first == f"toy: atas, Linf(0.1), 60 images x 3; {DEVICE}, eager in float32; into {tmp_path / 'run'}"
     assert [line.split("  ")[0] for line in lines] == ["epoch 1/3", "epoch 2/3", "epoch 3/3"]
     for line in lines:
@@ -52,7 +53,7 @@ def test_how_far_the_decoding_is(observer, monkeypatch):
 def test_long_lines_are_not_broken(tmp_path, train_toy, observer):
     live = observer(force_terminal=False, width=40)
     train_toy(tmp_path / "run", live=live)
-    assert len(live.out.getvalue().splitlines()) == 4
+    assert len(live.out.getvalue().splitlines()) == 5
 
 
 @pytest.mark.slow
@@ -121,8 +122,8 @@ def test_the_look_at_the_end_of_an_epoch_is_not_the_pace_of_its_steps(observer):
     live = observer(clock=lambda: now[0], force_terminal=False)
     live.start("toy", 1000, 899)
     now[0] += 1
-    live.start_probe()
-    now[0] += 30
+    with live.timing("monitor"):
+        now[0] += 30
     live.end_epoch(900, {"epoch": 8, "loss": 1.0}, 10)
     assert live.out.getvalue().strip().endswith("2:10 left")  # a hundred steps of a second, and a look
     now[0] += 10

@@ -2,7 +2,7 @@
 
 `print_line`, `print_json` and `print_table` print results. `ProgressDisplay` is the base of all progress displays, and
 `DataProgress` shows downloads, decoding and packing. Displays write through `ResilientStream`, so a closed pipe or a
-full disk does not stop the work.
+full disk does not stop the work. In a notebook all of them write plain text, and progress is one line that changes.
 
 Text may come from files of someone else. All of these, and the displays, print it as `printable` returns it.
 
@@ -53,7 +53,7 @@ def print_line(text: str) -> None:
     from rich.console import Console
 
     with _printing():
-        Console().print(printable(text), highlight=False, soft_wrap=True, markup=False, emoji=False)
+        _plain_in_notebook(Console()).print(printable(text), highlight=False, soft_wrap=True, markup=False, emoji=False)
 
 
 def print_page(text: str) -> None:
@@ -74,12 +74,29 @@ def print_table(table: Table) -> None:
     """Print a table as wide as the terminal, or wider if its words need more room. Cells are never cut."""
     from rich.console import Console
 
-    console = Console()
-    wide = Console(width=_PIPE_WIDTH, markup=False, emoji=False)
+    console = _plain_in_notebook(Console())
+    wide = _plain_in_notebook(Console(width=_PIPE_WIDTH, markup=False, emoji=False))
     if console.is_terminal:
         _fit(table, console.width, wide)
     with _printing():
         wide.print(_Printable(table))
+
+
+def _plain_in_notebook(console: Console) -> Console:
+    """Return the console, or in a notebook one that writes text instead of HTML and escape codes."""
+    from rich.console import Console
+
+    if not console.is_jupyter:
+        return console
+    return Console(
+        file=console.file,
+        quiet=console.quiet,
+        width=console.width,
+        markup=False,
+        emoji=False,
+        force_jupyter=False,
+        force_terminal=False,
+    )
 
 
 class _Printable:
@@ -156,8 +173,30 @@ class ResilientStream:
         return 0
 
 
+class NotebookLine:
+    """A line among the outputs of a notebook's cell that changes in place."""
+
+    def __init__(self) -> None:
+        self._handle: Any = None
+
+    def update(self, text: str) -> None:
+        """Show the text in place of the earlier one."""
+        from IPython.display import display
+
+        content = {"text/plain": text}
+        if self._handle is None:
+            self._handle = display(content, raw=True, display_id=True)
+        else:
+            self._handle.update(content, raw=True)
+
+    def clear(self) -> None:
+        """Remove the text, if there is one."""
+        if self._handle is not None:
+            self.update("")
+
+
 class ProgressDisplay:
-    """Base of the displays: a bar in a terminal from entry to exit, plain lines elsewhere.
+    """Base of the displays: a bar in a terminal from entry to exit, one line in a notebook, plain lines elsewhere.
 
     `due` limits how often a display changes. The work continues if the output is lost.
     """
@@ -168,6 +207,9 @@ class ProgressDisplay:
     """Seconds between plain lines."""
 
     def __init__(self, console: Console, *, clock: Callable[[], float] = time.monotonic) -> None:
+        shown = console.file in (sys.stdout, sys.stderr) and not console.quiet
+        self._line = NotebookLine() if console.is_jupyter and shown else None
+        console = _plain_in_notebook(console)
         if not isinstance(console.file, ResilientStream):
             console.file = cast("IO[str]", ResilientStream(console.file))
         self.console, self.clock = console, clock
@@ -194,15 +236,15 @@ class ProgressDisplay:
 
     def due(self) -> bool:
         """Return whether it is time for an update."""
-        interval = self.plain_interval if self.bar is None else self.refresh_interval
+        interval = self.plain_interval if self.bar is None and self._line is None else self.refresh_interval
         return self.clock() - self._last >= interval
 
     def show(self, task: str, plain: str, **fields: Any) -> None:
-        """Update a task of the bar, which the first update adds; without a bar, print the line `plain` if not empty."""
+        """Update a task of the bar, which the first update adds; without a bar, show the line `plain` if not empty."""
         self._last = self.clock()
         if self.bar is None:
             if plain:
-                self.log(plain)
+                self.log(plain) if self._line is None else self._line.update(printable(plain))
             return
         fields = {name: printable(value) if isinstance(value, str) else value for name, value in fields.items()}
         if task not in self._tasks:
@@ -223,6 +265,8 @@ class ProgressDisplay:
     ) -> None:
         if self.bar is not None:
             self.bar.stop()
+        if self._line is not None:
+            self._line.clear()
 
 
 ProgressCallback = Callable[[str, int, int | None], None]

@@ -21,7 +21,8 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Range:
-    """Limits of a number: above `gt`, at least `ge`, below `lt`, at most `le`; `text` says so to a user."""
+    """Limits of a number: above `gt`, at least `ge`, below `lt`, at most `le`; `text` says so to a user. A text such as
+    "auto", where the key allows it, has no limits."""
 
     text: str
     gt: float | None = None
@@ -29,8 +30,10 @@ class Range:
     lt: float | None = None
     le: float | None = None
 
-    def check(self, key: str, value: float) -> None:
+    def check(self, key: str, value: float | str) -> None:
         """Raise UsageError if the value is outside of the limits."""
+        if isinstance(value, str):
+            return
         above = (self.gt is None or value > self.gt) and (self.ge is None or value >= self.ge)
         below = (self.lt is None or value < self.lt) and (self.le is None or value <= self.le)
         if not (above and below):

@@ -28,7 +28,15 @@ RESUME_MAY_CHANGE = (
 
 # Keys that were added later, with the value that older recipes stand for. With this value a key is no part of the
 # fingerprint, so that older checkpoints and results keep theirs.
-_LATER_DEFAULTS = {"data.view": "pad", "method.grid": None, "engine.sync_batchnorm": False}
+_LATER_DEFAULTS = {
+    "data.view": "pad",
+    "method.grid": None,
+    "engine.sync_batchnorm": False,
+    "training.probe_every": None,
+}
+
+# What "auto" stands for: the number of earlier versions, which large data sets still have.
+_AUTOMATIC = {"training.probe": 1000}
 
 
 def differences(one: Recipe, other: Recipe, ignore: Sequence[str] = ()) -> list[str]:
@@ -43,7 +51,8 @@ def differences(one: Recipe, other: Recipe, ignore: Sequence[str] = ()) -> list[
                 continue
             a, b = one_section.get(key), other_section.get(key)
             same_size = section == "method" and first_sizes.get(key) == second_sizes.get(key)
-            if a != b and not same_size:
+            same_number = {a, b} == {"auto", _AUTOMATIC.get(f"{section}.{key}")}
+            if a != b and not same_size and not same_number:
                 changed.append(f"{section}.{key}: {a} became {b}")
     return changed
 
@@ -65,6 +74,10 @@ def weight_keys(document: Mapping[str, Any]) -> dict[str, Any]:
         section, _, name = key.partition(".")
         if sections[section].get(name) == default:
             sections[section].pop(name, None)
+    for key, number in _AUTOMATIC.items():
+        section, _, name = key.partition(".")
+        if sections[section].get(name) == "auto":
+            sections[section][name] = number
     return sections
 
 

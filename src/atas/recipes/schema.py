@@ -6,7 +6,7 @@ import dataclasses
 import functools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Annotated, Any, TypeVar, get_type_hints
+from typing import Annotated, Any, Literal, TypeVar, get_type_hints
 
 from atas import methods, threat
 from atas._utils.imports import is_code
@@ -168,8 +168,9 @@ class TrainingConfig:
     """Length, order and monitoring of the training. `ema` is the decay of averaged weights, 0 for none, or several
     decays, the first of which gives the final model; `ema_batchnorm` is for their BatchNorm statistics: average (the
     default), or re-estimate at the end. `probe` is the number of training images that the monitor attacks after every
-    epoch, with the current weights, not their average; `checkpoint_every` is in seconds; `loggers` are tensorboard (if
-    it is installed) and wandb."""
+    epoch, or after every `probe_every` epochs, with the current weights, not their average; auto is 1000, or fewer if
+    these would take more than a quarter of the time of the training steps. `checkpoint_every` is in seconds; `loggers`
+    are tensorboard (if it is installed) and wandb."""
 
     epochs: Annotated[int, _AT_LEAST_1, Range(f"must be at most {_MAX_EPOCHS:,}", le=_MAX_EPOCHS)] = 30
     batch_size: Annotated[int, _AT_LEAST_1] = 128
@@ -177,7 +178,8 @@ class TrainingConfig:
     ema: Annotated[float | tuple[float, ...], Range("must be in [0, 1), such as 0.999", ge=0, lt=1)] = 0.0
     ema_batchnorm: Annotated[str | None, OneOf("average", "re-estimate")] = None
     on_collapse: Annotated[str, OneOf("warn", "stop", "rollback")] = "warn"
-    probe: Annotated[int, Range("must be at least 1 image", ge=1)] = 1000
+    probe: Annotated[int | Literal["auto"], Range("must be at least 1 image", ge=1)] = "auto"
+    probe_every: Annotated[int | None, Range("must be at least 1 epoch, or left out", ge=1)] = None
     checkpoint_every: Annotated[float, _NOT_NEGATIVE] = 60.0
     loggers: Annotated[tuple[str, ...], OneOf("tensorboard", "wandb")] = ("tensorboard",)
 

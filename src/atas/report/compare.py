@@ -137,13 +137,14 @@ def plot_curves(runs: Sequence[RunSummary], path: Path) -> None:
     for axes in grid.flat[len(runs) :]:
         axes.set_visible(False)
     for axes, run in zip(grid.flat, runs, strict=False):
-        epochs = [row["epoch"] + 1 for row in run.epochs]
+        probed = [row for row in run.epochs if "pgd10" in row]
+        epochs = [row["epoch"] + 1 for row in probed]
         for key, (colour, style) in _CURVES.items():
-            accuracy = [100 * row[key] for row in run.epochs]
+            accuracy = [100 * row[key] for row in probed]
             axes.plot(epochs, accuracy, style, color=colour, label=display_name(key), linewidth=1.8)
         if run.collapse_epoch:
             axes.axvline(run.collapse_epoch, color=RED, linewidth=1)
-            late = run.collapse_epoch > 0.6 * epochs[-1]
+            late = run.collapse_epoch > 0.6 * (run.epochs[-1]["epoch"] + 1)
             axes.annotate(
                 "collapse",
                 (run.collapse_epoch, 103),

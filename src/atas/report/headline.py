@@ -7,6 +7,7 @@ is its lead real, can the evaluations be trusted.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 from atas.evaluation import Evaluation
 from atas.recipes.expected import Expected
@@ -107,22 +108,30 @@ def other_autoattack_result(strong: Evaluation) -> str:
 
 
 def _robust_by_monitor(view: RunView) -> HeadlineAnswer:
-    last = view.summary.epochs[-1]
-    why = (
-        f"The run has not been evaluated. On the monitor's training images, accuracy after the last epoch was "
-        f"{percent(last['clean'])}% clean and {percent(last['pgd10'])}% under PGD-10."
-    )
-    if last["collapsed"]:
+    rows = view.summary.epochs
+    why = f"The run has not been evaluated.{_last_probe(rows)}"
+    if rows[-1]["collapsed"]:
         why += _COLLAPSED.format(view.summary.collapse_epoch)
         return HeadlineAnswer("Is it robust?", "No", why, "bad")
     return HeadlineAnswer("Is it robust?", "Not known", why, "care")
 
 
-def _not_evaluated(view: RunView) -> list[HeadlineAnswer]:
-    why = (
-        f"Only the monitor's images were measured, at most {view.recipe.training.probe:,} of the training set, which "
-        f"say little about new images."
+def _last_probe(rows: list[dict[str, Any]]) -> str:
+    """Return a sentence about the monitor's last probe; empty if there was none."""
+    last = next((row for row in reversed(rows) if "pgd10" in row), None)
+    if last is None:
+        return ""
+    when = "the last epoch" if last is rows[-1] else f"epoch {last['epoch'] + 1}"
+    return (
+        f" On the monitor's training images, accuracy after {when} was {percent(last['clean'])}% clean and "
+        f"{percent(last['pgd10'])}% under PGD-10."
     )
+
+
+def _not_evaluated(view: RunView) -> list[HeadlineAnswer]:
+    probe = view.recipe.training.probe
+    at_most = "" if probe == "auto" else f"at most {probe:,} "
+    why = f"Only the monitor's images were measured, {at_most}of the training set, which say little about new images."
     remedy = f"There is no evaluation. Run {view.evaluate_command}"
     return [
         HeadlineAnswer("How sure is that?", "Not at all", why, "care"),

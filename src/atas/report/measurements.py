@@ -18,6 +18,7 @@ from atas.report.run_view import RunView, Unavailable, evenly_spaced
 from atas.threat import Threat, l2_norm
 from atas.training import checkpoint
 from atas.training.monitor import split_probe
+from atas.training.probe import resolve_probe
 
 _CONFUSION_SECONDS = 15.0
 _CONFUSION_PASSES = 11
@@ -170,7 +171,9 @@ def _from_checkpoint(view: RunView) -> ExampleNorms | None:
         raise Unavailable(f"Cannot read the checkpoint: {error}") from error
     if "method.norms.average" not in tensors:
         return None
-    training, examples = view.recipe.training, len(view.data.train)
+    examples = len(view.data.train)
+    training = resolve_probe(view.recipe, examples).training
+    assert training.probe != "auto"
     _, rest = split_probe(examples, training.probe, held_out=training.on_collapse != "warn")
     index = torch.arange(examples) if rest is None else rest
     average = tensors["method.norms.average"]

@@ -158,8 +158,11 @@ class _TrainingProgress(TrainingProgress):
 
     def end_epoch(self, done: int, row: dict[str, Any], epochs: int) -> None:
         """Show the end of an epoch."""
-        probe = f"clean {100 * row['clean']:.0f}%, PGD-10 {100 * row['pgd10']:.0f}%"
-        self._plan.reach(done / self._total, f"epoch {row['epoch'] + 1}/{epochs} done, {probe}")
+        probe = f", clean {100 * row['clean']:.0f}%, PGD-10 {100 * row['pgd10']:.0f}%" if "pgd10" in row else ""
+        self._plan.reach(done / self._total, f"epoch {row['epoch'] + 1}/{epochs} done{probe}")
+
+    def end_run(self) -> None:
+        """Print nothing: the plan has its own times."""
 
     def log(self, text: str, style: str | None = None) -> None:
         """Print a line, indented under the title of the trial."""

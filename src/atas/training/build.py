@@ -38,6 +38,7 @@ from atas.training.data import eval_view, train_resolution
 from atas.training.engine import Engine
 from atas.training.model_checks import check_empty_batch, check_model, check_single_image, check_step
 from atas.training.monitor import Monitor, split_probe
+from atas.training.probe import resolve_probe
 
 # The share of a device's memory that images may take; a method's perturbations may take the same again.
 RESIDENT_MEMORY_SHARE = 0.4
@@ -67,7 +68,7 @@ def build(
     The model is trained on all training images or on those in `rows`; the monitor's images are chosen from all.
     """
     device = select_device(recipe.engine.device, world)
-    training = recipe.training
+    training = (recipe := resolve_probe(recipe, len(data.train))).training
     eval_data = eval_view(data, recipe.data)
     check_module(model, trains=True, bare=True)
     outputs = check_model(model, eval_data)
@@ -75,6 +76,7 @@ def build(
         check_rows(rows, len(data.train))
     fingerprints = _data_fingerprints(data, rows)
     check_same_run(recipe, fingerprints, world)
+    assert training.probe != "auto"
     probe, rest = split_probe(len(data.train), training.probe, held_out=training.on_collapse != "warn")
     if rows is not None:
         rest = rows if rest is None else rows[torch.isin(rows, rest)]
@@ -109,8 +111,14 @@ def build(
     engine = _build_engine(recipe, model.to(device), method, loader, log, world)
     check_step(engine, build_method(recipe, DataShard(2), eval_data.shape, outputs, device), eval_data)
     probed = eval_data.train.images[probe].to(device), eval_data.train.labels[probe].to(device)
-    adversarial = method.adversarial
-    monitor = Monitor(*probed, recipe.threat, batch_size=engine.eval_batch_size, adversarial=adversarial, world=world)
+    monitor = Monitor(
+        *probed,
+        recipe.threat,
+        batch_size=engine.eval_batch_size,
+        adversarial=method.adversarial,
+        every=training.probe_every or 1,
+        world=world,
+    )
     return TrainingParts(engine, monitor, fingerprints)
 
 

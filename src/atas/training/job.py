@@ -35,6 +35,7 @@ from atas.training.build import build_model
 from atas.training.callbacks import Callback, Logger
 from atas.training.data import eval_view, load_data
 from atas.training.monitor import ProbeResult
+from atas.training.probe import resolve_probe
 from atas.training.progress import TrainingProgress
 from atas.training.run import ROWS_KEY, Run, RunFolder, load_recipe, write_recipe
 from atas.training.trainer import Trainer
@@ -82,6 +83,8 @@ def train(
         )
         resolved = resolved.with_trust() if trust else resolved
         resolved = resolved.with_values(_with_seed(values or {}, seed))
+        if probe is not None and resolved.training.probe == "auto":  # the cost of the caller's probe is not known
+            resolved = resolved.with_values({"training.probe_every": resolved.training.probe_every or 1})
         if model is not None:
             given = dataclasses.replace(resolved.model, name=f"{GIVEN}{type(model).__name__}")
             resolved = dataclasses.replace(resolved, model=given)
@@ -89,8 +92,8 @@ def train(
             named = dataclasses.replace(resolved.data, name=f"{GIVEN}{data.name}")
             resolved = dataclasses.replace(resolved, data=named)
         run_folder = RunFolder(_given_folder(out) if out is not None else _default_folder(resolved.name))
-        shards = world.on_rank0(lambda: _shards(resolved, run_folder if resume else None, world.size))
-        resolved = resolved.with_values({} if shards is None else {"data.shards": shards})
+        known = world.on_rank0(lambda: _automatic_values(resolved, run_folder if resume else None, world.size))
+        resolved = resolved.with_values(known)
         options = f"--resume --out {shell_quote(run_folder.path)}{resolved.trust_option}"
         with world.comm_errors(f"continue from the last checkpoint with {options}"):
 
@@ -104,7 +107,9 @@ def train(
                 deterministic(resolved.engine.deterministic),
             ):
                 resumes = world.on_rank0(resumes_run)  # again: another process may have trained here meanwhile
-                data = load_data(resolved, progress=progress.data_loading) if data is None else data
+                with progress.timing("loading data"):
+                    data = load_data(resolved, progress=progress.data_loading) if data is None else data
+                resolved = resolve_probe(resolved, len(data.train))
                 model = build_model(resolved, data) if model is None else model  # a module may have a length
                 trainer = Trainer(resolved, run_folder, data, model, progress, loggers, observers, rows, probe, world)
                 rows_count = None if rows is None else len(rows)
@@ -116,7 +121,10 @@ def train(
                 else:  # only now, after all checks, is an earlier run deleted
                     world.on_rank0(lambda: _start_new(run_folder, trainer, rows_count))
                 trainer.fit()
-                return _finish(trainer, _model_metadata(resolved, data))
+                with progress.timing("saving"):
+                    run = _finish(trainer, _model_metadata(resolved, data))
+                progress.end_run()
+                return run
 
 
 def _check_given(model: object, data: object) -> None:
@@ -139,13 +147,16 @@ def _with_seed(values: Mapping[str, Any], seed: int | None) -> dict[str, Any]:
     return {**values, "training.seed": seed}
 
 
-def _shards(recipe: Recipe, resumed: RunFolder | None, processes: int) -> int | None:
-    """Return the number of shards: the recipe's, that of the run to resume, or one for each process."""
-    if recipe.data.shards is not None:
-        return recipe.data.shards
-    if resumed is not None and resumed.recipe.exists():
-        return load_recipe(resumed).data.shards
-    return processes if processes > 1 else None
+def _automatic_values(recipe: Recipe, resumed: RunFolder | None, processes: int) -> dict[str, Any]:
+    """Return values for what the recipe leaves open: those of the run to resume, and one shard for each process."""
+    saved = load_recipe(resumed) if resumed is not None and resumed.recipe.exists() else None
+    values: dict[str, Any] = {}
+    if recipe.data.shards is None:
+        shards = saved.data.shards if saved is not None else processes if processes > 1 else None
+        values = {} if shards is None else {"data.shards": shards}
+    if recipe.training.probe == "auto" and saved is not None:
+        values |= {"training.probe": saved.training.probe, "training.probe_every": saved.training.probe_every}
+    return values
 
 
 def _given_folder(out: str | Path) -> Path:

@@ -38,18 +38,13 @@ class _FirstKeys(TypedDict):
     rate: float
     loss: float
     train_accuracy: float
-    clean: float
-    fgsm: float
-    pgd10: float
     collapsed: bool
     seconds: float
 
 
 class _EpochKeys(_FirstKeys, total=False):
-    """The row of an epoch; `shown` is the side of the images if they were resized."""
+    """The row of an epoch that was not probed; `shown` is the side of the images if they were resized."""
 
-    pgd10_loss: float | None
-    probe_gradient_norms: list[float]
     examples_per_second: float
     step_size: float
     gradient_norm: float
@@ -58,6 +53,19 @@ class _EpochKeys(_FirstKeys, total=False):
     step_size_by_tenth: list[float]
     gradient_norm_by_tenth: list[float]
     shown: int
+
+
+class _Accuracies(_EpochKeys):
+    clean: float
+    fgsm: float
+    pgd10: float
+
+
+class _ProbedKeys(_Accuracies, total=False):
+    """The row of an epoch after which the monitor probed."""
+
+    pgd10_loss: float | None
+    probe_gradient_norms: list[float]
 
 
 class _Event(TypedDict):
@@ -82,11 +90,17 @@ _EVENTS: dict[str, Any] = {"collapse": _Collapse, "breakdown": _Breakdown, "roll
 
 
 def epoch_row(
-    epoch: int, engine: Engine, means: tuple[float, float, float], probe: ProbeResult, collapsed: bool, seconds: float
+    epoch: int,
+    engine: Engine,
+    means: tuple[float, float, float],
+    probe: ProbeResult | None,
+    collapsed: bool,
+    seconds: float,
 ) -> tuple[dict[str, Any], dict[str, Tensor]]:
     """Return the row of an epoch, and histograms over all examples if the method has step sizes per example.
 
-    `means` are those of `EpochSums`; `seconds` is the time of all training steps since the first epoch.
+    `means` are those of `EpochSums`; `probe` is None if the monitor did not probe; `seconds` is the time of all
+    training steps since the first epoch.
     """
     loss, right, step_size = means
     row: dict[str, Any] = {
@@ -95,12 +109,9 @@ def epoch_row(
         "rate": engine.learning_rate(),
         "loss": loss,
         "train_accuracy": right,
-        "clean": probe.clean,
-        "fgsm": probe.fgsm,
-        "pgd10": probe.pgd10,
-        "pgd10_loss": probe.pgd10_loss,
+        **(_probe_columns(probe) if probe else {}),
         "collapsed": collapsed,
-        "probe_gradient_norms": list(probe.gradient_norms),
+        **({"probe_gradient_norms": list(probe.gradient_norms)} if probe else {}),
         "seconds": seconds,
         "examples_per_second": examples_per_second(engine, epoch + 1, 0, seconds),
     }
@@ -120,6 +131,10 @@ def epoch_row(
     if engine.resolution is not None:
         row["shown"] = engine.resolution
     return row, histograms
+
+
+def _probe_columns(probe: ProbeResult) -> dict[str, Any]:
+    return {"clean": probe.clean, "fgsm": probe.fgsm, "pgd10": probe.pgd10, "pgd10_loss": probe.pgd10_loss}
 
 
 def examples_per_second(engine: Engine, epochs: int, batches: int, seconds: float) -> float:
@@ -218,8 +233,14 @@ def read_metrics(path: Path, *, finished: bool = False) -> list[dict[str, Any]]:
 
 def _parse_row(line: bytes) -> dict[str, Any]:
     row: dict[str, Any] = conform(parse_json(line), dict[str, Any])
-    conform(row, _EVENTS.get(str(row["event"]), _Event) if "event" in row else _EpochKeys)
+    conform(row, _EVENTS.get(str(row["event"]), _Event) if "event" in row else _epoch_keys(row))
     return row
+
+
+def _epoch_keys(row: dict[str, Any]) -> Any:
+    """Return the keys that the row of an epoch must have: all of a probe or none."""
+    probed = _ProbedKeys.__annotations__.keys() - _EpochKeys.__annotations__.keys()
+    return _ProbedKeys if probed & row.keys() else _EpochKeys
 
 
 def _check_order(path: Path, rows: list[dict[str, Any]]) -> None:

@@ -8,10 +8,11 @@ training images, never on the test set.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -19,8 +20,18 @@ from torch import Tensor, nn
 from atas import attacks
 from atas.core.autograd import freeze, input_gradient, set_mode, to_float32
 from atas.core.rng import CounterRNG, Stream, generator_seed
+from atas.core.validation import (
+    check_count,
+    check_images,
+    check_labels,
+    check_logits,
+    check_module,
+    check_shapes,
+    describe,
+    explain_model_errors,
+)
 from atas.distributed.world import SINGLE, World
-from atas.errors import DataError
+from atas.errors import DataError, UsageError
 from atas.threat import Threat, l2_norm
 from atas.training.metrics import quantiles
 
@@ -32,6 +43,7 @@ _LEARNT_MARGIN = 0.1  # of the error of a classifier that always predicts the mo
 _PATIENCE = 2  # epochs in a row, because a single one may be bad
 _VALUES = 5  # measured for each image
 _STEPS, _STEPS_ACROSS = 10, 5  # PGD-10 as in evaluations: ten steps cross the ball once
+_MODEL_FAILED = "the model fails on the monitor's images: {why}"
 _FIRST_EPOCHS = 2  # gradients are small in them, so steps are long in any training
 _UNSETTLED_EPOCHS = 8  # the warm-up and a few more, in which gradient norms still grow
 
@@ -51,43 +63,124 @@ class ProbeResult:
 
 
 class MonitorEvent(NamedTuple):
-    """A verdict to report once: the row for the metrics (None for advice that is only printed), and the message."""
+    """A verdict, reported once: its name (collapse, breakdown, long-steps), a sentence for users, and the row for the
+    metrics (None for advice)."""
 
-    row: dict[str, Any] | None
+    name: str
     message: str
-    style: str | None = None
+    row: dict[str, Any] | None = None
+
+    @property
+    def style(self) -> str | None:
+        """The style in which a console shows the message."""
+        return None if self.row is None else "bold red"
 
 
-@dataclass
+@dataclass(frozen=True)
+class MonitorStatus:
+    """What `Monitor.check` found: accuracies of an epoch (counted from 0), the verdicts, and what is new."""
+
+    epoch: int
+    clean: float
+    fgsm: float
+    pgd10: float
+    collapsed: bool
+    """Whether robustness is lost while other accuracy is not: catastrophic overfitting."""
+    broken_down: bool
+    """Whether a model that was robust is at chance level."""
+    healthy: bool
+    """Whether there is no sign of either, not even in a single epoch."""
+    events: tuple[MonitorEvent, ...] = ()
+    """The verdicts that no earlier check has reported."""
+
+    def __str__(self) -> str:
+        return f"clean {self.clean:.1%}, FGSM {self.fgsm:.1%}, PGD-10 {self.pgd10:.1%}"
+
+
 class Monitor:
     """Probes a fixed set of images, and detects collapse (catastrophic overfitting) and breakdown.
 
+    Call `check` after every epoch, or every few, of your own loop. Pass some hundred training images, never test images
+    if you act on the result: (N, C, H, W), uint8 or float in [0, 1], and their labels, as tensors or arrays.
+
     A collapse is reported when PGD-10 accuracy has fallen to half its best or less, by at least 10 points, and either
     FGSM accuracy is no lower than at that best or, for methods that attack, PGD-10 accuracy has been at a tenth of its
-    best or less for two epochs while clean accuracy kept at least half. A gap of 80 points between FGSM and PGD-10 is
+    best or less in two probes while clean accuracy kept at least half. A gap of 80 points between FGSM and PGD-10 is
     always a collapse. A best is recorded only once clean accuracy beats the majority class: a model that predicts one
     class withstands every attack.
 
-    A breakdown is reported when a model that was robust has been at the accuracy of the majority class, clean, for two
-    epochs. The loss may stay finite. A model that was never robust may pass through such epochs before it becomes so.
+    A breakdown is reported when a model that was robust has been at the accuracy of the majority class, clean, in two
+    probes. The loss may stay finite. A model that was never robust may pass through such epochs before it becomes so.
 
-    With several ranks, each probes its share of the images, and all get the same result.
+    `adversarial` says whether the method attacks its training images; `every` is the number of epochs between probes,
+    for `due`. With several ranks of a `world`, each probes its share of the images, and all get the same result.
+
+    >>> import atas
+    >>> images, labels = torch.rand(20, 1, 8, 8), torch.arange(20) % 2
+    >>> monitor = atas.Monitor(images, labels, atas.Linf(8 / 255))
+    >>> status = monitor.check(nn.Sequential(nn.Flatten(), nn.Linear(64, 2)))
+    >>> status.collapsed, status.epoch
+    (False, 0)
     """
 
-    images: Tensor
-    labels: Tensor
-    threat: Threat
-    batch_size: int = 500
-    best: ProbeResult | None = None
-    collapsed: bool = False
-    robust_drop: bool = False  # PGD accuracy is at half its best or less, in a bad epoch or in a collapse
-    epochs_not_robust: int = 0  # epochs in a row without robustness, but with clean accuracy
-    epochs_at_chance: int = 0  # epochs in a row at the accuracy of the majority class
-    collapse_reported: bool = False  # once in a run
-    breakdown_reported: bool = False
-    step_size_reported: bool = False
-    adversarial: bool = True  # whether the method attacks its training images
-    world: World = SINGLE
+    def __init__(
+        self,
+        images: Tensor | np.ndarray,
+        labels: Tensor | np.ndarray,
+        threat: Threat,
+        *,
+        batch_size: int = 500,
+        adversarial: bool = True,
+        every: int = 1,
+        world: World = SINGLE,
+    ) -> None:
+        self.images, self.labels = _checked_images(images, labels)
+        if not isinstance(threat, Threat):
+            raise UsageError(f"the threat model must be atas.Linf(eps) or atas.L2(eps); got {describe(threat)}")
+        self.threat = threat
+        self.batch_size, self.every = check_count("batch_size", batch_size), check_count("every", every)
+        self.adversarial, self.world = adversarial, world
+        self.best: ProbeResult | None = None
+        self.collapsed = False
+        self.robust_drop = False  # PGD accuracy is at half its best or less, in a bad epoch or in a collapse
+        self.epochs_not_robust = 0  # probes in a row without robustness, but with clean accuracy
+        self.epochs_at_chance = 0  # probes in a row at the accuracy of the majority class
+        self.collapse_reported = False  # once in a run
+        self.breakdown_reported = False
+        self.step_size_reported = False
+        self._checks = 0  # the epoch of the next call of `check`
+        self._classes_checked = False
+
+    def check(self, model: nn.Module, epoch: int | None = None) -> MonitorStatus:
+        """Attack the images and return accuracies and verdicts. The model keeps its weights, statistics and mode.
+
+        `epoch` counts from 0; by default it is the number of earlier checks.
+        """
+        check_module(model)
+        self._prepare(model)
+        epoch = self._checks if epoch is None else check_count("epoch", epoch, minimum=0)
+        self._checks = epoch + 1
+        probe = self.probe(model)
+        self.update(probe)
+        events = self.events({"epoch": epoch, "clean": probe.clean, "fgsm": probe.fgsm, "pgd10": probe.pgd10})
+        verdicts = self.collapsed, self.broken_down, self.healthy
+        return MonitorStatus(epoch, probe.clean, probe.fgsm, probe.pgd10, *verdicts, tuple(events))
+
+    def _prepare(self, model: nn.Module) -> None:
+        """Move the images to the model's device, and compare the labels with its classes at the first check."""
+        device = next((tensor.device for tensor in model.parameters()), self.images.device)
+        if self.images.device != device:
+            self.images, self.labels = self.images.to(device), self.labels.to(device)
+        if self._classes_checked:
+            return
+        with torch.no_grad(), set_mode(model, training=False), explain_model_errors(_MODEL_FAILED):
+            logits = check_logits(model(_pixels(self.images[:1])), 1)
+        check_labels(self.labels, logits.shape[1])
+        self._classes_checked = True
+
+    def due(self, epoch: int, epochs: int) -> bool:
+        """Return whether to probe after this epoch, counted from 0: after every `every` epochs and after the last."""
+        return (epoch + 1) % self.every == 0 or epoch + 1 == epochs
 
     def probe(self, model: nn.Module, run: Runner | None = None) -> ProbeResult:
         """Attack the probe set in eval mode. `run` calls a function of tensors; an engine may capture and replay it."""
@@ -96,7 +189,7 @@ class Monitor:
         function = functools.partial(self._probe_batch, model)
         with torch.inference_mode(False), torch.no_grad(), set_mode(model, training=False), freeze(model):
             for index in local.split(self.batch_size) if len(local) else ():
-                x, y = self.images[index].float() / 255, self.labels[index].long()
+                x, y = _pixels(self.images[index]), self.labels[index].long()
                 values[:, index] = (function(x, y, index) if run is None else run(function, x, y, index)).double()
         *means, norms = self.world.all_reduce_sum(values)
         clean, fgsm, pgd10, loss = torch.stack(means).mean(1).tolist()
@@ -147,14 +240,16 @@ class Monitor:
         if self.collapsed and not self.collapse_reported:
             self.collapse_reported = True
             values = {"epoch": row["epoch"], "pgd10": row["pgd10"], "fgsm": row["fgsm"]}
-            events.append(MonitorEvent({"event": "collapse", **values}, self._collapse_message(row), "bold red"))
+            events.append(MonitorEvent("collapse", self._collapse_message(row), {"event": "collapse", **values}))
         if not self.step_size_reported and (message := step_size_warning(row, self.threat.eps)):
             self.step_size_reported = True
-            events.append(MonitorEvent(None, message))
+            events.append(MonitorEvent("long-steps", message))
         if self.broken_down and not self.breakdown_reported:
             self.breakdown_reported = True
-            values = {"epoch": row["epoch"] + 1 - self.epochs_at_chance, "clean": row["clean"]}
-            events.append(MonitorEvent({"event": "breakdown", **values}, self._breakdown_message(**values), "bold red"))
+            values = {"epoch": self._first_at_chance(row["epoch"]), "clean": row["clean"]}
+            events.append(
+                MonitorEvent("breakdown", self._breakdown_message(**values), {"event": "breakdown", **values})
+            )
         return events
 
     def _collapse_message(self, row: dict[str, Any]) -> str:
@@ -181,6 +276,11 @@ class Monitor:
         """Whether training has broken down."""
         return self.epochs_at_chance >= _PATIENCE
 
+    def _first_at_chance(self, epoch: int) -> int:
+        """Return the epoch of the first of the probes at chance level, the last of which was after `epoch`."""
+        last = -(-(epoch + 1) // self.every) * self.every - 1  # the last epoch is probed in any case
+        return min(epoch, last - (self.epochs_at_chance - 1) * self.every)
+
     def _breakdown_message(self, epoch: int, clean: float) -> str:
         assert self.best is not None
         return (
@@ -198,25 +298,48 @@ class Monitor:
         """The accuracy of always predicting the most frequent class."""
         return float(self.labels.bincount().max()) / len(self.labels)
 
-    def state(self) -> dict[str, Any]:
-        """Return the state for a checkpoint."""
+    def state_dict(self) -> dict[str, Any]:
+        """Return the state for a checkpoint: numbers and texts, without the images."""
         best = None if self.best is None else asdict(self.best)
         reported = {"said": self.collapse_reported, "said_broken_down": self.breakdown_reported}
+        checks = {"checks": self._checks} if self._checks else {}  # `atas.train` counts epochs itself
         return {
             "best": best,
             "collapsed": self.collapsed,
             "gone": self.epochs_not_robust,
             "lost": self.epochs_at_chance,
             **reported,
+            **checks,
         }
 
-    def load_state(self, state: dict[str, Any]) -> None:
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore the state from a checkpoint."""
+        if not isinstance(state, Mapping) or not {"best", "collapsed", "said"} <= state.keys():
+            raise UsageError("this is not the state of a monitor; pass what its state_dict() returned")
         self.best = None if state["best"] is None else ProbeResult(**state["best"])
         self.collapsed, self.collapse_reported = state["collapsed"], state["said"]
         self.epochs_not_robust = state.get("gone", 0)  # older versions did not save the last three
         self.epochs_at_chance = state.get("lost", 0)
         self.breakdown_reported = state.get("said_broken_down", False)
+        self._checks = state.get("checks", 0)
+
+
+def _checked_images(images: Tensor | np.ndarray, labels: Tensor | np.ndarray) -> tuple[Tensor, Tensor]:
+    """Return images and labels as tensors; raise DataError if they are wrong."""
+    x, y = (torch.from_numpy(np.array(v)) if isinstance(v, np.ndarray) else v for v in (images, labels))
+    if not isinstance(x, Tensor) or not isinstance(y, Tensor):
+        raise DataError("images and labels must be tensors or arrays; convert with torch.as_tensor()")
+    check_shapes(torch.empty(x.shape, device="meta") if x.dtype == torch.uint8 else x, y, None, None)
+    if not len(x):
+        raise DataError("the monitor has no images; pass some hundred training images")
+    if x.dtype != torch.uint8:
+        check_images(x)
+    return x.detach(), y.detach().to(x.device)
+
+
+def _pixels(images: Tensor) -> Tensor:
+    """Return images as float32 in [0, 1]."""
+    return images.float() / 255 if images.dtype == torch.uint8 else images.float()
 
 
 def split_probe(examples: int, probe: int, *, held_out: bool) -> tuple[Tensor, Tensor | None]:

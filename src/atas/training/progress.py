@@ -1,9 +1,10 @@
-"""Progress of a training run: a bar in a terminal, plain lines elsewhere."""
+"""Progress of a training run: a bar in a terminal, a line that changes in a notebook, plain lines elsewhere."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any, Self
 
 from rich.console import Console
@@ -14,6 +15,8 @@ from atas._utils.console import ProgressDisplay
 from atas._utils.formatting import format_duration, printable
 
 _MANY_IMAGES = 1000  # decoding fewer takes no time worth a message
+_NO_TIME = 0.05  # seconds; less is shown as 0.0
+_SHORT = 100.0  # seconds
 _ACCURACIES = {"clean": "clean", "fgsm": "FGSM", "pgd10": "PGD-10"}
 
 
@@ -28,6 +31,7 @@ class TrainingProgress(ProgressDisplay):
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         super().__init__(console or Console(quiet=quiet), clock=clock)
+        self._seconds: dict[str, float] = {}  # by activity, since the start or the resume
 
     def __enter__(self) -> Self:  # `start` adds the bar; the bar of an earlier run must not start again
         return self
@@ -46,7 +50,7 @@ class TrainingProgress(ProgressDisplay):
         """Start the bar; `done` of `total` steps were made before a resume."""
         self._total, self._done_before, self._done = total, done, done
         self._started = self.clock()
-        self._probes, self._probing, self._probe_began = 0, 0.0, self._started
+        self._epochs_ended, self._monitor_before = 0, self._seconds.get("monitor", 0.0)
         rest = Column(ratio=1, no_wrap=True, overflow="ellipsis")  # a narrow terminal cuts this text, never a number
         self.add_bar(
             BarColumn(bar_width=12),
@@ -70,27 +74,41 @@ class TrainingProgress(ProgressDisplay):
         }  # the line above has the others
         self.show("steps", plain, completed=done, text=f"{number}  {_status(moving)}")
 
-    def start_probe(self) -> None:
-        """Start the monitor's probe after the steps of an epoch; it is timed separately."""
-        self._probe_began = self.clock()
+    @contextmanager
+    def timing(self, activity: str) -> Iterator[None]:
+        """Add the time of the context to that of an activity: monitor, saving, loading data, preparing."""
+        began = self.clock()
+        try:
+            yield
+        finally:
+            self.add_time(activity, self.clock() - began)
+
+    def add_time(self, activity: str, seconds: float) -> None:
+        """Add seconds to the time of an activity."""
+        self._seconds[activity] = self._seconds.get(activity, 0.0) + seconds
+
+    def end_run(self) -> None:
+        """Print where the time went, after a run that has trained."""
+        if self._seconds.get("training"):
+            self.log(f"time: {_describe_times(self._seconds)}")
 
     def end_epoch(self, done: int, row: dict[str, Any], epochs: int) -> None:
         """Print one line for an epoch after its probe."""
-        self._done = done
-        self._probes, self._probing = self._probes + 1, self._probing + self.clock() - self._probe_began
+        self._done, self._epochs_ended = done, self._epochs_ended + 1
         number = f"{row['epoch'] + 1:>{len(str(epochs))}}/{epochs}"
         self.show("steps", "", completed=done, text=f"epoch {number} done")  # a short epoch had no other update
         left = "" if done >= self._total else f"  {self._time_left(epochs - row['epoch'] - 1)} left"
         self.log(f"epoch {number}  {_status(row)}{left}")
 
-    def _time_left(self, probes: int) -> str:
-        """Estimate the time of the remaining steps and probes from those since the start or the resume."""
+    def _time_left(self, epochs: int) -> str:
+        """Estimate the time of the remaining steps and of the monitor from that since the start or the resume."""
         made = self._done - self._done_before
         if made <= 0:
             return "?"
-        step_seconds = (self.clock() - self._started - self._probing) / made
-        probe_seconds = self._probing / max(1, self._probes)
-        return format_duration(step_seconds * (self._total - self._done) + probe_seconds * probes)
+        monitor = self._seconds.get("monitor", 0.0) - self._monitor_before
+        step_seconds = (self.clock() - self._started - monitor) / made
+        monitor_seconds = monitor / max(1, self._epochs_ended)
+        return format_duration(step_seconds * (self._total - self._done) + monitor_seconds * epochs)
 
 
 def _status(values: dict[str, Any]) -> str:
@@ -110,3 +128,18 @@ def _status(values: dict[str, Any]) -> str:
 def _format_step_size(value: float) -> str:
     """Format a mean step size: as k/255 unless it is large."""
     return f"{255 * value:.1f}/255" if value < 0.15 else f"{value:.3f}"
+
+
+def _describe_times(seconds: Mapping[str, float]) -> str:
+    """Describe where time went, the longest first; without what took no time.
+
+    >>> _describe_times({"monitor": 2.1, "saving": 0.01, "training": 10.42})
+    '10.4 s training, 2.1 s monitor'
+    """
+    longest_first = sorted(seconds.items(), key=lambda item: -item[1])
+    shown = [(name, value) for name, value in longest_first if value >= _NO_TIME or name == "training"]
+    return ", ".join(f"{_format_seconds(value)} {name}" for name, value in shown)
+
+
+def _format_seconds(value: float) -> str:
+    return f"{value:.1f} s" if value < _SHORT else format_duration(value)

@@ -99,8 +99,10 @@ class Trainer:
         self._saved_at = time.monotonic()
         self._timer = DeviceTimer(self.device)
         self._probe: ProbeResult | None = None
+        seconds_before = self.seconds
         if self.epoch < epochs:  # a finished run needs no engine
-            self.engine.prepare(self.epoch)
+            with self.progress.timing("preparing"):
+                self.engine.prepare(self.epoch)
         self.progress.start(self.recipe.name, epochs * len(self.loader), self._global_step)
         try:
             with self._stop:
@@ -109,6 +111,7 @@ class Trainer:
         finally:
             self.loader.close()
             self._loggers.close()
+            self.progress.add_time("training", self.seconds - seconds_before)
 
     def _open_metrics(self) -> MetricsFile:
         """Open the metrics file, cut back to the checkpoint."""
@@ -169,9 +172,9 @@ class Trainer:
         means = self._check_loss()
         if self.epoch + 1 == epochs:
             self._reestimate_batchnorm()
-        self.progress.start_probe()
-        self._probe = probe = self._measure()
-        collapsed = self.monitor.update(probe)
+        probe = self._measure() if self.monitor.due(self.epoch, epochs) else None
+        collapsed = self.monitor.collapsed if probe is None else self.monitor.update(probe)
+        self._probe = probe or self._probe
         row, histograms = epoch_row(self.epoch, engine, means, probe, collapsed, self.seconds)
         self._metrics.write(row)
         if self._loggers:
@@ -183,15 +186,24 @@ class Trainer:
             if event.row is not None:
                 self._metrics.write(event.row)
             self.progress.log(event.message, style=event.style)
-        if collapsed and self._keeps_healthy and self.world.on_rank0(self.run_folder.healthy_checkpoint.exists):
-            self._roll_back(epochs)
-        elif self._keeps_healthy and self.monitor.healthy:
-            self._write(self.run_folder.healthy_checkpoint)
+        if probe is not None and self._keeps_healthy:
+            self._keep_healthy(epochs)
         if self.epoch == epochs:
             self._save()
 
+    def _keep_healthy(self, epochs: int) -> None:
+        """After a probe: return from a collapse to the last healthy checkpoint, or write it."""
+        if self.monitor.collapsed and self.world.on_rank0(self.run_folder.healthy_checkpoint.exists):
+            self._roll_back(epochs)
+        elif self.monitor.healthy:
+            self._write(self.run_folder.healthy_checkpoint)
+
     def _measure(self) -> ProbeResult:
         """Measure the model after an epoch, with the monitor's probe or the caller's."""
+        with self.progress.timing("monitor"):
+            return self._run_probe()
+
+    def _run_probe(self) -> ProbeResult:
         probe, model = self._custom_probe, self.engine.model
         if probe is None:
             return self.monitor.probe(self.engine.eval_model, self.engine.run)
@@ -253,15 +265,16 @@ class Trainer:
             "rollbacks": self.rollbacks,
             "seconds": self.seconds,
             "metrics_bytes": self._metrics.size,
-            "monitor": self.monitor.state(),
+            "monitor": self.monitor.state_dict(),
         }
-        self._checkpoints.save(path, state)
+        with self.progress.timing("saving"):
+            self._checkpoints.save(path, state)
 
     def _restore(self, path: Path) -> dict[str, Any]:
         state = self._checkpoints.restore(path)
         self.epoch, self.batch, self.rollbacks = state["epoch"], state["batch"], state["rollbacks"]
         self.seconds = state["seconds"]
-        self.monitor.load_state(state["monitor"])
+        self.monitor.load_state_dict(state["monitor"])
         return state
 
 

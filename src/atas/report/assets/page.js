@@ -113,6 +113,7 @@
             stroke: series.edge ? faded(series.colour, 35) : colour(series.colour),
             width: series.edge ? 0.5 : 2,
             dash: series.dashed ? [6, 4] : undefined,
+            spanGaps: true, // between two probes of the monitor
             points: { show: !series.edge && (points || data.x.length < 3), size: 7, fill: colour(series.colour) },
             show: shownBy(row + 1),
           })),

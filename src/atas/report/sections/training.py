@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 from atas.attacks.registry import display_name
+from atas.recipes.schema import TrainingConfig
 from atas.report.charts import EPOCH_SYNC, Band, Chart, ChartLine, Mark
 from atas.report.elements import Section
 from atas.report.measurements import NormDeciles, accuracy_by_norm_decile
@@ -37,8 +38,8 @@ def training_section(view: RunView) -> Section:
         marks=marks,
         limits=(0, 100),
         sync=EPOCH_SYNC,
-        note=f"Up to {view.recipe.training.probe:,} training images, attacked after every epoch. In a collapse, FGSM "
-        "accuracy rises and PGD-10 accuracy falls to zero.",
+        note=f"{_probe_set(view.recipe.training)}. In a collapse, FGSM accuracy rises and PGD-10 accuracy falls to "
+        "zero.",
     )
     loss = Chart(
         "Training loss",
@@ -75,8 +76,14 @@ def training_section(view: RunView) -> Section:
     return Section("training", "The training", "training", context)
 
 
+def _probe_set(training: TrainingConfig) -> str:
+    """Describe what the monitor measures, and when."""
+    images = "Training images" if training.probe == "auto" else f"Up to {training.probe:,} training images"
+    return f"{images}, attacked after every {f'{training.probe_every} epochs' if training.probe_every else 'epoch'}"
+
+
 def column(rows: list[dict[str, Any]], key: str, scale: float = 1) -> list[float | None]:
-    """Return one metric of every epoch; None where an older version did not log it."""
+    """Return one metric of every epoch; None where it was not measured."""
     return [scale * row[key] if isinstance(row.get(key), int | float) else None for row in rows]
 
 
