@@ -63,7 +63,7 @@ class ProbeResult:
 
 
 class MonitorEvent(NamedTuple):
-    """A verdict, reported once: its name (collapse, breakdown, long-steps), a sentence for users, and the row for the
+    """A verdict, reported once: its name (collapse, breakdown, steps), a sentence for users, and the row for the
     metrics (None for advice)."""
 
     name: str
@@ -243,7 +243,7 @@ class Monitor:
             events.append(MonitorEvent("collapse", self._collapse_message(row), {"event": "collapse", **values}))
         if not self.step_size_reported and (message := step_size_warning(row, self.threat.eps)):
             self.step_size_reported = True
-            events.append(MonitorEvent("long-steps", message))
+            events.append(MonitorEvent("steps", message))
         if self.broken_down and not self.breakdown_reported:
             self.breakdown_reported = True
             values = {"epoch": self._first_at_chance(row["epoch"]), "clean": row["clean"]}
