@@ -52,6 +52,11 @@ def test_help_of_commands_is_not_cut_at_80_columns(group, command, monkeypatch):
     assert all(line.endswith(".") and not line.endswith("...") for line in said), said
 
 
+@pytest.mark.parametrize("name", [[], ["data"], ["train"], ["data", "pack"]], ids=str)
+def test_help_has_a_short_name(name, command):
+    assert command(*name, "-h") == command(*name, "--help")
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("name", COMMANDS, ids=" ".join)
 def test_each_help_has_an_example_that_can_be_copied(name, command):
@@ -136,7 +141,16 @@ def test_ls_methods_tells_settings_and_mode(command):
         (["compare"], ""),
         (["export", "runs/first", "--to", "foo"], "; see atas export --help"),
         (["data", "pack", "photos"], "missing argument 'out'; see atas data pack --help"),
-        (["ls", "--nope"], "no such option: --nope"),
+        (["ls", "--nope"], "no such option: --nope; see atas ls"),
+        (["train", "x", "--resum"], "no such option: --resum; did you mean --resume? See atas train"),
+        (["train", "x", "--epochs", "3"], "no such option: --epochs; did you mean --set training.epochs=3? See atas"),
+        (["train", "x", "--lr=0.1"], "did you mean --set schedule.peak=0.1?"),
+        (["train", "x", "--batch-size", "8"], "did you mean --set training.batch_size=8?"),
+        (["train", "x", "--eps", "8/255", "--seed", "1"], "did you mean --set method.eps=8/255?"),
+        (["train", "--model", "--seed", "1"], "did you mean --set model.name=VALUE?"),
+        (["bench", "x", "--epoch", "3"], "did you mean --set training.epochs=3?"),
+        (["reproduce", "table-cifar10", "--max-step", "0.1"], "did you mean --set method.max_step=0.1?"),
+        (["evaluate", "x", "--epochs", "3"], "no such option: --epochs; did you mean --eps?"),
     ],
 )
 def test_wrong_use_is_one_sentence_with_status_2(arguments, said, command):

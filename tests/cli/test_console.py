@@ -259,6 +259,11 @@ def complete(monkeypatch):
             ["digits-small-cnn-atas", "digits-small-cnn-atas-literal", "digits-small-cnn-atas-plus"],
         ),
         (["atas", "reproduce", "table-cifar100"], ["table-cifar100"]),
+        (["atas", "train", "x", "--set", "training.ep"], ["training.epochs="]),
+        (["atas", "bench", "x", "--set", "method.max"], ["method.max_step="]),
+        (["atas", "evaluate", "runs/x", "--attacks", "auto"], ["autoattack", "autoattack-rand"]),
+        (["atas", "evaluate", "runs/x", "--attacks", "pgd10,pgd"], ["pgd10,pgd50"]),
+        (["atas", "reproduce", "table-cifar10", "--attacks", "fg"], ["fgsm"]),
     ],
     ids=str,
 )

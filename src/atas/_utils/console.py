@@ -38,12 +38,12 @@ def is_rank0() -> bool:
     return int(os.environ.get("RANK", "0")) == 0
 
 
-def import_torch() -> None:
-    """Import torch, which takes seconds, with a status line in a terminal."""
+def import_torch(*, quiet: bool = False) -> None:
+    """Import torch, which takes seconds, with a status line in a terminal unless `quiet`."""
     from rich.console import Console
 
     console = Console(stderr=True)
-    if console.is_terminal and is_rank0():
+    if console.is_terminal and is_rank0() and not quiet:
         with console.status("loading PyTorch ..."):
             import torch  # noqa: F401
 

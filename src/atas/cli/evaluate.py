@@ -14,6 +14,7 @@ import typer
 from atas._utils.console import import_torch, print_json, print_line, print_table
 from atas._utils.files import check_output_path
 from atas.cli import options
+from atas.cli.completion import complete_attacks
 from atas.errors import UsageError
 
 if TYPE_CHECKING:
@@ -71,7 +72,10 @@ class EvaluateOptions:
 def evaluate(
     run: Path | None = typer.Argument(None, help="Folder of a finished run, instead of --weights or --model."),
     attacks: str | None = typer.Option(
-        None, "--attacks", help="Comma-separated, such as pgd10,autoattack; default: the recipe's, else pgd10,pgd50."
+        None,
+        "--attacks",
+        help="Comma-separated, such as pgd10,autoattack; default: the recipe's, else pgd10,pgd50.",
+        autocompletion=complete_attacks,
     ),
     weights: Path | None = typer.Option(
         None, "--weights", help="Safetensors file, published model or hf:owner/name, instead of a run."

@@ -11,7 +11,8 @@ import typer
 from atas._utils.console import import_torch, print_json, print_line, print_page, print_table
 from atas._utils.formatting import printable
 from atas.cli import options
-from atas.cli.options import complete_studies, integer_parser, parse_list
+from atas.cli.completion import complete_assignments, complete_attacks, complete_studies
+from atas.cli.options import integer_parser, parse_list
 from atas.errors import UsageError
 from atas.paper import catalogue
 
@@ -32,14 +33,23 @@ def reproduce(
     networks: str | None = typer.Option(None, "--networks", help="Only these networks, such as preact-resnet18."),
     eps: str | None = typer.Option(None, "--eps", help="Only these budgets, such as 8/255,12/255."),
     seeds: str | None = typer.Option(None, "--seeds", help="Training seeds, such as 0,1,2; default: 0."),
-    attacks: str | None = typer.Option(None, "--attacks", help="Attacks instead of the study's, such as pgd10,pgd50."),
+    attacks: str | None = typer.Option(
+        None,
+        "--attacks",
+        help="Attacks instead of the study's, such as pgd10,pgd50.",
+        autocompletion=complete_attacks,
+    ),
     padding: str | None = typer.Option(
         None, "--padding", help="Padding of test images, such as 0,4; 4 is as released."
     ),
     examples: int | None = typer.Option(None, "--examples", min=1, help="Evaluate only the first N test images."),
     root: str | None = typer.Option(None, "--root", help="Data directory."),
     assignments: list[str] = typer.Option(
-        [], "--set", metavar="KEY=VALUE", help="Override a key of all recipes; repeatable."
+        [],
+        "--set",
+        metavar="KEY=VALUE",
+        help="Override a key of all recipes; repeatable.",
+        autocompletion=complete_assignments,
     ),
     reuse: list[Path] = typer.Option([], "--reuse", help="Also use finished runs from this folder; repeatable."),
     no_run: bool = typer.Option(False, "--no-run", help="Train and evaluate nothing; report existing results."),

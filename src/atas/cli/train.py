@@ -10,7 +10,7 @@ import typer
 from atas._utils.console import import_torch, print_json
 from atas._utils.formatting import shell_quote
 from atas.cli import options
-from atas.cli.options import complete_recipes
+from atas.cli.completion import complete_recipes
 from atas.errors import UsageError
 from atas.recipes import loading
 
@@ -20,7 +20,7 @@ def train(
         None, help="Name or path of a recipe; optional with --resume.", autocompletion=complete_recipes
     ),
     out: Path | None = typer.Option(None, "--out", help="Run folder; default: runs/<recipe>."),
-    assignments: list[str] = typer.Option([], "--set", metavar="KEY=VALUE", help="Override a recipe key; repeatable."),
+    assignments: list[str] = options.SET,
     seed: int | None = typer.Option(None, "--seed", help="Shorthand for --set training.seed=..."),
     resume: bool = typer.Option(False, "--resume", help="Resume the run in the folder."),
     overwrite: bool = typer.Option(
