@@ -49,12 +49,15 @@ class SeedStats:
 
 
 def stats_by_attack(results: Sequence[Evaluation]) -> dict[str, SeedStats]:
-    """Return the statistics for each attack, over the results that have it; the worst case comes last."""
+    """Return the statistics for each attack, over the results that have it. The worst case, last, is left out if the
+    results have different attacks."""
     names = list(dict.fromkeys(name for result in results for name in result.accuracy if name != WORST))
-    return {name: _stats(results, name) for name in [*names, *([WORST] if results else [])]}
+    same = len({frozenset(result.accuracy) for result in results}) == 1
+    return {name: stats_under(name, results) for name in [*names, *([WORST] if same else [])]}
 
 
-def _stats(results: Sequence[Evaluation], attack: str) -> SeedStats:
+def stats_under(attack: str, results: Sequence[Evaluation]) -> SeedStats:
+    """Return the statistics under one attack, over the results that have it."""
     attacked = [result for result in results if attack in result.accuracy]
     interval = [100 * end for end in attacked[0].interval[attack]]
     return SeedStats.of([100 * result.accuracy[attack] for result in attacked], interval, attacked[0].n)

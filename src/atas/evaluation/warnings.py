@@ -92,8 +92,8 @@ def check_chance(num_correct: int, class_counts: Sequence[int]) -> EvaluationWar
     return EvaluationWarning(
         "chance",
         f"this model answers at chance: its clean accuracy of {100 * num_correct / n:.1f}% is not clearly above "
-        f"{100 * most / n:.1f}%, the share of the most frequent class; are these its weights, and are the labels in "
-        "the order of its training?",
+        f"{100 * most / n:.1f}%, the share of the most frequent class; check that these are its weights, and that "
+        "the labels are in the order of its training",
     )
 
 
