@@ -112,27 +112,59 @@ def test_ls_recipes_tells_what_they_are(command):
         "model": "wrn-28-10",
         "method": "ssat",
         "threat": "Linf(4/255)",
-        "epochs": "30",
-        "AutoAttack": "-",
+        "epochs": 30,
+        "AutoAttack": None,
         "expect": None,
     }
     known = rows["cifar10-preact-resnet18-atas"]
-    assert f"AutoAttack {known['AutoAttack'].rstrip('%')} (" in known["expect"]
+    assert f"AutoAttack {known['AutoAttack']:.2f} (" in known["expect"]
 
 
 def test_ls_methods_tells_settings_and_mode(command):
     rows = {row["method"]: row for row in json.loads(command("ls", "methods", "--json").out)}
     assert rows["atas"]["attack in"] == "eval mode"
     assert rows["fgsm-rs"]["attack in"] == "train mode"
-    assert "c=1.28" in rows["atas"]["settings"]
+    assert (rows["atas"]["settings"]["c"], rows["pgd"]["settings"]["steps"]) == (1.28, 10)
+    assert "c=1.28, max_step=auto" in command("ls", "methods").out
     assert all(row["what"] for row in rows.values())
+
+
+def test_ls_alone_is_an_overview(command):
+    rows = {row["list"]: row for row in json.loads(command("ls", "--json").out)}
+    assert {name: row["count"] for name, row in rows.items()} == {
+        "methods": len(methods.names()),
+        "models": len(models.names()),
+        "data": len(data.names()),
+        "attacks": len(attacks.names()),
+        "recipes": len(recipes.names()),
+    }
+    for name, row in rows.items():
+        listed = [next(iter(one.values())) for one in json.loads(command("ls", name, "--json").out)]
+        assert set(row["examples"]) <= set(listed), name
+        assert f" {name} " in command("ls").out
+
+
+def test_ls_describes_everything_in_numbers(command):
+    of = {what: json.loads(command("ls", what, "--json").out) for what in ("models", "data", "attacks", "methods")}
+    for what, rows in of.items():
+        assert all(row["what"] for row in rows), what
+    parameters = {row["model"]: row["parameters"] for row in of["models"]}
+    assert parameters["small-cnn"] == sum(p.numel() for p in models.create("small-cnn", 10).parameters())
+    digits = data.load("digits")
+    (row,) = (row for row in of["data"] if row["data"] == "digits")
+    assert row["train"] == len(digits.train)
+    assert row["test"] == len(digits.test)
+    assert (row["shape"], row["classes"]) == (list(digits.shape), digits.num_classes)
+    assert all(row["where"] for row in of["data"])
+    queries = {row["attack"]: row["max_queries"] for row in of["attacks"]}
+    assert (queries["clean"], queries["fgsm"], queries["pgd50"]) == (0, 1, 50)
+    assert queries["autoattack"] == sum(queries[name] for name in ("apgd-ce", "apgd-t", "fab-t", "square"))
 
 
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
         (["ls", "methodz"], "invalid value for 'what': 'methodz' is not one of 'methods', "),
-        (["ls"], "missing argument 'what', one of methods, "),
         (["trian"], "no such command 'trian'; did you mean 'train'? See atas --help"),
         (["train", "--set"], "option '--set' requires an argument; see atas"),
         (["train", "x", "--seed", "abc"], "invalid value for '--seed': "),
