@@ -266,11 +266,17 @@ ProgressCallback = Callable[[str, int, int | None], None]
 class DataProgress(ProgressDisplay):
     """Progress of downloads, decoding and packing: one bar for each task, or a line now and then."""
 
-    def __init__(self, console: Console | None = None, *, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self,
+        console: Console | None = None,
+        *,
+        quiet: bool = False,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         from rich.console import Console
         from rich.progress import BarColumn, TaskProgressColumn, TextColumn, TimeRemainingColumn
 
-        super().__init__(console or Console(stderr=True), clock=clock)
+        super().__init__(console or Console(stderr=True, quiet=quiet), clock=clock)
         title = TextColumn("{task.description}", markup=False)
         self.add_bar(title, BarColumn(), TaskProgressColumn(), TimeRemainingColumn(), transient=False)
         self._started: dict[str, tuple[float, int]] = {}

@@ -18,7 +18,8 @@ T = TypeVar("T")
 TRUST: bool = typer.Option(
     False, "--trust", help="Import and run the code that the folder or file names as its model or method."
 )
-QUIET: bool = typer.Option(False, "--quiet", "-q", help="Print only errors and the result; no progress.")
+QUIET_HELP = "Print only errors and the result; no progress."
+QUIET: bool = typer.Option(False, "--quiet", "-q", help=QUIET_HELP)
 SET: list[str] = typer.Option(
     [], "--set", metavar="KEY=VALUE", help="Override a recipe key; repeatable.", autocompletion=complete_assignments
 )

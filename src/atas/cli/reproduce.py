@@ -57,6 +57,7 @@ def reproduce(
         False, "--no-pictures", help="Skip pictures; run again without this option to draw them."
     ),
     dry_run: bool = typer.Option(False, "--dry-run", help="Only list the runs."),
+    quiet: bool = options.QUIET,
     as_json: bool = typer.Option(False, "--json", help="Print JSON instead of a table."),
 ) -> None:
     """Reproduce tables and figures of the paper.
@@ -82,7 +83,9 @@ def reproduce(
     for name in names:
         catalogue.study_module(name)  # report a wrong name before importing torch
 
-    import_torch()
+    import_torch(quiet=quiet)
+    from rich.console import Console
+
     from atas.paper.studies import get
     from atas.paper.study import StudyOptions, TrainingStudy, run_studies
     from atas.recipes.values import parse_value
@@ -112,7 +115,7 @@ def reproduce(
     if dry_run:
         _show_plan(selected, request, as_json=as_json)
         return
-    reports = run_studies(selected, request, PlanProgress())
+    reports = run_studies(selected, request, PlanProgress(Console(stderr=True, quiet=quiet)))
     if as_json:
         print_json(_json(names, reports))
     else:
