@@ -114,6 +114,7 @@ def evaluate(
 
     \b
     Example: atas evaluate runs/cifar10-preact-resnet18-atas --attacks pgd10,pgd50x5,autoattack
+             atas evaluate runs/seeds
              atas evaluate --weights net.safetensors --model resnet18 --data cifar10 --eps 8/255
              atas evaluate --model my_package.networks:trained --data cifar10 --eps 0.5 --norm l2
              torchrun --nproc-per-node 8 -m atas evaluate runs/mine --attacks autoattack
