@@ -90,7 +90,7 @@ def from_model(options: EvaluateOptions) -> Target:
     with _data_progress(options.quiet) as progress:
         lazy: Literal["train"] | None = "train" if options.data == "imagefolder" else None
         dataset = data.load(options.data, options.root, size=options.size, lazy=lazy, progress=progress)
-    weights = None if options.weights is None else _locate(options.weights)
+    weights = None if options.weights is None else _locate(options.weights, options.quiet)
     if weights is not None:
         _check_classes(weights, dataset)
     test = dataset.test.part(slice(options.examples))
@@ -107,11 +107,11 @@ def from_model(options: EvaluateOptions) -> Target:
     return Target(model, test, attack_threat, attacks, None, options.out or _path_of_result(options))
 
 
-def _locate(weights: Path) -> Path:
+def _locate(weights: Path, quiet: bool) -> Path:
     """Return the path of a file of weights, which may be given by the name of a published model."""
     if not published.is_name(str(weights)):
         return weights
-    with _data_progress() as progress:
+    with _data_progress(quiet) as progress:
         return published.locate(str(weights), progress=progress)
 
 
