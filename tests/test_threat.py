@@ -62,6 +62,7 @@ def test_budgets_at_the_ends():
     [
         (Linf(8 / 255), "Linf(8/255)"),
         (Linf(0.031), "Linf(0.031)"),
+        (Linf(0.2), "Linf(0.2)"),
         (Linf(0.0), "Linf(0/255)"),
         (L2(0.5), "L2(0.5)"),
         (L2(128 / 255), "L2(0.501961)"),
@@ -87,7 +88,16 @@ def test_create_by_name():
 
 @pytest.mark.parametrize(
     ("value", "text"),
-    [(8 / 255, "8/255"), (1 / 255, "1/255"), (0.03, "0.03"), (0.5, "0.5"), (0.0, "0/255"), (1e-9, "1e-09")],
+    [
+        (8 / 255, "8/255"),
+        (1 / 255, "1/255"),
+        (0.03, "0.03"),
+        (0.5, "0.5"),
+        (0.0, "0/255"),
+        (1e-9, "1e-09"),
+        (0.2, "0.2"),
+        (1.0, "1"),
+    ],
 )
 def test_sizes_are_printed_in_grey_levels(value, text):
     assert format_pixels(value) == text

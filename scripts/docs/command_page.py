@@ -13,7 +13,7 @@ import typer.main
 from atas.cli import app
 
 _HEADINGS = ("Arguments:", "Options:", "Commands:")
-_USUAL = "--help"  # every command has it, so no table does
+_USUAL = ("--help", "-h, --help")  # every command has it, so no table does
 
 
 @dataclass(frozen=True)
@@ -60,7 +60,7 @@ def section(*path: str) -> list[str]:
 
 def table(column: str, rows: list[tuple[str, str]]) -> list[str]:
     """Return a Markdown table of names and meanings, or nothing if there are none."""
-    rows = [(name, meaning) for name, meaning in rows if name != _USUAL]
+    rows = [(name, meaning) for name, meaning in rows if name not in _USUAL]
     if not rows:
         return []
     cells = [f"| `{name}` | {meaning.replace('<', '&lt;')} |" for name, meaning in rows]

@@ -1,12 +1,14 @@
 """Generate the page of all recipe keys: types and defaults from the code, meanings from `keys.toml`.
 
-The page is kept in the repository. Run `python scripts/docs/recipe_page.py` to update it.
+The page is kept in the repository, and so are the names for shell completion in `src/atas/cli/completion.json`. Run
+`python scripts/docs/recipe_page.py` to update both.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import inspect
+import json
 import re
 import tomllib
 import types
@@ -15,7 +17,7 @@ from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 import torch
 
-from atas import methods
+from atas import attacks, methods
 from atas.recipes import Recipe
 from atas.threat import EpsMultiple, format_pixels
 
@@ -150,6 +152,17 @@ def _share(value: float) -> str:
     return f'"{thirtieths}/30"' if re.fullmatch(r"\d+\.0*", f"{value * 30:.9f}") else f"{value:g}"
 
 
+def completion_names() -> str:
+    """Return the names for shell completion as JSON: keys of recipes, settings of methods, and attacks."""
+    names = {
+        "keys": {section: [key for key, *_ in keys(kind)] for section, kind in sections().items()},
+        "settings": {name: list(methods.settings(name)) for name in methods.names() if methods.settings(name)},
+        "attacks": [name for name in attacks.names() if "<" not in name],
+    }
+    return json.dumps(names, indent=1) + "\n"
+
+
 if __name__ == "__main__":
-    path = Path(__file__).resolve().parents[2] / "docs" / "reference" / "recipes.md"
-    path.write_text(page(), encoding="utf-8")
+    root = Path(__file__).resolve().parents[2]
+    (root / "docs" / "reference" / "recipes.md").write_text(page(), encoding="utf-8")
+    (root / "src" / "atas" / "cli" / "completion.json").write_text(completion_names(), encoding="utf-8")

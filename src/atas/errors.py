@@ -44,20 +44,20 @@ def first_few(names: Sequence[object], between: str = ", ") -> str:
     return f"{between.join(map(str, names[:MAX_LISTED]))}{more}"
 
 
-def nearest(name: str, known: Iterable[str]) -> str | None:
+def nearest(name: str, known: Iterable[str], similarity: float = 0.5) -> str | None:
     """Return the known name that was probably meant: `name` without a last letter too many, one that begins with
-    `name`, or else a similar one.
+    `name`, or else one of this similarity (0 to 1).
 
     >>> nearest("resnet", ["preact-resnet18", "resnet18"]), nearest("atass", ["atta", "atas"]), nearest("x", ["atas"])
     ('resnet18', 'atas', None)
-    >>> nearest("crops", ["cropshift", "crop"])
-    'crop'
+    >>> nearest("crops", ["cropshift", "crop"]), nearest("peek", ["seed", "peak"], similarity=0.75)
+    ('crop', 'peak')
     """
     known = list(known)
     if name[:-1] in known:
         return name[:-1]
     completions = [other for other in known if name and other.startswith(name)]
-    return next(iter(completions or difflib.get_close_matches(name, known, n=1, cutoff=0.5)), None)
+    return next(iter(completions or difflib.get_close_matches(name, known, n=1, cutoff=similarity)), None)
 
 
 def unknown(kind: str, name: str, known: Iterable[str], see: str | None = None) -> UsageError:

@@ -20,6 +20,8 @@ from atas.core.dispatch import fast_op
 from atas.core.rng import CounterRNG, Stream
 from atas.errors import UsageError, unknown
 
+_LEVELS_OF_A_FIFTH = 51  # 51/255 = 0.2
+
 
 class EpsMultiple(str):
     """A size that follows the budget, as recipes write it: a multiple of eps.
@@ -272,6 +274,13 @@ def create(name: str, eps: float) -> Threat:
 
 
 def format_pixels(value: float) -> str:
-    """Format a size as k/255 if it is a whole number of grey levels: 8/255 rather than 0.0314."""
+    """Format a size as k/255 if it is a whole number of grey levels: 8/255 rather than 0.0314.
+
+    Multiples of 51/255 are short decimals and stay decimals.
+
+    >>> format_pixels(8 / 255), format_pixels(0.2), format_pixels(0.1)
+    ('8/255', '0.2', '0.1')
+    """
     levels = round(value * 255)
-    return f"{levels}/255" if abs(levels - value * 255) < 1e-6 and (levels or not value) else f"{value:g}"
+    whole = abs(levels - value * 255) < 1e-6 and (levels or not value)
+    return f"{levels}/255" if whole and (levels % _LEVELS_OF_A_FIFTH or not levels) else f"{value:g}"

@@ -52,6 +52,11 @@ def test_help_of_commands_is_not_cut_at_80_columns(group, command, monkeypatch):
     assert all(line.endswith(".") and not line.endswith("...") for line in said), said
 
 
+@pytest.mark.parametrize("name", [[], ["data"], ["train"], ["data", "pack"]], ids=str)
+def test_help_has_a_short_name(name, command):
+    assert command(*name, "-h") == command(*name, "--help")
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("name", COMMANDS, ids=" ".join)
 def test_each_help_has_an_example_that_can_be_copied(name, command):
@@ -107,27 +112,59 @@ def test_ls_recipes_tells_what_they_are(command):
         "model": "wrn-28-10",
         "method": "ssat",
         "threat": "Linf(4/255)",
-        "epochs": "30",
-        "AutoAttack": "-",
+        "epochs": 30,
+        "AutoAttack": None,
         "expect": None,
     }
     known = rows["cifar10-preact-resnet18-atas"]
-    assert f"AutoAttack {known['AutoAttack'].rstrip('%')} (" in known["expect"]
+    assert f"AutoAttack {known['AutoAttack']:.2f} (" in known["expect"]
 
 
 def test_ls_methods_tells_settings_and_mode(command):
     rows = {row["method"]: row for row in json.loads(command("ls", "methods", "--json").out)}
     assert rows["atas"]["attack in"] == "eval mode"
     assert rows["fgsm-rs"]["attack in"] == "train mode"
-    assert "c=1.28" in rows["atas"]["settings"]
+    assert (rows["atas"]["settings"]["c"], rows["pgd"]["settings"]["steps"]) == (1.28, 10)
+    assert "c=1.28, max_step=auto" in command("ls", "methods").out
     assert all(row["what"] for row in rows.values())
+
+
+def test_ls_alone_is_an_overview(command):
+    rows = {row["list"]: row for row in json.loads(command("ls", "--json").out)}
+    assert {name: row["count"] for name, row in rows.items()} == {
+        "methods": len(methods.names()),
+        "models": len(models.names()),
+        "data": len(data.names()),
+        "attacks": len(attacks.names()),
+        "recipes": len(recipes.names()),
+    }
+    for name, row in rows.items():
+        listed = [next(iter(one.values())) for one in json.loads(command("ls", name, "--json").out)]
+        assert set(row["examples"]) <= set(listed), name
+        assert f" {name} " in command("ls").out
+
+
+def test_ls_describes_everything_in_numbers(command):
+    of = {what: json.loads(command("ls", what, "--json").out) for what in ("models", "data", "attacks", "methods")}
+    for what, rows in of.items():
+        assert all(row["what"] for row in rows), what
+    parameters = {row["model"]: row["parameters"] for row in of["models"]}
+    assert parameters["small-cnn"] == sum(p.numel() for p in models.create("small-cnn", 10).parameters())
+    digits = data.load("digits")
+    (row,) = (row for row in of["data"] if row["data"] == "digits")
+    assert row["train"] == len(digits.train)
+    assert row["test"] == len(digits.test)
+    assert (row["shape"], row["classes"]) == (list(digits.shape), digits.num_classes)
+    assert all(row["where"] for row in of["data"])
+    queries = {row["attack"]: row["max_queries"] for row in of["attacks"]}
+    assert (queries["clean"], queries["fgsm"], queries["pgd50"]) == (0, 1, 50)
+    assert queries["autoattack"] == sum(queries[name] for name in ("apgd-ce", "apgd-t", "fab-t", "square"))
 
 
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
         (["ls", "methodz"], "invalid value for 'what': 'methodz' is not one of 'methods', "),
-        (["ls"], "missing argument 'what', one of methods, "),
         (["trian"], "no such command 'trian'; did you mean 'train'? See atas --help"),
         (["train", "--set"], "option '--set' requires an argument; see atas"),
         (["train", "x", "--seed", "abc"], "invalid value for '--seed': "),
@@ -136,7 +173,16 @@ def test_ls_methods_tells_settings_and_mode(command):
         (["compare"], ""),
         (["export", "runs/first", "--to", "foo"], "; see atas export --help"),
         (["data", "pack", "photos"], "missing argument 'out'; see atas data pack --help"),
-        (["ls", "--nope"], "no such option: --nope"),
+        (["ls", "--nope"], "no such option: --nope; see atas ls"),
+        (["train", "x", "--resum"], "no such option: --resum; did you mean --resume? See atas train"),
+        (["train", "x", "--epochs", "3"], "no such option: --epochs; did you mean --set training.epochs=3? See atas"),
+        (["train", "x", "--lr=0.1"], "did you mean --set schedule.peak=0.1?"),
+        (["train", "x", "--batch-size", "8"], "did you mean --set training.batch_size=8?"),
+        (["train", "x", "--eps", "8/255", "--seed", "1"], "did you mean --set method.eps=8/255?"),
+        (["train", "--model", "--seed", "1"], "did you mean --set model.name=VALUE?"),
+        (["bench", "x", "--epoch", "3"], "did you mean --set training.epochs=3?"),
+        (["reproduce", "table-cifar10", "--max-step", "0.1"], "did you mean --set method.max_step=0.1?"),
+        (["evaluate", "x", "--epochs", "3"], "no such option: --epochs; did you mean --eps?"),
     ],
 )
 def test_wrong_use_is_one_sentence_with_status_2(arguments, said, command):

@@ -276,22 +276,52 @@ def narrow(request, in_colour, monkeypatch):
     """As in a terminal of so many columns; what it shows is given back without styles."""
     monkeypatch.setenv("NO_COLOR", "1")
     monkeypatch.setenv("COLUMNS", str(request.param))
-    return lambda text: re.sub(r"\x1b\[[0-9;]*m", "", text)
+
+    def without_styles(text):
+        return re.sub(r"\x1b\[[0-9;]*m", "", text)
+
+    without_styles.columns = request.param
+    return without_styles
 
 
 @pytest.mark.slow
 def test_a_narrow_terminal_shows_whole_names_of_recipes(narrow, command):
-    lines = [line.split()[0] for line in narrow(command("ls", "recipes").out).splitlines() if line.strip()]
-    assert lines[2:] == recipes.names()
+    shown = narrow(command("ls", "recipes").out)
+    assert [word for word in shown.split() if word in recipes.names()] == recipes.names()
+    assert max(len(line.rstrip()) for line in shown.splitlines()) <= narrow.columns
 
 
-@pytest.mark.parametrize("listed", [["ls", "methods"], ["reproduce", "--list"], ["ls", "attacks"]], ids=" ".join)
+LISTS = [["ls", what] for what in ("methods", "models", "data", "attacks")] + [["ls"], ["reproduce", "--list"]]
+
+
+@pytest.mark.parametrize("listed", LISTS, ids=" ".join)
 def test_a_list_fits_the_usual_terminal_and_nothing_is_cut(listed, narrow, command):
     shown = narrow(command(*listed).out)
     assert "…" not in shown
     for row in json.loads(command(*listed, "--json").out):
         assert next(iter(row.values())) in shown
-    assert max(map(len, shown.splitlines())) <= 80
+    assert max(len(line.rstrip()) for line in shown.splitlines()) <= narrow.columns
+
+
+def test_rows_without_room_are_printed_as_blocks(narrow, capsys):
+    table = Table("run", "method", "accuracy", "collapse", title="two runs", caption="*: a note")
+    table.add_row(
+        "a-name-of-36-characters-in-all-columns", "a-method-with-a-long-name-without-end-too", "1.0 [0.5, 2.0]", "no"
+    )
+    table.add_row("b", "atas", "-", "[bold]\x1b[31m")
+    print_table(table)
+    assert capsys.readouterr().out.splitlines() == [
+        "two runs",
+        "a-name-of-36-characters-in-all-columns",
+        *(
+            ["  method: a-method-with-a-long-name-without-end-too", "  accuracy: 1.0 [0.5, 2.0], collapse: no"]
+            if narrow.columns == 60
+            else ["  method: a-method-with-a-long-name-without-end-too, accuracy: 1.0 [0.5, 2.0]", "  collapse: no"]
+        ),
+        "b",
+        r"  method: atas, collapse: [bold]\x1b[31m",
+        "*: a note",
+    ]
 
 
 def test_no_figure_is_cut_in_a_narrow_terminal(narrow, copy_of, command):
@@ -333,6 +363,11 @@ def complete(monkeypatch):
             ["digits-small-cnn-atas", "digits-small-cnn-atas-literal", "digits-small-cnn-atas-plus"],
         ),
         (["atas", "reproduce", "table-cifar100"], ["table-cifar100"]),
+        (["atas", "train", "x", "--set", "training.ep"], ["training.epochs="]),
+        (["atas", "bench", "x", "--set", "method.max"], ["method.max_step="]),
+        (["atas", "evaluate", "runs/x", "--attacks", "auto"], ["autoattack", "autoattack-rand"]),
+        (["atas", "evaluate", "runs/x", "--attacks", "pgd10,pgd"], ["pgd10,pgd50"]),
+        (["atas", "reproduce", "table-cifar10", "--attacks", "fg"], ["fgsm"]),
     ],
     ids=str,
 )

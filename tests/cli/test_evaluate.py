@@ -240,6 +240,15 @@ def test_a_file_of_weights(evaluate_json, copy_of, tmp_path):
 
 
 @pytest.mark.slow
+def test_a_model_at_chance_is_noticed(command, evaluate_json, tmp_path):
+    """As with weights of another model, or labels in another order."""
+    save_file(models.create("small-cnn", 10, channels=1).state_dict(), tmp_path / "net.safetensors")
+    given = ["--weights", tmp_path / "net.safetensors", "--model", "small-cnn", "--data", "digits"]
+    given += ["--eps", "0.1", "--attacks", "fgsm", "--examples", "60"]
+    assert "warning: this model answers at chance: its clean accuracy of " in command("evaluate", *given).out
+    assert "chance" in [warning["kind"] for warning in evaluate_json(*given)["warnings"]]
+
+
 def test_normalisation_of_weights_without_one(evaluate_json, copy_of, tmp_path):
     weights = {k: v for k, v in load_file(copy_of() / "model.safetensors").items() if not k.startswith("normalize")}
     save_file(weights, tmp_path / "net.safetensors")

@@ -72,6 +72,8 @@ def test_help_and_version(calls):
         (["atas", "reproduce", ""], "table-cifar10"),
         (["atas", "export", "--to", ""], "torch-export"),
         (["atas", "data", ""], "verify"),
+        (["atas", "train", "x", "--set", "sched"], "schedule.peak="),
+        (["atas", "evaluate", "runs/x", "--attacks", "fgsm,"], "fgsm,autoattack"),
     ],
     ids=str,
 )
@@ -90,6 +92,7 @@ def test_mistakes_are_reported_without_loading_torch(calls):
         ["train", "--set"],
         ["train"],
         ["train", "--resume"],
+        ["train", "digits-small-cnn-atas", "--epochs", "3"],
         ["train", "digits-small-cnn-attas"],
         ["train", "none.toml"],
         ["train", "digits-small-cnn-atas", "--set", "epochs=3"],

@@ -46,6 +46,11 @@ def test_the_page_of_recipes(script):
         assert (f"### {name}\n" in page) == bool(methods.settings(name))
 
 
+def test_the_names_for_completion(script):
+    kept = (ROOT / "src" / "atas" / "cli" / "completion.json").read_text(encoding="utf-8")
+    assert kept == script("recipe_page").completion_names(), "run python scripts/docs/recipe_page.py"
+
+
 def test_the_page_of_the_command_has_every_option(script):
     page = script("command_page")
     text = page.page()

@@ -214,6 +214,35 @@ def test_warnings_about_the_model_come_before_the_attacks(robust_digits):
     assert seen[0].note.startswith("warning: the model returns probabilities")
 
 
+@pytest.mark.parametrize("damage", ["weights", "labels"])
+def test_a_model_at_chance_is_recognised_before_the_attacks(damage, robust_digits):
+    """Other weights, or labels in another order: the figures would be of nothing."""
+    model, x, y = robust_digits
+    behind = (lambda z: z.roll(1, 1)) if damage == "labels" else (lambda z: z[:, :1] * 0 + torch.arange(10.0))
+    seen = []
+    found = evaluate(Around(model, behind=behind), x, y, BALL, attacks=["fgsm"], progress=seen.append)
+    assert "chance" in {warning.kind for warning in found.warnings}
+    assert any(status.warning and status.warning.kind == "chance" for status in seen if status.attack == "")
+    assert "this model answers at chance" in str(found)
+
+
+@pytest.mark.parametrize(
+    ("num_correct", "counts", "fires"),
+    [
+        (10, [10] * 10, True),
+        (18, [10] * 10, False),  # 95% interval 11.7 to 26.7%
+        (90, [90, 10], True),  # the larger class alone gives as much
+        (99, [90, 10], False),
+        (9000, [9000, 1000], True),
+        (9100, [9000, 1000], False),
+        (3, [3] * 9, False),  # too few to tell
+        (0, [50], False),  # one class alone
+    ],
+)
+def test_chance_is_the_most_frequent_class(num_correct, counts, fires):
+    assert bool(rules.check_chance(num_correct, counts)) is fires
+
+
 def kind(warning):
     return warning and warning.kind
 

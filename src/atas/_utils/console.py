@@ -14,6 +14,7 @@ from __future__ import annotations
 import contextlib
 import os
 import sys
+import textwrap
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -38,12 +39,12 @@ def is_rank0() -> bool:
     return int(os.environ.get("RANK", "0")) == 0
 
 
-def import_torch() -> None:
-    """Import torch, which takes seconds, with a status line in a terminal."""
+def import_torch(*, quiet: bool = False) -> None:
+    """Import torch, which takes seconds, with a status line in a terminal unless `quiet`."""
     from rich.console import Console
 
     console = Console(stderr=True)
-    if console.is_terminal and is_rank0():
+    if console.is_terminal and is_rank0() and not quiet:
         with console.status("loading PyTorch ..."):
             import torch  # noqa: F401
 
@@ -71,13 +72,16 @@ def print_json(text: str) -> None:
 
 
 def print_table(table: Table) -> None:
-    """Print a table as wide as the terminal, or wider if its words need more room. Cells are never cut."""
+    """Print a table as wide as the terminal. Cells are never cut: where the words of a row need more room, each row is
+    printed as a block of lines."""
     from rich.console import Console
 
     console = _plain_in_notebook(Console())
     wide = _plain_in_notebook(Console(width=_PIPE_WIDTH, markup=False, emoji=False))
-    if console.is_terminal:
-        _fit(table, console.width, wide)
+    if console.is_terminal and not _fit(table, console.width, wide):
+        for line in _blocks(table, console.width):
+            print_line(line)
+        return
     with _printing():
         wide.print(_Printable(table))
 
@@ -97,6 +101,34 @@ def _plain_in_notebook(console: Console) -> Console:
         force_jupyter=False,
         force_terminal=False,
     )
+
+
+def _blocks(table: Table, width: int) -> Iterator[str]:
+    """Return lines for each row: its first cell, then the others that have a value, indented, with their headings."""
+    if table.title:
+        yield str(table.title)
+    headings = [str(column.header) for column in table.columns]
+    for row in zip(*(column.cells for column in table.columns), strict=True):
+        name, *values = map(str, row)
+        yield name
+        line = ""
+        for heading, value in zip(headings[1:], values, strict=True):
+            if value in ("", "-"):
+                continue
+            part = f"{heading}: {value}" if heading else value
+            if line and len(line) + len(part) + 4 > width:
+                yield from _indented(line, width)
+                line = ""
+            line = f"{line}, {part}" if line else part
+        yield from _indented(line, width)
+    if table.caption:
+        yield from str(table.caption).split("\n")
+
+
+def _indented(text: str, width: int) -> list[str]:
+    """Wrap a text at words, with an indentation."""
+    options = {"initial_indent": "  ", "subsequent_indent": "    ", "break_long_words": False}
+    return textwrap.wrap(text, width, break_on_hyphens=False, **options)  # type: ignore[arg-type]
 
 
 class _Printable:
@@ -122,8 +154,9 @@ def _printing() -> Iterator[None]:
         raise AtasError(f"cannot write to standard output: {error.strerror}; redirect it to another file") from error
 
 
-def _fit(table: Table, width: int, wide: Console) -> None:
-    """Give every column the width of its longest word, and share the rest among wider columns."""
+def _fit(table: Table, width: int, wide: Console) -> bool:
+    """Give every column the width of its longest word, and share the rest among wider columns; return whether all
+    words have room."""
     spans = [[wide.measure(cell) for cell in (column.header, *column.cells)] for column in table.columns]
     minimum = [max(span.minimum for span in column) for column in spans]
     maximum = [max(span.maximum for span in column) for column in spans]
@@ -131,6 +164,7 @@ def _fit(table: Table, width: int, wide: Console) -> None:
     spare, wanted = width - borders - sum(minimum), sum(maximum) - sum(minimum)
     for column, low, high in zip(table.columns, minimum, maximum, strict=True):
         column.width = low + (high - low) * max(0, min(spare, wanted)) // max(1, wanted)
+    return spare >= 0
 
 
 class ResilientStream:
@@ -276,11 +310,17 @@ ProgressCallback = Callable[[str, int, int | None], None]
 class DataProgress(ProgressDisplay):
     """Progress of downloads, decoding and packing: one bar for each task, or a line now and then."""
 
-    def __init__(self, console: Console | None = None, *, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self,
+        console: Console | None = None,
+        *,
+        quiet: bool = False,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         from rich.console import Console
         from rich.progress import BarColumn, TaskProgressColumn, TextColumn, TimeRemainingColumn
 
-        super().__init__(console or Console(stderr=True), clock=clock)
+        super().__init__(console or Console(stderr=True, quiet=quiet), clock=clock)
         title = TextColumn("{task.description}", markup=False)
         self.add_bar(title, BarColumn(), TaskProgressColumn(), TimeRemainingColumn(), transient=False)
         self._started: dict[str, tuple[float, int]] = {}

@@ -16,6 +16,7 @@ from atas import __version__
 from atas._utils.console import is_rank0
 from atas._utils.formatting import printable
 from atas.cli import bench, compare, data, evaluate, export, ls, report, reproduce, train
+from atas.cli.completion import hint_for_option
 from atas.errors import AtasError
 
 app = typer.Typer(
@@ -24,6 +25,7 @@ app = typer.Typer(
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
+    context_settings={"help_option_names": ["-h", "--help"]},
 )
 app.command("ls")(ls.ls)
 app.add_typer(data.app, name="data")
@@ -116,10 +118,25 @@ def _system_error(error: Exception) -> str | None:
 def _misused(error: Any) -> str:
     """Turn typer's message about a wrong option or argument into one sentence."""
     message = " ".join(error.format_message().split()).removesuffix(".")  # choices are on separate lines
+    if hasattr(error, "possibilities") and hasattr(error, "option_name"):
+        message = _unknown_option(error)
     message = message.replace(": Value error, ", ": ").replace(". Choose from:", ", one of").replace(". Did", "; did")
     command = error.ctx.command_path if error.ctx else "atas"
     see = " See" if message.endswith("?") else "; see"
     return f"{message[:1].lower()}{message[1:]}{see} {command} --help"
+
+
+def _unknown_option(error: Any) -> str:
+    """Name an unknown option with the option or the recipe key that was probably meant."""
+    option, similar = error.option_name, " or ".join(sorted(error.possibilities or ()))
+    hint = hint_for_option(option, sys.argv[1:], exact=bool(similar)) if _takes_assignments(error.ctx) else None
+    meant = hint or similar
+    return f"no such option: {option}" + (f"; did you mean {meant}?" if meant else "")
+
+
+def _takes_assignments(context: Any) -> bool:
+    """Return whether the command has the option --set."""
+    return context is not None and any("--set" in parameter.opts for parameter in context.command.params)
 
 
 def _fail(sentence: str, status: int, *, on_all_ranks: bool) -> None:

@@ -10,16 +10,17 @@ import typer
 from atas._utils.console import import_torch, print_json, print_table
 from atas._utils.files import check_output_path, check_writable, write_text
 from atas.cli import options
-from atas.cli.options import complete_recipes
+from atas.cli.completion import complete_recipes
 from atas.recipes import loading
 
 
 def bench(
     recipe: str = typer.Argument(help="Name or path of a recipe.", autocompletion=complete_recipes),
-    assignments: list[str] = typer.Option([], "--set", metavar="KEY=VALUE", help="Override a recipe key; repeatable."),
+    assignments: list[str] = options.SET,
     steps: int = typer.Option(20, "--steps", min=1, help="Steps in each of the five timed rounds."),
-    as_json: bool = typer.Option(False, "--json", help="Print JSON instead of a table."),
     out: Path | None = typer.Option(None, "--out", help="Also write the JSON to this file."),
+    quiet: bool = options.QUIET,
+    as_json: bool = typer.Option(False, "--json", help="Print JSON instead of a table."),
 ) -> None:
     """Time a recipe's training step on this machine.
 
@@ -35,7 +36,7 @@ def bench(
         check_output_path(out, "--out", ".json")
     loading.find(recipe)  # report a wrong name before importing torch
 
-    import_torch()
+    import_torch(quiet=quiet)
     from rich.console import Console
 
     from atas import recipes as known
@@ -45,7 +46,7 @@ def bench(
     settings = known.load(recipe).with_values(values)
     if out is not None:
         check_writable(out)
-    result = run_bench(settings, steps, TrainingProgress(Console(stderr=True)))
+    result = run_bench(settings, steps, TrainingProgress(Console(stderr=True, quiet=quiet)))
     text = json.dumps(result.to_json(), indent=1)
     if out is not None:
         write_text(out, text + "\n")

@@ -10,6 +10,7 @@ import typer
 
 from atas._utils.console import print_json, print_line
 from atas._utils.formatting import format_bytes
+from atas.cli import options
 
 app = typer.Typer(help="Download and check data sets, and pack your own images.", no_args_is_help=True)
 
@@ -22,6 +23,7 @@ Root = Annotated[
 Size = Annotated[
     int | None, typer.Option(help="Side of the images in pixels, for imagefolder only.", show_default="224")
 ]
+Quiet = Annotated[bool, typer.Option("--quiet", "-q", help=options.QUIET_HELP)]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")]
 Packed = Annotated[Path, typer.Argument(help="Folder of packed data.", show_default=False)]
 Photos = Annotated[
@@ -31,7 +33,7 @@ Workers = Annotated[int | None, typer.Option(help="Worker processes.", show_defa
 
 
 @app.command()
-def get(name: Download, root: Root = None, as_json: AsJson = False) -> None:
+def get(name: Download, root: Root = None, quiet: Quiet = False, as_json: AsJson = False) -> None:
     """Download cifar10 or cifar100, verify it, and unpack it.
 
     \b
@@ -40,7 +42,7 @@ def get(name: Download, root: Root = None, as_json: AsJson = False) -> None:
     from atas import data
     from atas._utils.console import DataProgress
 
-    with DataProgress() as progress:
+    with DataProgress(quiet=quiet) as progress:
         folder = data.fetch(name, root, progress=progress)
     if as_json:
         print_json(json.dumps({"data": name, "folder": str(folder), "fetched": progress.has_work}, indent=2))
@@ -49,7 +51,7 @@ def get(name: Download, root: Root = None, as_json: AsJson = False) -> None:
 
 
 @app.command()
-def check(name: Name, root: Root = None, size: Size = None, as_json: AsJson = False) -> None:
+def check(name: Name, root: Root = None, size: Size = None, quiet: Quiet = False, as_json: AsJson = False) -> None:
     """Read a data set and print a summary. CIFAR must match the official checksums.
 
     \b
@@ -58,7 +60,7 @@ def check(name: Name, root: Root = None, size: Size = None, as_json: AsJson = Fa
     from atas import data
     from atas._utils.console import DataProgress
 
-    with DataProgress() as progress:
+    with DataProgress(quiet=quiet) as progress:
         dataset = data.load(name, root, size=size, progress=progress)
     official, splits = data.official_hashes(name), {"train": dataset.train, "test": dataset.test}
     hashes = {half: split.fingerprint() for half, split in splits.items()}
@@ -96,6 +98,7 @@ def pack(
         bool, typer.Option("--skip-damaged", help="Skip damaged images and list them in the manifest.")
     ] = False,
     workers: Workers = None,
+    quiet: Quiet = False,
     as_json: AsJson = False,
 ) -> None:
     """Decode and resize a folder of images into a few large files.
@@ -109,7 +112,7 @@ def pack(
     from atas._utils.console import DataProgress
     from atas.errors import AtasError
 
-    with DataProgress() as progress:
+    with DataProgress(quiet=quiet) as progress:
         try:
             packed = data.pack(
                 folder,
@@ -142,7 +145,7 @@ def pack(
 
 
 @app.command()
-def verify(folder: Packed, workers: Workers = None, as_json: AsJson = False) -> None:
+def verify(folder: Packed, workers: Workers = None, quiet: Quiet = False, as_json: AsJson = False) -> None:
     """Verify packed data against its checksums, and list damaged files.
 
     \b
@@ -151,7 +154,7 @@ def verify(folder: Packed, workers: Workers = None, as_json: AsJson = False) -> 
     from atas import data
     from atas._utils.console import DataProgress
 
-    with DataProgress() as progress:
+    with DataProgress(quiet=quiet) as progress:
         verified = data.verify(folder, workers=workers, progress=progress)
     if as_json:
         print_json(json.dumps({"folder": str(folder), "shards": len(verified.shards), "intact": True}, indent=2))

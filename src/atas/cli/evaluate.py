@@ -14,6 +14,7 @@ import typer
 from atas._utils.console import import_torch, print_json, print_line, print_table
 from atas._utils.files import check_output_path
 from atas.cli import options
+from atas.cli.completion import complete_attacks
 from atas.errors import UsageError
 
 if TYPE_CHECKING:
@@ -43,6 +44,7 @@ class EvaluateOptions:
     out: Path | None = None
     attacks: str | None = None
     trust: bool = False
+    quiet: bool = False
 
     def attacks_or_default(self, default: tuple[str, ...]) -> tuple[str, ...]:
         """Return the requested attacks, or `default`."""
@@ -69,9 +71,14 @@ class EvaluateOptions:
 
 
 def evaluate(
-    run: Path | None = typer.Argument(None, help="Folder of a finished run, instead of --weights or --model."),
+    run: Path | None = typer.Argument(
+        None, help="Folder of a finished run, or of several runs, instead of --weights or --model."
+    ),
     attacks: str | None = typer.Option(
-        None, "--attacks", help="Comma-separated, such as pgd10,autoattack; default: the recipe's, else pgd10,pgd50."
+        None,
+        "--attacks",
+        help="Comma-separated, such as pgd10,autoattack; default: the recipe's, else pgd10,pgd50.",
+        autocompletion=complete_attacks,
     ),
     weights: Path | None = typer.Option(
         None, "--weights", help="Safetensors file, published model or hf:owner/name, instead of a run."
@@ -96,6 +103,7 @@ def evaluate(
     seed: int = typer.Option(0, "--seed", help="Seed of the random starts."),
     out: Path | None = typer.Option(None, "--out", help="Output file (.json); Markdown is written next to it."),
     trust: bool = options.TRUST,
+    quiet: bool = options.QUIET,
     as_json: bool = typer.Option(False, "--json", help="Print JSON instead of a table."),
 ) -> None:
     """Evaluate a model under attack on a test set.
@@ -106,54 +114,93 @@ def evaluate(
 
     \b
     Example: atas evaluate runs/cifar10-preact-resnet18-atas --attacks pgd10,pgd50x5,autoattack
+             atas evaluate runs/seeds
              atas evaluate --weights net.safetensors --model resnet18 --data cifar10 --eps 8/255
              atas evaluate --model my_package.networks:trained --data cifar10 --eps 0.5 --norm l2
              torchrun --nproc-per-node 8 -m atas evaluate runs/mine --attacks autoattack
     """
-    given = EvaluateOptions(weights, model, data, root, size, norm, eps, mean, std, examples, out, attacks, trust)
+    given = EvaluateOptions(
+        weights, model, data, root, size, norm, eps, mean, std, examples, out, attacks, trust, quiet
+    )
     given.validate(run)
 
-    import_torch()
+    import_torch(quiet=quiet)
+    from atas.cli.seeds import evaluate_runs, runs_in
     from atas.cli.target import from_model, from_run
+    from atas.recipes.values import parse_value
     from atas.training import Run
 
-    evaluate_target(
-        from_model(given) if run is None else from_run(Run.load(run, trust=trust), given),
-        batch_size=batch_size,
-        step_size=step_size,
-        precision=precision,
-        device=device,
-        seed=seed,
-        show="json" if as_json else "table",
-    )
+    step = None if step_size is None else parse_value(step_size, float, "--step-size")
+
+    def open_run(folder: Path) -> Target:
+        return from_run(Run.load(folder, trust=trust), given)
+
+    def evaluate_one(target: Target, show: OutputFormat) -> Evaluation:
+        return evaluate_target(
+            target,
+            batch_size=batch_size,
+            step_size=step,
+            precision=precision,
+            device=device,
+            seed=seed,
+            show=show,
+            quiet=quiet,
+        )
+
+    if run is not None and (entries := runs_in(run)):
+        if out is not None:
+            raise UsageError(
+                f"--out names one file, and {run} holds several runs; results are written to their folders"
+            )
+        evaluate_each: OutputFormat = "nothing" if as_json else "table"
+        evaluate_runs(
+            entries,
+            open_run,
+            lambda target: evaluate_one(target, evaluate_each),
+            step_size=step,
+            seed=seed,
+            as_json=as_json,
+        )
+    else:
+        evaluate_one(from_model(given) if run is None else open_run(run), "json" if as_json else "table")
 
 
-def evaluate_run(run: Run, *, quiet: bool = False) -> Evaluation:
-    """Evaluate a run with the settings of its recipe; `quiet` prints nothing to standard output."""
+def evaluate_run(run: Run, *, show: bool = True, quiet: bool = False, reuse: bool = False) -> Evaluation:
+    """Evaluate a run with the settings of its recipe.
+
+    `show` prints the result to standard output, and `quiet` hides the progress. With `reuse`, an earlier result of the
+    same weights, attacks and images is returned.
+    """
+    from atas.cli.seeds import evaluate_once
     from atas.cli.target import from_run
 
-    return evaluate_target(from_run(run, EvaluateOptions()), show="nothing" if quiet else "table")
+    target = from_run(run, EvaluateOptions(quiet=quiet))
+
+    def evaluate_one(target: Target) -> Evaluation:
+        return evaluate_target(target, show="table" if show else "nothing", quiet=quiet)
+
+    return evaluate_once(target, evaluate_one, None, 0, quiet=not show) if reuse else evaluate_one(target)
 
 
 def evaluate_target(
     target: Target,
     *,
     batch_size: int | None = None,
-    step_size: str | None = None,
+    step_size: float | None = None,
     precision: str = "auto",
     device: str = "auto",
     seed: int = 0,
     show: OutputFormat = "table",
+    quiet: bool = False,
 ) -> Evaluation:
-    """Evaluate with a progress display, and write the result."""
+    """Evaluate with a progress display, unless `quiet`, and write the result."""
     from atas.distributed.world import init, select_device
     from atas.evaluation import evaluate as run_evaluation
     from atas.evaluation.progress import EvaluationProgress
-    from atas.recipes.values import parse_value
 
     with init() as process, _locked_path(target, process) as path:
         progress = path.with_name(f"{path.stem}.progress.json")
-        with EvaluationProgress(quiet=process.rank > 0) as display, _explain_resume(progress):
+        with EvaluationProgress(quiet=quiet or process.rank > 0) as display, _explain_resume(progress):
             if process.is_main and (damage := target.damage(path)) is not None:
                 display.log(f"{damage}: this evaluation replaces it")
             result = run_evaluation(
@@ -163,7 +210,7 @@ def evaluate_target(
                 target.threat,
                 attacks=target.attacks,
                 batch_size=batch_size or target.batch_size,
-                step_size=None if step_size is None else parse_value(step_size, float, "--step-size"),
+                step_size=step_size,
                 seed=seed,
                 precision=precision,
                 progress=display,
@@ -173,7 +220,7 @@ def evaluate_target(
         if process.is_main:
             expected = target.expected if step_size is None else None
             notes = [] if expected is None else expected.compare(result.n, result.accuracy)
-            _write(result, path, notes, show=show, shown_warnings=display.shown_warnings)
+            _write(result, path, notes, show=show, shown_warnings=set() if quiet else display.shown_warnings)
     return result
 
 
@@ -200,14 +247,14 @@ def _locked_path(target: Target, process: World) -> Iterator[Path]:
 @contextmanager
 def _explain_resume(progress: Path) -> Iterator[None]:
     """Explain how to resume if the user interrupts an evaluation with saved progress."""
-    from atas.errors import AtasError
+    from atas.training.trainer import Interrupted
 
     try:
         yield
     except KeyboardInterrupt:
         if not progress.exists():
             raise
-        raise AtasError(f"interrupted; the same command resumes from {progress}") from None
+        raise Interrupted(f"interrupted; the same command resumes from {progress}") from None
 
 
 def _write(

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import enum
 import json
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import typer
 
-from atas._utils.console import print_json, print_table
+from atas._utils.console import import_torch, print_json, print_line, print_table
+
+if TYPE_CHECKING:
+    from atas.cli.listing import Row
 
 
 class What(enum.StrEnum):
@@ -21,73 +24,70 @@ class What(enum.StrEnum):
     RECIPES = "recipes"
 
 
-_MEASURED = "AutoAttack"
-# The name of a recipe says the rest, which would make the table too wide; JSON has all columns.
-_SHOWN = {What.RECIPES: ["recipe", "threat", "epochs", _MEASURED]}
+# The columns of the tables; JSON has all values. The name of a recipe says the rest, which would make it too wide.
+_SHOWN = {
+    None: ("list", "count", "what", "examples"),
+    What.METHODS: ("method", "what", "attack in", "settings"),
+    What.MODELS: ("model", "parameters", "what"),
+    What.DATA: ("data", "what", "shape", "classes", "train", "test", "where"),
+    What.ATTACKS: ("attack", "norms", "max_queries", "what"),
+    What.RECIPES: ("recipe", "threat", "epochs", "AutoAttack"),
+}
+_HEADINGS = {"max_queries": "queries/image at most", "AutoAttack": "AutoAttack %"}
 
 
 def ls(
-    what: What = typer.Argument(help="What to list."),
+    what: What | None = typer.Argument(None, help="What to list; without it, an overview."),
     as_json: bool = typer.Option(False, "--json", help="Print JSON instead of a table."),
 ) -> None:
     """List methods, models, data sets, attacks or recipes.
 
-    Methods are listed with their settings and defaults, recipes with their measured accuracy under AutoAttack;
-    --json includes all expected results.
+    Methods are listed with their settings and defaults, models with their parameters, attacks with their cost, recipes
+    with their measured accuracy under AutoAttack; --json includes all expected results.
 
     \b
     Example: atas ls methods
+             atas ls
     """
+    import_torch()
+    rows = _rows(what)
+    if as_json:
+        print_json(json.dumps(rows, indent=2, default=str))
+        return
     from rich import box
     from rich.table import Table
 
-    rows = _rows(what)
-    if as_json:
-        print_json(json.dumps(rows, indent=2))
-        return
-    shown = _SHOWN.get(what, list(rows[0]))
-    table = Table(*shown, box=box.SIMPLE, padding=(0, 1, 0, 0))
+    shown = _SHOWN[what]
+    table = Table(box=box.SIMPLE, padding=(0, 1, 0, 0))
+    for key in shown:
+        is_number = isinstance(rows[0][key], int | float)
+        table.add_column(_HEADINGS.get(key, key), justify="right" if is_number else "left")
     for row in rows:
-        table.add_row(*(row[key] for key in shown))
+        table.add_row(*(_cell(row[key]) for key in shown))
     print_table(table)
+    if what is None:
+        print_line("atas ls NAME lists them, such as: atas ls recipes")
 
 
-def _rows(what: What) -> list[dict[str, Any]]:
-    from atas import attacks, data, methods, models, recipes
-    from atas.recipes.expected import find_expected
+def _rows(what: What | None) -> list[Row]:
+    from atas.cli import listing
 
-    if what is What.METHODS:
-        built_in = {name: methods.get(name, trusted=False) for name in methods.names()}
-        return [
-            {
-                "method": name,
-                "attack in": f"{method.attack_mode} mode",
-                "settings": ", ".join(f"{key}={value}" for key, value in methods.settings(name, trusted=False).items()),
-                "what": (method.__doc__ or "").strip().splitlines()[0],
-            }
-            for name, method in built_in.items()
-        ]
-    if what is What.MODELS:
-        return [{"model": name} for name in [*models.names(), "package.module:function"]]
-    if what is What.DATA:
-        return [{"data": name} for name in data.names()]
-    if what is What.ATTACKS:
-        return [{"attack": name} for name in attacks.names()]
-    rows = []
-    for name in recipes.names():
-        loaded = recipes.load(name)
-        expected = find_expected(loaded)
-        figure = expected and expected.figure("autoattack")
-        rows.append(
-            {
-                "recipe": name,
-                "data": loaded.data.name,
-                "model": loaded.model.name,
-                "method": loaded.method.name,
-                "threat": repr(loaded.threat),
-                "epochs": str(loaded.training.epochs),
-                _MEASURED: f"{figure.split()[0]}%" if figure else "-",
-                "expect": expected.sentence if expected else None,
-            }
-        )
-    return rows
+    return {
+        None: listing.overview,
+        What.METHODS: listing.method_rows,
+        What.MODELS: listing.model_rows,
+        What.DATA: listing.data_rows,
+        What.ATTACKS: listing.attack_rows,
+        What.RECIPES: listing.recipe_rows,
+    }[what]()
+
+
+def _cell(value: Any) -> str:
+    """Return a value as text: numbers with thousands, lists and settings with commas."""
+    if value is None or value == "":
+        return "-"
+    if isinstance(value, dict):
+        return ", ".join(f"{key}={setting}" for key, setting in value.items()) or "-"
+    if isinstance(value, list):
+        return ("x" if all(isinstance(item, int) for item in value) else ", ").join(map(str, value))
+    return f"{value:,}" if isinstance(value, int) else f"{value:.2f}" if isinstance(value, float) else str(value)

@@ -1,4 +1,4 @@
-"""What several sub-commands share: `--set section.key=value`, shell completion, and comma-separated lists.
+"""Options that several sub-commands share, and parsers of `--set section.key=value` and of comma-separated lists.
 
 This module must not import torch, so that completion and wrong options are answered at once.
 """
@@ -11,13 +11,17 @@ from typing import Any, TypeVar
 import typer
 
 from atas._utils.documents import MalformedError, parse_toml
+from atas.cli.completion import complete_assignments, find_key
 from atas.errors import UsageError
-from atas.paper import catalogue
-from atas.recipes import loading
 
 T = TypeVar("T")
 TRUST: bool = typer.Option(
     False, "--trust", help="Import and run the code that the folder or file names as its model or method."
+)
+QUIET_HELP = "Print only errors and the result; no progress."
+QUIET: bool = typer.Option(False, "--quiet", "-q", help=QUIET_HELP)
+SET: list[str] = typer.Option(
+    [], "--set", metavar="KEY=VALUE", help="Override a recipe key; repeatable.", autocompletion=complete_assignments
 )
 
 
@@ -33,21 +37,13 @@ def parse_assignments(assignments: Iterable[str]) -> dict[str, Any]:
 def _parse_assignment(text: str) -> tuple[str, Any]:
     key, equals, value = text.partition("=")
     if not equals or "." not in key:
-        raise UsageError(f"'{text}' is not an assignment; write section.key=value, such as training.epochs=10")
+        meant = find_key(key.strip()) if equals and key.strip() else None
+        hint = f"; did you mean --set {meant}={value.strip()}?" if meant else ", such as training.epochs=10"
+        raise UsageError(f"'{text}' is not an assignment; write section.key=value{hint}")
     try:
         return key.strip(), parse_toml(f"value = {value}")["value"]
     except MalformedError:
         return key.strip(), value.strip()
-
-
-def complete_recipes(incomplete: str) -> list[str]:
-    """Complete names of recipes."""
-    return [name for name in loading.names() if name.startswith(incomplete)]
-
-
-def complete_studies(incomplete: str) -> list[str]:
-    """Complete names of studies."""
-    return [name for name in catalogue.study_names() if name.startswith(incomplete)]
 
 
 def parse_list(option: str, text: str | None, kind: Callable[[str], T]) -> tuple[T, ...] | None:

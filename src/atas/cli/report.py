@@ -12,9 +12,9 @@ from atas.cli import options
 
 
 def report(
-    runs: list[Path] = typer.Argument(help="Run folders; several are compared."),
+    runs: list[Path] = typer.Argument(help="Run folders, or folders of several runs; several are compared."),
     out: Path | None = typer.Option(
-        None, "--out", help="Output file; default: RUN/report.html for one run, report.html for several."
+        None, "--out", help="Output file (.html); default: report.html in the folder, or here for several folders."
     ),
     data: str | None = typer.Option(None, "--data", help="Data directory, if different from training."),
     trust: bool = options.TRUST,
@@ -27,6 +27,7 @@ def report(
     \b
     Example: atas report runs/cifar10-preact-resnet18-atas
              atas report runs/atas runs/atta runs/fgsm-rs --out compared.html
+             atas report runs/atas-seeds
     """
     if out is not None:
         check_output_path(out, "--out", ".html", ".htm")

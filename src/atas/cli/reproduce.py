@@ -11,7 +11,8 @@ import typer
 from atas._utils.console import import_torch, print_json, print_line, print_page, print_table
 from atas._utils.formatting import printable
 from atas.cli import options
-from atas.cli.options import complete_studies, integer_parser, parse_list
+from atas.cli.completion import complete_assignments, complete_attacks, complete_studies
+from atas.cli.options import integer_parser, parse_list
 from atas.errors import UsageError
 from atas.paper import catalogue
 
@@ -32,14 +33,23 @@ def reproduce(
     networks: str | None = typer.Option(None, "--networks", help="Only these networks, such as preact-resnet18."),
     eps: str | None = typer.Option(None, "--eps", help="Only these budgets, such as 8/255,12/255."),
     seeds: str | None = typer.Option(None, "--seeds", help="Training seeds, such as 0,1,2; default: 0."),
-    attacks: str | None = typer.Option(None, "--attacks", help="Attacks instead of the study's, such as pgd10,pgd50."),
+    attacks: str | None = typer.Option(
+        None,
+        "--attacks",
+        help="Attacks instead of the study's, such as pgd10,pgd50.",
+        autocompletion=complete_attacks,
+    ),
     padding: str | None = typer.Option(
         None, "--padding", help="Padding of test images, such as 0,4; 4 is as released."
     ),
     examples: int | None = typer.Option(None, "--examples", min=1, help="Evaluate only the first N test images."),
     root: str | None = typer.Option(None, "--root", help="Data directory."),
     assignments: list[str] = typer.Option(
-        [], "--set", metavar="KEY=VALUE", help="Override a key of all recipes; repeatable."
+        [],
+        "--set",
+        metavar="KEY=VALUE",
+        help="Override a key of all recipes; repeatable.",
+        autocompletion=complete_assignments,
     ),
     reuse: list[Path] = typer.Option([], "--reuse", help="Also use finished runs from this folder; repeatable."),
     no_run: bool = typer.Option(False, "--no-run", help="Train and evaluate nothing; report existing results."),
@@ -47,6 +57,7 @@ def reproduce(
         False, "--no-pictures", help="Skip pictures; run again without this option to draw them."
     ),
     dry_run: bool = typer.Option(False, "--dry-run", help="Only list the runs."),
+    quiet: bool = options.QUIET,
     as_json: bool = typer.Option(False, "--json", help="Print JSON instead of a table."),
 ) -> None:
     """Reproduce tables and figures of the paper.
@@ -72,7 +83,9 @@ def reproduce(
     for name in names:
         catalogue.study_module(name)  # report a wrong name before importing torch
 
-    import_torch()
+    import_torch(quiet=quiet)
+    from rich.console import Console
+
     from atas.paper.studies import get
     from atas.paper.study import StudyOptions, TrainingStudy, run_studies
     from atas.recipes.values import parse_value
@@ -102,7 +115,7 @@ def reproduce(
     if dry_run:
         _show_plan(selected, request, as_json=as_json)
         return
-    reports = run_studies(selected, request, PlanProgress())
+    reports = run_studies(selected, request, PlanProgress(Console(stderr=True, quiet=quiet)))
     if as_json:
         print_json(_json(names, reports))
     else:

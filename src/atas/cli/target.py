@@ -69,7 +69,7 @@ def from_run(run: Run, options: EvaluateOptions) -> Target:
     """Evaluate the model of a run on its test set, under its own threat model or another."""
     config, trained_for = run.recipe.evaluation, run.recipe.threat
     attack_threat = threat.create(options.norm or trained_for.name, _eps(options, trained_for))
-    with _data_progress() as progress:
+    with _data_progress(options.quiet) as progress:
         dataset = load_eval_data(run.recipe, options.root, progress)
     _check_classes(RunFolder(run.folder).model, dataset)
     examples, attacks = options.examples or config.examples, options.attacks_or_default(config.attacks)
@@ -87,10 +87,10 @@ def from_model(options: EvaluateOptions) -> Target:
     """Evaluate a file of weights, or the model that a user's function returns."""
     assert options.data is not None
     attack_threat = threat.create(options.norm or "linf", _eps(options, None))
-    with _data_progress() as progress:
+    with _data_progress(options.quiet) as progress:
         lazy: Literal["train"] | None = "train" if options.data == "imagefolder" else None
         dataset = data.load(options.data, options.root, size=options.size, lazy=lazy, progress=progress)
-    weights = None if options.weights is None else _locate(options.weights)
+    weights = None if options.weights is None else _locate(options.weights, options.quiet)
     if weights is not None:
         _check_classes(weights, dataset)
     test = dataset.test.part(slice(options.examples))
@@ -107,11 +107,11 @@ def from_model(options: EvaluateOptions) -> Target:
     return Target(model, test, attack_threat, attacks, None, options.out or _path_of_result(options))
 
 
-def _locate(weights: Path) -> Path:
+def _locate(weights: Path, quiet: bool) -> Path:
     """Return the path of a file of weights, which may be given by the name of a published model."""
     if not published.is_name(str(weights)):
         return weights
-    with _data_progress() as progress:
+    with _data_progress(quiet) as progress:
         return published.locate(str(weights), progress=progress)
 
 
@@ -129,9 +129,9 @@ def _check_classes(weights: Path, dataset: data.Dataset) -> None:
     check_classes(metadata.get("classes") or (), dataset.test.classes)
 
 
-def _data_progress() -> DataProgress:
+def _data_progress(quiet: bool) -> DataProgress:
     """Return a display of the decoding of images, quiet on other ranks than 0."""
-    return DataProgress(Console(stderr=True, quiet=not is_rank0()))
+    return DataProgress(Console(stderr=True, quiet=quiet or not is_rank0()))
 
 
 def _eps(options: EvaluateOptions, trained_for: threat.Threat | None) -> float:

@@ -16,6 +16,7 @@ from atas.evaluation.runner import FIRST_STAGE, ROBUST
 from atas.evaluation.warnings import (
     EvaluationWarning,
     check_black_box,
+    check_chance,
     check_convergence,
     check_deterministic,
     check_finite,
@@ -73,6 +74,11 @@ class Diagnostics:
         gradient, _ = input_gradient(self._scheduler.verifier, x, y)
         increase = gradient * (self._threat.step(x, gradient, self._threat.eps) - x)
         return torch.stack([gradient.flatten(1).abs().amax(1), increase.flatten(1).sum(1)], 1)
+
+    def check_clean(self) -> list[EvaluationWarning]:
+        """Return a warning if the model answers at chance on the sample."""
+        num_correct = int((~self._sample.misclassified()).sum())
+        return _not_none(check_chance(num_correct, self._sample.y.bincount().tolist()))
 
     def check_attacks(self, attacks: dict[str, Attack], codes: dict[str, Tensor]) -> list[EvaluationWarning]:
         """Return warnings from comparisons of attacks with each other.

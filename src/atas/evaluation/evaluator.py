@@ -34,7 +34,7 @@ from atas.evaluation.progress import ProgressCallback, ProgressMeter
 from atas.evaluation.result import MAX_LABELS, WORST, Evaluation, Stage
 from atas.evaluation.resume import SAVE_INTERVAL, ProgressFile
 from atas.evaluation.runner import FIRST_STAGE, ROBUST, AttackOutcome, AttackRunner, total_max_queries
-from atas.evaluation.warnings import EvaluationWarning
+from atas.evaluation.warnings import EvaluationWarning, check_chance
 from atas.threat import Threat
 
 _FINGERPRINT_IMAGES = 4  # images whose logits identify a model
@@ -189,7 +189,7 @@ def _run(
     diagnostics = Diagnostics(model, scheduler, threat, seed, *reader.sample(SAMPLE_SIZE))
     warnings = diagnostics.check_model() if world.is_main else []
     seconds = time.perf_counter() - began
-    for warning in warnings:
+    for warning in [*warnings, *(diagnostics.check_clean() if world.is_main else [])]:  # before hours of attacks
         meter.warn(warning)
 
     runner = AttackRunner(model, scheduler, resolved, threat, seed, progress_file, meter)
@@ -201,6 +201,8 @@ def _run(
 
     began = time.perf_counter()
     if world.is_main:
+        chance = check_chance(int((outcomes[Clean.name].code == ROBUST).sum()), reader.class_counts)
+        warnings += [] if chance is None else [chance]
         warnings += diagnostics.check_attacks(resolved, {name: outcome.code for name, outcome in outcomes.items()})
     return outcomes, world.on_rank0(lambda: warnings), seconds + time.perf_counter() - began
 

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence, Sized
 from typing import Protocol
 
@@ -154,6 +155,8 @@ class ChunkReader:
     def __init__(self, source: InputSource, dtype: torch.dtype, chunk_bytes: int = CHUNK_BYTES) -> None:
         self._source, self._dtype, self._chunk_bytes = source, dtype, chunk_bytes
         self._rows: range | None = None
+        self.class_counts: list[int] = []
+        """The number of examples of each class, once `digest` has read them all."""
         self.shape = torch.Size(self.read(range(1))[0].shape[1:])
 
     def __len__(self) -> int:
@@ -187,10 +190,13 @@ class ChunkReader:
         return [rows[first : first + size] for first in range(0, len(rows), size)]
 
     def digest(self) -> str:
-        """Return the hash of all images and labels."""
-        data_hash = DataHash()
+        """Return the hash of all images and labels, and count the classes."""
+        data_hash, counts = DataHash(), Counter[int]()
         for rows in self.chunks(range(len(self))):
-            data_hash.update(*self.read(rows))
+            images, labels = self.read(rows)
+            data_hash.update(images, labels)
+            counts.update(labels.tolist())
+        self.class_counts = list(counts.values())
         return data_hash.hexdigest()
 
 

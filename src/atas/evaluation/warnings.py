@@ -7,9 +7,12 @@ than chance explains, so that two or three examples give no warning.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from torch import Tensor
+
+from atas.evaluation.intervals import wilson
 
 # Changes as a fraction of the largest logit. Rounding is far below; another batch may use another algorithm.
 _SAME_BATCH, _OTHER_BATCH = 1e-4, 1e-2
@@ -23,6 +26,7 @@ _SQUARE = 0.01
 _EXPLODES = 1e4  # increase of the loss within the threat model, if it were linear
 _DEVIATIONS = 2  # standard deviations that count as chance
 _MIN_EXAMPLES = 2  # no warning for this many examples or fewer
+_ENOUGH_FOR_CHANCE = 30  # examples from which on a clean accuracy at chance is worth a warning
 
 
 @dataclass(frozen=True)
@@ -73,6 +77,23 @@ def check_finite(output: Tensor) -> EvaluationWarning | None:
         "not-finite",
         f"the model's output is NaN or infinite on {number} of {len(output)} images: NaN counts as wrong, and attacks "
         "cannot compare infinities; look for an overflow or a division by zero in the model, or for damaged weights",
+    )
+
+
+def check_chance(num_correct: int, class_counts: Sequence[int]) -> EvaluationWarning | None:
+    """Warn if the clean accuracy is not above the share of the most frequent class by more than its interval.
+
+    >>> check_chance(12, [10] * 10).kind, check_chance(60, [10] * 10)
+    ('chance', None)
+    """
+    n, most = sum(class_counts), max(class_counts)
+    if n < _ENOUGH_FOR_CHANCE or most == n or wilson(num_correct, n)[0] > most / n:
+        return None
+    return EvaluationWarning(
+        "chance",
+        f"this model answers at chance: its clean accuracy of {100 * num_correct / n:.1f}% is not clearly above "
+        f"{100 * most / n:.1f}%, the share of the most frequent class; check that these are its weights, and that "
+        "the labels are in the order of its training",
     )
 
 

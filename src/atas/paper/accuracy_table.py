@@ -10,6 +10,7 @@ from typing import Any
 from atas.attacks import Clean
 from atas.attacks.registry import display_name
 from atas.errors import UsageError
+from atas.evaluation.seed_stats import SeedStats
 from atas.paper import published
 from atas.paper.grid import Grid
 from atas.paper.published import PublishedRow
@@ -17,7 +18,7 @@ from atas.paper.study import QUICK_NOTE, Page, StudyOptions, TrainingStudy, sele
 from atas.sweeps import markdown
 from atas.sweeps.padded_evaluation import PADDING
 from atas.sweeps.record import Record
-from atas.sweeps.seed_stats import SeedStats, format_collapses, format_difference, format_training_time, summarize_seeds
+from atas.sweeps.seed_stats import format_collapses, format_difference, format_training_time, summarize_seeds
 from atas.sweeps.store import Store
 from atas.sweeps.trial import Trial, format_eps
 

@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal, TypeVar, get_type_hints
 
 from atas import methods, threat
 from atas._utils.imports import is_code
-from atas.errors import UsageError, nearest, unknown
+from atas.errors import UsageError, first_few, nearest, unknown
 from atas.methods.weight_perturbation import DEFAULT_GAMMA, FORMS, WeightPerturbation
 from atas.recipes.checks import Device, OneOf, Range, check
 from atas.recipes.loading import inherit
@@ -18,6 +18,8 @@ from atas.recipes.values import format_toml, parse_value
 
 _VIEW_SIZE = 224  # the default of data.view_size
 _ALIASES = {"lr": "schedule.peak", "learning_rate": "schedule.peak"}  # names of the key in other programs
+
+_SIMILAR = 0.75  # of a name that another section may have
 
 _LATER_SECTIONS = ("targets", "consistency")  # recipes of earlier versions do not have them
 
@@ -341,13 +343,30 @@ def _setting_types(entries: Mapping[str, Any], trusted: bool) -> dict[str, Any]:
 
 
 def _unknown_key(section: str, key: str, known: Sequence[str]) -> UsageError:
-    """Return the error for an unknown key; it suggests this key of another section, or the nearest in this one."""
-    backwards = reversed(_keys().items())  # so that the first section with such a key wins
-    others = {name: f"{owner}.{name}" for owner, keys in backwards for name in keys}
-    near = nearest(key, known)
-    suggestion = (others | _ALIASES).get(key) or (f"{section}.{near}" if near else None)
-    hint = f"; did you mean '{suggestion}'?" if suggestion else "."
+    """Return the error for an unknown key, with the key or the method that was probably meant."""
+    users = [name for name in methods.names() if section == "method" and key in methods.setting_types(name)]
+    meant = None if users else _meant(section, key, known)
+    hint = f": that is a setting of {first_few(users)}." if users else f"; did you mean '{meant}'?" if meant else "."
     return UsageError(f"unknown recipe key '{section}.{key}'{hint} Known in [{section}]: {', '.join(known)}.")
+
+
+def _meant(section: str, key: str, known: Sequence[str]) -> str | None:
+    """Return this key of another section, a similar one of this section or of another, or the nearest of this one."""
+    elsewhere = _key_elsewhere(key)
+    if elsewhere is None and not nearest(key, known, _SIMILAR):
+        elsewhere = _key_elsewhere(nearest(key, _homes(), _SIMILAR) or "")
+    near = nearest(key, known)
+    return elsewhere or (f"{section}.{near}" if near else None)
+
+
+def _homes() -> dict[str, str]:
+    """Return the dotted key of each name of a key; of several sections with this key, the first."""
+    return {name: f"{owner}.{name}" for owner, keys in reversed(_keys().items()) for name in keys if name != "settings"}
+
+
+def _key_elsewhere(name: str) -> str | None:
+    """Return the dotted key with this name in any section, or the one that other programs call so."""
+    return (_homes() | _ALIASES).get(name)
 
 
 def _assign(document: dict[str, Any], key: str, value: Any) -> None:
@@ -355,6 +374,8 @@ def _assign(document: dict[str, Any], key: str, value: Any) -> None:
         raise UsageError(f"the keys of a recipe are texts such as training.epochs; got {key!r}")
     section, _, name = key.partition(".")
     if section not in section_types():
+        if nearest(section, section_types()) is None and (meant := _key_elsewhere(name)):
+            raise UsageError(f"unknown recipe key '{key}'; did you mean '{meant}'?")
         raise unknown("section of a recipe", section, section_types())
     if name == "name":
         document[section] = inherit(section, document[section], value)

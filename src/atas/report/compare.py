@@ -21,6 +21,7 @@ from atas.attacks.registry import display_name
 from atas.evaluation import Evaluation, wilson
 from atas.evaluation.intervals import paired_difference
 from atas.report.formatting import attack_names
+from atas.report.seed_groups import SeedGroup
 from atas.report.summary import RunSummary
 
 _WORST_CASE_MARGIN = 0.015  # the table shows the worst case if it is this much below every single attack
@@ -83,43 +84,71 @@ def rank(runs: Sequence[RunSummary]) -> Ranking | str:
     return Ranking(common, ranked)
 
 
-def table(runs: Sequence[RunSummary]) -> Table:
+def table(runs: Sequence[RunSummary | SeedGroup]) -> Table:
     """Return a table of accuracies with 95% intervals, training times and collapses.
 
-    A star marks results of other weights than the run's.
+    A group of seeds is one row with the mean and the range over its seeds. A star marks results of other weights than
+    the run's.
     """
-    results = [result for run in runs for result in run.results]
+    results = [result for run in runs for one in _single_runs(run) for result in one.results]
     attacks = list(dict.fromkeys(key for result in results for key in result.accuracy if key != "worst"))
     attacks.sort(key=lambda name: name.startswith("autoattack"))  # the strongest attack last
     attacks += ["worst"] if any(map(_worst_is_lower, results)) else []
-    columns = ["run", "method", "threat", "n", *(f"{name} %" for name in attacks), "time", "collapse"]
+    groups = [run for run in runs if isinstance(run, SeedGroup)]
+    columns = ["run", "method", "threat", *(["seeds"] if groups else []), "n"]
+    columns += [*(f"{name} %" for name in attacks), "time", "collapse"]
     rich_table = Table(*columns, box=box.SIMPLE, padding=(0, 1, 0, 0))
     for run in runs:
-        cells = [_accuracy(run, name) for name in attacks]
         rich_table.add_row(
             Text(printable(run.name)),  # a plain string would be parsed as markup
             Text(printable(run.recipe.method.name)),
             repr(run.recipe.threat),
-            str(run.evaluation.n) if run.evaluation else "-",
-            *cells,
+            *([str(len(_single_runs(run)))] if groups else []),
+            _count(run),
+            *(_accuracy(run, name) for name in attacks),
             f"{run.seconds:.0f} s",
             run.collapse_status,
         )
+    single = [one for run in runs for one in _single_runs(run)]
     notes = {
-        "-: not evaluated; run atas evaluate": any(run.evaluation is None for run in runs),
+        "[ ]: the range over seeds; for one run its 95% interval": bool(groups),
+        "-: not evaluated; run atas evaluate": any(run.evaluation is None for run in single),
         "*: result of other weights than those in the folder; evaluate again": any(run.weights_differ for run in runs),
     }
     rich_table.caption = "\n".join(note for note, needed in notes.items() if needed) or None
     return rich_table
 
 
-def _accuracy(run: RunSummary, attack: str) -> Text:
+def _single_runs(run: RunSummary | SeedGroup) -> Sequence[RunSummary]:
+    return run.runs if isinstance(run, SeedGroup) else (run,)
+
+
+def _count(run: RunSummary | SeedGroup) -> str:
+    """Return the number of examples; of seeds with different numbers, the smallest and the largest."""
+    if isinstance(run, SeedGroup):
+        return " to ".join(map(str, dict.fromkeys([*run.counts[:1], *run.counts[-1:]]))) or "-"
+    return str(run.evaluation.n) if run.evaluation else "-"
+
+
+def _accuracy(run: RunSummary | SeedGroup, attack: str) -> Text:
+    if isinstance(run, SeedGroup):
+        return _group_accuracy(run, attack)
     result = next((result for result in run.results if attack in result.accuracy), None)
     if result is None:
         return Text("-")
     low, high = result.interval[attack]
     mark = "*" if run.weights_differ else "" if result.n == run.results[0].n else f" of {result.n}"
     return Text(f"{100 * result.accuracy[attack]:.1f} [{100 * low:.1f}, {100 * high:.1f}]{mark}")
+
+
+def _group_accuracy(group: SeedGroup, attack: str) -> Text:
+    stats = group.stats.get(attack)
+    if stats is None:
+        return Text("-")
+    part = "" if stats.n in group.counts[:1] else f" of {stats.n}"
+    part += "" if stats.runs == len(group.runs) else f", {stats.runs} of {len(group.runs)} seeds"
+    mark = "*" if group.weights_differ else ""
+    return Text(f"{stats.value:.1f} [{stats.low:.1f}, {stats.high:.1f}]{part}{mark}")
 
 
 def _worst_is_lower(result: Evaluation) -> bool:

@@ -12,8 +12,9 @@ from atas.ops.precision import strict_float32
 from atas.report.elements import Section
 from atas.report.paper import Paper
 from atas.report.run_view import RunView, SampleSizes
-from atas.report.sections import classes, comparison, examples, notes, summary, training
-from atas.report.summary import summarise
+from atas.report.sections import classes, comparison, examples, notes, seeds, summary, training
+from atas.report.seed_groups import SeedGroup, run_folders, summarise_groups
+from atas.report.summary import RunSummary, summarise
 
 
 def write_page(
@@ -25,17 +26,18 @@ def write_page(
     sample_sizes: SampleSizes | None = None,
     trust: bool = False,
 ) -> None:
-    """Write the page of these runs.
+    """Write the page of these runs; a folder of runs stands for all runs in it.
 
     `root` is the data directory, if different from training. `paper` looks up the paper's results. `sample_sizes`
     limits how many images are attacked for the page. Without `trust`, code that a folder names as its model is not
     imported, and the page says so where it needs the model.
     """
-    runs = zip(summarise(folders), folders, strict=True)
-    views = [RunView(run, Path(folder), root, sample_sizes, trust=trust) for run, folder in runs]
+    paths, rows = run_folders(folders), summarise_groups(folders)
+    runs = zip(summarise(paths), paths, strict=True)
+    views = [RunView(run, folder, root, sample_sizes, trust=trust) for run, folder in runs]
     check_writable(out)
     with strict_float32(select_device("auto")):  # as in the evaluation, so that both give the same predictions
-        text = render_run(views[0], paper) if len(views) == 1 else render_comparison(views)
+        text = render_run(views[0], paper) if len(views) == 1 else render_comparison(views, rows)
     write_text(out, text)
 
 
@@ -59,16 +61,23 @@ def render_run(view: RunView, paper: Paper | None = None) -> str:
     return _render(view.summary.name, subtitle, sections)
 
 
-def render_comparison(views: list[RunView]) -> str:
-    """Return the page of several runs."""
+def render_comparison(views: list[RunView], rows: Sequence[RunSummary | SeedGroup] = ()) -> str:
+    """Return the page of several runs; `rows` has the groups of seeds among them."""
     methods = dict.fromkeys(view.recipe.method.name for view in views)
+    groups = [row for row in rows if isinstance(row, SeedGroup)]
+    first = (
+        [seeds.seeds_section(list(rows), views), seeds.each_run_section(views)]
+        if groups
+        else [comparison.comparison_section(views)]
+    )
     sections = [
-        comparison.comparison_section(views),
+        *first,
         comparison.curves_section(views),
         comparison.comparison_warnings_section(views),
         notes.repeat_section(views),
     ]
-    return _render(f"{len(views)} runs compared", ", ".join(methods), sections)
+    title = f"{rows[0].name}: {len(views)} seeds" if len(rows) == 1 and groups else f"{len(views)} runs compared"
+    return _render(title, ", ".join(methods), sections)
 
 
 def _render(title: str, subtitle: str, sections: list[Section]) -> str:

@@ -1,36 +1,13 @@
-"""Statistics over the seeds of one row: mean, range, training time and collapses, as text for tables."""
+"""Statistics over the seeds of one row of records: accuracy, training time and collapses, as text for tables."""
 
 from __future__ import annotations
 
 import statistics
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any
 
 from atas._utils.formatting import format_seconds
+from atas.evaluation.seed_stats import SeedStats
 from atas.sweeps.record import Record
-
-
-@dataclass(frozen=True)
-class SeedStats:
-    """An accuracy in percent: of one run with its 95% interval, or the mean of several runs with their range."""
-
-    value: float
-    low: float
-    high: float
-    runs: int
-    n: int
-
-    def __str__(self) -> str:
-        if self.runs > 1:
-            return f"{self.value:.2f} ({self.low:.2f} to {self.high:.2f})"
-        return f"{self.value:.2f} [{self.low:.1f}, {self.high:.1f}]"
-
-    def to_json(self) -> dict[str, Any]:
-        """Return plain values."""
-        spread = "range over seeds" if self.runs > 1 else "95% interval"
-        ends = {"low": self.low, "high": self.high, "spread": spread}
-        return {"percent": self.value, **ends, "runs": self.runs, "n": self.n}
 
 
 def summarize_seeds(records: Sequence[Record], attack: str) -> SeedStats | None:
@@ -39,10 +16,7 @@ def summarize_seeds(records: Sequence[Record], attack: str) -> SeedStats | None:
     if not attacked:
         return None
     values = [100 * record.attacks[attack]["accuracy"] for record in attacked]
-    low, high = min(values), max(values)
-    if len(attacked) == 1:
-        low, high = (100 * end for end in attacked[0].attacks[attack]["interval"])
-    return SeedStats(statistics.fmean(values), low, high, len(attacked), attacked[0].n)
+    return SeedStats.of(values, [100 * end for end in attacked[0].attacks[attack]["interval"]], attacked[0].n)
 
 
 def format_difference(ours: SeedStats | None, paper: float | None) -> str:

@@ -91,7 +91,7 @@ def train(
         if data is not None:
             named = dataclasses.replace(resolved.data, name=f"{GIVEN}{data.name}")
             resolved = dataclasses.replace(resolved, data=named)
-        run_folder = RunFolder(_given_folder(out) if out is not None else _default_folder(resolved.name))
+        run_folder = RunFolder(_given_folder(out) if out is not None else default_folder(resolved.name))
         known = world.on_rank0(lambda: _automatic_values(resolved, run_folder if resume else None, world.size))
         resolved = resolved.with_values(known)
         options = f"--resume --out {shell_quote(run_folder.path)}{resolved.trust_option}"
@@ -168,7 +168,7 @@ def _given_folder(out: str | Path) -> Path:
     return Path(out)
 
 
-def _default_folder(name: str) -> Path:
+def default_folder(name: str) -> Path:
     """Return the folder of a recipe's run; raise UsageError if its name is not that of a folder."""
     if name in ("", ".", "..") or set(name) & set("/\\\0"):
         raise UsageError(f"the recipe's name {name!r} cannot be the name of a folder in runs; change it or pass --out")

@@ -21,24 +21,26 @@ _ACCURACIES = {"clean": "clean", "fgsm": "FGSM", "pgd10": "PGD-10"}
 
 
 class TrainingProgress(ProgressDisplay):
-    """Progress of a training run over all its steps."""
+    """Progress of a training run over all its steps; `label` stands before every line, such as "seed 2 of 3"."""
 
     def __init__(
         self,
         console: Console | None = None,
         quiet: bool = False,
         *,
+        label: str = "",
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         super().__init__(console or Console(quiet=quiet), clock=clock)
         self._seconds: dict[str, float] = {}  # by activity, since the start or the resume
+        self._label = f"{label}  " if label else ""
 
     def __enter__(self) -> Self:  # `start` adds the bar; the bar of an earlier run must not start again
         return self
 
     def start_run(self, headline: str) -> None:
         """Print the first line, which describes the run."""
-        self.log(headline)
+        self.log(f"{self._label}{headline}")
 
     def data_loading(self, what: str, done: int, total: int | None) -> None:
         """Print the progress of loading: at the start if there are many images, then now and then."""
@@ -66,7 +68,7 @@ class TrainingProgress(ProgressDisplay):
     def update(self, done: int, epoch: int, epochs: int, **status: Any) -> None:
         """Show the position within an epoch (counted from 0)."""
         self._done = done
-        number = f"epoch {epoch + 1}/{epochs}"
+        number = f"{self._label}epoch {epoch + 1}/{epochs}"
         left = self._time_left(epochs - epoch)
         plain = f"{number}  {done:,} of {self._total:,} steps  {_status(status)}  {left} left"
         moving = {
@@ -90,15 +92,15 @@ class TrainingProgress(ProgressDisplay):
     def end_run(self) -> None:
         """Print where the time went, after a run that has trained."""
         if self._seconds.get("training"):
-            self.log(f"time: {_describe_times(self._seconds)}")
+            self.log(f"{self._label}time: {_describe_times(self._seconds)}")
 
     def end_epoch(self, done: int, row: dict[str, Any], epochs: int) -> None:
         """Print one line for an epoch after its probe."""
         self._done, self._epochs_ended = done, self._epochs_ended + 1
-        number = f"{row['epoch'] + 1:>{len(str(epochs))}}/{epochs}"
-        self.show("steps", "", completed=done, text=f"epoch {number} done")  # a short epoch had no other update
+        number = f"{self._label}epoch {row['epoch'] + 1:>{len(str(epochs))}}/{epochs}"
+        self.show("steps", "", completed=done, text=f"{number} done")  # a short epoch had no other update
         left = "" if done >= self._total else f"  {self._time_left(epochs - row['epoch'] - 1)} left"
-        self.log(f"epoch {number}  {_status(row)}{left}")
+        self.log(f"{number}  {_status(row)}{left}")
 
     def _time_left(self, epochs: int) -> str:
         """Estimate the time of the remaining steps and of the monitor from that since the start or the resume."""

@@ -164,6 +164,9 @@ def divergence_advice(recipe: Recipe) -> str:
 def load_recipe(run_folder: RunFolder, *, trust: bool = False) -> Recipe:
     """Load the recipe of a run's folder; without `trust`, what it names as code is never imported."""
     if not run_folder.recipe.exists():
+        inner = sorted(run_folder.path.glob(f"*/{run_folder.recipe.name}"))
+        if inner:
+            raise DataError(f"{run_folder.path} holds several runs; pass the folder of one, such as {inner[0].parent}")
         why = "it holds no recipe.toml" if run_folder.path.exists() else "there is no such folder"
         raise DataError(f"{run_folder.path} is not the folder of a run: {why}; pass a folder that `atas train` wrote")
     _check_recipe(run_folder.recipe)

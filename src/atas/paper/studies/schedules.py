@@ -10,11 +10,12 @@ import itertools
 from typing import Any
 
 from atas import recipes
+from atas.evaluation.seed_stats import SeedStats
 from atas.paper.grid import EXTRA_METHODS, METHODS, Grid, cifar, digits
 from atas.paper.study import Page, StudyOptions, TrainingStudy, select, select_budgets
 from atas.sweeps import markdown
 from atas.sweeps.record import Record
-from atas.sweeps.seed_stats import SeedStats, format_training_time, summarize_seeds
+from atas.sweeps.seed_stats import format_training_time, summarize_seeds
 from atas.sweeps.store import Store
 from atas.sweeps.trial import Trial, format_eps
 

@@ -31,7 +31,7 @@ def comparison_section(views: list[RunView]) -> Section:
     ranking = rank([view.summary for view in views])
     context = {
         "answers": comparison_answers(views, ranking),
-        "runs": _runs_table([view.summary for view in views], ranking),
+        "runs": runs_table([view.summary for view in views], ranking),
     }
     return Section("summary", "Side by side", "comparison", context)
 
@@ -78,7 +78,8 @@ def comparison_warnings_section(views: list[RunView]) -> Section:
     return Section("warnings", "Warnings", "comparison_warnings", {"runs": runs})
 
 
-def _runs_table(runs: list[RunSummary], ranking: Ranking | str) -> DataTable:
+def runs_table(runs: list[RunSummary], ranking: Ranking | str) -> DataTable:
+    """Return the table of all runs, with their differences to the best."""
     attacks = list(dict.fromkeys(name for run in runs if run.evaluation for name in attack_names(run.evaluation)))
     ranked = {entry.run.name: entry for entry in ranking.runs} if isinstance(ranking, Ranking) else {}
     texts: dict[str, Callable[[RunSummary], str]] = {

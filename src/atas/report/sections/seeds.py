@@ -1,0 +1,108 @@
+"""The sections of a comparison of seeds: three answers with a table of all groups, and the table of single runs."""
+
+from __future__ import annotations
+
+from atas._utils.formatting import format_seconds
+from atas.attacks.registry import display_name
+from atas.evaluation.seed_stats import SeedStats, stats_by_attack
+from atas.report.compare import Ranking, rank
+from atas.report.elements import Cell, DataTable, Section, Whisker
+from atas.report.formatting import join_names
+from atas.report.headline import HeadlineAnswer, comparison_answers
+from atas.report.run_view import RunView
+from atas.report.sections.comparison import runs_table
+from atas.report.seed_groups import SeedGroup
+from atas.report.summary import RunSummary
+
+_WORST = "worst"
+
+
+def seeds_section(rows: list[RunSummary | SeedGroup], views: list[RunView]) -> Section:
+    """Return three answers and the table with one row for each group of seeds."""
+    summaries = [view.summary for view in views]
+    ranking = rank(summaries)
+    trust = comparison_answers(views, ranking)[-1]
+    if isinstance(ranking, str):
+        answers = [HeadlineAnswer("Which is the most robust?", "Not known", ranking, "care")]
+    else:
+        answers = _answers(_stats_by_row(rows, summaries, ranking), join_names(ranking.attacks))
+    return Section("summary", "Over seeds", "comparison", {"answers": [*answers, trust], "runs": _table(rows)})
+
+
+def each_run_section(views: list[RunView]) -> Section:
+    """Return the table of all single runs."""
+    summaries = [view.summary for view in views]
+    return Section("runs", "Each run", "comparison", {"answers": [], "runs": runs_table(summaries, rank(summaries))})
+
+
+def _stats_by_row(
+    rows: list[RunSummary | SeedGroup], summaries: list[RunSummary], ranking: Ranking
+) -> dict[str, SeedStats]:
+    """Return the statistics of each row under the attacks that all runs have, on the same images."""
+    ranked, remaining = {entry.run.name: entry for entry in ranking.runs}, iter(summaries)
+    found = {}
+    for row in rows:
+        names = [next(remaining).name for _ in (row.runs if isinstance(row, SeedGroup) else (row,))]
+        if entries := [ranked[name] for name in names if name in ranked]:
+            values = [100 * entry.accuracy for entry in entries]
+            found[row.name] = SeedStats.of(values, [100 * end for end in entries[0].interval], entries[0].n)
+    return found
+
+
+def _answers(stats: dict[str, SeedStats], attacks: str) -> list[HeadlineAnswer]:
+    """Answer which row is the most robust, and whether seeds explain its lead."""
+    first, *others = sorted(stats, key=lambda name: -stats[name].value)
+    best = stats[first]
+    described = f"Robust accuracy of {first} under {attacks} is {_describe(best)}"
+    if not others:
+        width = f"{best.high - best.low:.1f} points"
+        return [
+            HeadlineAnswer("How robust is it?", f"{best.value:.1f}%", f"{described}.", "plain"),
+            HeadlineAnswer("How much do seeds matter?", width, "From the worst to the best seed.", "plain"),
+        ]
+    second = stats[others[0]]
+    pair, is_clear = f"{first} and {others[0]}", best.low > second.high
+    why = f"The ranges of {pair} {'do not overlap' if is_clear else 'overlap, so seeds may explain the difference'}."
+    word, tone = ("Yes, over these seeds", "good") if is_clear else ("Not shown", "care")
+    return [
+        HeadlineAnswer(
+            "Which is the most robust?", first, f"{described}; next is {others[0]} with {_describe(second)}.", "plain"
+        ),
+        HeadlineAnswer("Is its lead real?", word, why, tone),
+    ]
+
+
+def _stats(row: RunSummary | SeedGroup) -> dict[str, SeedStats]:
+    if isinstance(row, SeedGroup):
+        return row.stats
+    return stats_by_attack([] if row.evaluation is None else [row.evaluation])
+
+
+def _describe(stats: SeedStats) -> str:
+    spread = f"over {stats.runs} seeds" if stats.runs > 1 else "with 95% confidence, one seed"
+    return f"{stats.value:.1f}% ({stats.low:.1f} to {stats.high:.1f} {spread}, {stats.n:,} images)"
+
+
+def _table(rows: list[RunSummary | SeedGroup]) -> DataTable:
+    known = {name: None for row in rows for name in _stats(row)}
+    attacks = sorted(known, key=lambda name: name == _WORST)
+    cells: list[list[Cell | str]] = [
+        [
+            row.name,
+            Cell(str(len(row.runs) if isinstance(row, SeedGroup) else 1)),
+            *(_cell(_stats(row).get(name)) for name in attacks),
+            Cell(format_seconds(row.seconds), sort=row.seconds),
+            row.collapse_status,
+        ]
+        for row in rows
+    ]
+    head = ["run", "seeds", *map(display_name, attacks), "time", "collapse"]
+    caption = "Accuracy in percent: mean and range over the seeds; for one run its 95% interval"
+    return DataTable(head, cells, caption, sortable=True, class_="runs")
+
+
+def _cell(stats: SeedStats | None) -> Cell:
+    if stats is None:
+        return Cell("-", sort=-1)
+    whisker = Whisker(stats.value / 100, (stats.low / 100, stats.high / 100))
+    return Cell(f"{stats.value:.1f}", note=f"{stats.low:.1f} to {stats.high:.1f}", whisker=whisker, sort=stats.value)
