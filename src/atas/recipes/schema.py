@@ -344,7 +344,9 @@ def _setting_types(entries: Mapping[str, Any], trusted: bool) -> dict[str, Any]:
 
 def _unknown_key(section: str, key: str, known: Sequence[str]) -> UsageError:
     """Return the error for an unknown key, with the key or the method that was probably meant."""
-    users = [name for name in methods.names() if section == "method" and key in methods.setting_types(name)]
+    users = [
+        name for name in methods.names() if section == "method" and key in methods.setting_types(name, trusted=False)
+    ]
     meant = None if users else _meant(section, key, known)
     hint = f": that is a setting of {first_few(users)}." if users else f"; did you mean '{meant}'?" if meant else "."
     return UsageError(f"unknown recipe key '{section}.{key}'{hint} Known in [{section}]: {', '.join(known)}.")
