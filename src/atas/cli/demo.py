@@ -134,6 +134,8 @@ def _run(jobs: dict[str, _Job], display: ProgressDisplay) -> None:
             for future in futures:
                 if future.done():
                     future.result()
+        except KeyboardInterrupt:
+            raise AtasError("interrupted; the next `atas demo` starts again") from None
         finally:  # after Ctrl-C, or when one has failed
             for job in jobs.values():
                 job.stop()
