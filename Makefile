@@ -8,21 +8,14 @@ DEMO := runs/demo
 .PHONY: demo test test-kernels torture quick check format docs clean
 
 $(INSTALLED): pyproject.toml constraints.txt
-	$(PYTHON) -m venv $(VENV)
-	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	@echo "installing atas into $(VENV): PyTorch and the packages of the tests, several hundred megabytes, once ..."
+	@$(PYTHON) -m venv $(VENV)
+	@$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
 	@touch $@
 
-# The paper's story on real embedded data: FGSM-RS with too large a step, ATTA, ATAS. The three train side by side, one
-# thread each: so small a network gains little from more.
-METHODS := fgsm-rs atta atas
+# The field's story on real embedded data: standard training, a collapse, and a model that withstands AutoAttack.
 demo: $(INSTALLED)
-	@echo "training the same network with $(METHODS), about a minute and a half ..."
-	@$(MAKE) --no-print-directory -j $(words $(METHODS)) $(addprefix demo-,$(METHODS))
-	@$(BIN)/atas compare $(addprefix $(DEMO)/,$(METHODS)) --plot $(DEMO)/curves.png
-
-demo-%: $(INSTALLED)
-	@set -o pipefail; OMP_NUM_THREADS=1 $(BIN)/atas train digits-small-cnn-$* --out $(DEMO)/$* --overwrite --evaluate \
-		| sed -u 's/^/$*: /'
+	@$(BIN)/atas demo --out $(DEMO)
 
 test: $(INSTALLED)
 	$(BIN)/pytest -n 2 --dist worksteal

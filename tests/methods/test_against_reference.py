@@ -160,6 +160,16 @@ def test_fgsm(compared_method, threat, scale):
 
 
 @pytest.mark.parametrize(("threat", "scale"), CASES)
+def test_fgsm_with_a_step_beyond_the_ball(compared_method, threat, scale):
+    s = compared_method("fgsm", threat, scale, step_size="2 eps")
+    s.ball = Ball(threat.name, 2 * threat.eps)
+    for _ in s.compare(
+        range(2), lambda epoch, x, y, index, view: reference.fgsm(s.net, s.ball, x, y, RATE, 2 * scale * threat.eps)
+    ):
+        pass
+
+
+@pytest.mark.parametrize(("threat", "scale"), CASES)
 def test_fgsm_rs(compared_method, threat, scale):
     s = compared_method("fgsm-rs", threat, scale)
 

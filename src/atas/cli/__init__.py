@@ -15,7 +15,7 @@ import typer
 from atas import __version__
 from atas._utils.console import is_rank0
 from atas._utils.formatting import printable
-from atas.cli import bench, compare, data, evaluate, export, ls, report, reproduce, train
+from atas.cli import bench, compare, data, demo, evaluate, export, ls, report, reproduce, train
 from atas.cli.completion import hint_for_option
 from atas.errors import AtasError
 
@@ -27,6 +27,7 @@ app = typer.Typer(
     rich_markup_mode=None,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
+app.command("demo")(demo.demo)
 app.command("ls")(ls.ls)
 app.add_typer(data.app, name="data")
 app.command("train")(train.train)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Unpack
 
 from torch import Tensor, nn
@@ -14,18 +15,32 @@ from atas.threat import Size, Threat
 
 
 class FGSM(InputPerturbation):
-    """One step of size eps from the image (Goodfellow et al., 2015). Collapses at larger budgets.
+    """One step from the image (Goodfellow et al., 2015). Collapses at larger budgets.
 
-    x' = P[x + eps sgn grad l(x)], attacked in train mode. Cost: two forward and two backward passes, one of them
-    without weight gradients.
+    x' = P[x + a sgn grad l(x)] with a = eps, attacked in train mode. With a larger `step_size` the perturbation leaves
+    the ball. Cost: two forward and two backward passes, one of them without weight gradients.
     """
 
     has_start = True
 
+    def __init__(
+        self,
+        threat: Threat,
+        examples: int,
+        shape: Sequence[int],
+        *,
+        step_size: Size | None = None,
+        **common: Unpack[CommonArgs],
+    ) -> None:
+        super().__init__(threat, examples, shape, **common)
+        self.step_size = threat.size("step_size", step_size, auto=1.0)
+        self.settings_warning = warn_of_steps(threat, self.step_size)
+        self._reach = replace(threat, eps=max(threat.eps, self.step_size))
+
     def attack(self, model: nn.Module, batch: Batch) -> Tensor:
         """Take a full step from the image."""
         gradient = self.start_gradient(model, batch.x, batch.y)
-        return self.threat.ascend(batch.x, gradient, self.threat.eps * self.step_scale, batch.x)
+        return self._reach.ascend(batch.x, gradient, self.step_size * self.step_scale, batch.x)
 
 
 class FGSMRS(InputPerturbation):
