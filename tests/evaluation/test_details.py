@@ -34,7 +34,7 @@ def stored(problem, ball, tiny):
 class Named(list):
     """A data set of pairs with names of its classes."""
 
-    classes = ["ant", "bee", "cat", "dog"]
+    classes = ("ant", "bee", "cat", "dog")
 
 
 def test_predictions_agree_with_the_verdicts(problem, stored):
@@ -83,7 +83,7 @@ def test_the_sample_is_all_that_is_recorded(problem, ball, monkeypatch, stored, 
     again = evaluate(*problem, ball, attacks=(*ATTACKS, tiny), batch_size=8, seed=2)
     examples = again.details.examples
     assert len(examples.index) == 24
-    assert {row for row in (0, 15)} <= set(examples.index.tolist()), "recorded examples come first"
+    assert {0, 15} <= set(examples.index.tolist()), "recorded examples come first"
     for name, images in examples.attacks.items():
         assert torch.equal(images.label == problem[2][examples.index], again.correct[name][examples.index]), name
     assert all(
@@ -174,7 +174,7 @@ def test_damage_is_noticed(stored, tmp_path, place):
     content = bytearray(path.read_bytes())
     content[int(place * len(content))] ^= 16
     path.write_bytes(content)
-    with pytest.raises(DataError, match="result.safetensors is damaged"):
+    with pytest.raises(DataError, match=r"result\.safetensors is damaged"):
         atas.Evaluation.load(tmp_path / "result.json")
     assert atas.Evaluation.load(tmp_path / "result.json", details=False).accuracy == stored.accuracy
     stored.save(tmp_path / "result.json")  # a damaged file is replaced
