@@ -39,6 +39,7 @@ class ConfusionMatrix:
     def count(cls, labels: Tensor, predicted: Tensor, classes: tuple[str, ...]) -> ConfusionMatrix:
         """Count the predictions that are classes.
 
+        >>> import torch
         >>> ConfusionMatrix.count(torch.tensor([0, 0, 1]), torch.tensor([0, 1, -1]), ("a", "b")).counts.tolist()
         [[1, 1], [0, 0]]
         """

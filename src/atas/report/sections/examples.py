@@ -138,7 +138,12 @@ def _gallery(evaluation: Evaluation, details: EvaluationDetails, examples: Examp
         if bytes_left < 0:
             break
         cards.append(card)
-    return Gallery(cards, {name: display_name(name) for name in attack_names(evaluation)}, evaluation.threat)
+    attacks = {name: display_name(name) for name in _shown_attacks(evaluation, examples)}
+    return Gallery(cards, attacks, evaluation.threat)
+
+
+def _shown_attacks(evaluation: Evaluation, examples: ExampleImages) -> list[str]:
+    return [name for name in attack_names(evaluation) if name in examples.attacks]
 
 
 def _example_card(evaluation: Evaluation, details: EvaluationDetails, examples: ExampleImages, row: int) -> ExampleCard:
@@ -156,7 +161,9 @@ def _example_card(evaluation: Evaluation, details: EvaluationDetails, examples: 
         correct=int(clean.label[row]) == label,
         prediction=_prediction_text(details, int(clean.label[row]), float(clean.confidence[row])),
         image=image(clean.adversarial[row], f"test image {index}, class {name}"),
-        variants=[_variant(evaluation, details, examples, attack, row) for attack in attack_names(evaluation)],
+        variants=[
+            _variant(evaluation, details, examples, attack, row) for attack in _shown_attacks(evaluation, examples)
+        ],
     )
 
 
