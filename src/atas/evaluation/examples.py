@@ -33,7 +33,7 @@ from atas.evaluation.inputs import ChunkReader
 from atas.evaluation.runner import FIRST_STAGE, MISCLASSIFIED, ROBUST, AttackOutcome, check_within_threat
 from atas.threat import Threat
 
-RECORDED_EXAMPLES = 256
+RECORDED_EXAMPLES = 512  # a sample of this size holds most outcomes, and takes a few MB
 _NUM_EXAMPLES = 24
 _NUM_LANDSCAPES = 3
 _LANDSCAPE_SECONDS = 60.0  # after which no further points are computed: a slow network gets fewer landscapes
