@@ -55,6 +55,8 @@ def commands(folder, *names):
         ("metrics.jsonl", ("compare", "evaluate", "export", "report", "resume")),
         ("environment.json", ("evaluate", "export", "report", "resume")),
         ("evaluation.json", ("compare", "export", "report")),
+        ("evaluation.safetensors", ("compare", "export", "report")),
+        ("training_examples.safetensors", ("report",)),
     ],
 )
 def test_a_file_that_is_no_document_of_ours(name, readers, content, command, evaluated):

@@ -34,6 +34,25 @@ def test_a_table_and_a_file(command, copy_of):
     assert found["accuracy"]["worst"] <= found["accuracy"]["fgsm"]
 
 
+def test_images_for_the_report_are_beside_the_file(command, copy_of):
+    folder = copy_of()
+    assert command("evaluate", folder, "--out", folder / "mine.json").status == 0
+    details = evaluation.Evaluation.load(folder / "mine.json").details
+    assert details.classes == tuple("0123456789")
+    assert len(details.examples.index) == 24
+    assert not (folder / "evaluation.safetensors").exists()
+
+
+@pytest.mark.usefixtures("no_forward_pass")
+def test_weights_are_not_replaced_by_images(command, copy_of, contents):
+    folder = copy_of()
+    before = contents(folder)
+    command("evaluate", folder, "--out", folder / "model.json").sentence(
+        "model.safetensors, which holds something else", "another name", status=2
+    )
+    assert contents(folder) == before
+
+
 def test_the_path_of_the_file_is_in_one_piece(command, copy_of, monkeypatch):
     monkeypatch.setenv("COLUMNS", "80")
     folder = copy_of("a-long-name-" * 8)

@@ -82,13 +82,6 @@ def test_other_classes_are_refused(classes, parts, command, run, contents, tmp_p
     assert contents(run) == before
 
 
-def test_a_report_shows_nothing_of_other_classes(command, run, tmp_path):
-    assert command("report", run, "--data", draw(tmp_path / "other", ["1dog", "2cat"])).status == 0
-    page = (run / "report.html").read_text()
-    assert "Cannot load the data: the data has other classes than the model was trained on" in page
-    assert "taken for" not in page
-
-
 def test_another_order_is_refused(command, run):
     path = run / "model.safetensors"
     about, _ = read_weights(path)

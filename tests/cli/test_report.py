@@ -23,7 +23,7 @@ def test_several_runs_go_where_one_is(command, copy_of, tmp_path, monkeypatch):
 
 def test_an_unfinished_run(command, unfinished):
     assert command("report", unfinished).status == 0
-    assert "has not finished" in (unfinished / "report.html").read_text()
+    assert "The run has not been evaluated" in (unfinished / "report.html").read_text()
 
 
 def test_report_of_damaged_runs_is_refused(command, copy_of, tmp_path):
@@ -32,6 +32,8 @@ def test_report_of_damaged_runs_is_refused(command, copy_of, tmp_path):
     (folder / "evaluation.json").write_text("[]")
     command("report", folder).sentence("evaluation.json", "damaged", "evaluate again", status=1)
     (folder / "evaluation.json").unlink()
+    (folder / "training_examples.safetensors").write_text("[]")
+    command("report", folder).sentence("training_examples.safetensors", "damaged", "train --resume", status=1)
     (folder / "metrics.jsonl").write_text("")
     command("report", folder).sentence("no finished epoch", status=1)
     assert not (folder / "report.html").exists()
@@ -46,6 +48,12 @@ def test_where_no_page_can_be(command, copy_of, contents, monkeypatch):
         command("report", folder, "--out", out).sentence("--out names a file", why, status=2)
     command("report", folder, "--out", "/proc/page.html").sentence("(/proc/page.html)", status=1)
     assert contents(folder) == before
+
+
+def test_options_of_earlier_versions_are_no_options(command, copy_of):
+    """A page needs neither data nor code."""
+    for option in (["--data", "elsewhere"], ["--trust"]):
+        assert command("report", copy_of(option[0].strip("-")), *option).status == 2
 
 
 def test_no_run_is_wrong_use(command):

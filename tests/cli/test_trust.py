@@ -103,7 +103,6 @@ def test_weights_do_not_import_what_they_name(command, named_model, trace):
 @pytest.mark.slow
 def test_a_report_is_written_without_the_code(command, named_model, trace):
     assert command("report", named_model).status == 0
-    assert "evil:build is not loaded: it is code" in (named_model / "report.html").read_text()
     assert not trace.exists()
 
 
@@ -142,8 +141,6 @@ def test_trust_allows_it(command, named_model, trace):
     assert command("evaluate", named_model, *few, "--trust").status == 0
     assert trace.exists()
     assert command("export", named_model, "--to", "safetensors", "--trust").status == 0
-    assert command("report", named_model, "--trust").status == 0
-    assert "it is code" not in (named_model / "report.html").read_text()
     assert atas.load(named_model, trust=True).training is False
     assert atas.load(named_model / "model.safetensors", trust=True).training is False
 

@@ -62,8 +62,15 @@ def test_two_processes_find_what_one_finds(robust_digits, tiny, tmp_path):
     assert done.returncode == 0, done.stderr
     assert not list((tmp_path / "out").glob("progress*"))
     for count in (n, 1):
-        expected = evaluate(model, x[:count], y[:count], BALL, attacks=["fgsm", "pgd10x2", tiny], seed=3).to_json()
+        alone = evaluate(model, x[:count], y[:count], BALL, attacks=["fgsm", "pgd10x2", tiny], seed=3)
+        expected = alone.to_json()
         for rank in (0, 1):
+            details = atas.Evaluation.load(tmp_path / "out" / f"{count}-{rank}.json").details
+            assert torch.equal(details.labels, alone.details.labels)
+            for name in ("clean", "fgsm", "pgd10x2"):  # a search may take another adversarial input of an example
+                assert torch.equal(details.predicted[name], alone.details.predicted[name]), name
+            assert torch.equal(details.examples.index, alone.details.examples.index)
+            torch.testing.assert_close(details.landscapes.loss, alone.details.landscapes.loss)
             found = json.loads((tmp_path / "out" / f"{count}-{rank}.json").read_text())
             for key in ("correct", "accuracy", "broken_by", "weights", "data", "n", "warnings"):
                 assert found[key] == expected[key], key

@@ -35,7 +35,8 @@ def test_a_result_survives_its_file(problem, ball, tmp_path):
     path.write_text("older")
     result.save(path)
     found = Evaluation.load(path)
-    assert [p.name for p in tmp_path.iterdir()] == ["evaluation.json"], "no temporary file is left"
+    names = {path.name for path in tmp_path.iterdir()}
+    assert names == {"evaluation.json", "evaluation.safetensors"}, "no temporary file is left"
     assert found.to_json() == result.to_json() == json.loads(path.read_text())
     assert found.threat == ball
     assert found.interval == result.interval

@@ -196,7 +196,8 @@ def test_the_checks_cost_little(robust_digits):
     finally:
         hook.remove()
     necessary = len(x) * (1 + 50 + 1)
-    assert sum(passes) < 1.2 * necessary
+    landscapes = 3 * (21 * 21 + 1)
+    assert sum(passes) < 1.2 * necessary + landscapes
 
 
 def test_without_an_attack_only_the_model_is_looked_at(robust_digits):

@@ -4,8 +4,11 @@ import dataclasses
 import json
 
 import pytest
+import torch
 
 import atas
+from atas import report
+from atas.evaluation import EvaluationWarning
 from atas.export.base import ExportSource, FormatOutput
 from atas.export.model_card import render_card
 
@@ -140,3 +143,34 @@ def test_the_randomised_autoattack_counts_as_autoattack(copy_of, with_autoattack
     )
     dataclasses.replace(result, correct=correct, seconds=seconds).save(folder / "evaluation.json")
     assert "not evaluated with AutoAttack" not in sections_of(text_of(folder))["Limits"]
+
+
+@pytest.mark.parametrize("attacks", [("fgsm", "pgd10"), ("fgsm", "autoattack")])
+@pytest.mark.parametrize("kind", [None, "square"])
+def test_card_and_report_quote_the_same_worst_case(copy_of, attacks, kind):
+    """Also where AutoAttack on fewer images is in another file."""
+    folder = copy_of()
+    result = atas.Evaluation.load(folder / "evaluation.json")
+    n = 400
+    correct = {name: torch.arange(n) < 310 - 10 * row for row, name in enumerate(("clean", *attacks))}
+    correct["worst"] = correct[attacks[-1]]
+    warnings = () if kind is None else (EvaluationWarning(kind, "it breaks more"),)
+    first = dataclasses.replace(
+        result,
+        correct=correct,
+        seconds=dict.fromkeys(correct, 1.0),
+        stages={},
+        broken_by={},
+        warnings=warnings,
+        details=None,
+    )
+    first.save(folder / "evaluation.json")
+    few = {name: torch.arange(20) < 14 for name in ("clean", "autoattack", "worst")}
+    dataclasses.replace(first, correct=few, seconds=dict.fromkeys(few, 1.0)).save(folder / "few.json")
+    (run,) = report.summarise([folder])
+    source = ExportSource.load(folder)
+    assert source.result.accuracy == run.evaluation.accuracy
+    assert source.verdict == run.verdict
+    expected = "not known" if kind else "72.5%" if "autoattack" in attacks else "at most 72.5%"
+    assert str(run.verdict) == expected
+    assert f"**The worst case is {expected}" in sections_of(text_of(folder))["Results"]

@@ -12,7 +12,7 @@ from rich.console import Console
 import atas
 from atas import recipes, report
 from atas.evaluation import Evaluation
-from atas.report.run_view import RunView, SampleSizes
+from atas.report.run_view import RunView
 from atas.training import TrainingProgress
 
 
@@ -79,24 +79,21 @@ def show():
 ATTACKS = ("fgsm", "pgd10", "apgd-ce")
 
 
-FEW_IMAGES = SampleSizes(gallery=12, confusion=40, norm_deciles=40)
-
-
 @pytest.fixture(scope="session")
-def write_quickly():
-    """Write the page of these runs, measured on a few images only."""
+def write_page():
+    """Write the page of these runs."""
 
     def write(folders, path, **options):
-        report.write_page(folders, path, sample_sizes=FEW_IMAGES, **options)
+        report.write_page(folders, path, **options)
         return path
 
     return write
 
 
 @pytest.fixture(scope="session")
-def healthy_page(tmp_path_factory, trained, write_quickly):
+def healthy_page(tmp_path_factory, trained, write_page):
     """The page of the trained run."""
-    return write_quickly([trained], tmp_path_factory.mktemp("page") / "healthy.html")
+    return write_page([trained], tmp_path_factory.mktemp("page") / "healthy.html")
 
 
 @pytest.fixture(scope="session")
@@ -106,8 +103,8 @@ def trained(tmp_path_factory):
     values = {"training.epochs": 4, "method.eps": 0.1, "method.max_step": 0.2, "training.probe": 60}
     values |= {"engine.device": "cpu", "schedule.peak": 0.1}
     run = atas.train("digits-small-cnn-atas", out=folder, values=values, live=TrainingProgress(quiet=True))
-    test = atas.data.load("digits").test
-    result = atas.evaluate(run.model, test.images[:40], test.labels[:40], run.recipe.threat, attacks=ATTACKS)
+    test = atas.data.load("digits").test.subset(slice(40))
+    result = atas.evaluate(run.model, test, threat=run.recipe.threat, attacks=ATTACKS)
     result.save(folder / "evaluation.json")
     return folder
 
@@ -139,11 +136,11 @@ def edit_evaluation():
 
 @pytest.fixture
 def view_of():
-    """A run as the sections see it, measured on a few images if `quick`."""
+    """A run as the sections see it."""
 
-    def make(folder, root=None, *, quick=False):
+    def make(folder):
         (run,) = report.summarise([folder])
-        return RunView(run, folder, root, FEW_IMAGES if quick else None)
+        return RunView(run, folder)
 
     return make
 

@@ -27,7 +27,7 @@ def browser():
 
 
 @pytest.fixture(scope="module")
-def pages(browser, tmp_path_factory, trained, healthy_page, collapse, write_quickly):
+def pages(browser, tmp_path_factory, trained, healthy_page, collapse, write_page):
     """A page of each kind."""
     folder = tmp_path_factory.mktemp("pages")
 
@@ -41,10 +41,10 @@ def pages(browser, tmp_path_factory, trained, healthy_page, collapse, write_quic
     five = [trained, fallen, bare, hostile, copied("another")]
     return {
         "healthy": healthy_page,
-        "collapsed": write_quickly([fallen], folder / "collapsed.html"),
-        "compared": write_quickly(five, folder / "compared.html"),
-        "not-evaluated": write_quickly([bare], folder / "bare.html"),
-        "hostile": write_quickly([hostile], folder / "hostile.html"),
+        "collapsed": write_page([fallen], folder / "collapsed.html"),
+        "compared": write_page(five, folder / "compared.html"),
+        "not-evaluated": write_page([bare], folder / "bare.html"),
+        "hostile": write_page([hostile], folder / "hostile.html"),
     }
 
 

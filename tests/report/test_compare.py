@@ -4,12 +4,12 @@ import json
 from dataclasses import replace
 
 import pytest
-import torch
 
 from atas import report
 from atas.errors import DataError
-from atas.evaluation import wilson
+from atas.evaluation import EvaluationWarning, wilson
 from atas.models.weights import read_weights, save_weights
+from atas.report.headline import run_answers
 
 COLLAPSE = [(0.5, 0.4, 0.35), (0.7, 0.6, 0.45), (0.8, 0.9, 0.02), (0.8, 0.95, 0.0)]
 
@@ -89,12 +89,14 @@ def test_the_table(make_run, show):
     assert list(lines)[:4] == ["run", "one", "two", "three"]
     for column in ("method", "threat", "clean %", "pgd10 %", "fgsm %", "time", "collapse"):
         assert column in lines["run"]
-    assert "worst" not in lines["run"]
+    assert "worst case %" in lines["run"]
+    assert "at most 40.0 [" in lines["one"]
+    assert "at most: without AutoAttack, an upper bound" in text
     low, high = wilson(40, 100)
     assert f"40.0 [{100 * low:.1f}, {100 * high:.1f}]" in lines["one"]
     assert lines["one"].split()[-1] == "no"
     assert lines["two"].split()[-2:] == ["epoch", "3"]
-    assert lines["three"].split()[1:6] == ["atta", "Linf(8/255)", "-", "-", "-"]
+    assert lines["three"].split()[1:7] == ["atta", "Linf(8/255)", "-", "-", "-", "-"]
     assert "not evaluated; run atas evaluate" in text
 
 
@@ -107,7 +109,7 @@ def test_figures_of_other_weights_are_marked(copy_of, view_of, show, small_net):
     assert [run.to_json()["other_weights"] for run in runs] == [True, False]
     lines = show(report.table(runs)).splitlines()
     marked, unmarked = (next(line for line in lines if name in line) for name in ("[retrained]", "same"))
-    assert (marked.count("]*"), unmarked.count("*")) == (4, 0)
+    assert (marked.count("]*"), unmarked.count("*")) == (5, 0)
     assert any("*: result of other weights than those in the folder; evaluate again" in line for line in lines)
     assert view_of(folder).weights_differ
     path.write_bytes(b"damaged")
@@ -137,18 +139,27 @@ def test_a_further_result_fills_in_what_the_first_one_lacks(make_run, add_result
     text = show(report.table([run]))
     assert "60.0 [50.2, 69.1]" in text
     assert "58.0 [44.2, 70.6] of 50" in text
-    assert "worst" not in text
+    assert "at most 60.0 [50.2, 69.1]" in text
     assert run.to_json()["accuracy"]["worst"] == 0.6
     assert [(one["n"], one["accuracy"]["autoattack"]) for one in run.to_json()["more"]] == [(50, 0.58)]
 
 
-@pytest.mark.parametrize("further", [0, 2])
-def test_what_attacks_break_together_is_shown_where_it_is_more(make_run, show, further):
-    folder = make_run("first", right={"clean": 90, "fgsm": 60})
-    (run,) = report.summarise([folder])
-    image, verdicts = torch.arange(100), dict(run.evaluation.correct)
-    verdicts["pgd50"] = (image >= further) & (image < 60 + further)
-    verdicts["worst"] = verdicts["fgsm"] & verdicts["pgd50"]
-    found = replace(run.evaluation, correct=verdicts, seconds=dict.fromkeys(verdicts, 1.0))
-    text = show(report.table([replace(run, evaluation=found)]))
-    assert ("worst %" in text) is ("58.0 [48.2, 67.2]" in text) is (further > 0)
+@pytest.mark.parametrize(
+    ("right", "kind", "expected"),
+    [
+        ({"pgd50": 60, "autoattack": 55}, None, " 55.0 ["),
+        ({"pgd50": 60}, None, " at most 60.0 ["),
+        ({"pgd50": 60, "autoattack": 55}, "square", " not known "),
+    ],
+)
+def test_the_worst_case_is_told_as_on_the_page(make_run, view_of, show, right, kind, expected):
+    folder = make_run("first", right={"clean": 90, **right})
+    view = view_of(folder)
+    warnings = () if kind is None else (EvaluationWarning(kind, "Square breaks more"),)
+    run = replace(view.summary, evaluation=replace(view.summary.evaluation, warnings=warnings))
+    line = next(line for line in show(report.table([run])).splitlines() if "first" in line)
+    assert expected in line
+    view.summary = run
+    word = run_answers(view, None)[0].word.lower()
+    assert str(run.verdict) in word
+    assert run.to_json()["worst_case"] == str(run.verdict)

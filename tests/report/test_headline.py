@@ -5,6 +5,7 @@ import dataclasses
 import pytest
 
 from atas.evaluation import EvaluationWarning
+from atas.evaluation.warnings import MASKED_GRADIENTS
 from atas.recipes.expected import Expected, ExpectedAccuracy
 from atas.report.headline import run_answers
 
@@ -27,7 +28,9 @@ def told(make_run, view_of):
 def test_a_robust_model(told):
     robust, sure, trust = told(clean=90, pgd50=60, autoattack=55)
     assert (robust.word, robust.tone) == ("In part: 55.0%", "plain")
-    assert "about 90 correctly, and about 55 under attack by PGD-50 and AutoAttack" in robust.why
+    assert (
+        "about 90 correctly, and about 55 in the worst case: under every attack by PGD-50 and AutoAttack" in robust.why
+    )
     assert "every pixel by at most 8/255" in robust.why
     assert sure.word == "To 9.8 points"
     assert "points: 45.2 to 64.4% with 95% confidence" in sure.why
@@ -69,6 +72,30 @@ def test_a_collapse_is_no_whatever_the_figure(told):
     assert "collapsed in epoch 2" in robust.why
 
 
+def test_without_autoattack_the_figure_is_a_bound(told):
+    robust, _, _ = told(clean=90, pgd50=60)
+    assert (robust.word, robust.tone) == ("At most 60.0%", "care")
+    assert "AutoAttack was not run" in robust.why
+    assert told("best", clean=99, pgd50=95)[0].word == "At most 95.0%"
+    assert told("none", clean=90, pgd50=0)[0].word == "No: at most 0.0%", "an upper bound is enough for that"
+
+
+@pytest.mark.parametrize("kind", MASKED_GRADIENTS)
+def test_with_signs_of_masked_gradients_it_is_not_known(told, kind):
+    sign = EvaluationWarning(kind, "the gradients mislead")
+    robust, _, _ = told(clean=90, pgd50=60, autoattack=55, warnings=[sign])
+    assert (robust.word, robust.tone) == ("Not known", "care")
+    assert f"signs of masked gradients (warnings: {kind})" in robust.why
+    assert "at most 55.0%, probably lower" in robust.why
+    assert told("low", clean=90, autoattack=0, warnings=[sign])[0].word == "No: 0.0%"
+
+
+def test_other_warnings_do_not_hide_the_figure(told):
+    assert (
+        told(clean=90, autoattack=55, warnings=[EvaluationWarning("softmax", "no logits")])[0].word == "In part: 55.0%"
+    )
+
+
 def test_without_autoattack_the_trust_is_partial(told):
     _, _, trust = told(clean=90, pgd50=60)
     assert (trust.word, trust.tone) == ("In part", "care")
@@ -86,9 +113,9 @@ def test_autoattack_in_another_result_is_not_overlooked(make_run, add_result, vi
     folder = make_run("run", right={"clean": 90, "pgd50": 60})
     add_result(folder, "autoattack.json", n=50, clean=50, autoattack=29)
     robust, _, trust = run_answers(view_of(folder), None)
-    assert robust.word == "In part: 60.0%"
+    assert robust.word == "At most 60.0%"
     assert trust.word == "In part"
-    assert "on 50 images: robust accuracy 58.0% (44.2 to 70.6%)" in trust.why
+    assert "on 50 images: its worst case is 58.0% (44.2 to 70.6%)" in trust.why
 
 
 def test_autoattack_that_shows_the_figure_to_be_wrong_takes_its_place(make_run, add_result, view_of):
@@ -96,7 +123,8 @@ def test_autoattack_that_shows_the_figure_to_be_wrong_takes_its_place(make_run, 
     warning = EvaluationWarning("square", "Square breaks more")
     add_result(folder, "evaluation-50.json", n=50, warnings=(warning,), clean=50, autoattack=3)
     robust, _, trust = run_answers(view_of(folder), None)
-    assert robust.word == "In part: 6.0%"
+    assert robust.word == "Not known"
+    assert "at most 6.0%" in robust.why
     assert (trust.word, trust.why) == ("With care", "1 warning: Square breaks more.")
 
 
@@ -106,7 +134,7 @@ def test_results_of_other_weights_budgets_and_images_are_left_out(make_run, add_
     add_result(folder, "autoattack.json", n=50, autoattack=3, **{"clean": 50, **other})
     (folder / "notes.json").write_text('{"format": "of somebody else"}')
     robust, _, trust = run_answers(view_of(folder), None)
-    assert robust.word == "In part: 60.0%"
+    assert robust.word == "At most 60.0%"
     assert "AutoAttack was not run" in trust.why
 
 

@@ -16,6 +16,7 @@ from atas.paper import published
 from atas.report import page
 from atas.report.paper import paper_row
 from atas.training import TrainingProgress
+from atas.training.examples import read_examples, write_examples
 
 SECTIONS = ["summary", "training", "steps", "gallery", "surface", "classes", "warnings", "repeat"]
 HOSTILE = "</script><img src=x onerror=hacked=1>'\"&\u2028"
@@ -44,11 +45,11 @@ class Page(HTMLParser):
 
 
 @pytest.fixture
-def page_of(tmp_path, write_quickly):
+def page_of(tmp_path, write_page):
     """The page of these runs."""
 
     def make(*folders, **options):
-        text = write_quickly(folders, tmp_path / "page.html", **options).read_text(encoding="utf-8")
+        text = write_page(folders, tmp_path / "page.html", **options).read_text(encoding="utf-8")
         assert len(text.encode()) < 5_000_000
         return Page(text)
 
@@ -122,16 +123,51 @@ def test_a_run_of_an_earlier_version(copy_of, page_of):
     assert "did not log gradient norms" in page_of(folder).text
 
 
-def test_without_data_or_model_the_rest_stands(copy_of, page_of):
-    folder = copy_of(without=["model.safetensors"])
-    found = page_of(folder)
-    assert [attributes["id"] for attributes in found.all("section")] == SECTIONS
-    assert found.text.count("Not shown. Cannot load the model: the run") >= 3
-    text = recipe_text(folder).replace('name = "digits"', 'name = "cifar10"')
+def test_the_same_files_give_the_same_page_without_model_and_data(copy_of, trained, tmp_path):
+    """The weights are needed for their hash alone."""
+    pages = []
+    folder = copy_of(trained.name, without=["checkpoints/last.safetensors"])
+    text = recipe_text(folder).replace('name = "digits"', 'name = "mine:nowhere"')
+    for number, source in enumerate((trained, trained, folder)):
+        report.write_page([source], tmp_path / f"{number}.html")
+        pages.append((tmp_path / f"{number}.html").read_text(encoding="utf-8").replace(str(source), "RUN"))
+    assert pages[0] == pages[1] == pages[2]
     (folder / "recipe.toml").write_text(text)
-    found = page_of(folder, root="nowhere")
+    (folder / "model.safetensors").unlink()
+    report.write_page([folder], tmp_path / "bare.html")
+    found = Page((tmp_path / "bare.html").read_text(encoding="utf-8"))
     assert [attributes["id"] for attributes in found.all("section")] == SECTIONS
-    assert "Not shown. Cannot load the data: " in found.text
+    assert "Not shown" not in found.text
+
+
+def test_a_page_loads_no_model_and_no_data(trained, tmp_path, monkeypatch):
+    def refuse(*_, **__):
+        raise AssertionError
+
+    monkeypatch.setattr("torch.nn.Module.__call__", refuse)
+    monkeypatch.setattr("atas.data.load", refuse)
+    monkeypatch.setattr("atas.models.create", refuse)
+    report.write_page([trained], tmp_path / "page.html")
+    assert (tmp_path / "page.html").stat().st_size > 100_000
+
+
+def test_results_of_an_earlier_version_still_give_a_page(copy_of, page_of):
+    found = page_of(copy_of(without=["evaluation.safetensors", "training_examples.safetensors"]))
+    assert [attributes["id"] for attributes in found.all("section")] == SECTIONS
+    assert found.text.count("Not shown. The result was written by an earlier version, without images") == 3
+    assert "the run was trained with a version that did not store it" in found.text
+    assert not found.all("img")
+
+
+@pytest.mark.parametrize("name", ["evaluation.safetensors", "training_examples.safetensors"])
+def test_damaged_images_are_told(copy_of, tmp_path, name):
+    folder = copy_of()
+    content = bytearray((folder / name).read_bytes())
+    content[-5] ^= 1
+    (folder / name).write_bytes(content)
+    with pytest.raises(DataError, match=f"{name} is damaged"):
+        report.write_page([folder], tmp_path / "page.html")
+    assert not (tmp_path / "page.html").exists()
 
 
 def test_data_that_was_given_in_python(tmp_path, page_of, small_net):
@@ -144,7 +180,6 @@ def test_data_that_was_given_in_python(tmp_path, page_of, small_net):
     atas.train(settings, out=tmp_path / "run", model=small_net(), data=given, live=TrainingProgress(quiet=True))
     found = page_of(tmp_path / "run")
     assert "atas on mine, SmallNet" in found.text
-    assert "Not shown. Cannot load the data: the data of this recipe was given in Python" in found.text
     assert f'atas.evaluate(model, x_test, y_test, threat).save("{tmp_path}/run/evaluation.json")' in found.text
     assert "run that program again" in found.text
     assert "atas evaluate" not in found.text
@@ -158,10 +193,13 @@ def test_hostile_names(copy_of, view_of):
     (folder / "recipe.toml").write_text(renamed)
     environment = json.loads((folder / "environment.json").read_text())
     (folder / "environment.json").write_text(json.dumps(dict.fromkeys(environment, HOSTILE)))
-    view = view_of(folder, quick=True)
     classes = tuple(f"{HOSTILE}{number}" for number in range(10))
-    splits = {name: dataclasses.replace(getattr(view.data, name), classes=classes) for name in ("train", "test")}
-    view.__dict__["data"] = dataclasses.replace(view.data, **splits)
+    result = atas.Evaluation.load(folder / "evaluation.json")
+    result = dataclasses.replace(result, details=dataclasses.replace(result.details, classes=classes))
+    result.save(folder / "evaluation.json")
+    path = folder / "training_examples.safetensors"
+    write_examples(path, dataclasses.replace(read_examples(path), classes=classes))
+    view = view_of(folder)
     for made in (page.render_run(view), page.render_comparison([view, view])):
         found = Page(made)
         assert "onerror" not in {key for _, attributes in found.elements for key in attributes}
@@ -196,7 +234,7 @@ def test_the_paper_stands_beside(make_run, page_of):
     folder = make_run("row", right={"clean": 81, "pgd10": 50})
     text = recipe_text(folder)
     assert 'name = "cifar10"' in text
-    assert "81.22" in page_of(folder, paper=published.lookup, root="nowhere").text
+    assert "81.22" in page_of(folder, paper=published.lookup).text
     settings = recipes.load("cifar10-preact-resnet18-atas")
     assert paper_row(settings, published.lookup).autoattack == 45.38
     assert paper_row(settings, None) is None
@@ -221,6 +259,6 @@ def test_a_comparison_names_runs_with_results_of_other_weights(trained, copy_of,
 
 
 def test_a_clean_only_result_is_not_repeated_with_an_empty_list_of_attacks(make_run, page_of):
-    text = page_of(make_run("run", right={"clean": 90}), root="nowhere").text
+    text = page_of(make_run("run", right={"clean": 90})).text
     assert "atas train" in text
     assert "--attacks" not in text

@@ -23,6 +23,8 @@ _POLL_INTERVAL = 5
 
 Step = Callable[[], None]
 StepRunner = Callable[[Step], Callable[[int], None]]
+OnVerified = Callable[[Tensor, Tensor, Tensor], None]
+"""Called with rows of the examples (on the CPU), the points that were reached for them, and the verifier's logits."""
 
 
 def default_batch_size(device: torch.device) -> int:
@@ -110,6 +112,8 @@ class SearchProgress:
     """If given, adversarial inputs are written here (N, C, H, W); on the device of the images."""
     warm_start: WarmStart | None = None
     """If given, the last point of every job is written here."""
+    predicted: Tensor | None = None
+    """If given, the class that the verifier predicts at each adversarial input is written here (N,), on the CPU."""
 
     @staticmethod
     def start(
@@ -128,6 +132,7 @@ class SearchProgress:
             queries_per_example=torch.zeros(len(examples.x), dtype=torch.int64),
             points=points,
             warm_start=WarmStart(search, examples.x.clone()) if record_warm_start else None,
+            predicted=torch.full((len(examples.x),), -1),
         )
 
     @property
@@ -138,6 +143,15 @@ class SearchProgress:
     def pending_jobs(self) -> Tensor:
         """Return the jobs that are left, as rows of (rank of the target, example), likeliest targets first."""
         return (~(self.finished | self.broken.unsqueeze(1))).T.nonzero()
+
+
+def predicted_classes(logits: Tensor) -> Tensor:
+    """Return the predicted classes; -1 for logits with a NaN, which are never correct.
+
+    >>> predicted_classes(torch.tensor([[2.0, 1.0], [float("nan"), 1.0]])).tolist()
+    [0, -1]
+    """
+    return logits.argmax(1).masked_fill(logits.isnan().any(1), -1)
 
 
 def slot_count(jobs: int, limit: int) -> int:
@@ -186,6 +200,7 @@ class Scheduler:
         seed: int = 0,
         on_poll: Callable[[int], None] | None = None,
         warm_start: WarmStart | None = None,
+        on_verified: OnVerified | None = None,
     ) -> None:
         """Run every pending job of the progress, and write the results there.
 
@@ -201,6 +216,7 @@ class Scheduler:
             on_poll: called after each poll with the maximum number of queries that are left. It may save the progress,
                 show it, or stop the search by raising.
             warm_start: the last points of a shorter search with the same first steps; the jobs continue from there.
+            on_verified: called with adversarial inputs, and with the last points of jobs that ended without one.
         """
         with torch.inference_mode(False), torch.no_grad():
             jobs = progress.pending_jobs()
@@ -209,7 +225,7 @@ class Scheduler:
             slots = Slots.empty(slot_count(len(jobs), self.slots), examples.x[:1])
             state = search.init_state(slots, threat, examples.num_classes, seed)
             advance = self.run_steps(lambda: state.step(self.search_model))
-            table = _SlotTable(search, self.verifier, examples, threat, progress, slots, warm_start)
+            table = _SlotTable(search, self.verifier, examples, threat, progress, slots, warm_start, on_verified)
             while table.admit():
                 advance(min(self.poll_interval, table.steps_to_end()))
                 table.poll()
@@ -249,10 +265,12 @@ class _SlotTable:
         progress: SearchProgress,
         slots: Slots,
         warm_start: WarmStart | None,
+        on_verified: OnVerified | None,
     ) -> None:
         self._search, self._verifier, self._examples = search, verifier, examples
         self._threat, self._progress, self._slots = threat, progress, slots
         self._warm_start, self._start_iteration = warm_start, 0 if warm_start is None else warm_start.search.steps
+        self._on_verified = on_verified
         self._targets = examples.target_classes(search)
         self._waiting = progress.pending_jobs()
         self._busy = torch.zeros(len(slots), dtype=torch.bool)
@@ -300,7 +318,7 @@ class _SlotTable:
         due = (ended | (self._busy & broken.bool())).nonzero().squeeze(1)
         if not len(due):
             return
-        fooled = self._verify(due)
+        fooled = self._verify(due, ended[due])
         progress.finished[self._row[ended], self._target_rank[ended]] = True
         slots.broken[due[~fooled].to(slots.x.device)] = False
         over = self._busy & (ended | progress.broken[self._row])
@@ -311,13 +329,17 @@ class _SlotTable:
         slots.occupied.copy_(self._busy)
         self._waiting = self._waiting[~progress.broken[self._waiting[:, 1]]]
 
-    def _verify(self, due: Tensor) -> Tensor:
-        """Return whether the points of the slots `due` fool the verifier, and write those that do to the progress."""
+    def _verify(self, due: Tensor, ended: Tensor) -> Tensor:
+        """Return whether the points of the slots `due` fool the verifier, and write those that do to the progress.
+
+        `ended` flags the slots among them that have made all iterations.
+        """
         slots, progress, rows = self._slots, self._progress, self._row[due]
         device = slots.x.device
         on_device = due.to(device)
         points = self._threat.project(slots.point[on_device], slots.x[on_device])
-        fooled = ~correct(self._verifier(points), slots.y[on_device]).cpu()
+        logits = self._verifier(points)
+        fooled = ~correct(logits, slots.y[on_device]).cpu()
         if progress.warm_start is not None:
             progress.warm_start.points[rows.to(device)] = slots.point[on_device]
         # Two slots may hold two targets of one example: one adversarial input is enough.
@@ -326,4 +348,10 @@ class _SlotTable:
             progress.broken[newly_broken] = True
             if progress.points is not None:
                 progress.points[newly_broken.to(device)] = points[positions.to(device)]
+            if progress.predicted is not None:
+                progress.predicted[newly_broken] = predicted_classes(logits)[positions.to(device)].cpu()
+        if self._on_verified is not None:
+            missed = (ended & ~progress.broken[rows]).nonzero().squeeze(1)
+            reached = torch.cat([torch.tensor([*winners.values()], dtype=torch.int64), missed])
+            self._on_verified(rows[reached], points[reached.to(device)], logits[reached.to(device)])
         return fooled

@@ -205,9 +205,8 @@ def evaluate_target(
                 display.log(f"{damage}: this evaluation replaces it")
             result = run_evaluation(
                 target.model.to(select_device(device, process)),
-                target.test.images,
-                target.test.labels,
-                target.threat,
+                target.test,
+                threat=target.threat,
                 attacks=target.attacks,
                 batch_size=batch_size or target.batch_size,
                 step_size=step_size,
@@ -228,6 +227,7 @@ def evaluate_target(
 def _locked_path(target: Target, process: World) -> Iterator[Path]:
     """Choose the file of the result, and keep other evaluations from writing it or its progress file."""
     from atas._utils.files import check_writable, file_lock
+    from atas.evaluation.details import check_replaceable
 
     with ExitStack() as stack:
 
@@ -237,6 +237,7 @@ def _locked_path(target: Target, process: World) -> Iterator[Path]:
                 stack.close()
                 path = chosen
                 check_writable(path)
+                check_replaceable(path)
                 sentence = f"another process evaluates into {path}; wait for it, or name another file with --out"
                 stack.enter_context(file_lock(path.with_name(f".{path.name}.lock"), sentence))
             return path

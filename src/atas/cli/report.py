@@ -8,7 +8,6 @@ import typer
 
 from atas._utils.console import import_torch, print_line
 from atas._utils.files import check_output_path
-from atas.cli import options
 
 
 def report(
@@ -16,13 +15,11 @@ def report(
     out: Path | None = typer.Option(
         None, "--out", help="Output file (.html); default: report.html in the folder, or here for several folders."
     ),
-    data: str | None = typer.Option(None, "--data", help="Data directory, if different from training."),
-    trust: bool = options.TRUST,
 ) -> None:
     """Write an HTML report of one run, or a comparison of several.
 
-    The page is one self-contained file. Adversarial examples, loss surfaces and the confusion matrix are computed when
-    it is written, if the model and the data are available.
+    The page is one self-contained file. It shows what `atas train` and `atas evaluate` wrote to the run folder; the
+    model and the data are not needed.
 
     \b
     Example: atas report runs/cifar10-preact-resnet18-atas
@@ -38,5 +35,5 @@ def report(
 
     if out is None:
         out = runs[0] / "report.html" if len(runs) == 1 else Path("report.html")
-    write_page(runs, out, root=data, paper=published.lookup, trust=trust)
+    write_page(runs, out, paper=published.lookup)
     print_line(f"report: {out}")

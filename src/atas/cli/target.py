@@ -59,7 +59,7 @@ class Target:
         """Return what is wrong with the earlier result at the path, if it cannot be read and so is not kept."""
         try:
             if self.keeps_better and path.exists():
-                Evaluation.load(path)
+                Evaluation.load(path, details=False)
         except DataError as error:
             return str(error)
         return None
@@ -206,6 +206,6 @@ def _earlier_result(path: Path) -> Evaluation | None:
     if not path.exists():
         return None
     try:
-        return Evaluation.load(path)
+        return Evaluation.load(path, details=False)
     except DataError:
         return None

@@ -2,10 +2,22 @@
 
 from __future__ import annotations
 
+from atas.evaluation.details import AttackedImages, EvaluationDetails, ExampleImages, LossLandscapes
 from atas.evaluation.evaluator import evaluate
 from atas.evaluation.intervals import wilson
 from atas.evaluation.progress import Status
 from atas.evaluation.result import Evaluation, Stage
 from atas.evaluation.warnings import EvaluationWarning
 
-__all__ = ["Evaluation", "EvaluationWarning", "Stage", "Status", "evaluate", "wilson"]
+__all__ = [
+    "AttackedImages",
+    "Evaluation",
+    "EvaluationDetails",
+    "EvaluationWarning",
+    "ExampleImages",
+    "LossLandscapes",
+    "Stage",
+    "Status",
+    "evaluate",
+    "wilson",
+]

@@ -28,8 +28,10 @@ from atas.core.validation import check_arguments, check_interface, check_module,
 from atas.distributed.world import SINGLE, World, init
 from atas.errors import UsageError
 from atas.evaluation.backend import device_context, hookable, model_dtype, prepare, resolve_device
+from atas.evaluation.details import EvaluationDetails
 from atas.evaluation.diagnostics import SAMPLE_SIZE, Diagnostics
-from atas.evaluation.inputs import CHUNK_BYTES, ChunkReader, MapDataset, open_source
+from atas.evaluation.examples import RECORDED_EXAMPLES, ExampleRecorder, ExampleSource, collect_details
+from atas.evaluation.inputs import CHUNK_BYTES, ChunkReader, MapDataset, class_names, open_source
 from atas.evaluation.progress import ProgressCallback, ProgressMeter
 from atas.evaluation.result import MAX_LABELS, WORST, Evaluation, Stage
 from atas.evaluation.resume import SAVE_INTERVAL, ProgressFile
@@ -121,7 +123,7 @@ def evaluate(
     with _alone(meter), torch.inference_mode(False), device_context(target_device), _world(shard) as world:
         reader = ChunkReader(source, dtype, chunk_bytes)
         threat.check_budget(reader.shape)
-        weights, data = weights_hash(model), world.on_rank0(reader.digest)
+        weights, (data, all_labels) = weights_hash(model), world.on_rank0(reader.digest_and_labels)
         _, sample, _ = reader.sample(SAMPLE_SIZE)
         queries = len(reader) // world.size * total_max_queries(resolved.values(), _ASSUMED_CLASSES)
         with prepare(
@@ -144,7 +146,10 @@ def evaluate(
             file = ProgressFile(
                 _progress_path(progress_file, world), identity, meter.notify, interval=progress_interval
             )
-            outcomes, warnings, seconds = _run(model, scheduler, resolved, threat, seed, reader, world, file, meter)
+            known = all_labels, class_names(images, all_labels)
+            outcomes, warnings, seconds, details = _run(
+                model, scheduler, resolved, threat, seed, reader, world, file, meter, known
+            )
             progress_files = [path for path in world.all_gather(file.owned_path) if path is not None]
 
     return Evaluation(
@@ -168,6 +173,7 @@ def evaluate(
         weights=weights,
         data=data,
         progress_files=tuple(progress_files),
+        details=details,
     )
 
 
@@ -181,8 +187,12 @@ def _run(
     world: World,
     progress_file: ProgressFile,
     meter: ProgressMeter,
-) -> tuple[dict[str, AttackOutcome], list[EvaluationWarning], float]:
-    """Return each attack's outcome on all examples, the warnings, and the seconds that the diagnostics took."""
+    known: tuple[Tensor, tuple[str, ...]],
+) -> tuple[dict[str, AttackOutcome], list[EvaluationWarning], float, EvaluationDetails]:
+    """Return each attack's outcome on all examples, the warnings, the seconds that the diagnostics took, and pictures.
+
+    `known` are the labels of all examples and the names of the classes.
+    """
     rows = world.rows(len(reader))
     chunks = reader.chunks(rows)
     began = time.perf_counter()
@@ -192,19 +202,30 @@ def _run(
     for warning in [*warnings, *(diagnostics.check_clean() if world.is_main else [])]:  # before hours of attacks
         meter.warn(warning)
 
-    runner = AttackRunner(model, scheduler, resolved, threat, seed, progress_file, meter)
+    recorder = ExampleRecorder(reader.spread(RECORDED_EXAMPLES))
+    runner = AttackRunner(model, scheduler, resolved, threat, seed, progress_file, meter, recorder.record)
     runner.plan([len(chunk) for chunk in chunks], diagnostics.num_classes)
     for number, chunk in enumerate(chunks):
         if not runner.is_done(number):
             runner.run_chunk(number, *reader.read(chunk), torch.tensor(chunk))
     outcomes = merge_shards(world.all_gather((rows, runner.outcomes(len(chunks)))), len(reader))
 
-    began = time.perf_counter()
-    if world.is_main:
-        chance = check_chance(int((outcomes[Clean.name].code == ROBUST).sum()), reader.class_counts)
-        warnings += [] if chance is None else [chance]
-        warnings += diagnostics.check_attacks(resolved, {name: outcome.code for name, outcome in outcomes.items()})
-    return outcomes, world.on_rank0(lambda: warnings), seconds + time.perf_counter() - began
+    for found in world.all_gather(recorder.found):
+        recorder.found.update(found)
+
+    with runner.saved_on_error():
+        began = time.perf_counter()
+        if world.is_main:
+            chance = check_chance(
+                int((outcomes[Clean.name].code == ROBUST).sum()), known[0].unique(return_counts=True)[1].tolist()
+            )
+            warnings += [] if chance is None else [chance]
+            warnings += diagnostics.check_attacks(resolved, {name: outcome.code for name, outcome in outcomes.items()})
+        seconds += time.perf_counter() - began
+        source = ExampleSource(model, scheduler, resolved, threat, seed, reader)
+        broken_by = summarize(resolved, outcomes)["broken_by"][WORST]
+        details = world.on_rank0(lambda: collect_details(source, *known, outcomes, broken_by, recorder))
+    return outcomes, world.on_rank0(lambda: warnings), seconds, details
 
 
 def _resolve_attacks(attacks: Iterable[str | Attack], step_size: float | None) -> dict[str, Attack]:
@@ -265,9 +286,16 @@ def merge_shards(shards: list[tuple[range, dict[str, AttackOutcome]]], examples:
         code = torch.zeros(examples, dtype=torch.int64)
         for rows, outcomes in shards:
             code[rows.start :: rows.step] = outcomes[name].code
+        shares = [outcomes[name].predicted for _, outcomes in shards]
+        predicted = None if any(share is None for share in shares) else torch.zeros(examples, dtype=torch.int64)
+        for (rows, _), share in zip(shards, shares, strict=True):
+            if predicted is not None and share is not None:
+                predicted[rows.start :: rows.step] = share
         seconds = zip(*(outcomes[name].seconds for _, outcomes in shards), strict=True)
         queries = zip(*(outcomes[name].queries for _, outcomes in shards), strict=True)
-        merged[name] = AttackOutcome(code, [max(times) for times in seconds], [sum(counts) for counts in queries])
+        merged[name] = AttackOutcome(
+            code, [max(times) for times in seconds], [sum(counts) for counts in queries], predicted
+        )
     return merged
 
 

@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Sequence, Sized
 from typing import Protocol
 
@@ -155,8 +154,6 @@ class ChunkReader:
     def __init__(self, source: InputSource, dtype: torch.dtype, chunk_bytes: int = CHUNK_BYTES) -> None:
         self._source, self._dtype, self._chunk_bytes = source, dtype, chunk_bytes
         self._rows: range | None = None
-        self.class_counts: list[int] = []
-        """The number of examples of each class, once `digest` has read them all."""
         self.shape = torch.Size(self.read(range(1))[0].shape[1:])
 
     def __len__(self) -> int:
@@ -178,11 +175,15 @@ class ChunkReader:
 
         The rows are evenly spread, because a data set may be sorted by class.
         """
-        rows = range(0, len(self), -(-len(self) // count))
+        rows = self.spread(count)
         if self._rows == range(len(self)):
             x, y = self._cached
             return rows, x[:: rows.step], y[:: rows.step]
         return rows, *ChunkReader(self._source, self._dtype).read(rows)
+
+    def spread(self, count: int) -> range:
+        """Return at most `count` rows, evenly spread."""
+        return range(0, len(self), -(-len(self) // count))
 
     def chunks(self, rows: range) -> list[range]:
         """Split the rows into chunks of at most `chunk_bytes` of images."""
@@ -190,14 +191,25 @@ class ChunkReader:
         return [rows[first : first + size] for first in range(0, len(rows), size)]
 
     def digest(self) -> str:
-        """Return the hash of all images and labels, and count the classes."""
-        data_hash, counts = DataHash(), Counter[int]()
+        """Return the hash of all images and labels."""
+        return self.digest_and_labels()[0]
+
+    def digest_and_labels(self) -> tuple[str, Tensor]:
+        """Return the hash of all images and labels, and the labels."""
+        data_hash, labels = DataHash(), []
         for rows in self.chunks(range(len(self))):
-            images, labels = self.read(rows)
-            data_hash.update(images, labels)
-            counts.update(labels.tolist())
-        self.class_counts = list(counts.values())
-        return data_hash.hexdigest()
+            x, y = self.read(rows)
+            data_hash.update(x, y)
+            labels.append(y)
+        return data_hash.hexdigest(), torch.cat(labels)
+
+
+def class_names(images: object, labels: Tensor) -> tuple[str, ...]:
+    """Return the names of the classes of a data set; empty if it has none, or too few for its labels."""
+    names = getattr(images, "classes", ())
+    if not isinstance(names, Sequence) or not all(isinstance(name, str) for name in names):
+        return ()
+    return tuple(names) if len(names) > int(labels.max()) else ()
 
 
 def check_classes(model_classes: Sequence[str], data_classes: Sequence[str]) -> None:

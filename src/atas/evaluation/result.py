@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import string
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, TypedDict
@@ -19,6 +20,7 @@ from atas._utils.documents import MalformedError, conform
 from atas._utils.environment import Environment
 from atas._utils.files import write_text
 from atas.errors import AtasError, DataError, UsageError
+from atas.evaluation.details import EvaluationDetails, details_path, read_details, write_details
 from atas.evaluation.intervals import wilson
 from atas.evaluation.rendering import markdown, plain_table, rich_table, sentence
 from atas.evaluation.warnings import EvaluationWarning
@@ -154,6 +156,7 @@ class Evaluation:
             `clean` if the model is wrong without an attack, None if nothing broke it.
         warnings: reasons to doubt the accuracies; see docs/evaluation.md.
         progress_files: the progress files, which `save` removes.
+        details: labels, predictions, and pictures of a few examples; None in results of earlier versions.
     """
 
     threat: Threat
@@ -168,6 +171,7 @@ class Evaluation:
     broken_by: dict[str, list[str | None]] = field(default_factory=dict)
     warnings: tuple[EvaluationWarning, ...] = ()
     progress_files: tuple[Path, ...] = ()
+    details: EvaluationDetails | None = None
 
     @property
     def has_autoattack(self) -> bool:
@@ -230,8 +234,14 @@ class Evaluation:
         }
 
     def save(self, path: str | os.PathLike[str], *, keep_progress: bool = False) -> None:
-        """Write the result as JSON, atomically; then remove the progress files unless `keep_progress`."""
-        write_text(Path(path), json.dumps(self.to_json(), indent=1) + "\n")
+        """Write the result as JSON, atomically; then remove the progress files unless `keep_progress`.
+
+        The `details` are written first, to a file beside it with the ending `.safetensors`.
+        """
+        text = json.dumps(self.to_json(), indent=1) + "\n"
+        if self.details is not None:
+            write_details(Path(path), self.details, self.weights, self.data, self._fingerprint())
+        write_text(Path(path), text)
         if not keep_progress:
             self.forget_progress()
 
@@ -240,11 +250,30 @@ class Evaluation:
         for path in self.progress_files:
             path.unlink(missing_ok=True)
 
+    def _fingerprint(self) -> str:
+        """Return a hash of the verdicts, which binds the details to them."""
+        verdicts = {name: encode_flags(values) for name, values in self.correct.items()}
+        values = [self.weights, self.data, self.threat.name, self.threat.eps, verdicts]
+        return hashlib.sha256(json.dumps(values).encode()).hexdigest()[:16]
+
     @classmethod
-    def load(cls, path: str | os.PathLike[str]) -> Evaluation:
-        """Read a result that `save` wrote."""
+    def load(cls, path: str | os.PathLike[str], *, details: bool = True) -> Evaluation:
+        """Read a result that `save` wrote, with its `details` if there are any and they are wanted."""
+        result = cls._load_verdicts(Path(path))
+        if not details:
+            return result
         try:
-            return cls._from_json(documents.read_json(Path(path), dict[str, Any]))
+            stored = read_details(Path(path), result.correct, result.weights, result.data, result._fingerprint())
+        except OSError as error:
+            raise DataError(f"cannot read the images of the result {path}: {error.strerror or error}") from error
+        except MalformedError as error:
+            raise DataError(f"{details_path(Path(path))} is damaged ({error}); remove it, or evaluate again") from error
+        return replace(result, details=stored)
+
+    @classmethod
+    def _load_verdicts(cls, path: Path) -> Evaluation:
+        try:
+            return cls._from_json(documents.read_json(path, dict[str, Any]))
         except OSError as error:
             raise DataError(f"cannot read the result file {path}: {error.strerror or error}") from error
         except (KeyError, ValueError, AtasError) as error:

@@ -39,6 +39,7 @@ class _StageValues(TypedDict):
 class _SearchValues(_StageValues, total=False):
     finished: list[str]
     evaluations: list[int]
+    predicted: list[int]  # earlier versions did not write it
 
 
 class _FirstValues(TypedDict):
@@ -63,11 +64,13 @@ class StageProgress:
     queries: int = 0
     complete: bool = False
     search: SearchProgress | None = None
-    """The progress of a running search; its flags `broken` are the ones above."""
+    """The progress of a running search; its tensors `broken` and `predicted` are the ones of this object."""
+    predicted: Tensor | None = field(default_factory=lambda: torch.zeros(0, dtype=torch.int64))
+    """The class predicted at what this stage found (N,); None in the progress of earlier versions."""
 
     def start_search(self, progress: SearchProgress) -> SearchProgress:
         """Hold this progress, which the search updates at each poll, and return it."""
-        self.search, self.broken = progress, progress.broken
+        self.search, self.broken, self.predicted = progress, progress.broken, progress.predicted
         return progress
 
     def fits(self, examples: int) -> bool:
@@ -83,6 +86,8 @@ class StageProgress:
             "queries": self.queries,
             "complete": self.complete,
         }
+        if self.predicted is not None:
+            values["predicted"] = self.predicted[self.broken].tolist()
         if self.search is not None:
             values["finished"] = [encode_flags(column) for column in self.search.finished.T]
             values["evaluations"] = self.search.queries_per_example.tolist()
@@ -94,13 +99,22 @@ class StageProgress:
         stage = StageProgress(
             decode_flags(values["broken"]), float(values["seconds"]), values["queries"], values["complete"]
         )
+        stage.predicted = _predicted(stage.broken, values["predicted"]) if "predicted" in values else None
         if "finished" in values:
             finished = torch.stack([decode_flags(column) for column in values["finished"]], 1)
             queries = torch.tensor(values["evaluations"], dtype=torch.int64)
             if not len(finished) == len(queries) == len(stage.broken):
                 raise MalformedError("the columns of a search differ in length")
-            stage.search = SearchProgress(stage.broken, finished, queries)
+            stage.search = SearchProgress(stage.broken, finished, queries, predicted=stage.predicted)
         return stage
+
+
+def _predicted(broken: Tensor, values: list[int]) -> Tensor:
+    if len(values) != int(broken.sum()):
+        raise MalformedError("the predictions are not those of the broken examples")
+    predicted = torch.full((len(broken),), -1)
+    predicted[broken] = torch.tensor(values, dtype=torch.int64)
+    return predicted
 
 
 class ProgressFile:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from atas.attacks import PGD, Attack, Clean, StagedAttack, correct
 from atas.attacks.projected_gradient_descent import PGDRestart
-from atas.attacks.scheduler import Examples, Scheduler, SearchProgress, WarmStart
+from atas.attacks.scheduler import Examples, Scheduler, SearchProgress, WarmStart, predicted_classes
 from atas.attacks.search import Search
 from atas.errors import UsageError
 from atas.evaluation.progress import ProgressMeter, StageKey
@@ -22,6 +22,9 @@ from atas.threat import Threat
 ROBUST, MISCLASSIFIED, FIRST_STAGE = 0, 1, 2
 _BACKWARD_COST = 1.5  # forward passes that take as long as one backward pass
 _TOLERANCE = 1e-3  # a quarter of a grey level
+
+Recorder = Callable[[str, Tensor, Tensor, Tensor, Tensor], None]
+"""Called with the attack, positions in the data (on the CPU), images, the points reached, and the verifier's logits."""
 
 
 @dataclass(frozen=True)
@@ -35,6 +38,8 @@ class AttackOutcome:
     """The time of each stage."""
     queries: list[int]
     """Forward passes of the model in each stage, in images."""
+    predicted: Tensor | None = None
+    """The class predicted at what broke each example (N,), -1 for NaN; None if it was not recorded."""
 
 
 class AttackRunner:
@@ -49,8 +54,10 @@ class AttackRunner:
         seed: int,
         progress_file: ProgressFile,
         meter: ProgressMeter,
+        record: Recorder = lambda *_: None,
     ) -> None:
         self._model, self._scheduler, self._attacks = model, scheduler, attacks
+        self._record = record
         self._threat, self._seed = threat, seed
         self._progress_file, self._meter = progress_file, meter
         self._first_restarts = [attack.stages[0] for attack in attacks.values() if isinstance(attack, PGD)]
@@ -77,24 +84,37 @@ class AttackRunner:
 
     def run_chunk(self, chunk: int, x: Tensor, y: Tensor, index: Tensor) -> None:
         """Run all attacks on one chunk, or what is left of them."""
-        try:
+        with self.saved_on_error():
             began = time.perf_counter()
             examples = self._scheduler.examples(x, y, index)
             seconds = time.perf_counter() - began
+            self._index = index
             self._warm_starts: list[WarmStart] = []
             for name, attack in self._attacks.items():
                 if isinstance(attack, Clean):
-                    wrong = examples.misclassified().cpu()
-                    stage = self.stages[chunk, name, 0] = StageProgress(wrong, seconds, queries=0, complete=True)
-                    self._end((chunk, name, 0), name, stage)
+                    self._classify(chunk, name, examples, seconds)
                 elif isinstance(attack, StagedAttack):
                     self._run_staged(chunk, name, attack, examples)
                 else:
                     self._run_batch_attack(chunk, name, attack, examples)
+
+    @contextmanager
+    def saved_on_error(self) -> Iterator[None]:
+        """Save the progress of the attacks if this context ends in an error, or by Ctrl-C."""
+        try:
+            yield
         except BaseException:  # also KeyboardInterrupt
             if any(stage.queries for stage in self.stages.values()):
                 self._progress_file.save(self.stages, now=True)
             raise
+
+    def _classify(self, chunk: int, name: str, examples: Examples, seconds: float) -> None:
+        """Enter the verifier's predictions at the images themselves."""
+        predicted = predicted_classes(examples.logits).cpu()
+        stage = StageProgress(examples.misclassified().cpu(), seconds, queries=0, complete=True, predicted=predicted)
+        self.stages[chunk, name, 0] = stage
+        self._record(name, self._index, examples.x, examples.x, examples.logits)
+        self._end((chunk, name, 0), name, stage)
 
     def _run_staged(self, chunk: int, name: str, attack: StagedAttack, examples: Examples) -> None:
         """Run the searches of an attack, each on the examples that are not broken yet; skip complete ones."""
@@ -131,6 +151,9 @@ class AttackRunner:
             report(queries_left)
             self._progress_file.save(self.stages)
 
+        def on_verified(rows: Tensor, points: Tensor, logits: Tensor) -> None:
+            self._record(position.name, self._index[rows], examples.x[rows.to(points.device)], points, logits)
+
         report(jobs * search.steps * search.queries_per_step)
         self._scheduler.run(
             search,
@@ -140,6 +163,7 @@ class AttackRunner:
             seed=self._seed,
             on_poll=on_poll,
             warm_start=self._warm_start(search),
+            on_verified=on_verified,
         )
         self._warm_starts += [] if progress.warm_start is None else [progress.warm_start]
         stage.seconds, stage.queries = time.perf_counter() - began, progress.queries
@@ -163,9 +187,14 @@ class AttackRunner:
             with _count_queries(self._model) as batch_sizes:
                 # Copies: an attack may write to its arguments.
                 points = attack(self._model, x.clone(), y.clone(), self._threat, seed=self._seed, index=index[batch])
+            points = check_within_threat(points, x, self._threat, name)
             with torch.no_grad():
-                wrong = ~correct(self._scheduler.verifier(check_within_threat(points, x, self._threat, name)), y).cpu()
+                logits = self._scheduler.verifier(points)
+            wrong = ~correct(logits, y).cpu()
             stage.broken = torch.cat([stage.broken, wrong])
+            if stage.predicted is not None:
+                stage.predicted = torch.cat([stage.predicted, predicted_classes(logits).cpu()])
+            self._record(name, self._index[batch], x, points, logits)
             stage.seconds += time.perf_counter() - began
             stage.queries += sum(batch_sizes)
             self._meter.set_remaining(key, count - len(stage.broken))
@@ -189,23 +218,39 @@ class AttackRunner:
         return {name: self._outcome(name, attack, chunks) for name, attack in self._attacks.items()}
 
     def _outcome(self, name: str, attack: Attack, chunks: int) -> AttackOutcome:
-        codes, count = [], len(_searches(attack))
+        codes, predictions, count = [], [], len(_searches(attack))
         for chunk in range(chunks):
             clean = self.stages[chunk, Clean.name, 0].broken
+            predicted = self.stages[chunk, Clean.name, 0].predicted
             skips_misclassified = isinstance(attack, Clean) or (
                 isinstance(attack, StagedAttack) and attack.skips_misclassified
             )
             code = (clean & skips_misclassified).long() * MISCLASSIFIED
             for number in range(count):
-                broken = self.stages[chunk, name, number].broken
-                code = torch.where(broken & (code == ROBUST), FIRST_STAGE + number, code)
+                stage = self.stages[chunk, name, number]
+                newly_broken = stage.broken & (code == ROBUST)
+                code = torch.where(newly_broken, FIRST_STAGE + number, code)
+                if predicted is not None:
+                    predicted = (
+                        None if stage.predicted is None else torch.where(newly_broken, stage.predicted, predicted)
+                    )
             codes.append(code)
+            predictions.append(predicted)
         by_number = [[self.stages[chunk, name, number] for chunk in range(chunks)] for number in range(count)]
         return AttackOutcome(
             torch.cat(codes) if codes else torch.zeros(0, dtype=torch.int64),
             [sum(stage.seconds for stage in stages) for stages in by_number],
             [sum(stage.queries for stage in stages) for stages in by_number],
+            _joined(predictions),
         )
+
+
+def _joined(predictions: list[Tensor | None]) -> Tensor | None:
+    """Join the predictions of all chunks; None if some are missing."""
+    known = [predicted for predicted in predictions if predicted is not None]
+    if len(known) < len(predictions):
+        return None
+    return torch.cat(known) if known else torch.zeros(0, dtype=torch.int64)
 
 
 def max_queries(search: Search | None, num_classes: int) -> int:

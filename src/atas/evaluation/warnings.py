@@ -28,6 +28,16 @@ _DEVIATIONS = 2  # standard deviations that count as chance
 _MIN_EXAMPLES = 2  # no warning for this many examples or fewer
 _ENOUGH_FOR_CHANCE = 30  # examples from which on a clean accuracy at chance is worth a warning
 
+MASKED_GRADIENTS = (
+    "zero-gradients",
+    "exploding-gradients",
+    "fgsm-stronger",
+    "more-steps",
+    "square",
+    "large-budget",
+)
+"""The kinds of warnings that are signs of masked gradients: attacks then miss adversarial examples."""
+
 
 @dataclass(frozen=True)
 class EvaluationWarning:

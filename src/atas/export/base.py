@@ -29,7 +29,8 @@ from atas.evaluation import Evaluation
 from atas.evaluation.result import load_results
 from atas.models.weights import GIVEN, read_weights
 from atas.recipes import recipe_fingerprint
-from atas.report.summary import first_collapse, strongest_result
+from atas.report.summary import first_collapse, select_results
+from atas.report.verdict import Verdict, judge
 from atas.training import Run
 from atas.training.data import load_eval_data
 from atas.training.run import RunFolder, load_recipe
@@ -106,9 +107,21 @@ class ExportSource:
         return original
 
     @cached_property
+    def results(self) -> list[Evaluation]:
+        """The evaluations against the threat model of the training; the first is the one that the report quotes."""
+        threat = self.run.recipe.threat
+        of_threat = [result for result in self.evaluations if result.threat == threat]
+        return select_results(of_threat, self.metadata["weights"], self.run.recipe)
+
+    @property
     def result(self) -> Evaluation | None:
-        """The strongest evaluation against the threat model of the training."""
-        return strongest_result(result for result in self.evaluations if result.threat == self.run.recipe.threat)
+        """The evaluation to quote, the same as in the report."""
+        return next(iter(self.results), None)
+
+    @property
+    def verdict(self) -> Verdict:
+        """The worst case under attack, in the words of the report."""
+        return judge(self.results)
 
     @property
     def collapse_epoch(self) -> int | None:

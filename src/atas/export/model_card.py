@@ -105,7 +105,8 @@ def _results(source: ExportSource) -> str:
             "**Not evaluated.** The accuracy of this model on test images is unknown, with and without attacks. "
             "Evaluate it with `atas evaluate RUN --attacks pgd50,autoattack` and export it again."
         )
-    return "\n".join(f"##{result.markdown()}" for result in source.evaluations)
+    pages = "\n".join(f"##{result.markdown()}" for result in source.evaluations)
+    return f"**{source.verdict.sentence()}**\n\n{pages}" if source.result is not None else pages
 
 
 def _limits(source: ExportSource) -> str:

@@ -18,13 +18,12 @@ from rich.text import Text
 from atas._utils.formatting import printable
 from atas._utils.plotting import BLUE, ORANGE, RED, new_figure, save_figure, style_axes
 from atas.attacks.registry import display_name
-from atas.evaluation import Evaluation, wilson
+from atas.evaluation import wilson
 from atas.evaluation.intervals import paired_difference
 from atas.report.formatting import attack_names
 from atas.report.seed_groups import SeedGroup
 from atas.report.summary import RunSummary
 
-_WORST_CASE_MARGIN = 0.015  # the table shows the worst case if it is this much below every single attack
 _CURVES = {"clean": ("#999999", ":"), "fgsm": (ORANGE, "--"), "pgd10": (BLUE, "-")}
 
 
@@ -87,16 +86,15 @@ def rank(runs: Sequence[RunSummary]) -> Ranking | str:
 def table(runs: Sequence[RunSummary | SeedGroup]) -> Table:
     """Return a table of accuracies with 95% intervals, training times and collapses.
 
-    A group of seeds is one row with the mean and the range over its seeds. A star marks results of other weights than
-    the run's.
+    The last accuracy is the worst case over all attacks of the run's first result. A group of seeds is one row with the
+    mean and the range over its seeds. A star marks results of other weights than the run's.
     """
     results = [result for run in runs for one in _single_runs(run) for result in one.results]
     attacks = list(dict.fromkeys(key for result in results for key in result.accuracy if key != "worst"))
     attacks.sort(key=lambda name: name.startswith("autoattack"))  # the strongest attack last
-    attacks += ["worst"] if any(map(_worst_is_lower, results)) else []
     groups = [run for run in runs if isinstance(run, SeedGroup)]
     columns = ["run", "method", "threat", *(["seeds"] if groups else []), "n"]
-    columns += [*(f"{name} %" for name in attacks), "time", "collapse"]
+    columns += [*(f"{name} %" for name in attacks), "worst case %", "time", "collapse"]
     rich_table = Table(*columns, box=box.SIMPLE, padding=(0, 1, 0, 0))
     for run in runs:
         rich_table.add_row(
@@ -106,6 +104,7 @@ def table(runs: Sequence[RunSummary | SeedGroup]) -> Table:
             *([str(len(_single_runs(run)))] if groups else []),
             _count(run),
             *(_accuracy(run, name) for name in attacks),
+            _worst_case(run),
             f"{run.seconds:.0f} s",
             run.collapse_status,
         )
@@ -114,6 +113,8 @@ def table(runs: Sequence[RunSummary | SeedGroup]) -> Table:
         "[ ]: the range over seeds; for one run its 95% interval": bool(groups),
         "-: not evaluated; run atas evaluate": any(run.evaluation is None for run in single),
         "*: result of other weights than those in the folder; evaluate again": any(run.weights_differ for run in runs),
+        "at most: without AutoAttack, an upper bound": any(run.verdict.kind == "bound" for run in single),
+        "not known: signs of masked gradients": any(_is_masked(run) for run in single),
     }
     rich_table.caption = "\n".join(note for note, needed in notes.items() if needed) or None
     return rich_table
@@ -151,10 +152,23 @@ def _group_accuracy(group: SeedGroup, attack: str) -> Text:
     return Text(f"{stats.value:.1f} [{stats.low:.1f}, {stats.high:.1f}]{part}{mark}")
 
 
-def _worst_is_lower(result: Evaluation) -> bool:
-    """Return whether the worst case over all attacks is clearly below every single attack."""
-    single = min(value for name, value in result.accuracy.items() if name != "worst")
-    return single - result.accuracy["worst"] >= _WORST_CASE_MARGIN
+def _worst_case(run: RunSummary | SeedGroup) -> Text:
+    """Return the worst case as the page and the model card say it; of seeds, as the most doubtful of them says it."""
+    evaluated = [one.verdict for one in _single_runs(run) if one.verdict.accuracy is not None]
+    if not evaluated:
+        return Text("-")
+    kinds = {verdict.kind for verdict in evaluated}
+    if "unknown" in kinds:
+        return Text("not known")
+    bound = "at most " if "bound" in kinds else ""
+    if isinstance(run, SeedGroup):
+        return Text(bound).append_text(_group_accuracy(run, "worst"))
+    (low, high), accuracy = evaluated[0].interval, 100 * run.results[0].accuracy["worst"]
+    return Text(f"{bound}{accuracy:.1f} [{100 * low:.1f}, {100 * high:.1f}]{'*' if run.weights_differ else ''}")
+
+
+def _is_masked(run: RunSummary) -> bool:
+    return run.verdict.kind == "unknown" and run.verdict.accuracy is not None
 
 
 def plot_curves(runs: Sequence[RunSummary], path: Path) -> None:

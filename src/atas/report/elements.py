@@ -24,6 +24,16 @@ class Section:
 
 
 @dataclass(frozen=True)
+class Unavailable:
+    """Why something cannot be shown; the page shows the reason instead."""
+
+    reason: str
+
+    def __str__(self) -> str:
+        return self.reason
+
+
+@dataclass(frozen=True)
 class Whisker:
     """An accuracy as a point on a line from 0 to 1, with its interval. The numbers stand beside it."""
 

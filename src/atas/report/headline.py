@@ -14,8 +14,8 @@ from atas.recipes.expected import Expected
 from atas.report.compare import RankedRun, Ranking
 from atas.report.formatting import attack_names, describe_threat, format_interval, join_names, percent
 from atas.report.run_view import RunView
+from atas.report.verdict import NO_ROBUSTNESS
 
-NO_ROBUSTNESS = 0.05  # below this robust accuracy the answer is no
 _ROBUST_FROM = 0.9  # from this robust accuracy on the answer is yes
 _WIDE_INTERVAL = 0.03  # from the accuracy to the further end of its interval
 _COLLAPSED = " Training collapsed in epoch {}: see the curves."
@@ -40,30 +40,34 @@ def run_answers(view: RunView, expected: Expected | None) -> list[HeadlineAnswer
 
 
 def _robust(view: RunView, evaluation: Evaluation) -> HeadlineAnswer:
-    question, names = "Is it robust?", attack_names(evaluation)
-    worst, clean = evaluation.accuracy["worst"], evaluation.accuracy["clean"]
-    if not names:
-        why = f"No attack was run. Clean accuracy is {percent(clean)}%."
-        return HeadlineAnswer(question, "Not known", why, "care")
+    question, verdict = "Is it robust?", view.summary.verdict
+    clean, worst = evaluation.accuracy["clean"], verdict.accuracy
+    if worst is None:
+        return HeadlineAnswer(question, "Not known", f"{verdict.reason} Clean accuracy is {percent(clean)}%.", "care")
     why = (
-        f"Of 100 new images, the model classifies about {100 * clean:.0f} correctly, and about {100 * worst:.0f} under "
-        f"attack by {join_names(names)}, which may change {describe_threat(evaluation.threat)}."
+        f"Of 100 new images, the model classifies about {100 * clean:.0f} correctly, and about {100 * worst:.0f} in "
+        f"the worst case: under every attack by {join_names(attack_names(evaluation))}, which may change "
+        f"{describe_threat(evaluation.threat)}."
     )
     collapsed = view.summary.epochs[-1]["collapsed"]
     if collapsed:
         why += _COLLAPSED.format(view.summary.collapse_epoch)
-    if collapsed or evaluation.interval["worst"][1] < NO_ROBUSTNESS:
-        return HeadlineAnswer(question, f"No: {percent(worst)}%", why, "bad")
+    if collapsed or verdict.is_low:
+        return HeadlineAnswer(question, f"No: {verdict.figure}", why, "bad")
+    if verdict.kind == "unknown":
+        return HeadlineAnswer(question, "Not known", f"{verdict.reason} {why}", "care")
+    if verdict.kind == "bound":
+        return HeadlineAnswer(question, f"At most {percent(worst)}%", f"{why} {verdict.reason}", "care")
     if worst < _ROBUST_FROM:
-        return HeadlineAnswer(question, f"In part: {percent(worst)}%", why, "plain")
-    return HeadlineAnswer(question, f"Yes: {percent(worst)}%", why, "good")
+        return HeadlineAnswer(question, f"In part: {verdict}", why, "plain")
+    return HeadlineAnswer(question, f"Yes: {verdict}", why, "good")
 
 
 def _sure(view: RunView, evaluation: Evaluation, expected: Expected | None) -> HeadlineAnswer:
     low, high = evaluation.interval["worst"]
     half = max(high - evaluation.accuracy["worst"], evaluation.accuracy["worst"] - low)
     why = (
-        f"On {evaluation.n:,} images, robust accuracy is known to within {100 * half:.1f} points: "
+        f"On {evaluation.n:,} images, the worst case is known to within {100 * half:.1f} points: "
         f"{format_interval((low, high))}% with 95% confidence."
     )
     figure = expected.figure("pgd50") if expected and not expected.differences else None
@@ -102,7 +106,7 @@ def other_autoattack_result(strong: Evaluation) -> str:
     """Describe a result with AutoAttack beside a shown result without it."""
     accuracy, interval = percent(strong.accuracy["worst"]), format_interval(strong.interval["worst"])
     return (
-        f"This evaluation did not run AutoAttack. Another one did, on {strong.n:,} images: robust accuracy "
+        f"This evaluation did not run AutoAttack. Another one did, on {strong.n:,} images: its worst case is "
         f"{accuracy}% ({interval}%)."
     )
 
@@ -152,12 +156,16 @@ def comparison_answers(views: list[RunView], ranking: Ranking | str) -> list[Hea
         ]
     best, second = ranking.runs[:2]
     leader = (
-        f"Robust accuracy is {percent(best.accuracy)}% ({format_interval(best.interval)}) under "
-        f"{join_names(ranking.attacks)} on {best.n:,} images; next is {second.run.name} with "
-        f"{percent(second.accuracy)}%.{_under_own_attacks(best)}{collapses}"
+        f"Its accuracy is {percent(best.accuracy)}% ({format_interval(best.interval)}) under "
+        f"{join_names(ranking.attacks)} together, on {best.n:,} images; next is {second.run.name} with "
+        f"{percent(second.accuracy)}%.{_own_worst_case(best)}{collapses}"
     )
-    robust = any(_worst_accuracy(ranked) > NO_ROBUSTNESS for ranked in ranking.runs)
-    leader = leader if robust else f"{best.run.name} leads: {leader}"
+    word, tone = best.run.name, "good"
+    if not any(_worst_accuracy(ranked) > NO_ROBUSTNESS for ranked in ranking.runs):
+        word, tone = "None of them", "bad"
+    elif best.run.verdict.kind == "unknown":
+        word, tone = "Not known", "care"
+    leader = leader if word == best.run.name else f"{best.run.name} leads: {leader}"
     low, high = (-100 * end for end in reversed(second.gap_interval))
     lead = f"{-100 * second.gap:.1f} points above {second.run.name}, {low:.1f} to {high:.1f} with 95% confidence"
     significant = low > 0
@@ -168,7 +176,7 @@ def comparison_answers(views: list[RunView], ranking: Ranking | str) -> list[Hea
     )
     lead += "; the spread over seeds is not included."
     return [
-        HeadlineAnswer(which, best.run.name if robust else "None of them", leader, "good" if robust else "bad"),
+        HeadlineAnswer(which, word, leader, tone),
         HeadlineAnswer(
             real, "Yes, on these images" if significant else "Not shown", lead, "good" if significant else "care"
         ),
@@ -181,17 +189,19 @@ def _worst_accuracy(ranked: RankedRun) -> float:
     return ranked.run.evaluation.accuracy["worst"] if ranked.run.evaluation else ranked.accuracy
 
 
-def _under_own_attacks(ranked: RankedRun) -> str:
-    """Mention the accuracy under all attacks of the run if it is lower than under the common ones."""
-    worst = _worst_accuracy(ranked)
-    return f" Under all attacks of its own evaluation, {percent(worst)}%." if worst < ranked.accuracy else ""
+def _own_worst_case(ranked: RankedRun) -> str:
+    """Mention the worst case of a run if it says more than the accuracy under the common attacks."""
+    verdict = ranked.run.verdict
+    if verdict.kind == "measured" and _worst_accuracy(ranked) == ranked.accuracy:
+        return ""
+    return f" Its worst case, under all attacks that it was evaluated with, is {verdict}. {verdict.reason}".rstrip()
 
 
 def _trust_all(question: str, views: list[RunView]) -> HeadlineAnswer:
     missing = [view.summary.name for view in views if view.evaluation is None]
     stale = [view.summary.name for view in views if view.weights_differ]
     warned = [view.summary.name for view in views if view.summary.warnings]
-    weak = [view.summary.name for view in views if view.evaluation and not view.evaluation.has_autoattack]
+    weak = [view.summary.name for view in views if view.evaluation and view.summary.autoattack_result is None]
     sentences = []
     if missing:
         sentences.append(f"Not evaluated: {', '.join(missing)}.")

@@ -10,7 +10,7 @@ import numpy as np
 from PIL import Image
 from torch import Tensor
 
-SIDE = 64  # pixels at most, so that a page of photographs stays small
+from atas.core.thumbnails import SIDE
 
 # Cividis: lightness rises evenly, also for colour-blind readers.
 _CIVIDIS = np.array(
@@ -43,19 +43,12 @@ class Picture:
 
 
 def image(pixels: Tensor, alt: str) -> Picture:
-    """Encode an image (C, H, W) with pixels in [0, 1]; other than one or three channels show the first only."""
-    values = (pixels.detach().float().clamp(0, 1) * 255).round().byte().cpu().numpy()
+    """Encode a thumbnail (C, H, W), uint8; other than one or three channels show the first only."""
+    values = pixels.numpy()
     if len(values) not in (1, 3):
         values = values[:1]
     picture = Image.fromarray(values[0] if len(values) == 1 else np.ascontiguousarray(values.transpose(1, 2, 0)))
-    picture.thumbnail((SIDE, SIDE), Image.Resampling.LANCZOS)
     return _encode(picture, alt, pixelated=max(picture.size) < SIDE)
-
-
-def perturbation(delta: Tensor, alt: str) -> Picture:
-    """Encode a perturbation, scaled so that its largest entry is black or white; grey is no change."""
-    largest = float(delta.abs().max()) or 1.0
-    return image(delta / (2 * largest) + 0.5, alt)
 
 
 def heat_map(values: Tensor, limit: float, alt: str) -> Picture:

@@ -6,39 +6,24 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from atas._utils.files import check_writable, write_text
-from atas.distributed.world import select_device
 from atas.models.weights import GIVEN
-from atas.ops.precision import strict_float32
 from atas.report.elements import Section
 from atas.report.paper import Paper
-from atas.report.run_view import RunView, SampleSizes
+from atas.report.run_view import RunView
 from atas.report.sections import classes, comparison, examples, notes, seeds, summary, training
 from atas.report.seed_groups import SeedGroup, run_folders, summarise_groups
 from atas.report.summary import RunSummary, summarise
 
 
-def write_page(
-    folders: Sequence[str | Path],
-    out: Path,
-    *,
-    root: str | None = None,
-    paper: Paper | None = None,
-    sample_sizes: SampleSizes | None = None,
-    trust: bool = False,
-) -> None:
-    """Write the page of these runs; a folder of runs stands for all runs in it.
+def write_page(folders: Sequence[str | Path], out: Path, *, paper: Paper | None = None) -> None:
+    """Write the page of these runs, from the files in their folders alone; a folder of runs stands for all runs in it.
 
-    `root` is the data directory, if different from training. `paper` looks up the paper's results. `sample_sizes`
-    limits how many images are attacked for the page. Without `trust`, code that a folder names as its model is not
-    imported, and the page says so where it needs the model.
+    `paper` looks up the paper's results.
     """
     paths, rows = run_folders(folders), summarise_groups(folders)
-    runs = zip(summarise(paths), paths, strict=True)
-    views = [RunView(run, folder, root, sample_sizes, trust=trust) for run, folder in runs]
+    views = [RunView(run, folder) for run, folder in zip(summarise(paths), paths, strict=True)]
     check_writable(out)
-    with strict_float32(select_device("auto")):  # as in the evaluation, so that both give the same predictions
-        text = render_run(views[0], paper) if len(views) == 1 else render_comparison(views, rows)
-    write_text(out, text)
+    write_text(out, render_run(views[0], paper) if len(views) == 1 else render_comparison(views, rows))
 
 
 def render_run(view: RunView, paper: Paper | None = None) -> str:

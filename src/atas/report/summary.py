@@ -18,6 +18,7 @@ from atas.evaluation.result import load_results
 from atas.evaluation.warnings import EvaluationWarning
 from atas.models.weights import read_weights
 from atas.recipes import Recipe
+from atas.report.verdict import Verdict, judge
 from atas.training.metrics import completed_epochs, missing_epochs
 from atas.training.run import RunFolder, load_recipe
 
@@ -38,7 +39,12 @@ class RunSummary:
     @property
     def autoattack_result(self) -> Evaluation | None:
         """The result with AutoAttack, on the most images; None if AutoAttack was not run."""
-        return strongest_result(result for result in self.results if result.has_autoattack)
+        return max((result for result in self.results if result.has_autoattack), key=lambda one: one.n, default=None)
+
+    @property
+    def verdict(self) -> Verdict:
+        """The worst case, and how to read it."""
+        return judge(self.results)
 
     @property
     def warnings(self) -> list[EvaluationWarning]:
@@ -95,6 +101,7 @@ class RunSummary:
             "other_weights": self.weights_differ,
             "accuracy": dict(shown.accuracy) if shown else None,
             "interval": {key: list(value) for key, value in shown.interval.items()} if shown else None,
+            "worst_case": str(self.verdict),
             "more": [
                 {
                     "n": other.n,
@@ -119,16 +126,11 @@ def summarise(folders: Sequence[str | Path]) -> list[RunSummary]:
             raise DataError(f"the run in {path} has no finished epoch; train it for at least one")
         results = load_results(path)
         weights = _weights_hash(folder) if results else None
-        selected = _select_results(results, weights, recipe)
+        selected = select_results(results, weights, recipe)
         evaluation, other_results = next(iter(selected), None), tuple(selected[1:])
         name = path.resolve().name if unique else str(path)
         runs.append(RunSummary(name, recipe, rows, events, evaluation, weights, other_results))
     return runs
-
-
-def strongest_result(results: Iterable[Evaluation]) -> Evaluation | None:
-    """Return the result with AutoAttack if there is one, then the one on the most images; None if there are none."""
-    return max(results, key=lambda result: (result.has_autoattack, result.n), default=None)
 
 
 def first_collapse(epochs: Iterable[dict[str, Any]]) -> int | None:
@@ -136,8 +138,8 @@ def first_collapse(epochs: Iterable[dict[str, Any]]) -> int | None:
     return next((row["epoch"] + 1 for row in epochs if row.get("collapsed")), None)
 
 
-def _select_results(results: list[Evaluation], weights: str | None, recipe: Recipe) -> list[Evaluation]:
-    """Return the result to show, then others with the same weights and threat model.
+def select_results(results: list[Evaluation], weights: str | None, recipe: Recipe) -> list[Evaluation]:
+    """Return the result to show and to quote, then others with the same weights and threat model.
 
     The result to show is the first with the run's weights. Another one replaces it if it has AutoAttack, the first has
     not, and AutoAttack's robust accuracy is significantly lower.

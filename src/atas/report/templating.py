@@ -18,9 +18,8 @@ from markupsafe import Markup, escape
 
 from atas import __version__
 from atas._utils.formatting import format_seconds
-from atas.report.elements import Section
+from atas.report.elements import Section, Unavailable
 from atas.report.formatting import format_interval, percent
-from atas.report.run_view import Unavailable
 
 _CONTROL = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f]")
 

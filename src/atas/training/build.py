@@ -76,10 +76,7 @@ def build(
         check_rows(rows, len(data.train))
     fingerprints = _data_fingerprints(data, rows)
     check_same_run(recipe, fingerprints, world)
-    assert training.probe != "auto"
-    probe, rest = split_probe(len(data.train), training.probe, held_out=training.on_collapse != "warn")
-    if rows is not None:
-        rest = rows if rest is None else rows[torch.isin(rows, rest)]
+    probe, rest = split_rows(recipe, len(data.train), rows)
     examples = data.train if rest is None else data.train.part(rest)
     shard = data_shard(recipe, len(examples), world)
     sizes = batch_sizes(shard, training.batch_size, world)
@@ -120,6 +117,16 @@ def build(
         world=world,
     )
     return TrainingParts(engine, monitor, fingerprints)
+
+
+def split_rows(recipe: Recipe, examples: int, rows: Tensor | None) -> tuple[Tensor, Tensor | None]:
+    """Return the training images that the monitor attacks, and those to train on (None: all)."""
+    training = recipe.training
+    assert training.probe != "auto"
+    probe, rest = split_probe(examples, training.probe, held_out=training.on_collapse != "warn")
+    if rows is not None:
+        rest = rows if rest is None else rows[torch.isin(rows, rest)]
+    return probe, rest
 
 
 def build_method(recipe: Recipe, shard: DataShard, shape: Sequence[int], outputs: int, device: torch.device) -> Method:

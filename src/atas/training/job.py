@@ -26,14 +26,17 @@ from atas._utils.formatting import shell_quote
 from atas.core.autograd import eval_mode
 from atas.core.validation import check_arguments, check_interface, check_module
 from atas.distributed.batchnorm import revert_sync_batchnorm
+from atas.distributed.state import gather_rows
 from atas.distributed.world import World, init
 from atas.errors import UsageError
+from atas.methods import AdaptiveStepSizes
 from atas.models.weights import GIVEN, is_readable, save_weights
 from atas.recipes import Recipe, differences
 from atas.recipes.fingerprint import RESUME_MAY_CHANGE
-from atas.training.build import build_model
+from atas.training.build import build_model, split_rows
 from atas.training.callbacks import Callback, Logger
 from atas.training.data import eval_view, load_data
+from atas.training.examples import measure_examples, write_examples
 from atas.training.monitor import ProbeResult
 from atas.training.probe import resolve_probe
 from atas.training.progress import TrainingProgress
@@ -122,7 +125,9 @@ def train(
                     world.on_rank0(lambda: _start_new(run_folder, trainer, rows_count))
                 trainer.fit()
                 with progress.timing("saving"):
-                    run = _finish(trainer, _model_metadata(resolved, data))
+                    _save_weights(trainer, _model_metadata(resolved, data))
+                    _save_examples(trainer, eval_view(data, resolved.data).train, rows)
+                    run = _finished_run(trainer)
                 progress.end_run()
                 return run
 
@@ -214,8 +219,8 @@ def _remove_empty(folders: Sequence[Path]) -> None:
             folder.rmdir()
 
 
-def _finish(trainer: Trainer, metadata: dict[str, Any]) -> Run:
-    """Write the final weights, and return the run. Only rank 0 needs access to the folder."""
+def _save_weights(trainer: Trainer, metadata: dict[str, Any]) -> None:
+    """Write the final weights. Only rank 0 needs access to the folder."""
     model, run_folder, world = revert_sync_batchnorm(trainer.engine.final_model), trainer.run_folder, trainer.world
     others = list(trainer.engine.averages.items())[1:]
 
@@ -226,6 +231,34 @@ def _finish(trainer: Trainer, metadata: dict[str, Any]) -> Run:
         save_weights(run_folder.model, model, metadata, again=again)
 
     world.on_rank0(save)
+
+
+def _save_examples(trainer: Trainer, train: datasets.Split, rows: Tensor | None) -> None:
+    """Write training examples by gradient norm for the report, if the method has norms."""
+    engine, recipe, world = trainer.engine, trainer.recipe, trainer.world
+    if not isinstance(engine.method, AdaptiveStepSizes):
+        return
+    values = engine.method.gradient_norms, engine.method.step_sizes
+    norms, step_sizes = (gather_rows(value, engine.loader.shard, world) for value in values)
+
+    def save() -> None:
+        examples = measure_examples(
+            revert_sync_batchnorm(engine.final_model),
+            train,
+            split_rows(recipe, len(train), rows)[1],
+            norms,
+            step_sizes,
+            recipe.threat,
+            epochs=recipe.training.epochs,
+            batch_size=engine.eval_batch_size,
+        )
+        write_examples(trainer.run_folder.training_examples, examples)
+
+    world.on_rank0(save)
+
+
+def _finished_run(trainer: Trainer) -> Run:
+    model, run_folder, world = revert_sync_batchnorm(trainer.engine.final_model), trainer.run_folder, trainer.world
     if world.is_main:
         return Run.load(run_folder.path, model=model, trust=trainer.recipe.trusted)
     return Run(run_folder.path, trainer.recipe, eval_mode(model), [])
@@ -263,10 +296,13 @@ def _start_new(run_folder: RunFolder, trainer: Trainer, rows_count: int | None) 
     """Delete the files of an earlier run, and write recipe and environment of the new one. The earlier recipe stays
     until the new one replaces it."""
     results = [
-        path for kind in ("json*", "md") for path in run_folder.path.glob(f"{run_folder.evaluation.stem}*.{kind}")
+        path
+        for kind in ("json*", "md", "safetensors")
+        for path in run_folder.path.glob(f"{run_folder.evaluation.stem}*.{kind}")
     ]
     weights = (run_folder.model, *run_folder.averages)
-    for path in (run_folder.metrics, *weights, run_folder.environment, run_folder.report, *results):
+    others = run_folder.metrics, run_folder.environment, run_folder.report, run_folder.training_examples
+    for path in (*others, *weights, *results):
         path.unlink(missing_ok=True)
     for folder in (run_folder.last_checkpoint.parent, run_folder.tensorboard, run_folder.wandb, run_folder.exports):
         shutil.rmtree(folder, ignore_errors=True)

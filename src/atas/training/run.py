@@ -48,7 +48,8 @@ class RunFolder:
     @property
     def written(self) -> tuple[Path, ...]:
         """The files that a training replaces as a whole."""
-        return self.recipe, self.environment, self.last_checkpoint, self.healthy_checkpoint, self.model
+        checkpoints = self.last_checkpoint, self.healthy_checkpoint
+        return self.recipe, self.environment, *checkpoints, self.model, self.training_examples
 
     def read_metrics(self) -> list[dict[str, Any]]:
         """Return the rows of the metrics; raise DataError if they are damaged."""
@@ -92,6 +93,11 @@ class RunFolder:
     def averages(self) -> list[Path]:
         """The weights of further averages that exist."""
         return sorted(self.path.glob("model-ema-*.safetensors"))
+
+    @property
+    def training_examples(self) -> Path:
+        """Training examples by gradient norm, of methods with adaptive step sizes."""
+        return self.path / "training_examples.safetensors"
 
     @property
     def evaluation(self) -> Path:

@@ -195,10 +195,9 @@
     });
   }
 
-  // The gallery
+  // The gallery and the confusion
 
   const cards = document.querySelector(".cards");
-  const status = document.querySelector("#gallery [role=status]");
   const chosen = {};
 
   function arrange() {
@@ -216,19 +215,22 @@
 
   function choose(group, button) {
     for (const other of group.querySelectorAll("button")) other.setAttribute("aria-pressed", String(other === button));
-    chosen[group.dataset.choice] = button.value;
-    if (group.dataset.choice === "attack") {
-      for (const part of cards.querySelectorAll("[data-attack]")) part.hidden = part.dataset.attack !== button.value;
+    const name = group.dataset.choice;
+    chosen[name] = button.value;
+    if (name === "sort") return;
+    for (const part of group.closest("section").querySelectorAll(`[data-${name}]`)) {
+      part.hidden = part.dataset[name] !== button.value;
     }
   }
 
   for (const group of document.querySelectorAll(".choice")) {
+    const status = group.closest("section").querySelector("[role=status]");
     choose(group, group.querySelector("[aria-pressed=true]"));
     group.addEventListener("click", (event) => {
       const button = event.target.closest("button");
       if (!button) return;
       choose(group, button);
-      arrange();
+      if (group.closest("#gallery")) arrange();
       status.textContent = `${group.getAttribute("aria-label")}: ${button.textContent}`;
     });
   }

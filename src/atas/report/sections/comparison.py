@@ -94,19 +94,21 @@ def runs_table(runs: list[RunSummary], ranking: Ranking | str) -> DataTable:
             run.name,
             *(text(run) for text in texts.values()),
             *(_accuracy_cell(run, name) for name in ("clean", *attacks)),
+            _worst_case_cell(run),
             _gap_cell(ranked.get(run.name)),
             Cell(format_seconds(run.seconds), sort=run.seconds),
             Cell(run.collapse_status, sort=run.collapse_epoch or 0),
         ]
         for run in runs
     ]
-    head = ["run", *texts, *map(display_name, ("clean", *attacks)), "to the best", "time", "collapse"]
+    head = ["run", *texts, *map(display_name, ("clean", *attacks, "worst")), "to the best", "time", "collapse"]
     caption = "Accuracy in percent with 95% intervals"
     if "trained against" not in texts:
         caption += f", trained against {runs[0].recipe.threat}"
     counts = {run.evaluation.n for run in runs if run.evaluation}
     if len(counts) == 1:
         caption += f", on {counts.pop():,} test images"
+    caption += ". The worst case counts images that are robust to all attacks that were run on the model"
     if isinstance(ranking, Ranking):
         together = join_names(ranking.attacks)
         caption += f"; differences to the best run are in points, under {together} together, on the same images"
@@ -118,6 +120,21 @@ def _accuracy_cell(run: RunSummary, attack: str) -> Cell:
         return Cell("-", sort=-1)
     value, interval = run.evaluation.accuracy[attack], run.evaluation.interval[attack]
     return Cell(percent(value), note=format_interval(interval), whisker=Whisker(value, interval), sort=value)
+
+
+def _worst_case_cell(run: RunSummary) -> Cell:
+    verdict = run.verdict
+    if verdict.accuracy is None:
+        return Cell("-", sort=-1)
+    if verdict.kind == "unknown":
+        return Cell(str(verdict), note=verdict.figure, sort=verdict.accuracy, title=verdict.reason)
+    return Cell(
+        str(verdict).rstrip("%"),
+        note=format_interval(verdict.interval),
+        whisker=Whisker(verdict.accuracy, verdict.interval),
+        sort=verdict.accuracy,
+        title=verdict.reason or None,
+    )
 
 
 def _gap_cell(ranked: RankedRun | None) -> Cell:

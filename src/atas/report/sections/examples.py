@@ -1,27 +1,29 @@
-"""Example images: before and after each attack, at both ends of the gradient norm, and the loss around a few."""
+"""Example images: before and after each attack, at both ends of the gradient norm, and the loss around a few.
+
+All of them were stored by the evaluation and by the training.
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-import torch
 from torch import Tensor
 
 from atas.attacks.registry import display_name
-from atas.report.attack_examples import AttackedExamples, AttackResult, attack_examples, sample_by_outcome
+from atas.core.thumbnails import GREY
+from atas.evaluation import Evaluation, EvaluationDetails, ExampleImages, LossLandscapes
+from atas.evaluation.details import GRID
 from atas.report.charts import Chart, ChartLine
-from atas.report.elements import Section
-from atas.report.formatting import describe_outcome, join_names
-from atas.report.images import Picture, heat_map, image, perturbation
-from atas.report.measurements import POINTS, ExampleNorms, LossLandscape, gradient_norms, loss_landscape
-from atas.report.run_view import RunView, evenly_spaced, or_unavailable
+from atas.report.elements import Section, Unavailable
+from atas.report.formatting import attack_names, describe_outcome
+from atas.report.images import Picture, heat_map, image
+from atas.report.run_view import RunView
 from atas.threat import Threat
+from atas.training.examples import TrainingExamples
 
-_NUM_EXTREMES = 8
 _MAX_PICTURE_BYTES = 2_500_000
-_NUM_SURFACES = 3
 _MIN_COLOUR_LIMIT = 1.0  # a flat surface must not look steep
-_OFFSETS = ((0, "r0"), (POINTS // 4, "r2"), (POINTS // 2, "c7"), (POINTS - 1 - POINTS // 4, "r7"), (POINTS - 1, "r9"))
+_OFFSETS = ((0, "r0"), (GRID // 4, "r2"), (GRID // 2, "c7"), (GRID - 1 - GRID // 4, "r7"), (GRID - 1, "r9"))
 
 
 @dataclass(frozen=True)
@@ -64,11 +66,10 @@ class ExampleCard:
 
 @dataclass(frozen=True)
 class Gallery:
-    """Cards, the attacks to choose from (name: title), and attacks that were skipped."""
+    """Cards, and the attacks to choose from (name: title)."""
 
     cards: list[ExampleCard]
     attacks: dict[str, str]
-    skipped: str
     threat: Threat
 
 
@@ -86,7 +87,6 @@ class NormExtremes:
     """Training images with the largest and the smallest gradient norms."""
 
     count: int
-    source: str
     largest: list[NormExample]
     smallest: list[NormExample]
 
@@ -114,123 +114,140 @@ class Surfaces:
 
 def gallery_section(view: RunView) -> Section:
     """Return the gallery of attacks, and training examples by gradient norm."""
-    context = {
-        "gallery": or_unavailable(lambda: _gallery(attack_examples(view))),
-        "extremes": or_unavailable(lambda: _norm_extremes(view)),
-    }
+    examples = view.training_examples
+    context = {"gallery": _gallery_of(view), "extremes": None if examples is None else _norm_extremes(examples)}
     return Section("gallery", "What the attacks do", "gallery", context)
 
 
-def _gallery(examples: AttackedExamples) -> Gallery:
+def _gallery_of(view: RunView) -> Gallery | Unavailable:
+    stored = view.details
+    if isinstance(stored, Unavailable):
+        return stored
+    evaluation, details = stored
+    if details.examples is None:
+        return Unavailable("No images are stored: verdicts of this model or attack depend on chance")
+    return _gallery(evaluation, details, details.examples)
+
+
+def _gallery(evaluation: Evaluation, details: EvaluationDetails, examples: ExampleImages) -> Gallery:
     cards: list[ExampleCard] = []
     bytes_left = _MAX_PICTURE_BYTES
     for row in range(len(examples.index)):
-        card = _example_card(examples, row)
+        card = _example_card(evaluation, details, examples, row)
         bytes_left -= card.num_bytes
         if bytes_left < 0:
             break
         cards.append(card)
-    attacks = {result.name: display_name(result.name) for result in examples.results}
-    return Gallery(cards, attacks, join_names(examples.skipped) if examples.skipped else "", examples.threat)
+    attacks = {name: display_name(name) for name in _shown_attacks(evaluation, examples)}
+    return Gallery(cards, attacks, evaluation.threat)
 
 
-def _example_card(examples: AttackedExamples, row: int) -> ExampleCard:
-    index, label = examples.index[row], examples.labels[row]
-    predicted = examples.clean.label[row]
-    name = _class_name(examples, label)
+def _shown_attacks(evaluation: Evaluation, examples: ExampleImages) -> list[str]:
+    return [name for name in attack_names(evaluation) if name in examples.attacks]
+
+
+def _example_card(evaluation: Evaluation, details: EvaluationDetails, examples: ExampleImages, row: int) -> ExampleCard:
+    index = int(examples.index[row])
+    label, clean, reason = int(details.labels[index]), examples.attacks["clean"], _broken_by(evaluation, index)
+    name = details.class_name(label)
+    outcomes = _outcomes(evaluation)
     return ExampleCard(
         index=index,
         label=label,
         class_name=name,
-        outcome=describe_outcome(examples.broken_by[row]),
-        order=examples.outcome_order(row),
-        robust=examples.broken_by[row] is None,
-        correct=predicted == label,
-        prediction=_prediction_text(examples, predicted, examples.clean.confidence[row]),
-        image=image(examples.images[row], f"test image {index}, class {name}"),
-        variants=[_variant(examples, row, result) for result in examples.results],
+        outcome=describe_outcome(reason),
+        order=outcomes.index(reason) if reason in outcomes else len(outcomes),
+        robust=reason is None,
+        correct=int(clean.label[row]) == label,
+        prediction=_prediction_text(details, int(clean.label[row]), float(clean.confidence[row])),
+        image=image(clean.adversarial[row], f"test image {index}, class {name}"),
+        variants=[
+            _variant(evaluation, details, examples, attack, row) for attack in _shown_attacks(evaluation, examples)
+        ],
     )
 
 
-def _variant(examples: AttackedExamples, row: int, result: AttackResult) -> AttackVariant:
-    delta = result.adversarial[row] - examples.images[row]
-    confidence = result.prediction.confidence[row]
-    prediction = _prediction_text(examples, result.prediction.label[row], confidence)
+def _variant(
+    evaluation: Evaluation, details: EvaluationDetails, examples: ExampleImages, attack: str, row: int
+) -> AttackVariant:
+    images, robust = examples.attacks[attack], bool(evaluation.correct[attack][examples.index[row]])
+    confidence, title = float(images.confidence[row]), display_name(attack)
+    prediction = _prediction_text(details, int(images.label[row]), confidence)
     changed, after = None, None
-    if bool(delta.any()):
-        attack = display_name(result.name)
-        changed = perturbation(delta, f"perturbation by {attack}")
-        after = image(result.adversarial[row], f"the image after {attack}: the model predicts {prediction}")
-    return AttackVariant(result.name, result.robust[row], confidence, prediction, changed, after)
+    if bool((images.perturbation[row] != GREY).any()):
+        changed = image(images.perturbation[row], f"perturbation by {title}")
+        after = image(images.adversarial[row], f"the image after {title}: the model predicts {prediction}")
+    return AttackVariant(attack, robust, confidence, prediction, changed, after)
 
 
-def _prediction_text(examples: AttackedExamples, label: int, confidence: float) -> str:
-    return f"{_class_name(examples, label)} {100 * confidence:.0f}%"
+def _broken_by(evaluation: Evaluation, index: int) -> str | None:
+    """Return what broke an example; by attack where the result does not say more."""
+    if "worst" in evaluation.broken_by:
+        return evaluation.broken_by["worst"][index]
+    return next((name for name in ("clean", *attack_names(evaluation)) if not evaluation.correct[name][index]), None)
 
 
-def _class_name(examples: AttackedExamples, label: int) -> str:
-    return examples.classes[label] if label < len(examples.classes) else f"class {label}"
+def _outcomes(evaluation: Evaluation) -> list[str | None]:
+    """Return all outcomes: attacks and stages in the order in which they ran, then None (robust) and `clean`."""
+    outcomes: list[str | None] = []
+    for name in attack_names(evaluation):
+        outcomes += [f"{name}: {stage.name}" for stage in evaluation.stages.get(name, ())] or [name]
+    return [*outcomes, None, "clean"]
 
 
-def _norm_extremes(view: RunView) -> NormExtremes:
-    norms = gradient_norms(view)
-    order = norms.norm.argsort(stable=True)
-    largest, smallest = (
-        [_norm_example(view, norms, row) for row in rows.tolist()]
-        for rows in (order.flip(0)[:_NUM_EXTREMES], order[:_NUM_EXTREMES])
-    )
-    return NormExtremes(len(order), norms.source, largest, smallest)
+def _prediction_text(details: EvaluationDetails, label: int, confidence: float) -> str:
+    return f"{details.class_name(label)} {100 * confidence:.0f}%"
 
 
-def _norm_example(view: RunView, norms: ExampleNorms, row: int) -> NormExample:
-    train, index, norm = view.data.train, int(norms.index[row]), float(norms.norm[row])
-    name = train.classes[int(train.labels[index])]
-    step = "" if norms.step_size is None else f", step {float(norms.step_size[row]):.3g}"
-    picture = image(train.images[index].float() / 255, f"training image {index}, class {name}, norm {norm:.3g}")
-    return NormExample(name, f"{norm:.3g}{step}", picture)
+def _norm_extremes(examples: TrainingExamples) -> NormExtremes:
+    found = [_norm_example(examples, row) for row in range(len(examples.index))]
+    half = len(found) // 2
+    return NormExtremes(examples.count, found[:half], found[half:])
+
+
+def _norm_example(examples: TrainingExamples, row: int) -> NormExample:
+    index, norm, size = (float(values[row]) for values in (examples.index, examples.norms, examples.step_sizes))
+    name = examples.classes[int(examples.labels[row])]
+    picture = image(examples.images[row], f"training image {index:.0f}, class {name}, norm {norm:.3g}")
+    return NormExample(name, f"{norm:.3g}, step {size:.3g}", picture)
 
 
 def surface_section(view: RunView) -> Section:
     """Return a map of the loss and slices through it, for each of a few images."""
-    context = {"surfaces": or_unavailable(lambda: _surfaces(view))}
-    return Section("surface", "The loss around an image", "surface", context)
+    return Section("surface", "The loss around an image", "surface", {"surfaces": _surfaces_of(view)})
 
 
-def _surfaces(view: RunView) -> Surfaces:
-    test, device = view.data.test, view.device
-    chosen = _correct_examples(view)
-    threat = view.evaluation.threat if view.evaluation is not None else view.recipe.threat
-    x, y = test.images[torch.tensor(chosen)].to(device).float() / 255, test.labels[chosen].to(device).long()
-    landscapes = [
-        loss_landscape(view.model, x[row : row + 1], y[row : row + 1], threat, index=index)
-        for row, index in enumerate(chosen)
-    ]
-    limit = max(_MIN_COLOUR_LIMIT, *(float(landscape.loss.max()) for landscape in landscapes))
-    cards = [
-        _surface_card(index, test.classes[int(y[row])], x[row], landscapes[row], limit)
-        for row, index in enumerate(chosen)
-    ]
-    return Surfaces(cards, sum(landscape.peaks_inside for landscape in landscapes), threat)
+def _surfaces_of(view: RunView) -> Surfaces | Unavailable:
+    stored = view.details
+    if isinstance(stored, Unavailable):
+        return stored
+    evaluation, details = stored
+    if details.landscapes is None or details.examples is None:
+        if not attack_names(evaluation):
+            return Unavailable("No attack was run")
+        return Unavailable("No image was classified correctly, or the network was too slow for the device")
+    return _surfaces(evaluation, details, details.examples, details.landscapes)
 
 
-def _correct_examples(view: RunView) -> list[int]:
-    """Choose images that the model classifies correctly without an attack, with different outcomes if evaluated."""
-    test = view.data.test
-    if view.evaluation is not None:
-        outcomes = view.test_split[0].broken_by.get("worst")
-        if outcomes is not None:
-            correct = [index for index, outcome in enumerate(outcomes) if outcome != "clean"]
-            sample = sample_by_outcome([outcomes[index] for index in correct], _NUM_SURFACES)
-            return [correct[row] for row in sample] or [0]
-    candidates = evenly_spaced(len(test), 10 * _NUM_SURFACES)
-    with torch.no_grad():
-        predicted = view.model(test.images[candidates].to(view.device).float() / 255).argmax(1).cpu()
-    good = candidates[predicted == test.labels[candidates]]
-    return good[evenly_spaced(len(good), _NUM_SURFACES)].tolist() if len(good) else [0]
+def _surfaces(
+    evaluation: Evaluation, details: EvaluationDetails, examples: ExampleImages, landscapes: LossLandscapes
+) -> Surfaces:
+    limit = max(_MIN_COLOUR_LIMIT, float(landscapes.loss.max()))
+    cards = []
+    for index, loss in zip(landscapes.index.tolist(), landscapes.loss, strict=True):
+        pixels = examples.attacks["clean"].adversarial[examples.index == index][0]
+        cards.append(_surface_card(index, details.class_name(int(details.labels[index])), pixels, loss, limit))
+    return Surfaces(cards, sum(peaks_inside(loss) for loss in landscapes.loss), evaluation.threat)
 
 
-def _surface_card(index: int, name: str, pixels: Tensor, landscape: LossLandscape, limit: float) -> SurfaceCard:
-    steps, loss = landscape.steps, landscape.loss
+def peaks_inside(loss: Tensor) -> bool:
+    """Return whether the loss along the adversarial direction is highest well inside the ball, not at its edge."""
+    along = loss[GRID // 2, GRID // 2 :]
+    return bool(along[:-2].max() > along[-1] + 0.1 * (along.max() - along[0]))
+
+
+def _surface_card(index: int, name: str, pixels: Tensor, loss: Tensor, limit: float) -> SurfaceCard:
+    steps = [round(2 * point / (GRID - 1) - 1, 6) for point in range(GRID)]
     low, high = float(loss.min()), float(loss.max())
     slices = Chart(
         f"Slices through no. {index}",
@@ -238,7 +255,7 @@ def _surface_card(index: int, name: str, pixels: Tensor, landscape: LossLandscap
         "loss",
         steps,
         [
-            ChartLine(f"{steps[row]:+.1f}" if row != POINTS // 2 else "0", loss[row].tolist(), colour)
+            ChartLine(f"{steps[row]:+.1f}" if row != GRID // 2 else "0", loss[row].tolist(), colour)
             for row, colour in _OFFSETS
         ],
         limits=(0, 1.05 * limit),

@@ -10,7 +10,7 @@ from atas.evaluation import Evaluation
 from atas.models.weights import GIVEN
 from atas.recipes.expected import Expected, find_expected
 from atas.report.elements import Cell, DataTable, Section, Whisker
-from atas.report.formatting import format_interval, percent
+from atas.report.formatting import attack_names, format_interval, percent
 from atas.report.headline import run_answers
 from atas.report.paper import Paper, PaperRow, paper_row
 from atas.report.run_view import RunView
@@ -39,12 +39,11 @@ def _accuracy_table(evaluation: Evaluation, expected: Expected | None, row: Pape
         head.append("recipe expects")
     if row is not None:
         head.append("paper")
-    lowest = min(accuracy for name, accuracy in evaluation.accuracy.items() if name != "worst")
     rows: list[list[Cell | str]] = []
     for name in evaluation.correct:
-        if name == "worst" and evaluation.accuracy[name] >= lowest:
-            continue  # equal to the strongest attack
-        label = "all attacks together" if name == "worst" else display_name(name)
+        if name == "worst" and not attack_names(evaluation):
+            continue
+        label = display_name(name)
         correct = int(evaluation.correct[name].sum())
         cells = _cells(Cell(label), evaluation.accuracy[name], evaluation.interval[name], correct, evaluation.n)
         cells.append(format_seconds(evaluation.seconds[name]))
@@ -60,7 +59,10 @@ def _accuracy_table(evaluation: Evaluation, expected: Expected | None, row: Pape
             cells.append(format_seconds(stage.seconds))
             rows.append(cells + [""] * (len(head) - len(cells)))
     precision = evaluation.protocol.get("precision", "?")
-    caption = f"Accuracy on {evaluation.n:,} test images, {evaluation.threat}; verdicts in {precision}"
+    caption = (
+        f"Accuracy on {evaluation.n:,} test images, {evaluation.threat}; verdicts in {precision}. The worst case "
+        "counts images that are robust to all attacks that were run"
+    )
     return DataTable(head, rows, caption, class_="accuracy")
 
 

@@ -9,11 +9,12 @@ from __future__ import annotations
 from typing import Any
 
 from atas.attacks.registry import display_name
+from atas.evaluation import wilson
 from atas.recipes.schema import TrainingConfig
 from atas.report.charts import EPOCH_SYNC, Band, Chart, ChartLine, Mark
-from atas.report.elements import Section
-from atas.report.measurements import NormDeciles, accuracy_by_norm_decile
-from atas.report.run_view import RunView, or_unavailable
+from atas.report.elements import Section, Unavailable
+from atas.report.run_view import RunView
+from atas.training.examples import TrainingExamples
 
 _CURVES = {"clean": "c0", "fgsm": "c1", "pgd10": "c2"}
 _DECILE_NAMES = ("1st", "2nd", "3rd", *(f"{number}th" for number in range(4, 11)))
@@ -121,7 +122,7 @@ def steps_section(view: RunView) -> Section:
         "has_step_sizes": has_step_sizes,
         "quantiles": [chart for chart in quantiles if chart],
         "deciles": [chart for chart in deciles if chart],
-        "accuracy": or_unavailable(lambda: _final_deciles_chart(accuracy_by_norm_decile(view))),
+        "accuracy": _accuracy_by_decile(view) if has_step_sizes else None,
     }
     return Section("steps", "Step sizes and gradient norms", "steps", context)
 
@@ -167,20 +168,29 @@ def _deciles_chart(view: RunView, key: str, title: str, what: str, digits: int) 
     )
 
 
-def _final_deciles_chart(deciles: NormDeciles) -> Chart:
-    """Chart the accuracy by decile, measured for the page."""
-    low, high = zip(*deciles.interval, strict=True)
+def _accuracy_by_decile(view: RunView) -> Chart | Unavailable:
+    examples = view.training_examples
+    if examples is None:
+        return Unavailable("Accuracy by gradient norm: the run was trained with a version that did not store it")
+    return _deciles_of(examples)
+
+
+def _deciles_of(examples: TrainingExamples) -> Chart:
+    """Chart the accuracy by decile that was measured at the end of the training."""
+    counts = examples.deciles.tolist()
+    low, high = zip(*(wilson(robust, count) for count, _, robust in counts), strict=True)
     return Chart(
         "Accuracy of training examples by tenth of the gradient norm",
         "tenth",
         "accuracy, %",
-        list(range(1, len(deciles.robust) + 1)),
+        list(range(1, len(counts) + 1)),
         [
-            ChartLine("clean", [100 * value for value in deciles.clean], "c0", dashed=True),
-            ChartLine("PGD-10", [100 * value for value in deciles.robust], "c2"),
+            ChartLine("clean", [100 * clean / count for count, clean, _ in counts], "c0", dashed=True),
+            ChartLine("PGD-10", [100 * robust / count for count, _, robust in counts], "c2"),
         ],
         ranges=[Band("95% interval", [100 * value for value in low], [100 * value for value in high], "c2")],
         limits=(0, 100),
-        note=f"The trained model on {deciles.count:,} training images; {deciles.source}.",
+        note=f"The trained model on {sum(count for count, _, _ in counts):,} training images; norms as the method "
+        "averaged them during training.",
         kind="points",
     )
