@@ -8,7 +8,6 @@ import torch
 from atas import models
 from atas.ops.networks import has_kernels
 
-
 # Name: normalisation, whether the projecting shortcut sees the activated input, and whether a last BatchNorm follows.
 VARIANTS = {
     "preact-resnet18": ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225), False, True),
