@@ -10,9 +10,9 @@ gradient norm. A training step on image x with label y is
     x1 = P[x0 + a sgn g]                                     stored for the next epoch
     one SGD step on l(x1, y)                                 model in train mode
 
-Examples with a large gradient norm are the ones that make single-step training collapse, so they get small steps. Each
-epoch continues from the last one, so small steps still reach the whole ball. The cost is two forward and two backward
-passes, one of them without weight gradients: 5/3 of standard training.
+By the paper's analysis, examples with a large gradient norm make single-step training collapse; they get small steps.
+Each epoch continues from the last one, so small steps still reach the whole ball. The cost is two forward and two
+backward passes, one of them without weight gradients: 5/3 of standard training.
 
 `ATAS` is what the authors released: a constant step eps in the first epochs and steps clipped to [4, 14]/255, which the
 paper does not mention. `ATASLiteral` is Algorithm 1 as printed, with the settings of the text.
