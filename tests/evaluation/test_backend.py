@@ -1,6 +1,8 @@
 """AutoAttack and its searches in an evaluation: figures after each stage, what broke which example, few classes."""
 
+import copy
 import json
+from dataclasses import replace
 
 import pytest
 import torch
@@ -233,9 +235,112 @@ def test_the_first_half_precision_that_agrees_is_searched_with(images, right):
         return lambda x: network(x) * (1 if str(dtype) == f"torch.{right}" else torch.inf)
 
     whole = Scheduler(network, network, torch.device("cpu"), slots=2)
-    found = cuda_backend.search_in_half_precision(whole, images, in_half_precision)
+    found = cuda_backend.search_in_half_precision(whole, images, in_half_precision, lambda note: None)
     assert found.precision == (right or "float32")
     assert (found.search_model is network) == (right is None)
+    refused = {"float16": [], "bfloat16": ["float16"], None: ["float16", "bfloat16"]}[right]
+    assert list(found.notes) == [
+        f"the network computes something else in {name} (some logits are not finite); searching without it"
+        for name in refused
+    ]
+
+
+class _OtherGradient(torch.autograd.Function):
+    """Identity whose backward pass changes the gradient."""
+
+    @staticmethod
+    def forward(ctx, x, change):
+        ctx.change = change
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx, gradient):
+        return ctx.change(gradient), None
+
+
+def with_gradient(change):
+    """A search model with the right logits and another input gradient."""
+    return lambda x: LINEAR(_OtherGradient.apply(x, change))
+
+
+LINEAR = nn.Sequential(nn.Flatten(), nn.Linear(48, 5)).requires_grad_(False)
+
+
+def flipped(share):
+    """Flip the signs of pixels that hold this share of the rise."""
+
+    def change(gradient):
+        flat = gradient.flatten(1).clone()
+        order = flat.abs().argsort(1)
+        before = flat.abs().gather(1, order).cumsum(1) <= share * flat.abs().sum(1, keepdim=True)
+        sign = torch.ones_like(flat).scatter(1, order, torch.where(before, -1.0, 1.0))
+        return (flat * sign).view_as(gradient)
+
+    return change
+
+
+def first_rows(count, value):
+    """Replace the gradient of the first images."""
+
+    def change(gradient):
+        gradient = gradient.clone()
+        gradient[:count] = value
+        return gradient
+
+    return change
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        (lambda gradient: 1e-7 * gradient, None),
+        (flipped(0.04), None),
+        (flipped(0.15), "signs of the input gradient mislead an attack on 100.0% of 100 images"),
+        (lambda gradient: -gradient, "signs of the input gradient mislead an attack on 100.0% of 100 images"),
+        (lambda gradient: 0 * gradient, "signs of the input gradient mislead an attack on 100.0% of 100 images"),
+        (first_rows(2, 0.0), None),
+        (first_rows(3, 0.0), "signs of the input gradient mislead an attack on 3.0% of 100 images"),
+        (first_rows(1, torch.nan), "some input gradients are not finite"),
+    ],
+    ids=["scaled", "few-signs", "many-signs", "reversed", "vanished", "2-of-100", "3-of-100", "nan"],
+)
+def test_signs_of_input_gradients_must_agree_too(change, reason, generator):
+    x = torch.rand(100, 3, 4, 4, generator=generator)
+    assert cuda_backend.find_disagreement(with_gradient(change), LINEAR, x, size=100) == reason
+
+
+@pytest.mark.parametrize(("wrong", "reason"), [(2, None), (3, "the prediction differs on 3.0% of 100 images")])
+@pytest.mark.parametrize("size", [100, 7, 1])
+def test_predictions_must_agree_whatever_the_size_of_batches(wrong, reason, size, generator):
+    x = torch.rand(100, 3, 4, 4, generator=generator)
+
+    def search_model(batch):
+        logits = LINEAR(batch)
+        is_wrong = (batch.detach()[:, None] == x[:wrong]).flatten(2).all(2).any(1, keepdim=True)
+        return torch.where(is_wrong, -logits, logits)
+
+    assert cuda_backend.find_disagreement(search_model, LINEAR, x, size) == reason
+
+
+def test_images_without_a_gradient_are_no_disagreement():
+    x = torch.rand(4, 3, 4, 4)
+    assert cuda_backend.find_disagreement(lambda x: 0 * LINEAR(x), lambda x: 0 * LINEAR(x), x, size=4) is None
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+def test_a_linear_model_may_be_searched_in_half_precision(dtype, generator):
+    x = torch.rand(64, 3, 4, 4, generator=generator)
+    half = copy.deepcopy(LINEAR).to(dtype)
+    assert cuda_backend.find_disagreement(lambda x: half(x.to(dtype)).float(), LINEAR, x, size=64) is None
+
+
+def test_why_a_search_is_not_in_half_precision_is_part_of_the_result(found, tmp_path):
+    assert "search_notes" not in found.protocol
+    note = "the network computes something else in float16 (some logits are not finite); searching without it"
+    result = replace(found, protocol=found.protocol | {"search_notes": [note]})
+    result.save(tmp_path / "result.json")
+    assert Evaluation.load(tmp_path / "result.json").protocol["search_notes"] == [note]
+    assert f"- note: {note}" in result.markdown()
 
 
 @pytest.mark.gpu

@@ -165,10 +165,10 @@ def fgsm_rs(net, ball, noise, x, y, rate, step):
     return train_on(net, ball.move(start, gradient, step, x), y, rate)
 
 
-def pgd(net, ball, noise, x, y, rate, step, steps):
+def pgd(net, ball, noise, x, y, rate, step, steps, training=True):
     point = ball.project(x + noise, x)
     for _ in range(steps):
-        gradient, _ = input_gradients(net, point, y, training=True)
+        gradient, _ = input_gradients(net, point, y, training)
         point = ball.move(point, gradient, step, x)
     return train_on(net, point, y, rate)
 
@@ -247,6 +247,25 @@ def free(net, ball, carried, x, y, rate, *, step, replays):
         net.descend(gradients, rate)
         change = ball.move(x + change, gradient, step, x) - x
     carried[: len(x)] = change
+    return Outcome(inputs.detach(), loss.detach(), logits.detach(), updates)
+
+
+def free_as_released(net, eps, carried, x, y, rate, *, step, replays, clamp):
+    """As the programs do: autograd goes through what they clamp, and the carried perturbation is a leaf."""
+    updates = []
+    for _ in range(replays):
+        delta = carried[: len(x)].clone().requires_grad_()
+        inputs = x + delta
+        if clamp == "inputs":  # in1 = input + noise; in1.clamp_(0, 1)
+            inputs = inputs.clamp(0, 1)
+        logits = net(inputs, True)
+        loss = losses(logits, y).sum() / len(y)
+        gradients, (gradient,) = net.gradients(loss, delta)
+        updates.append(gradients)
+        net.descend(gradients, rate)
+        carried[: len(x)] = (delta.detach() + step * gradient.sign()).clip(-eps, eps)
+        if clamp == "carried":  # delta = clamp(delta, lower_limit - X, upper_limit - X)
+            carried[: len(x)] = torch.minimum(torch.maximum(carried[: len(x)], -x), 1 - x)
     return Outcome(inputs.detach(), loss.detach(), logits.detach(), updates)
 
 
@@ -383,6 +402,8 @@ def paste(canvas, view, window):
 class Remembering:
     """What ATTA and ATAS have in common; `canvases` is the noise that the memory begins with."""
 
+    training, write_back = False, True
+
     def __init__(self, ball, canvases, pad, reset_every, epochs):
         self.ball, self.canvases, self.pad = ball, canvases.clone(), pad
         self.reset_every, self.epochs = reset_every, epochs
@@ -400,10 +421,10 @@ class Remembering:
         x = torch.stack([look(pad_image(images[i], self.pad), view, height, width) for i, view in pairs])
         remembered = torch.stack([look(self.canvases[i], view, height, width) for i, view in pairs])
         start = self.ball.project(x + remembered, x)
-        gradient, _ = input_gradients(net, start, y, training=False)
+        gradient, _ = input_gradients(net, start, y, self.training)
         sizes, notes = self.sizes(gradient, index, epoch)
         inputs = self.ball.move(start, gradient, sizes, x)
-        for place, (i, view) in enumerate(pairs):
+        for place, (i, view) in enumerate(pairs if self.write_back else ()):
             paste(self.canvases[i], view, inputs[place] - x[place])
         criterion = None if self.targets is None else lambda logits: self.targets.loss(logits, y, index, epoch)
         return train_on(net, inputs, y, rate, criterion, x=x, sizes=sizes, **notes)

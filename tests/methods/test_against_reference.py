@@ -10,6 +10,7 @@ import torch.nn.functional as F
 import atas
 from atas.core.augment import View
 from atas.core.rng import CounterRNG, Stream
+from atas.errors import UsageError
 from atas.methods import Batch
 from atas.methods.fgsm_ga import default_weight
 
@@ -213,6 +214,18 @@ def test_pgd_takes_other_steps(compared_method):
         pass
 
 
+def test_pgd_in_eval_mode_as_in_the_released_code(compared_method):
+    """The running statistics see the final inputs only."""
+    s = compared_method("pgd", LINF, attack_mode="eval")
+
+    def refer(epoch, x, y, index, view):
+        noise = s.noise(epoch, index)
+        return reference.pgd(s.net, s.ball, noise, x, y, RATE, step=LINF.eps / 4, steps=10, training=False)
+
+    for _ in s.compare(range(1), refer):
+        pass
+
+
 @pytest.mark.parametrize(("threat", "scale"), CASES)
 @pytest.mark.parametrize("settings", [{}, {"c": 0.3, "max_step": 0.2, "beta": 0.8}], ids=["default", "other"])
 def test_fgsm_rs_adaptive(compared_method, threat, scale, settings):
@@ -379,6 +392,34 @@ def test_free(compared_method, threat, scale, settings):
     assert carried.abs().amax((1, 2, 3)).min() > 0
 
 
+@pytest.mark.parametrize("clamp", ["inputs", "carried"])
+def test_free_as_released(compared_method, clamp):
+    """Images have black and white pixels, where the versions differ."""
+    s = compared_method("free", LINF, batch_size=6, clamp=clamp)
+    s.images.sub_(0.5).mul_(4).add_(0.5).clamp_(0, 1)
+    carried, left = torch.zeros(6, *SHAPE, dtype=torch.float64), 0
+
+    def refer(epoch, x, y, index, view):
+        return reference.free_as_released(s.net, LINF.eps, carried, x, y, RATE, step=LINF.eps, replays=8, clamp=clamp)
+
+    for _, outcome in s.compare(range(2), refer):
+        close(s.method.carried, carried)
+        left += int(((outcome.inputs < 0) | (outcome.inputs > 1)).sum())
+    assert left == 0  # the last of eight replays is inside, either way
+
+
+@pytest.mark.parametrize(("clamp", "inside"), [("both", True), ("inputs", True), ("carried", False)])
+def test_the_first_inputs_of_a_batch_leave_the_range_in_one_version_of_free(compared_method, clamp, inside):
+    s = compared_method("free", LINF, batch_size=6, clamp=clamp, replays=1)
+    s.images.sub_(0.5).mul_(4).add_(0.5).clamp_(0, 1)
+    s.method.start_epoch(0, 30)
+    s.method.carried.uniform_(-LINF.eps, LINF.eps, generator=torch.Generator().manual_seed(0))
+    index, view = next(iter(s.batches(0)))
+    batch = Batch(view.apply(s.images, index), s.labels[index], index, view)
+    inputs = s.method.training_step(s.model, Recorder(s.model, s.rate), batch).inputs
+    assert bool(((inputs >= 0) & (inputs <= 1)).all()) == inside
+
+
 @pytest.mark.parametrize(("threat", "scale"), CASES)
 @pytest.mark.parametrize(
     "settings",
@@ -461,6 +502,32 @@ def test_atta(compared_method, threat, scale, settings):
     for _ in remember(s, slow, range(4)):
         pass
     assert slow.resets == [1]
+
+
+@pytest.mark.parametrize(("mode", "write_back"), [("train", True), ("auto", False), ("train", False)])
+@pytest.mark.parametrize("name", ["atta", "atas"])
+def test_memory_with_the_attack_in_train_mode_and_without_writing_back(compared_method, name, mode, write_back):
+    settings = {"attack_mode": mode, "write_back": write_back, "dtype": torch.float32, "reset_every": 2}
+    released = {"c": 1.28, "max_step": 16 / 255, "beta": 0.5, "clip": (4 / 255, 14 / 255), "warmup_epochs": 5}
+    s = compared_method(name, LINF, epochs=8, **settings, **(released if name == "atas" else {}))
+    if name == "atta":
+        slow = reference.Atta(s.ball, s.method.memory.delta, PAD, 2, 8, step=4 / 255)
+    else:
+        slow = reference.Atas(s.ball, s.method.memory.delta, PAD, 2, 8, scale=1.0, **released)
+    slow.training, slow.write_back = mode == "train", write_back
+    first = s.method.memory.delta.clone()
+    for epoch, _ in remember(s, slow, range(4, 7)):
+        if epoch == 4:
+            assert torch.equal(s.method.memory.delta, first) == (not write_back)
+    assert slow.resets == [5]
+
+
+@pytest.mark.parametrize("name", ["pgd", "atta", "atas"])
+def test_an_unknown_mode_or_clamp_is_refused(name):
+    with pytest.raises(UsageError, match="attack_mode must be 'auto' or 'train' or 'eval'; got 'evil'"):
+        atas.methods.create(name, LINF, 4, SHAPE, attack_mode="evil")
+    with pytest.raises(UsageError, match="clamp must be 'both' or 'inputs' or 'carried'; got 'input'"):
+        atas.methods.create("free", LINF, 4, SHAPE, clamp="input")
 
 
 def test_atta_steps_half_of_eps_at_every_budget(compared_method):

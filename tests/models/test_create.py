@@ -8,7 +8,16 @@ from torch.utils.flop_counter import FlopCounterMode
 from atas import models
 from atas.errors import UsageError
 
-NAMES = ["preact-resnet18", "wrn-28-10", "resnet18", "resnet50", "small-cnn"]
+NAMES = [
+    "preact-resnet18",
+    "preact-resnet18-ssat",
+    "preact-resnet18-yopo",
+    "preact-resnet18-gradalign",
+    "wrn-28-10",
+    "resnet18",
+    "resnet50",
+    "small-cnn",
+]
 SMALL_IMAGES = ["preact-resnet18", "small-cnn", "resnet18"]
 
 
@@ -25,6 +34,9 @@ def test_names_are_the_contract():
     ("name", "num_classes", "parameters"),
     [
         ("preact-resnet18", 10, 11_172_170),
+        ("preact-resnet18-ssat", 10, 11_171_146),
+        ("preact-resnet18-yopo", 10, 11_171_146),
+        ("preact-resnet18-gradalign", 10, 11_171_146),
         ("wrn-28-10", 10, 36_479_194),
         ("resnet18", 1000, 11_689_512),
         ("resnet50", 1000, 25_557_032),

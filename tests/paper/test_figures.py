@@ -4,7 +4,10 @@ import json
 from dataclasses import replace
 
 import pytest
+import torch
 
+from atas.data import Dataset, Split, cifar
+from atas.data.cifar import CIFAR100
 from atas.paper.figure_study import FigureStudy, MeasuredStudy
 from atas.paper.studies import get, names
 from atas.paper.study import StudyOptions, make_plan
@@ -201,6 +204,74 @@ def test_subsets_of_another_data_set_have_a_page(page):
     text, content = page("figure-subsets", methods=("fgsm-rs",), values={"data.name": "cifar100"})
     assert "data.name = cifar100" in text
     assert len(content["rows"]) == 24
+
+
+@pytest.mark.slow
+def test_subsets_of_another_data_set_train(command, tmp_path, monkeypatch):
+    """Synthetic images in place of CIFAR-100: epochs follow from its size, not from that of the recipe's data."""
+    draw = torch.Generator().manual_seed(0)
+
+    def split(count):
+        images = torch.randint(256, (count, 3, 8, 8), dtype=torch.uint8, generator=draw)
+        return Split(images, torch.arange(count) % 100, CIFAR100.classes)
+
+    dataset = Dataset("cifar100", split(300), split(20))
+    monkeypatch.setitem(cifar.SPECS, "cifar100", replace(CIFAR100, train_count=300, test_count=20))
+    monkeypatch.setattr("atas.data.read_cifar", lambda spec, root: dataset)
+    monkeypatch.setattr(get("figure-subsets"), "quick_subsets", ((1, 4),))
+    sets = (*TINY[2:], "training.epochs=2", "training.batch_size=50", "data.name=cifar100")
+    options = ["--quick", "--methods", "fgsm-rs", "--no-pictures", "--root", tmp_path]
+    values = [part for value in sets for part in ("--set", value)]
+    status, out, err = command("reproduce", "figure-subsets", *options, *values, "--out", tmp_path / "out")
+    assert status == 0, err
+    assert "class 99" in out
+    trials = get("figure-subsets").trials(
+        StudyOptions(
+            tmp_path,
+            quick=True,
+            methods=("fgsm-rs",),
+            values={"data.name": "cifar100", "training.epochs": 2, "training.batch_size": 50},
+        )
+    )
+    assert {trial.resolved_recipe.training.epochs for trial in trials[1:]} == {4}  # 3 of 120 images make 12 iterations
+
+
+@pytest.mark.slow
+def test_collapse_and_step_sizes_for_any_network_and_budget(tmp_path):
+    cells = {"networks": ("wrn-28-10", "preact-resnet18"), "eps": (12 / 255, 16 / 255)}
+    options = StudyOptions(tmp_path, **cells)
+    study = get("figure-atta-atas")
+    trials = [trial.resolved_recipe for trial in study.trials(options)]
+    found = [(r.model.name, round(255 * r.method.eps), r.method.name) for r in trials]
+    networks = ("preact-resnet18", "wrn-28-10")
+    assert found == [(net, eps, name) for net in networks for eps in (12, 16) for name in ("atta", "atas")]
+    assert all(r.method.settings["step_size"] == r.method.eps for r in trials[::2])
+    last = study.page(options, Store(tmp_path)).content["rows"][-2]
+    assert (last["panel"], last["line"]) == ("wrn-28-10, eps 16/255", "atta, step 16/255")
+
+    study = get("figure-step-size")
+    trials = [trial.resolved_recipe.method for trial in study.trials(replace(options, networks=("wrn-28-10",)))]
+    steps = {
+        (method.name, round(255 * method.eps)): sorted(
+            round(255 * other.settings.get("step_size", 1.25 * other.eps))
+            for other in trials
+            if (other.name, other.eps) == (method.name, method.eps)
+        )
+        for method in trials
+    }
+    assert steps == {
+        ("fgsm-rs", 12): [3, 6, 9, 12, 15, 18, 21, 24],
+        ("atta", 12): [3, 4, 6, 9, 12, 15, 18],
+        ("fgsm-rs", 16): [4, 8, 12, 16, 20, 24, 28, 32],
+        ("atta", 16): [4, 8, 12, 16, 20, 24],
+    }
+    page = study.page(replace(options, pictures=False), Store(tmp_path))
+    assert len(page.content["rows"]) == 2 * (16 + 13)
+    assert {(row["network"], row["eps"]) for row in page.content["rows"]} == {
+        (net, f"{eps}/255") for net in networks for eps in (12, 16)
+    }
+    measured = [trial for trial in study.trials(options) if len(trial.measurements) > 1]
+    assert len(measured) == 8  # the model of the usual step, for each network, budget and method
 
 
 def test_seeds_share_one_ranking():

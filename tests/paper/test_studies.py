@@ -75,11 +75,11 @@ def test_known_results_can_be_shown_without_a_training(command, tmp_path):
 
 def test_each_study_heeds_the_options_that_it_takes(tmp_path):
     request = StudyOptions(tmp_path, networks=("wrn-28-10",), padding=(4,), seeds=(1,))
-    table, steps, fixed = get("table-cifar10"), get("figure-steps"), get("figure-atta-atas")
-    trials = make_plan([table, steps, fixed], request).trials
+    table, steps, gap = get("table-cifar10"), get("figure-steps"), get("table-convergence-gap")
+    trials = make_plan([table, steps, gap], request).trials
     assert {trial.seed for trial in trials} == {1}
     assert len([trial for trial in trials if trial.padding == 4]) == 24
-    assert len([trial for trial in trials if not trial.padding]) == 3
+    assert len([trial for trial in trials if not trial.padding]) == 1 + 6
     assert {trial.resolved_recipe.model.name for trial in trials if trial.measurements} == {
         "wrn-28-10",
         "preact-resnet18",

@@ -1,7 +1,9 @@
 """Keys: stable, the same for what comes to the same, and distinct for everything else."""
 
+import json
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -9,6 +11,7 @@ from atas.errors import UsageError
 from atas.sweeps import Trial
 
 BASE = Trial("cifar10-preact-resnet18-atas")
+RESULTS = Path(__file__).parents[2] / "results"
 
 
 def test_keys_do_not_change():
@@ -83,6 +86,42 @@ def test_only_what_changes_the_weights_is_in_the_training_key():
         assert Trial(BASE.recipe, **change).training_key == BASE.training_key
     for change in ({"seed": 1}, {"held_out": 5000}, {"values": {"method.c": 0.64}}):
         assert Trial(BASE.recipe, **change).training_key != BASE.training_key
+
+
+def test_an_explicit_precision_is_part_of_the_keys_and_auto_is_not():
+    """A reproduction in float32 is another trial than one in the device's own precision."""
+    keys = {
+        precision: Trial(BASE.recipe, {"engine.precision": precision}).training_key
+        for precision in ("auto", "bf16", "float32")
+    }
+    assert keys["auto"] == BASE.training_key
+    assert len(set(keys.values())) == 3
+    assert Trial(BASE.recipe, {"engine.device": "cpu", "engine.kind": "eager"}).training_key == BASE.training_key
+
+
+@pytest.mark.slow
+def test_settings_that_came_later_leave_the_keys_of_older_records():
+    """The records of results/ are found, and other values of the later settings are other trials."""
+    records = [json.loads(path.read_text()) for path in sorted(RESULTS.glob("cifar10*/runs/*.json"))]
+    checked = [record for record in records if record["trial"].get("part") is None]
+    assert len(checked) > 60
+    for record in checked:
+        values = record["trial"]
+        trial = Trial(
+            values["recipe"],
+            values["values"],
+            record["seed"],
+            (),
+            *map(values.get, ("padding", "examples", "held_out")),
+        )
+        assert (trial.key, trial.training_key, trial.row) == (record["key"], record["training_key"], record["row"])
+    for recipe, key, value in (
+        ("cifar10-preact-resnet18-pgd", "method.attack_mode", "eval"),
+        ("cifar10-preact-resnet18-atta", "method.attack_mode", "train"),
+        ("cifar10-preact-resnet18-atas", "method.write_back", False),
+        ("cifar10-preact-resnet18-free", "method.clamp", "inputs"),
+    ):
+        assert Trial(recipe, {key: value}).training_key != Trial(recipe).training_key
 
 
 def test_a_row_is_of_all_seeds():

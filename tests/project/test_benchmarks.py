@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import runpy
 import sys
 from pathlib import Path
 
 import pytest
+import torch
 from PIL import Image
 
-from atas import data, methods
+from atas import data, methods, models
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 
@@ -131,3 +133,29 @@ def test_shipped_variants_are_valid():
     module = runpy.run_path(str(BENCHMARKS / "record.py"))
     for name, trials in module["read"](BENCHMARKS / "record.toml").items():
         assert trials[0].resolved_recipe.data.name == "cifar10", name
+
+
+@pytest.mark.slow
+def test_chunked_batchnorm_is_that_of_four_networks(monkeypatch):
+    """Each chunk is normalised by itself, and the running statistics follow the first."""
+    monkeypatch.syspath_prepend(str(BENCHMARKS.parent))
+    factory = importlib.import_module("benchmarks.chunked_batchnorm").preact_resnet18
+    torch.manual_seed(0)
+    plain = models.create("preact-resnet18", 10).train()
+    torch.manual_seed(0)
+    chunked = factory(num_classes=10, channels=3).train()
+    assert all(torch.equal(a, b) for a, b in zip(plain.parameters(), chunked.parameters(), strict=True))
+    assert chunked.state_dict().keys() == plain.state_dict().keys()
+    x = torch.rand(8, 3, 32, 32)
+    with torch.no_grad():
+        logits = chunked(x)
+        parts = [plain(part) for part in x[:2].split(2)]
+        state = {name: value.clone() for name, value in plain.state_dict().items()}
+        parts += [plain(part) for part in x[2:].split(2)]
+    torch.testing.assert_close(logits, torch.cat(parts), rtol=1e-4, atol=1e-5)
+    for name, value in chunked.state_dict().items():
+        torch.testing.assert_close(value, state[name], rtol=1e-4, atol=1e-5)
+    chunked.eval()
+    plain.load_state_dict(chunked.state_dict())
+    with torch.no_grad():
+        torch.testing.assert_close(chunked(x), plain.eval()(x))

@@ -181,6 +181,8 @@ class Scheduler:
     run_steps: StepRunner = run_eagerly
     precision: str = "float32"
     """The precision of the search model, for the result."""
+    notes: tuple[str, ...] = ()
+    """Why the search does not run in a lower precision, for the result."""
 
     def examples(self, x: Tensor, y: Tensor, index: Tensor) -> Examples:
         """Move images, labels and indices to the device, and classify the images with the verifier."""

@@ -10,7 +10,7 @@ from atas.core.validation import check_argument
 from atas.data.arrays import from_arrays
 from atas.data.cifar import SPECS, read_cifar
 from atas.data.dataset import Dataset, Indexed, MapDataset, Split, indexed
-from atas.data.digits import read_digits
+from atas.data.digits import TRAIN, read_digits
 from atas.data.download import fetch, resolve_root
 from atas.data.folder import read_image_folder
 from atas.data.lazy_images import LazyImages
@@ -31,6 +31,7 @@ __all__ = [
     "indexed",
     "load",
     "names",
+    "num_train_images",
     "official_hashes",
     "pack",
     "verify",
@@ -47,6 +48,15 @@ def names() -> list[str]:
 def official_hashes(name: str) -> tuple[str, ...]:
     """Return the SHA-256 of the official training and test splits, as in `Split.sha256`; empty for other data."""
     return (SPECS[name].train_sha256, SPECS[name].test_sha256) if name in SPECS else ()
+
+
+def num_train_images(name: str) -> int | None:
+    """Return the number of training images of a data set whose content is fixed, without reading it; else None.
+
+    >>> num_train_images("cifar100"), num_train_images("imagefolder")
+    (50000, None)
+    """
+    return TRAIN if name == "digits" else SPECS[name].train_count if name in SPECS else None
 
 
 def load(

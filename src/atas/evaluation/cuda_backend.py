@@ -1,7 +1,8 @@
 """Fast searches on a GPU: the model in half precision, and steps as a CUDA graph.
 
 Only the search uses half precision. The model itself gives every verdict in full precision. So half precision can make
-a search miss an adversarial input, but it cannot give a wrong verdict.
+a search miss an adversarial input, but it cannot give a wrong verdict. To miss as few as possible, half precision is
+used only where predictions and the signs of input gradients agree with full precision on a sample.
 """
 
 from __future__ import annotations
@@ -25,7 +26,13 @@ from atas.ops.precision import low_precision_copy
 
 # Both are equally fast; float16 has eight times the resolution, bfloat16 the larger range.
 HALF_DTYPES = torch.float16, torch.bfloat16
-_MIN_AGREEMENT = 0.98
+_MIN_AGREEMENT = 0.98  # share of the images
+# An attack steps along the sign of the gradient g. Along the signs of another gradient h, the loss rises by
+# sum(g sign h) to first order, at most by sum |g|. The ratio is 1 for equal signs and 0 for random ones; a sign that is
+# wrong where g is near zero hardly counts. A step at a ratio of 0.9 does as much as a step that is a tenth shorter, and
+# searches make a hundred steps. Healthy networks are above: the mean over images is at least 0.995 in float16 and 0.956
+# in bfloat16 (small CNNs trained on the digits, untrained preact-resnet18, resnet18 and wrn-28-10, on a CPU).
+_MIN_RISE = 0.9
 
 
 class _UnscaleGradient(torch.autograd.Function):
@@ -145,12 +152,36 @@ def compile_network(
     return call
 
 
-def predictions_agree(search_model: LogitsFunction, verifier: LogitsFunction, x: Tensor) -> bool:
-    """Return whether the search model's logits are finite and nearly all its predictions are the verifier's."""
-    with torch.no_grad():
-        output, expected = search_model(x), verifier(x)
-    same = (output.argmax(1) == expected.argmax(1)).float().mean()
-    return bool(output.isfinite().all()) and float(same) >= _MIN_AGREEMENT
+def find_disagreement(search_model: LogitsFunction, verifier: LogitsFunction, images: Tensor, size: int) -> str | None:
+    """Return how a search model differs from the verifier on images, in batches of `size`; None if they agree.
+
+    Logits and gradients must be finite. For 98% of the images the predictions must be equal, and a step along the signs
+    of the input gradient must raise the loss by 90% of what it can, to first order. Images without a gradient in full
+    precision do not count.
+    """
+    predictions, rises = [], []
+    for x in images.split(size):
+        with torch.no_grad():
+            output, expected = search_model(x), verifier(x)
+        if not bool(output.isfinite().all()):
+            return "some logits are not finite"
+        predictions.append(output.argmax(1) == expected.argmax(1))
+        gradient, _ = input_gradient(verifier, x, expected.argmax(1))
+        found, _ = input_gradient(search_model, x, expected.argmax(1))
+        usable = gradient.isfinite().flatten(1).all(1) & gradient.flatten(1).any(1)
+        gradient, found = gradient[usable].flatten(1), found[usable].flatten(1)
+        if not bool(found.isfinite().all()):
+            return "some input gradients are not finite"
+        rises.append((gradient * found.sign()).sum(1) / gradient.abs().sum(1))
+    if (same := _share(torch.cat(predictions))) < _MIN_AGREEMENT:
+        return f"the prediction differs on {1 - same:.1%} of {len(images)} images"
+    if (useful := _share(torch.cat(rises) >= _MIN_RISE)) < _MIN_AGREEMENT:
+        return f"signs of the input gradient mislead an attack on {1 - useful:.1%} of {len(images)} images"
+    return None
+
+
+def _share(flags: Tensor) -> float:
+    return float(flags.double().mean()) if len(flags) else 1.0
 
 
 def search_in_half_precision(
@@ -161,20 +192,23 @@ def search_in_half_precision(
 ) -> Scheduler:
     """Return the scheduler with the first half-precision model that agrees with the verifier on the images.
 
-    If none agrees, or none can compute there and back, return the scheduler as it is.
+    If none agrees, or none can compute there and back, the search model stays as it is. `notes` say why.
     """
     for dtype in HALF_DTYPES:
         name = str(dtype).removeprefix("torch.")
         try:
             search_model = make_search_model(dtype)
-            agrees = predictions_agree(search_model, scheduler.verifier, images.to(scheduler.device))
+            reason = find_disagreement(search_model, scheduler.verifier, images.to(scheduler.device), scheduler.slots)
         except (RuntimeError, TypeError, ValueError) as error:  # a layer that has no form in half precision
             if isinstance(error, torch.OutOfMemoryError):
                 raise
-            log(f"the network cannot compute in {name} ({first_line(error)}); searching without it")
-            continue
-        if agrees:
-            return replace(scheduler, search_model=search_model, precision=name)
+            note = f"the network cannot compute in {name} ({first_line(error)}); searching without it"
+        else:
+            if reason is None:
+                return replace(scheduler, search_model=search_model, precision=name)
+            note = f"the network computes something else in {name} ({reason}); searching without it"
+        log(note)
+        scheduler = replace(scheduler, notes=(*scheduler.notes, note))
     return scheduler
 
 

@@ -162,6 +162,7 @@ def evaluate(
             "seed": seed,
             "precision": str(dtype).removeprefix("torch."),
             "search_precision": scheduler.precision,
+            **({"search_notes": list(scheduler.notes)} if scheduler.notes else {}),
             "tf32": False,
             "mode": "eval",
             "image_shape": list(reader.shape),

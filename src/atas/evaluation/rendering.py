@@ -94,6 +94,7 @@ def markdown(result: Evaluation) -> str:
     for name, value in {
         "verdict": protocol.get("verdict"),
         "search in": protocol.get("search_precision"),
+        "note": "; ".join(protocol.get("search_notes", [])),
         "image shape": protocol.get("image_shape"),
         "command": markdown_code(environment["command"]) if "command" in environment else None,
         "versions": ", ".join(f"{key} {environment[key]}" for key in ("atas", "torch", "python") if key in environment),

@@ -63,6 +63,7 @@ class _ProtocolValues(TypedDict, total=False):
     attacks: dict[str, dict[str, Any]]
     seed: int
     precision: str
+    search_notes: list[str]
     image_shape: list[int]
 
 

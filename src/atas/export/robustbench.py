@@ -19,6 +19,9 @@ from atas.threat import format_pixels
 
 _ARCHITECTURES = {
     "preact-resnet18": "PreActResNet-18",
+    "preact-resnet18-ssat": "PreActResNet-18",
+    "preact-resnet18-yopo": "PreActResNet-18",
+    "preact-resnet18-gradalign": "PreActResNet-18",
     "wrn-28-10": "WideResNet-28-10",
     "resnet18": "ResNet-18",
     "resnet50": "ResNet-50",

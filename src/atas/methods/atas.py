@@ -10,9 +10,9 @@ gradient norm. A training step on image x with label y is
     x1 = P[x0 + a sgn g]                                     stored for the next epoch
     one SGD step on l(x1, y)                                 model in train mode
 
-Examples with a large gradient norm are the ones that make single-step training collapse, so they get small steps. Each
-epoch continues from the last one, so small steps still reach the whole ball. The cost is two forward and two backward
-passes, one of them without weight gradients: 5/3 of standard training.
+By the paper's analysis, examples with a large gradient norm make single-step training collapse; they get small steps.
+Each epoch continues from the last one, so small steps still reach the whole ball. The cost is two forward and two
+backward passes, one of them without weight gradients: 5/3 of standard training.
 
 `ATAS` is what the authors released: a constant step eps in the first epochs and steps clipped to [4, 14]/255, which the
 paper does not mention. `ATASLiteral` is Algorithm 1 as printed, with the settings of the text.
@@ -33,7 +33,7 @@ from atas.core.resized_crop import AnyView
 from atas.core.validation import describe
 from atas.data.loader import Batch
 from atas.errors import UsageError
-from atas.methods.base import CommonArgs, PersistentPerturbation
+from atas.methods.base import BatchNormMode, CommonArgs, PersistentPerturbation
 from atas.methods.consistency import Consistency
 from atas.methods.step_warnings import warn_of_adaptive_steps
 from atas.methods.targets import LabelTargets
@@ -129,7 +129,8 @@ class ATAS(AdaptiveStepSizes, PersistentPerturbation):
     step size. The first `warmup_epochs` take a constant step eps. `max_step` and `clip` default to 2 eps and (0.5,
     1.75) eps: at 8/255 the released 16/255 and (4/255, 14/255). Perturbations default to int8 for Linf and to float16
     for L2. For large images that are resampled, `grid=32` keeps them on a grid of 32 x 32. `store="host"` keeps them in
-    host memory.
+    host memory. `attack_mode="train"` attacks in train mode instead of eval mode. `write_back=False` never stores a
+    perturbation, as the released code for ImageNet.
 
     >>> from atas import ATAS, Linf
     >>> method = ATAS(Linf(8/255), examples=100, shape=(3, 32, 32))
@@ -152,6 +153,8 @@ class ATAS(AdaptiveStepSizes, PersistentPerturbation):
         dtype: torch.dtype | Literal["auto"] = "auto",
         grid: int | None = None,
         store: Placement = "device",
+        write_back: bool = True,
+        attack_mode: BatchNormMode = "auto",
         device: torch.device | str | None = None,
         seed: int = 0,
         targets: LabelTargets | None = None,
@@ -165,6 +168,8 @@ class ATAS(AdaptiveStepSizes, PersistentPerturbation):
             dtype=dtype,
             grid=grid,
             store=store,
+            write_back=write_back,
+            attack_mode=attack_mode,
             pad=pad,
             device=device,
             seed=seed,
@@ -183,7 +188,9 @@ class ATAS(AdaptiveStepSizes, PersistentPerturbation):
         """Take one adaptive step from where the last epoch ended; store perturbation, average and step size."""
         start = self.load_start(batch.x, batch.index, batch.view)
         gradient = self.start_gradient(model, start, batch.y)
-        return adaptive_step_and_store(self, batch.x, batch.index, batch.view, start, gradient)
+        if self.write_back:
+            return adaptive_step_and_store(self, batch.x, batch.index, batch.view, start, gradient)
+        return take_adaptive_step(self, batch.x, batch.index, start, gradient)
 
     def adaptive_update(
         self, x: Tensor, start: Tensor, gradient: Tensor, average: Tensor
@@ -203,8 +210,14 @@ def adaptive_step_and_store(
     method: ATAS, x: Tensor, index: Tensor, view: AnyView, start: Tensor, gradient: Tensor
 ) -> Tensor:
     """Take the adaptive step of `method`, and store its results."""
-    point, average, size = method.adaptive_update(x, start, gradient, method.norms.average[index])
+    point = take_adaptive_step(method, x, index, start, gradient)
     method.memory.store(index, view, point - x)
+    return point
+
+
+def take_adaptive_step(method: ATAS, x: Tensor, index: Tensor, start: Tensor, gradient: Tensor) -> Tensor:
+    """Take the adaptive step of `method`, and store average and step size, but no perturbation."""
+    point, average, size = method.adaptive_update(x, start, gradient, method.norms.average[index])
     method.norms.store(index, average, size)
     return point
 

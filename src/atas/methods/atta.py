@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from atas.core.perturbations import Placement
 from atas.data.loader import Batch
-from atas.methods.base import CommonArgs, PersistentPerturbation
+from atas.methods.base import BatchNormMode, CommonArgs, PersistentPerturbation
 from atas.methods.step_warnings import warn_of_steps
 from atas.threat import Size, Threat
 
@@ -35,10 +35,21 @@ class ATTA(PersistentPerturbation):
         dtype: torch.dtype | Literal["auto"] = "auto",
         grid: int | None = None,
         store: Placement = "device",
+        write_back: bool = True,
+        attack_mode: BatchNormMode = "auto",
         **common: Unpack[CommonArgs],
     ) -> None:
         super().__init__(
-            threat, examples, shape, reset_every=reset_every, dtype=dtype, grid=grid, store=store, **common
+            threat,
+            examples,
+            shape,
+            reset_every=reset_every,
+            dtype=dtype,
+            grid=grid,
+            store=store,
+            write_back=write_back,
+            attack_mode=attack_mode,
+            **common,
         )
         self.step_size = threat.size("step_size", step_size, auto=0.5)
         self.settings_warning = warn_of_steps(threat, self.step_size)
@@ -48,5 +59,6 @@ class ATTA(PersistentPerturbation):
         start = self.load_start(batch.x, batch.index, batch.view)
         gradient = self.start_gradient(model, start, batch.y)
         point = self.threat.ascend(start, gradient, self.step_size * self.step_scale, batch.x)
-        self.memory.store(batch.index, batch.view, point - batch.x)
+        if self.write_back:
+            self.memory.store(batch.index, batch.view, point - batch.x)
         return point

@@ -11,7 +11,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from numbers import Integral
-from typing import Any, ClassVar, Literal, NamedTuple, TypedDict, Unpack
+from typing import Any, ClassVar, Literal, NamedTuple, TypeAlias, TypedDict, Unpack
 
 import torch
 from torch import Tensor, nn
@@ -54,6 +54,8 @@ from atas.threat import Threat
 
 _MAX_EXAMPLES = 2**40
 
+BatchNormMode: TypeAlias = Literal["auto", "train", "eval"]  # of an attack; auto is the method's own
+
 
 class CommonArgs(TypedDict, total=False):
     """Arguments of every method besides its own settings."""
@@ -83,7 +85,7 @@ class Method(CheckedSettings, nn.Module, ABC):
     labels; `consistency` adds a term to it.
     """
 
-    attack_mode: ClassVar[Literal["train", "eval"]] = "train"
+    attack_mode: Literal["train", "eval"] = "train"
     adversarial: ClassVar[bool] = True  # False if the method trains on clean images
     compilable: ClassVar[bool] = True  # False if a pass needs hooks or a second derivative
     needs_hooks: ClassVar[bool] = False  # True if a pass needs hooks of the model's layers
@@ -152,6 +154,11 @@ class Method(CheckedSettings, nn.Module, ABC):
     def check_module(self, model: nn.Module, *, trains: bool = True) -> None:
         """Raise UsageError if this method cannot train the model, or with trains=False perturb its inputs."""
         check_module(model, trains=trains, hooks=self.needs_hooks, second_derivative=self.needs_second_derivative)
+
+    def set_attack_mode(self, mode: BatchNormMode) -> None:
+        """Let attacks run in this mode instead of the method's own, which `auto` stands for."""
+        if mode != "auto":
+            self.attack_mode = mode
 
     def set_shard(self, shard: DataShard) -> None:
         """Called by engines before the first step: this method's examples are this shard of the training set, and an
@@ -471,6 +478,8 @@ class PersistentPerturbation(InputPerturbation):
     Perturbations start as uniform noise and are reset to new noise every `reset_every` epochs, as in the code of ATTA
     and ATAS: at the start of the 10th, 20th, ... epoch, but never of the last. `grid` stores them on `grid` x `grid`
     cells instead of every pixel, for images that are resampled. `store` keeps them on the device or in host memory.
+    With `write_back=False` the new perturbations are dropped, so each attack starts from the noise of the last reset:
+    the released ImageNet code of ATAS does so, by mistake.
     """
 
     attack_mode = "eval"
@@ -487,9 +496,13 @@ class PersistentPerturbation(InputPerturbation):
         dtype: torch.dtype | Literal["auto"],
         grid: int | None = None,
         store: Placement = "device",
+        write_back: bool = True,
+        attack_mode: BatchNormMode = "auto",
         **common: Unpack[CommonArgs],
     ) -> None:
         super().__init__(threat, examples, shape, **common)
+        self.set_attack_mode(attack_mode)
+        self.write_back = write_back
         self.reset_every = check_count("reset_every", reset_every)
         if dtype == "auto":
             dtype = torch.int8 if threat.fits_int8 else torch.float16

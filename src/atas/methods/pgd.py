@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from atas.core.autograd import input_gradient
 from atas.data.loader import Batch
 from atas.errors import UsageError
-from atas.methods.base import CommonArgs, InputPerturbation
+from atas.methods.base import BatchNormMode, CommonArgs, InputPerturbation
 from atas.methods.step_warnings import warn_of_steps
 from atas.threat import Size, Threat
 
@@ -19,7 +19,8 @@ class PGD(InputPerturbation):
     """Several steps from a random start (Madry et al., 2018): x(k+1) = P[x(k) + a sgn grad l(x(k))].
 
     Ten steps of eps/4, attacked in train mode, so every step updates the running statistics of BatchNorm. The paper
-    states neither the step size nor the schedule of its PGD-10 row; these are common choices.
+    states neither the step size nor the schedule of its PGD-10 row; these are common choices. A PGD attack that the
+    released code of ATAS has, but does not use, is in eval mode: `attack_mode="eval"`.
     """
 
     has_start = True
@@ -32,9 +33,11 @@ class PGD(InputPerturbation):
         *,
         steps: int = 10,
         step_size: Size | None = None,
+        attack_mode: BatchNormMode = "auto",
         **common: Unpack[CommonArgs],
     ) -> None:
         super().__init__(threat, examples, shape, **common)
+        self.set_attack_mode(attack_mode)
         if steps < 1:
             raise UsageError(f"steps must be at least 1; got {steps}")
         self.steps = steps

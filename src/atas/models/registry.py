@@ -21,18 +21,29 @@ from atas.models.wide_resnet import WideResNet
 
 _FACTORIES: dict[str, Callable[[int, Normalize], nn.Module]] = {
     "preact-resnet18": PreActResNet,
+    "preact-resnet18-ssat": partial(PreActResNet, activated_shortcut=True, last_bn=False),
+    "preact-resnet18-yopo": partial(PreActResNet, activated_shortcut=True, last_bn=False),
+    "preact-resnet18-gradalign": partial(PreActResNet, last_bn=False, he_init=True),
     "wrn-28-10": partial(WideResNet, depth=28, width=10),
     "resnet18": partial(ResNet, block=BasicBlock, blocks=(2, 2, 2, 2)),
     "resnet50": partial(ResNet, block=Bottleneck, blocks=(3, 4, 6, 3)),
     "small-cnn": SmallCNN,
 }
 
+_Constants = float | Sequence[float] | None
+# Of the networks of other methods' authors, for three channels; all others normalise by ImageNet's.
+_NORMALIZATION: dict[str, tuple[_Constants, _Constants]] = {
+    "preact-resnet18-ssat": ((0.4914, 0.4822, 0.4465), (0.2023, 0.1994, 0.2010)),
+    "preact-resnet18-yopo": (0.0, 1.0),
+    "preact-resnet18-gradalign": (0.0, 1.0),
+}
+
 
 def names() -> list[str]:
     """Return the names of the built-in models.
 
-    >>> names()
-    ['preact-resnet18', 'wrn-28-10', 'resnet18', 'resnet50', 'small-cnn']
+    >>> "preact-resnet18" in names()
+    True
     """
     return list(_FACTORIES)
 
@@ -67,7 +78,8 @@ def create(
         num_classes: number of logits, at least 2.
         channels: channels of an image.
         mean: subtracted from the pixels inside the model, one number or one per channel. The default is
-            ImageNet's for 3 channels, whatever the data set, as in the ATAS authors' code, and 0.5 otherwise.
+            ImageNet's for 3 channels, whatever the data set, as in the ATAS authors' code, and 0.5 otherwise; the
+            networks of SSAT, YOPO and GradAlign have their authors' for 3 channels (YOPO and GradAlign: 0, std 1).
         std: divides them after that, in the same form; the default is ImageNet's or 0.25.
         trusted: False for a name that a file of someone else gives: user code is then not imported.
 
@@ -82,7 +94,7 @@ def create(
     num_classes = _at_least(2, "num_classes", num_classes)
     channels = _at_least(1, "channels", channels)
     if factory is not None:
-        return factory(num_classes, Normalize(channels, mean, std))
+        return factory(num_classes, _normalize(name, channels, mean, std))
     if mean is not None or std is not None:
         raise UsageError(
             f"mean and std do not reach a model of your own ('{name}'); leave them out and normalise inside that model."
@@ -119,6 +131,12 @@ def _get(name: str) -> Callable[[int, Normalize], nn.Module]:
     if name not in _FACTORIES:
         raise unknown("model", name, _FACTORIES)
     return _FACTORIES[name]
+
+
+def _normalize(name: str, channels: int, mean: _Constants, std: _Constants) -> Normalize:
+    """Return the first layer of a built-in model."""
+    own_mean, own_std = _NORMALIZATION.get(name, (None, None)) if channels == 3 else (None, None)
+    return Normalize(channels, own_mean if mean is None else mean, own_std if std is None else std)
 
 
 def _at_least(minimum: int, argument: str, value: SupportsIndex) -> int:

@@ -25,6 +25,7 @@ PrimalTangent = Tensor  # a batch of values, followed by the batch of their tang
 def loss_jvp(model: PreActResNet | WideResNet, x: Tensor, direction: Tensor, y: Tensor) -> Tensor:
     """Return the sum over the batch of direction . grad cross-entropy(x), in train mode; running statistics are not
     updated."""
+    assert model.bn is not None  # accelerated networks have it
     tangent = direction / model.normalize.std.to(x.dtype)
     primal_tangent = torch.cat([model.normalize(x), tangent]).contiguous(memory_format=torch.channels_last)
     primal_tangent = _blocks(model, model.conv1(primal_tangent))

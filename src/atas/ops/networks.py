@@ -150,8 +150,8 @@ def accelerate(model: nn.Module, *, for_training: bool = True) -> AcceleratedNet
 
 def has_kernels(model: nn.Module) -> TypeGuard[PreActResNet | WideResNet]:
     """Return whether this is exactly one of the package's networks: no subclass, no replaced layer, no hook that would
-    be skipped."""
-    if type(model) not in _LAYERS:
+    be skipped, and not another author's variant of PreActResNet."""
+    if type(model) not in _LAYERS or _is_variant(model):
         return False
     layers = _LAYERS[type(model)] | _COMMON_LAYERS
     for module in model.modules():
@@ -160,3 +160,7 @@ def has_kernels(model: nn.Module) -> TypeGuard[PreActResNet | WideResNet]:
         if isinstance(module, nn.BatchNorm2d) and (module.momentum is None or not module.track_running_stats):
             return False
     return True
+
+
+def _is_variant(model: nn.Module) -> bool:
+    return isinstance(model, PreActResNet) and (model.bn is None or model.activated_shortcut)

@@ -31,6 +31,9 @@ RESUME_MAY_CHANGE = (
 _LATER_DEFAULTS = {
     "data.view": "pad",
     "method.grid": None,
+    "method.attack_mode": "auto",
+    "method.write_back": True,
+    "method.clamp": "both",
     "engine.sync_batchnorm": False,
     "training.probe_every": None,
 }

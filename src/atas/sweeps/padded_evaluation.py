@@ -4,7 +4,7 @@ Their test loader shares the transform of the training loader, which pads an ima
 CIFAR's test images become 40 x 40, and attacks perturb the border too. The last feature map is 5 x 5 (10 x 10 in the
 wide network), and a pooling window of 4 x 4 (8 x 8) covers only its upper left.
 
-The accuracies in the paper are most likely of this evaluation. It is an option here; the default does not pad.
+Some of the paper's accuracies may be of this evaluation. It is an option here; the default does not pad.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from atas.models import PreActResNet, WideResNet
 
 PADDING = 4
 NOTE = (
-    "The authors' released evaluation pads test images to 40 x 40, so the paper's figures are most likely of those; "
+    "The authors' released evaluation pads test images to 40 x 40, so some of the paper's figures may be of those; "
     "rows marked so are evaluated in that way, all others on the images as they are."
 )
 _WINDOW: dict[type[nn.Module], int] = {PreActResNet: 4, WideResNet: 8}  # side of the authors' last pooling window

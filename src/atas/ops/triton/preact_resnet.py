@@ -185,6 +185,7 @@ class PreActNetwork(AcceleratedNetwork):
         self.blocks: list[Any] = [
             block for name, stage in model.named_children() if name.startswith("layer") for block in stage.children()
         ]
+        assert model.bn is not None  # `has_kernels` refuses the variants without it
         self.next_bns: list[nn.BatchNorm2d] = [*(block.bn1 for block in self.blocks[1:]), model.bn]
 
     def forward(self, x: Tensor, stem: Tensor | None = None) -> Tensor:

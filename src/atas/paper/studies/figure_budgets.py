@@ -104,6 +104,6 @@ STUDY = Budgets(
     "Accuracy under AutoAttack against the budget",
     "ATAS has the highest accuracy under AutoAttack of all fast methods, at every budget, on every data set and "
     "network; its figures are those of the tables.",
-    "the runs of the tables, on the images as they are; the paper's are most likely of images padded to 40 x 40. "
+    "the runs of the tables, on the images as they are; some of the paper's may be of images padded to 40 x 40. "
     "ImageNet is run where its networks are asked for (--networks resnet18).",
 )

@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
-from atas.paper import plots
+from atas.paper import plots, published
 from atas.paper.figure_study import FigureStudy, Line, LineRecords, Table, axis_unit, entries, mean, seed_list
 from atas.paper.grid import QUICK_EPS, cifar, digits
 from atas.paper.measurements import Curves, StepGap
-from atas.paper.study import StudyOptions, select
+from atas.paper.study import StudyOptions, select, select_budgets
 from atas.sweeps.seed_stats import format_collapses, summarize_seeds
 from atas.sweeps.store import Store
 from atas.sweeps.trial import format_eps
 
-_EPS = 8 / 255
-_STEPS = {"fgsm-rs": (2, 4, 6, 8, 10, 12, 14, 16), "atta": (2, 4, 6, 8, 10, 12)}
-_OWN = {"fgsm-rs": 10 / 255, "atta": 4 / 255}  # training steps of the models that single steps attack
+_QUARTERS = {"fgsm-rs": range(1, 9), "atta": range(1, 7)}  # steps in units of eps / 4
 _QUICK_STEPS = (0.5 * QUICK_EPS, QUICK_EPS, 2 * QUICK_EPS)
 _QUICK_OWN = {"fgsm-rs": QUICK_EPS, "atta": 0.5 * QUICK_EPS}
 _IMAGES, _QUICK_IMAGES = 10_000, 300  # on 10,000 images the error of the gap is about 0.01
@@ -24,17 +23,22 @@ _STARTS = {"noise": "-", "memory": "--"}
 
 
 class StepSize(FigureStudy):
-    """A training for each method and step; the model of the usual step is attacked with all steps."""
+    """A training for each network, budget, method and step; the model of the usual step is attacked with all steps."""
 
-    accepted_options = ("methods", "seeds", "examples", "values", "reuse")
+    accepted_options = ("methods", "networks", "eps", "seeds", "examples", "values", "reuse")
 
     def lines(self, options: StudyOptions) -> list[Line]:
-        """Return the steps of both methods."""
-        grid, eps = (digits(), QUICK_EPS) if options.quick else (cifar("cifar10", (_EPS,)), _EPS)
+        """Return the steps of both methods, by default on the smaller network at the smallest budget."""
+        budgets = (QUICK_EPS,) if options.quick else tuple(published.budgets("cifar10"))
+        grid = digits() if options.quick else cifar("cifar10", budgets)
+        networks = select("network", options.networks or grid.networks[:1], grid.networks)
+        selected = select_budgets(options.eps or budgets[:1], budgets)
+        methods = select("method", options.methods, (*_QUARTERS,))
+        several = len(networks) * len(selected) > 1
         lines = []
-        for method in select("method", options.methods, (*_STEPS,)):
-            steps = _QUICK_STEPS if options.quick else tuple(k / 255 for k in _STEPS[method])
-            own = (_QUICK_OWN if options.quick else _OWN)[method]
+        for net, eps, method in itertools.product(networks, selected, methods):
+            panel = f"{method}, {net}, eps {format_eps(eps)}" if several else method
+            steps, own = _steps(method, eps, options.quick)
             gap = StepGap(steps, _QUICK_IMAGES if options.quick else _IMAGES)
             for step in steps:
                 usual = (
@@ -42,8 +46,8 @@ class StepSize(FigureStudy):
                 )  # 1.25 eps: not stated
                 values = {} if usual else {"method.step_size": step}
                 measurements = (Curves(), gap) if step == own else (Curves(),)
-                trial = self.trial(options, grid, (grid.networks[0], method, eps), measurements, (_ATTACK,), values)
-                lines.append(Line(method, format_eps(step), trial))
+                trial = self.trial(options, grid, (net, method, eps), measurements, (_ATTACK,), values)
+                lines.append(Line(panel, format_eps(step), trial))
         return lines
 
     def table(self, options: StudyOptions, store: Store) -> Table:
@@ -60,6 +64,8 @@ class StepSize(FigureStudy):
             rows.append(
                 {
                     "method": line.panel,
+                    "network": line.trial.resolved_recipe.model.name,
+                    "eps": format_eps(line.trial.resolved_recipe.method.eps),
                     "step": line.name,
                     "loss_gap": gap,
                     _ATTACK: None if accuracy is None else accuracy.to_json(),
@@ -76,18 +82,20 @@ class StepSize(FigureStudy):
         results = self.line_records(options, store)
         names = list(dict.fromkeys(line.panel for line, _ in results))
         figure_, grid = plots.panels(2, len(names), height=3.0, sharex="col", sharey="row")
-        factor, called = axis_unit(QUICK_EPS if options.quick else _EPS)
         for column, name in enumerate(names):
-            colour, _, marker = plots.METHOD_STYLES[name]
             above, below = grid[0, column], grid[1, column]
             lines = [(line, records) for line, records in results if line.panel == name]
+            config = lines[0][0].trial.resolved_recipe.method
+            colour, _, marker = plots.METHOD_STYLES[config.name]
+            factor, called = axis_unit(config.eps)
+            _, usual = _steps(config.name, config.eps, options.quick)
             own = {line.name: line.trial.resolved_recipe.method.settings for line, _ in lines}
-            steps = {step: factor * settings.get("step_size", _OWN[name]) for step, settings in own.items()}
+            steps = {step: factor * settings.get("step_size", usual) for step, settings in own.items()}
             gaps = _gaps(results, name)
             for start, style in _STARTS.items():
                 values = gaps.get(start, {})
                 x = [steps[step] for step in values]
-                label = f"{name}, from {start}"
+                label = f"{config.name}, from {start}"
                 above.plot(x, list(values.values()), style, marker=marker, color=colour, label=label if x else None)
             plots.placeholder(above, [*gaps])
             _accuracies(below, lines, steps, colour, marker)
@@ -100,9 +108,24 @@ class StepSize(FigureStudy):
         return figure_
 
 
-def _gaps(results: LineRecords, method: str) -> dict[str, dict[str, float]]:
+def _steps(method: str, eps: float, quick: bool) -> tuple[tuple[float, ...], float]:
+    """Return the steps in ascending order, and the training step of the model that single steps attack.
+
+    >>> steps, own = _steps("atta", 12 / 255, quick=False)
+    >>> [round(255 * step) for step in steps], round(255 * own)
+    ([3, 4, 6, 9, 12, 15, 18], 4)
+    """
+    if quick:
+        return _QUICK_STEPS, _QUICK_OWN[method]
+    pixels = round(255 * eps)
+    own = 1.25 * pixels if method == "fgsm-rs" else 4.0
+    steps = {pixels * quarters / 4 for quarters in _QUARTERS[method]} | {own}
+    return tuple(step / 255 for step in sorted(steps)), own / 255
+
+
+def _gaps(results: LineRecords, panel: str) -> dict[str, dict[str, float]]:
     """Return the mean gap over seeds, by start and step."""
-    measured = [entry for pair in results if pair[0].panel == method for entry in entries(*pair, StepGap)]
+    measured = [entry for pair in results if pair[0].panel == panel for entry in entries(*pair, StepGap)]
     steps = measured[0]["steps"] if measured else []
     return {
         start: {
@@ -135,5 +158,6 @@ STUDY = StepSize(
     "10/255 for FGSM-RS, 4/255 for ATTA). Steps are from noise, as FGSM-RS and, after a reset, ATTA take them, and for "
     "ATTA also from the perturbations that it remembers at the end of its training. Those were made with the usual "
     "step, so a larger one may leave a point that is better. Accuracy is on the test images, of a model trained with "
-    "each step; bars are 95% intervals, or the range over seeds.",
+    "each step; bars are 95% intervals, or the range over seeds. Steps are multiples of eps/4, and the usual ones; "
+    "other networks and budgets can be asked for (--networks, --eps).",
 )

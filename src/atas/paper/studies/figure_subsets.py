@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from atas import data
 from atas.paper import figure_study, plots, published
 from atas.paper.figure_study import FigureStudy, Line, LineRecords, Table, entries, mean
 from atas.paper.grid import QUICK_EPS
@@ -17,8 +18,8 @@ from atas.sweeps import markdown
 from atas.sweeps.record import Record
 from atas.sweeps.store import Store
 from atas.sweeps.trial import Trial, format_eps
+from atas.training.data import load_data
 
-_EXAMPLES = {"cifar10": 50_000, "cifar100": 50_000, "digits": 1_297}
 _SUBSETS = ((1, 2), (1, 3), (1, 4), (7, 10), (8, 10), (9, 10))
 _STYLES = dict(zip(_SUBSETS, plots.SERIES_STYLES, strict=True))
 
@@ -98,7 +99,7 @@ class Subsets(FigureStudy):
         cell = (grid.networks[0], setting.method, setting.eps)
         values = {"method.step_size": setting.step, **quick_values(options)}
         trial = self.trial(options, grid, cell, (Curves(), RobustLoss()), values=values)
-        training, count = trial.resolved_recipe.training, _EXAMPLES[grid.data]
+        training, count = trial.resolved_recipe.training, _num_images(trial)
         epochs = equal_epochs(count, round(subset.share * count), training.batch_size, training.epochs)
         trial = replace(trial, values={**trial.values, "training.epochs": epochs}, subset=subset)
         return Line(str(setting), str(subset), trial)
@@ -145,12 +146,16 @@ def _accuracy_on_all(line: Line, records: Sequence[Record]) -> list[float]:
     return [100 * entry["right"] / entry["n"] for entry in entries(line, records, RobustLoss)]
 
 
+def _num_images(trial: Trial) -> int:
+    """Return the number of training images, of which data whose size is not fixed is read."""
+    recipe = trial.resolved_recipe
+    return data.num_train_images(recipe.data.name) or len(load_data(recipe).train)
+
+
 def _iterations(line: Line) -> str:
     recipe, subset = line.trial.resolved_recipe, line.trial.subset
     assert subset is not None
-    if recipe.data.name not in _EXAMPLES:
-        return "-"  # data of the user, whose size is not known here
-    images = round(subset.share * _EXAMPLES[recipe.data.name])
+    images = round(subset.share * _num_images(line.trial))
     return str(recipe.training.epochs * -(-images // recipe.training.batch_size))
 
 
