@@ -135,11 +135,15 @@ class Split(torch.utils.data.Dataset[tuple[Tensor, int]]):
 
 @dataclass(frozen=True, eq=False)
 class Dataset:
-    """A training split and a test split over the same classes."""
+    """A training split and a test split over the same classes.
+
+    `skipped` has the damaged images of a folder that were left out, each with its path in the folder and the reason.
+    """
 
     name: str
     train: Split
     test: Split
+    skipped: tuple[tuple[str, str], ...] = field(default=(), repr=False)
 
     def __post_init__(self) -> None:
         train, test = tuple(self.train.images.shape[1:]), tuple(self.test.images.shape[1:])
