@@ -27,6 +27,9 @@ def train(
         False, "--overwrite", help="Start over; deletes the earlier run's weights, evaluations, report and exports."
     ),
     evaluate_after: bool = typer.Option(False, "--evaluate", help="Evaluate on the test set after training."),
+    skip_damaged: bool = typer.Option(
+        False, "--skip-damaged", help="Leave out images of a folder that cannot be decoded; the run lists them."
+    ),
     trust: bool = options.TRUST,
     as_json: bool = typer.Option(False, "--json", help="Print JSON at the end; progress goes to standard error."),
 ) -> None:
@@ -38,7 +41,7 @@ def train(
     Example: atas train cifar10-preact-resnet18-atas --set training.epochs=10 --out runs/first
              torchrun --nproc-per-node 8 -m atas train cifar10-preact-resnet18-atas
     """
-    values = options.parse_assignments(assignments)
+    values = options.parse_assignments(assignments) | ({"data.skip_damaged": True} if skip_damaged else {})
     if recipe is not None:
         loading.find(recipe)  # report a wrong name before importing torch
     elif not (resume and out is not None):

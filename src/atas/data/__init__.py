@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from atas.data.arrays import from_arrays
-from atas.data.conversion import as_dataset
+from atas.data.conversion import as_dataset, check_given, given_name
 from atas.data.dataset import Dataset, Indexed, MapDataset, Split, indexed
 from atas.data.download import downloadable, fetch
 from atas.data.lazy_images import LazyImages
 from atas.data.lazy_images import LazyImages as Stored  # the name of earlier versions
-from atas.data.loading import DEFAULT_SIZE, load, official_hashes
+from atas.data.loading import DEFAULT_SIZE, FOLDERS, default_size, load, official_hashes
 from atas.data.packed import verify
 from atas.data.packing import pack
 from atas.data.sources import FORMS, display_name, find_source, is_function, names
@@ -16,6 +16,7 @@ from atas.data.torch_datasets import from_datasets
 
 __all__ = [
     "DEFAULT_SIZE",
+    "FOLDERS",
     "FORMS",
     "Dataset",
     "Indexed",
@@ -24,12 +25,15 @@ __all__ = [
     "Split",
     "Stored",
     "as_dataset",
+    "check_given",
+    "default_size",
     "display_name",
     "downloadable",
     "fetch",
     "find_source",
     "from_arrays",
     "from_datasets",
+    "given_name",
     "indexed",
     "is_function",
     "load",

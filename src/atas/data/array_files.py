@@ -148,7 +148,8 @@ def _missing(names: list[str], split: str, images: str | None, labels: str | Non
     listed = first_few(names) if names else "no arrays"
     if images is not None or labels is not None:
         lacks = "labels" if labels is None else "images"
-        return f"{where} has {images or labels} but no {_KINDS[split]} {lacks}; name the arrays {_NAMES} (it holds {listed})."
+        found = f"{images or labels} but no {_KINDS[split]} {lacks}"
+        return f"{where} has {found}; name the arrays {_NAMES} (it holds {listed})."
     if _find(names, _IMAGES, ("",)) is not None:
         return (
             f"{where} has one set of images, which is not split; training needs {_NAMES} (it holds {listed}), and "

@@ -15,7 +15,7 @@ from atas.data.arrays import from_arrays
 from atas.data.dataset import Dataset, Split
 from atas.data.hugging_face import from_splits, is_hugging_face
 from atas.data.torch_datasets import from_datasets
-from atas.errors import DataError
+from atas.errors import UsageError
 
 _KINDS = (
     "a Dataset, a pair (train, test) of datasets of (image, label), a pair ((x, y), (x_test, y_test)) of arrays, or a "
@@ -44,4 +44,19 @@ def as_dataset(
             return from_arrays(name, *arrays, *test_arrays)
         if all(hasattr(part, "__getitem__") and hasattr(part, "__len__") for part in (train, test)):
             return from_datasets(train, test, name, size=size, progress=progress)
-    raise DataError(f"data must be {_KINDS}; got {describe(value)}.")
+    raise UsageError(f"data must be {_KINDS}; got {describe(value)}.")
+
+
+def check_given(value: object) -> None:
+    """Raise UsageError for what `as_dataset` can never take, before anything is read."""
+    if not isinstance(value, Dataset | Mapping | tuple | list):
+        raise UsageError(f"data must be {_KINDS}, or a name that atas.data.load takes; got {describe(value)}.")
+
+
+def given_name(value: object) -> str:
+    """Return a name for data that was passed in Python: that of a Dataset, or of the class of a training set."""
+    if isinstance(value, Dataset):
+        return value.name
+    train = value[0] if isinstance(value, tuple | list) and value else None
+    plain = train is None or isinstance(train, tuple | list | np.ndarray | Tensor)
+    return "arrays" if plain else type(train).__name__

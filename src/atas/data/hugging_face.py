@@ -30,8 +30,11 @@ _IMAGE_NAMES, _LABEL_NAMES = ("image", "img", "images", "pixel_values", "x"), ("
 def read_hub(
     name: str, cache: Path | None = None, *, size: int | None = None, progress: ProgressCallback | None = None
 ) -> Dataset:
-    """Load `hf:owner/name` from the hub, or from the folder of its downloads (`cache`, by default the package's)."""
+    """Load `hf:owner/name` from the hub or from the folder of its downloads (`cache`, by default the package's), or
+    `hf:folder` from a folder that `save_to_disk` wrote."""
     repository, options = parse_name(name)
+    if any((Path(repository) / marker).is_file() for marker in MARKERS):
+        return read_saved(Path(repository), options, size=size, progress=progress)
     library = _library()
     try:
         splits = library.load_dataset(
@@ -45,14 +48,20 @@ def read_hub(
     return from_splits(splits, repository.rpartition("/")[2], options, size=size, progress=progress, given=name)
 
 
-def read_saved(folder: Path, *, size: int | None = None, progress: ProgressCallback | None = None) -> Dataset:
+def read_saved(
+    folder: Path,
+    options: Mapping[str, str] | None = None,
+    *,
+    size: int | None = None,
+    progress: ProgressCallback | None = None,
+) -> Dataset:
     """Load what `save_to_disk` wrote."""
     library = _library()
     try:
         splits = library.load_from_disk(str(folder))
     except Exception as error:  # the package raises errors of many kinds for damaged files
         raise DataError(f"cannot read the data set in {folder} ({_first_line(error)}); save it again.") from error
-    return from_splits(splits, folder.resolve().name, {}, size=size, progress=progress, given=str(folder))
+    return from_splits(splits, folder.resolve().name, options, size=size, progress=progress, given=f"{PREFIX}{folder}")
 
 
 def parse_name(name: str) -> tuple[str, dict[str, str]]:

@@ -24,8 +24,13 @@ from atas.data.sources import IMAGE_FOLDER, PACKED, Source, find_source
 from atas.errors import AtasError, DataError, UsageError
 
 DEFAULT_SIZE = 224
-_FOLDERS = (IMAGE_FOLDER, tiny_imagenet.NAME)  # of image files
-_SIZED = (*_FOLDERS, "hub", "saved", "function")
+FOLDERS = (IMAGE_FOLDER, tiny_imagenet.NAME)  # of image files
+_SIZED = (*FOLDERS, "hub", "saved", "function")
+
+
+def default_size(kind: str) -> int:
+    """Return the side in pixels to which images of a folder are resized by default."""
+    return tiny_imagenet.SIZE if kind == tiny_imagenet.NAME else DEFAULT_SIZE
 
 
 def official_hashes(name: str) -> tuple[str, ...]:
@@ -67,7 +72,7 @@ def load(
     check_argument("name", name, str)
     source = find_source(name, root)
     _check_options(name, source, size, lazy, skip_damaged)
-    if source.kind in _FOLDERS:
+    if source.kind in FOLDERS:
         return _read_folder(source, size, lazy, skip_damaged, progress)
     if source.kind == "function":
         return _call_function(name, source.path, size, progress, trusted=trusted)
@@ -97,9 +102,9 @@ def _check_options(name: str, source: Source, size: int | None, lazy: object, sk
             f"size is for imagefolder, tiny-imagenet, Hugging Face data sets and functions; images of {name} have a "
             "fixed size, so leave it out."
         )
-    if lazy is not None and source.kind not in _FOLDERS:
+    if lazy is not None and source.kind not in FOLDERS:
         raise UsageError(f"lazy is for imagefolder and tiny-imagenet only; leave it out for {name}.")
-    if skip_damaged is not False and source.kind not in _FOLDERS:
+    if skip_damaged is not False and source.kind not in FOLDERS:
         raise UsageError(
             f"damaged images can be skipped in folders of image files only; leave it out for {name}, and for packed "
             "sets pass --skip-damaged to `atas data pack`."
@@ -116,7 +121,7 @@ def _read_folder(
     assert source.path is not None
     tiny = source.kind == tiny_imagenet.NAME
     folder = tiny_imagenet.locate_tiny_imagenet(source.path) if tiny else source.path
-    side = size if size is not None else tiny_imagenet.SIZE if tiny else DEFAULT_SIZE
+    side = default_size(source.kind) if size is None else size
     dataset = read_image_folder(
         folder, side, root_given=source.root_given, lazy=lazy, skip_damaged=skip_damaged, progress=progress
     )
