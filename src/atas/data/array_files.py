@@ -15,7 +15,7 @@ import zlib
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
 from torch import Tensor
@@ -41,16 +41,15 @@ Read = Callable[[str], Any]
 
 def read_npz(path: Path, *, test_only: bool = False) -> Dataset:
     """Read the arrays of an `.npz` file. With `test_only`, training arrays may be missing."""
-    check_begin(path, b"PK", "savez")
-    with _explain(path):
-        file = np.load(path, allow_pickle=False)
-
-    def read(name: str) -> np.ndarray:
+    with _open(path, b"PK", "savez") as stream:
         with _explain(path):
-            array = file[name]
-        return _plain(array, name)
+            file = np.load(stream, allow_pickle=False)
 
-    with file:
+        def read(name: str) -> np.ndarray:
+            with _explain(path):
+                array = file[name]
+            return _plain(array, name)
+
         return _from_names(list(file.files), read, path, path.stem, test_only)
 
 
@@ -59,22 +58,22 @@ def read_npy_folder(folder: Path, *, test_only: bool = False) -> Dataset:
     files = {path.stem: path for path in sorted(folder.glob("*.npy")) if not path.name.startswith(".")}
 
     def read(name: str) -> np.ndarray:
-        check_begin(files[name], b"\x93NUMPY", "save")
-        with _explain(files[name]):
-            array = np.load(files[name], allow_pickle=False)
+        with _open(files[name], b"\x93NUMPY", "save") as stream, _explain(files[name]):
+            array = np.load(stream, allow_pickle=False)
         return _plain(array, f"{name}.npy")
 
     return _from_names(list(files), read, folder, folder.resolve().name, test_only)
 
 
-def check_begin(path: Path, begin: bytes, function: str) -> None:
-    """Raise DataError unless the path is that of a regular file with these first bytes; NumPy takes others for pickles,
-    and opening a pipe waits forever."""
+def _open(path: Path, begin: bytes, function: str) -> BinaryIO:
+    """Open a regular file with these first bytes; NumPy takes others for pickles, and opening a pipe waits forever."""
     try:
         if stat.S_ISREG(path.stat().st_mode):
-            with path.open("rb") as file:
-                if file.read(len(begin)) == begin:
-                    return
+            stream = path.open("rb")
+            if stream.read(len(begin)) == begin:
+                stream.seek(0)
+                return stream
+            stream.close()
     except OSError as error:
         raise DataError(f"cannot read {path} ({error.strerror}); check the path.") from error
     raise DataError(f"{path} is no file of np.{function}; save images and labels with it.")

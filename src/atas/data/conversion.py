@@ -42,9 +42,14 @@ def as_dataset(
         arrays, test_arrays = as_arrays(train), as_arrays(test)
         if arrays is not None and test_arrays is not None:
             return from_arrays(name, *arrays, *test_arrays)
-        if all(hasattr(part, "__getitem__") and hasattr(part, "__len__") for part in (train, test)):
+        if all(_is_map_style(part) for part in (train, test)):
             return from_datasets(train, test, name, size=size, progress=progress)
     raise UsageError(f"data must be {_KINDS}; got {describe(value)}.")
+
+
+def _is_map_style(value: object) -> bool:
+    is_array = isinstance(value, np.ndarray | Tensor | str | bytes)
+    return not is_array and hasattr(value, "__getitem__") and hasattr(value, "__len__")
 
 
 def check_given(value: object) -> None:

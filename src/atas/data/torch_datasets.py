@@ -17,7 +17,7 @@ from atas._utils.formatting import format_bytes
 from atas._utils.imports import describe_error
 from atas._utils.system import host_memory
 from atas.core.validation import describe
-from atas.data.arrays import CHANNELS, from_arrays, to_uint8
+from atas.data.arrays import CHANNELS, from_arrays, to_tensor, to_uint8
 from atas.data.dataset import Dataset, MapDataset
 from atas.data.decode import resize, to_chw, to_rgb
 from atas.errors import AtasError, DataError
@@ -140,11 +140,7 @@ def to_pixels(image: object, what: str, size: int | None = None) -> Tensor:
         return torch.from_numpy((np.asarray(picture)[None] if grey else to_chw(picture)).copy())
     if not isinstance(image, Tensor | np.ndarray):
         raise DataError(f"{what} is a {type(image).__name__}, expected a PIL image, a tensor or an array.")
-    try:
-        array = image.detach().cpu() if isinstance(image, Tensor) else torch.from_numpy(np.ascontiguousarray(image))
-    except TypeError as error:
-        raise DataError(f"{what} is an array of {image.dtype}, expected uint8 or float in [0, 1].") from error
-    pixels = to_uint8(_channels_first(array, what), f"the pixels of {what}")
+    pixels = to_uint8(_channels_first(to_tensor(image), what), f"the pixels of {what}")
     if size is None or pixels.shape[1:] == (size, size):
         return pixels
     colours = pixels.permute(1, 2, 0).numpy()
