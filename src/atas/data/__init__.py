@@ -8,7 +8,7 @@ from atas.data.dataset import Dataset, Indexed, MapDataset, Split, indexed
 from atas.data.download import downloadable, fetch
 from atas.data.lazy_images import LazyImages
 from atas.data.lazy_images import LazyImages as Stored  # the name of earlier versions
-from atas.data.loading import DEFAULT_SIZE, FOLDERS, default_size, load, official_hashes
+from atas.data.loading import DEFAULT_SIZE, FOLDERS, default_size, is_official, load, official_hashes
 from atas.data.packed import verify
 from atas.data.packing import pack
 from atas.data.sources import FORMS, display_name, find_source, is_function, names
@@ -36,6 +36,7 @@ __all__ = [
     "given_name",
     "indexed",
     "is_function",
+    "is_official",
     "load",
     "names",
     "official_hashes",

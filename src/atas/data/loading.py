@@ -28,6 +28,12 @@ FOLDERS = (IMAGE_FOLDER, tiny_imagenet.NAME)  # of image files
 _SIZED = (*FOLDERS, "hub", "saved", "function")
 
 
+def is_official(name: str, sha256: str) -> bool:
+    """Return whether a split of this hash, which `load` returned, is official. MNIST, Fashion-MNIST and SVHN load from
+    official files only."""
+    return sha256 in official_hashes(name) or (name in FILE_SETS and name not in FOLDERS)
+
+
 def default_size(kind: str) -> int:
     """Return the side in pixels to which images of a folder are resized by default."""
     return tiny_imagenet.SIZE if kind == tiny_imagenet.NAME else DEFAULT_SIZE
@@ -142,8 +148,8 @@ def _call_function(
         raise UsageError(f"the function {name} failed: {describe_error(error)}.") from error
     try:
         dataset = as_dataset(value, name.rpartition(":")[2], size=size, progress=progress)
-    except DataError as error:
-        raise DataError(f"{name}: {error}") from error
+    except (DataError, UsageError) as error:
+        raise type(error)(f"{name}: {error}") from error
     if size is not None and dataset.shape[1:] != (size, size):
         raise UsageError(
             f"{name} returns images of {dataset.shape[1]} x {dataset.shape[2]} pixels, and size is {size}; leave size "

@@ -67,10 +67,11 @@ def _first_source(files: FileSet, root: Path, sources: list[Source], report: Pro
                 continue
             install(_only_folder(verified) if _is_archive(files) else verified, target)
             return target
-    where = f"put {', '.join(files.md5)} into {(root if _is_archive(files) else target).absolute()}"
+    urls = [f"{files.mirrors[0]}{name}{'.gz' if files.compressed else ''}" for name in files.md5]
+    where = f"put {'it' if len(urls) == 1 else 'them'} into {(root if _is_archive(files) else target).absolute()}"
     again = ", and run this command again, which unpacks it" if _is_archive(files) else ""
     raise DataError(
-        f"cannot get {files.name}: {'; '.join(filter(None, causes))}; download {files.mirrors[0]} on another machine "
+        f"cannot get {files.name}: {'; '.join(filter(None, causes))}; download {', '.join(urls)} on another machine, "
         f"and {where}{again}."
     )
 
