@@ -80,6 +80,9 @@ def test_folders_are_recognised(photos, tmp_path, monkeypatch):
         ("./empty", "holds no data that atas reads; it should have train/<class>/"),
         ("./photos.zip", "unpack it, and pass the folder"),
         ("./own.pt", "there is no own.pt"),
+        ("./" + 300 * "x", "there is no xxx"),
+        (300 * "x", "unknown data set"),
+        ("./a\0b", "cannot have a zero byte"),
         ("photo", r"unknown data set 'photo'.*FOLDER, FILE\.npz, hf:owner/name, package\.module:function"),
     ):
         with pytest.raises((UsageError, DataError), match=message):

@@ -43,13 +43,15 @@ def find_source(name: str, root: str | os.PathLike[str] | None = None) -> Source
     """Return what a name refers to; raise UsageError or DataError if that is nothing."""
     if name in names():
         return Source(name, resolve_root(root), root is not None)
+    if "\0" in name:
+        raise UsageError(f"the name of a data set cannot have a zero byte; got {name!r}")
     given = None if root is None else Path(root).expanduser()
     if name.startswith(PREFIX):
         return Source("hub", given)
     if not is_path(name):
         if is_code(name):
             return Source("function", given)
-        if not Path(name).is_dir():
+        if not os.path.isdir(name):  # False also for names that no file can have
             raise unknown("data set", name, names(), see=f"Known: {', '.join(names())}; or {', '.join(FORMS)}")
     path = Path(name).expanduser()
     if given is not None:
@@ -92,7 +94,7 @@ def _recognise(path: Path) -> Source:
         return Source("npz", path)
     if path.suffix == ".npy" and not path.is_dir():
         return Source("npy", path.parent)
-    if not path.exists():
+    if not os.path.exists(path):
         raise DataError(f"there is no {path}; pass the path of a folder or of an .npz file.")
     if not path.is_dir():
         raise UsageError(f"{path} is not data that atas reads; {_advice(path)}.")
