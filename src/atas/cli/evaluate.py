@@ -62,7 +62,7 @@ class EvaluateOptions:
         if self.weights is None and self.model is None:
             raise UsageError("pass a run folder, or --weights FILE or --model package.module:function with --data")
         if self.data is None or self.eps is None:
-            missing = "--data (cifar10, a folder, a file.npz, ...)" if self.data is None else "--eps (8/255, ...)"
+            missing = "--data (cifar10, ...)" if self.data is None else "--eps (8/255, ...)"
             raise UsageError(f"{missing} is missing; without a run folder the command needs a model, data and a budget")
         if self.weights is None and self.model is not None and ":" not in self.model:
             raise UsageError(f"'{self.model}' is untrained; pass --weights FILE.safetensors")
