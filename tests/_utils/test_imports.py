@@ -13,7 +13,7 @@ PACKAGE = Path(atas.__file__).parent
 
 # What can turn a text or a file into code, and where the package uses it.
 RUNS_CODE = {
-    "import_object": {"methods/registry.py", "models/registry.py"},
+    "import_object": {"data/loading.py", "methods/registry.py", "models/registry.py"},
     "import_module": {
         "__init__.py",  # names of this package
         "_utils/imports.py",
@@ -36,6 +36,8 @@ RUNS_CODE = {
 BY_NAME = {
     "methods": {"get", "settings", "setting_types", "takes_classes", "create"},
     "models": {"create"},
+    "data": {"load"},
+    "datasets": {"load"},
 }
 
 

@@ -145,7 +145,10 @@ def test_ls_alone_is_an_overview(command):
 
 
 def test_ls_describes_everything_in_numbers(command):
-    of = {what: json.loads(command("ls", what, "--json").out) for what in ("models", "data", "attacks", "methods")}
+    of = {
+        what: json.loads(command("ls", what, "--json").out)
+        for what in ("models", "data", "attacks", "methods", "weights")
+    }
     for what, rows in of.items():
         assert all(row["what"] for row in rows), what
     parameters = {row["model"]: row["parameters"] for row in of["models"]}

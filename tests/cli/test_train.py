@@ -20,7 +20,7 @@ def test_a_run_from_a_recipe_file(command, tiny, tmp_path):
     assert result.err == ""
     first, epoch, *_ = result.out.splitlines()
     assert first.startswith(f"{tiny.stem}: ")
-    assert "Linf(8/255), 1,297 images x 1; cpu" in first
+    assert "Linf(8/255), 1,297 images of digits x 1; cpu" in first
     assert first.endswith(f"eager in float32; into {tmp_path / 'run'}")
     assert epoch.startswith("epoch 1/1")
     run = Run.load(tmp_path / "run")

@@ -9,7 +9,7 @@ from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
 import atas
-from atas import attacks, data
+from atas import attacks
 from atas.errors import DataError, UsageError
 from atas.models.weights import load_weights
 
@@ -18,12 +18,16 @@ from pathlib import Path
 
 Path({trace!r}).touch()
 
-from atas import models
+from atas import data, models
 from atas.methods import FGSM
 
 
 def build(num_classes, channels):
     return models.create("small-cnn", num_classes, channels)
+
+
+def images():
+    return data.load("digits")
 
 
 class Method(FGSM):
@@ -194,11 +198,32 @@ def test_a_recipe_of_a_folder_trains_if_trusted(named_method, trace):
     assert run.recipe.method == recipe.method
 
 
-@pytest.mark.parametrize("create", [data.load, attacks.create])
-def test_data_and_attacks_are_never_code(create, trace):
+def test_attacks_are_never_code(trace):
     with pytest.raises(UsageError, match="unknown"):
-        create("evil:build")
+        attacks.create("evil:build")
     assert not trace.exists()
+
+
+@pytest.fixture
+def named_data(copy_of, trace):
+    """A run whose recipe names a function as its data."""
+    folder = copy_of("named-data")
+    recipe = recipe_text(folder)
+    assert 'name = "digits"' in recipe
+    (folder / "recipe.toml").write_text(recipe.replace('name = "digits"', 'name = "evil:images"'))
+    return folder
+
+
+@pytest.mark.slow
+def test_named_data_is_not_imported(named_data, trace, command):
+    for words in (("evaluate", named_data, "--attacks", "fgsm"), ("train", "--resume", "--out", named_data)):
+        command(*words).sentence(SENTENCE.format(kind="data set", name="images"), status=2)
+    assert command("report", named_data).status == 0
+    assert command("export", named_data, "--to", "safetensors").status == 0
+    assert not trace.exists()
+    assert command("evaluate", named_data, "--attacks", "fgsm", "--examples", 4, "--trust").status == 0
+    assert trace.exists()
+    assert atas.Run.load(named_data, trust=True).recipe.trust_option == " --trust"
 
 
 def test_settings_of_a_class_that_is_not_imported(named_method, trace):

@@ -12,7 +12,17 @@ DIGITS_SHA256 = "88abb964e51816f0474d55478f2550fc310f5d649c4cd8133dc1ae62826508f
 
 
 def test_names():
-    assert data.names() == ["digits", "cifar10", "cifar100", "imagefolder", "packed"]
+    assert data.names() == [
+        "digits",
+        "cifar10",
+        "cifar100",
+        "mnist",
+        "fashion-mnist",
+        "svhn",
+        "tiny-imagenet",
+        "imagefolder",
+        "packed",
+    ]
 
 
 def test_unknown_name_tells_the_nearest():
@@ -22,7 +32,7 @@ def test_unknown_name_tells_the_nearest():
 
 @pytest.mark.parametrize("name", ["digits", "cifar10", "cifar100"])
 def test_size_is_for_image_folders(name):
-    with pytest.raises(UsageError, match="size is for imagefolder only"):
+    with pytest.raises(UsageError, match="size is for imagefolder"):
         data.load(name, size=32)
 
 

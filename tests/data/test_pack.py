@@ -217,7 +217,7 @@ def test_a_packed_folder_is_not_an_image_folder(photos, packed):
         data.load("imagefolder", packed)
     with pytest.raises(DataError, match=rf"holds image files, .* pack it with `atas data pack {photos} OUT`"):
         data.load("packed", photos)
-    with pytest.raises(UsageError, match="size is for imagefolder only"):
+    with pytest.raises(UsageError, match="size is for imagefolder"):
         data.load("packed", packed, size=8)
 
 

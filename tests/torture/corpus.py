@@ -45,12 +45,12 @@ def checked(work: Callable[[], object]) -> Answer:
 
 
 class Corpus:
-    """A finished and evaluated run, a stopped run, photos and a packed set, in one folder."""
+    """A finished and evaluated run, a stopped run, photos, a packed set and arrays, in one folder."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.run, self.stopped = folder / "run", folder / "stopped"
-        self.photos, self.packed = folder / "photos", folder / "packed"
+        self.photos, self.packed, self.arrays = folder / "photos", folder / "packed", folder / "arrays"
         checked(train(self.run))
         checked(atas("evaluate", self.run, *ATTACKS))
         checked(atas("export", self.run, "--to", "safetensors"))
@@ -61,6 +61,13 @@ class Corpus:
             path.parent.mkdir(parents=True, exist_ok=True)
             Image.fromarray(generator.integers(0, 256, (30 + number % 5, 32, 3), dtype=np.uint8)).save(path)
         checked(pack(self))
+        self._save_arrays(generator)
+
+    def _save_arrays(self, generator: np.random.Generator) -> None:
+        """Write a data set as an .npz file, whose members have checksums."""
+        images, labels = generator.integers(0, 256, (12, 8, 8, 3), dtype=np.uint8), np.arange(12) % 3
+        self.arrays.mkdir()
+        np.savez(self.arrays / "cells.npz", x_train=images, y_train=labels, x_test=images[:6], y_test=labels[:6])
 
     def _stop(self) -> None:
         """Kill a training after its first epoch."""

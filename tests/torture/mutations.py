@@ -64,6 +64,12 @@ def targets() -> list[Target]:
     def read(folder: Path) -> Callable[[], object]:
         return atas("data", "check", "packed", "--root", folder, "--json")
 
+    def read_arrays(folder: Path) -> Callable[[], object]:
+        return atas("data", "check", folder / "cells.npz", "--json")
+
+    def content(_: Path, answer: Answer) -> Any:
+        return {key: value for key, value in json.loads(answer.out).items() if key != "data"}
+
     def said(_: Path, answer: Answer) -> str:
         return answer.out.split(": ", 1)[-1]
 
@@ -97,6 +103,7 @@ def targets() -> list[Target]:
         Target("packed", "*.raw", verify, said),
         Target("packed", "t*-*.json", verify, said),
         Target("packed", "manifest.json", read, lambda _, answer: json.loads(answer.out)),
+        Target("arrays", "cells.npz", read_arrays, content, 2),
     ]  # fmt: skip
 
 

@@ -16,7 +16,7 @@ def test_plain_lines_without_a_terminal(tmp_path, train_toy, observer):
     train_toy(tmp_path / "run", live=live)
     first, *lines, last = live.out.getvalue().splitlines()
     assert re.fullmatch(r"time: .*\d+\.\d s training.*", last)
-    assert first == f"toy: atas, Linf(0.1), 60 images x 3; {DEVICE}, eager in float32; into {tmp_path / 'run'}"
+    assert first == f"toy: atas, Linf(0.1), 60 images of toy x 3; {DEVICE}, eager in float32; into {tmp_path / 'run'}"
     assert [line.split("  ")[0] for line in lines] == ["epoch 1/3", "epoch 2/3", "epoch 3/3"]
     for line in lines:
         for part in ("loss ", "clean ", "FGSM ", "PGD-10 ", "step ", "/255", "examples/s"):

@@ -292,7 +292,7 @@ def test_own_model_and_data_objects(tmp_path, toy_data, tiny_net, train_toy):
     ("given", "match"),
     [
         ({"model": 5}, r"the model must be a torch\.nn\.Module; got int"),
-        ({"data": TensorDataset(torch.zeros(4))}, r"data must be an atas\.data\.Dataset, .*; got TensorDataset"),
+        ({"data": TensorDataset(torch.zeros(4))}, r"data must be a Dataset, a pair .*; got a TensorDataset"),
     ],
     ids=["model", "data"],
 )

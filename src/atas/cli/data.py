@@ -14,14 +14,23 @@ from atas.cli import options
 
 app = typer.Typer(help="Download and check data sets, and pack your own images.", no_args_is_help=True)
 
-Name = Annotated[str, typer.Argument(help="digits, cifar10, cifar100, imagefolder or packed.", show_default=False)]
-Download = Annotated[str, typer.Argument(help="cifar10 or cifar100.", show_default=False)]
+Name = Annotated[
+    str,
+    typer.Argument(
+        help="A name of `atas ls data`, a folder, an .npz file, hf:owner/name, or package.module:function.",
+        show_default=False,
+    ),
+]
+Download = Annotated[
+    str,
+    typer.Argument(help="cifar10, cifar100, mnist, fashion-mnist, svhn or tiny-imagenet.", show_default=False),
+]
 Root = Annotated[
     Path | None,
     typer.Option(help="Data directory.", show_default="$ATAS_DATA, else ./data"),
 ]
 Size = Annotated[
-    int | None, typer.Option(help="Side of the images in pixels, for imagefolder only.", show_default="224")
+    int | None, typer.Option(help="Side of the images in pixels, for images in files.", show_default="224")
 ]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help=options.QUIET_HELP)]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")]
@@ -34,7 +43,7 @@ Workers = Annotated[int | None, typer.Option(help="Worker processes.", show_defa
 
 @app.command()
 def get(name: Download, root: Root = None, quiet: Quiet = False, as_json: AsJson = False) -> None:
-    """Download cifar10 or cifar100, verify it, and unpack it.
+    """Download a data set, verify it, and unpack it.
 
     \b
     Example: atas data get cifar10 --root data
@@ -51,33 +60,47 @@ def get(name: Download, root: Root = None, quiet: Quiet = False, as_json: AsJson
 
 
 @app.command()
-def check(name: Name, root: Root = None, size: Size = None, quiet: Quiet = False, as_json: AsJson = False) -> None:
-    """Read a data set and print a summary. CIFAR must match the official checksums.
+def check(
+    name: Name,
+    root: Root = None,
+    size: Size = None,
+    skip_damaged: Annotated[
+        bool, typer.Option("--skip-damaged", help="Leave out damaged images of a folder, and count them.")
+    ] = False,
+    quiet: Quiet = False,
+    as_json: AsJson = False,
+) -> None:
+    """Read a data set and print a summary. Official sets must match their checksums.
 
     \b
     Example: atas data check cifar10 --root data
+             atas data check photos --size 64
+             atas data check cells.npz
     """
     from atas import data
     from atas._utils.console import DataProgress
 
     with DataProgress(quiet=quiet) as progress:
-        dataset = data.load(name, root, size=size, progress=progress)
-    official, splits = data.official_hashes(name), {"train": dataset.train, "test": dataset.test}
-    hashes = {half: split.fingerprint() for half, split in splits.items()}
+        dataset = data.load(name, root, size=size, skip_damaged=skip_damaged, progress=progress, trusted=True)
+        splits = {"train": dataset.train, "test": dataset.test}
+        hashes = {half: split.sha256(progress) for half, split in splits.items()}
     if as_json:
         contents = {
-            half: {"images": len(split), "sha256": hashes[half], "official": hashes[half] in official}
+            half: {"images": len(split), "sha256": hashes[half], "official": data.is_official(name, hashes[half])}
             for half, split in splits.items()
         }
         summary = {"data": name, "shape": list(dataset.shape), "classes": list(dataset.train.classes)}
-        print_json(json.dumps(summary | contents, indent=2))
+        skipped = {"skipped": [list(image) for image in dataset.skipped]} if skip_damaged else {}
+        print_json(json.dumps(summary | contents | skipped, indent=2))
         return
     channels, height, width = dataset.shape
     print_line(f"{name}: {channels} x {height} x {width} pixels, {dataset.num_classes} classes")
     print_line(f"classes: {', '.join(dataset.train.classes)}")
     for half, split in splits.items():
-        state = "official content" if hashes[half] in official else "no official checksum"
+        state = "official content" if data.is_official(name, hashes[half]) else "no official checksum"
         print_line(f"{half}: {len(split)} images, SHA-256 {hashes[half]} ({state})")
+    for path, why in dataset.skipped:
+        print_line(f"left out: {path} ({why})")
 
 
 @app.command()

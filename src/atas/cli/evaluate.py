@@ -84,9 +84,11 @@ def evaluate(
         None, "--weights", help="Safetensors file, published model or hf:owner/name, instead of a run."
     ),
     model: str | None = typer.Option(None, "--model", help="Network of the weights, or package.module:function."),
-    data: str | None = typer.Option(None, "--data", help="Data set, if not evaluating a run."),
+    data: str | None = typer.Option(
+        None, "--data", help="Data set, folder, .npz file or hf:owner/name, if not evaluating a run."
+    ),
     root: str | None = typer.Option(None, "--root", help="Data directory, if different from training."),
-    size: int | None = typer.Option(None, "--size", min=1, help="Side of the images in pixels, for imagefolder."),
+    size: int | None = typer.Option(None, "--size", min=1, help="Side of the images in pixels, for images in files."),
     norm: str | None = typer.Option(None, "--norm", help="linf or l2; default: the run's, else linf."),
     eps: str | None = typer.Option(None, "--eps", help="Budget, such as 8/255; default: the run's."),
     mean: str | None = typer.Option(None, "--mean", help="Mean for normalisation, comma-separated."),

@@ -9,6 +9,7 @@ import torch
 from atas import attacks, data, methods, models, recipes
 from atas.errors import AtasError
 from atas.evaluation.runner import total_max_queries
+from atas.models import published
 from atas.recipes.expected import find_expected
 
 Row = dict[str, Any]
@@ -28,15 +29,29 @@ _ATTACKS = {
     "square": "random squares of pixels; needs no gradient",
     "pgd<steps>[x<restarts>]": "PGD with any number of steps and restarts, such as pgd20 or pgd50x5",
 }
+
+
+def _set(what: str, side: int, channels: int, classes: int, train: int, test: int, where: str) -> Row:
+    shape = [channels, side, side]
+    return {"what": what, "shape": shape, "classes": classes, "train": train, "test": test, "where": where}
+
+
 _DATA: dict[str, Row] = {
-    "digits": {"what": "handwritten digits", "shape": [1, 8, 8], "classes": 10, "train": 1297, "test": 500}
-    | {"where": "built in"},
-    "cifar10": {"what": "photos of objects", "shape": [3, 32, 32], "classes": 10, "train": 50_000, "test": 10_000}
-    | {"where": "atas data get cifar10"},
-    "cifar100": {"what": "photos of objects", "shape": [3, 32, 32], "classes": 100, "train": 50_000, "test": 10_000}
-    | {"where": "atas data get cifar100"},
+    "digits": _set("handwritten digits", 8, 1, 10, 1297, 500, "built in"),
+    "cifar10": _set("photos of objects", 32, 3, 10, 50_000, 10_000, "atas data get cifar10"),
+    "cifar100": _set("photos of objects", 32, 3, 100, 50_000, 10_000, "atas data get cifar100"),
+    "mnist": _set("handwritten digits", 28, 1, 10, 60_000, 10_000, "atas data get mnist"),
+    "fashion-mnist": _set("pictures of clothes", 28, 1, 10, 60_000, 10_000, "atas data get fashion-mnist"),
+    "svhn": _set("photos of house numbers", 32, 3, 10, 73_257, 26_032, "atas data get svhn"),
+    "tiny-imagenet": _set("photos of objects", 64, 3, 200, 100_000, 10_000, "atas data get tiny-imagenet"),
     "imagefolder": {"what": "your own images", "where": "ROOT/train/CLASS/ and ROOT/test/CLASS/ (or val/)"},
     "packed": {"what": "your own images in a few large files", "where": "atas data pack FOLDER ROOT"},
+}
+_FORMS: dict[str, Row] = {
+    "FOLDER": {"what": "images in class folders, .npy arrays, or a packed set", "where": "your own"},
+    "FILE.npz": {"what": "arrays such as x_train, y_train, x_test, y_test", "where": "your own"},
+    "hf:owner/name": {"what": "a data set of the Hugging Face hub", "where": "pip install 'atas[huggingface]'"},
+    "package.module:function": {"what": "a function that returns data sets or arrays", "where": "your own"},
 }
 
 
@@ -48,6 +63,7 @@ def overview() -> list[Row]:
         "data": ("data sets", data.names(), ["cifar10", "digits"]),
         "attacks": ("attacks of an evaluation", attacks.names(), ["pgd50", "autoattack"]),
         "recipes": ("complete trainings", recipes.names(), ["digits-small-cnn-atas"]),
+        "weights": ("trained models", published.names(), ["hf:owner/name"]),
     }
     return [
         {"list": name, "what": what, "count": len(names), "examples": examples}
@@ -87,7 +103,17 @@ def _model(name: str) -> Row:
 def data_rows() -> list[Row]:
     """Return the data sets with their size, and where the images are from."""
     empty = dict.fromkeys(("what", "shape", "classes", "train", "test", "where"))
-    return [{"data": name, **empty, **_DATA.get(name, {})} for name in data.names()]
+    rows = _DATA | _FORMS
+    return [{"data": name, **empty, **rows.get(name, {})} for name in (*data.names(), *data.FORMS)]
+
+
+def weights_rows() -> list[Row]:
+    """Return the trained models that `atas.load` and `--weights` take by name."""
+    found = [
+        {"weights": name, "what": entry["what"], "megabytes": round(entry["bytes"] / 1e6, 1)}
+        for name, entry in published.published().items()
+    ]
+    return [*found, {"weights": "hf:owner/name", "what": "A Hugging Face repository.", "megabytes": None}]
 
 
 def attack_rows() -> list[Row]:

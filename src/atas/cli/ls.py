@@ -22,6 +22,7 @@ class What(enum.StrEnum):
     DATA = "data"
     ATTACKS = "attacks"
     RECIPES = "recipes"
+    WEIGHTS = "weights"
 
 
 # The columns of the tables; JSON has all values. The name of a recipe says the rest, which would make it too wide.
@@ -32,6 +33,7 @@ _SHOWN = {
     What.DATA: ("data", "what", "shape", "classes", "train", "test", "where"),
     What.ATTACKS: ("attack", "norms", "max_queries", "what"),
     What.RECIPES: ("recipe", "threat", "epochs", "AutoAttack"),
+    What.WEIGHTS: ("weights", "megabytes", "what"),
 }
 _HEADINGS = {"max_queries": "queries/image at most", "AutoAttack": "AutoAttack %"}
 
@@ -40,7 +42,7 @@ def ls(
     what: What | None = typer.Argument(None, help="What to list; without it, an overview."),
     as_json: bool = typer.Option(False, "--json", help="Print JSON instead of a table."),
 ) -> None:
-    """List methods, models, data sets, attacks or recipes.
+    """List methods, models, data sets, attacks, recipes or trained weights.
 
     Methods are listed with their settings and defaults, models with their parameters, attacks with their cost, recipes
     with their measured accuracy under AutoAttack; --json includes all expected results.
@@ -79,6 +81,7 @@ def _rows(what: What | None) -> list[Row]:
         What.DATA: listing.data_rows,
         What.ATTACKS: listing.attack_rows,
         What.RECIPES: listing.recipe_rows,
+        What.WEIGHTS: listing.weights_rows,
     }[what]()
 
 

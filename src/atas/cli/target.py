@@ -32,7 +32,7 @@ from atas.training.run import ROWS_KEY, RunFolder
 
 _DEFAULT_ATTACKS = ("pgd10", "pgd50")
 _AUTOATTACK = "autoattack"
-_FOLDER_DATA = ("imagefolder", "packed")  # other data sets have the same content everywhere
+_FOLDER_DATA = ("imagefolder", "packed")  # other sets by name have the same content everywhere
 
 
 @dataclass(frozen=True)
@@ -70,7 +70,8 @@ def from_run(run: Run, options: EvaluateOptions) -> Target:
     config, trained_for = run.recipe.evaluation, run.recipe.threat
     attack_threat = threat.create(options.norm or trained_for.name, _eps(options, trained_for))
     with _data_progress(options.quiet) as progress:
-        dataset = load_eval_data(run.recipe, options.root, progress)
+        skipped = RunFolder(run.folder).read_skipped() if options.root is None else None
+        dataset = load_eval_data(run.recipe, options.root, progress, skipped=skipped)
     _check_classes(RunFolder(run.folder).model, dataset)
     examples, attacks = options.examples or config.examples, options.attacks_or_default(config.attacks)
     out = options.out or output_path(run, options.root, dataset.test, attack_threat)
@@ -88,8 +89,11 @@ def from_model(options: EvaluateOptions) -> Target:
     assert options.data is not None
     attack_threat = threat.create(options.norm or "linf", _eps(options, None))
     with _data_progress(options.quiet) as progress:
-        lazy: Literal["train"] | None = "train" if options.data == "imagefolder" else None
-        dataset = data.load(options.data, options.root, size=options.size, lazy=lazy, progress=progress)
+        is_folder = data.find_source(options.data, options.root).kind in data.FOLDERS
+        lazy: Literal["train"] | None = "train" if is_folder else None
+        dataset = data.load(
+            options.data, options.root, size=options.size, lazy=lazy, test_only=True, progress=progress, trusted=True
+        )
     weights = None if options.weights is None else _locate(options.weights, options.quiet)
     if weights is not None:
         _check_classes(weights, dataset)
@@ -170,12 +174,14 @@ def _is_other_data(run: Run, root: str, test: data.Split) -> bool:
     If neither exists, the data is assumed to have moved.
     """
     config = run.recipe.data
-    if config.name not in _FOLDER_DATA:
+    if config.name in data.names() and config.name not in _FOLDER_DATA:
         return False
     if earlier := _earlier_result(RunFolder(run.folder).evaluation):
         first = test.part(slice(earlier.n))
         return ChunkReader(open_source(first.images, first.labels), torch.float32).digest() != earlier.data
     try:
+        if data.find_source(config.name, root).kind in ("function", "hub"):
+            return False
         own, other = (_fingerprint(config.name, folder, config.size) for folder in (config.root, root))
     except DataError:
         return False
@@ -184,9 +190,9 @@ def _is_other_data(run: Run, root: str, test: data.Split) -> bool:
 
 def _fingerprint(name: str, root: str | None, size: int | None) -> str:
     """Return the fingerprint of a folder's test images without decoding them."""
-    if name == "packed":
-        return data.load(name, root).test.fingerprint()
-    return data.load(name, root, size=size, lazy=True).test.fingerprint()
+    if data.find_source(name, root).kind in data.FOLDERS:
+        return data.load(name, root, size=size, lazy=True, trusted=False).test.fingerprint()
+    return data.load(name, root, test_only=True, trusted=False).test.fingerprint()
 
 
 def _keep_better(path: Path, n: int, attacks: tuple[str, ...]) -> Path:

@@ -45,6 +45,9 @@ def train(
         False, "--overwrite", help="Start over; deletes the earlier run's weights, evaluations, report and exports."
     ),
     evaluate_after: bool = typer.Option(False, "--evaluate", help="Evaluate on the test set after training."),
+    skip_damaged: bool = typer.Option(
+        False, "--skip-damaged", help="Leave out images of a folder that cannot be decoded; the run lists them."
+    ),
     trust: bool = options.TRUST,
     quiet: bool = options.QUIET,
     as_json: bool = typer.Option(False, "--json", help="Print JSON at the end; progress goes to standard error."),
@@ -58,7 +61,7 @@ def train(
              atas train cifar10-preact-resnet18-atas --seeds 0,1,2 --evaluate --out runs/atas
              torchrun --nproc-per-node 8 -m atas train cifar10-preact-resnet18-atas
     """
-    values = options.parse_assignments(assignments)
+    values = options.parse_assignments(assignments) | ({"data.skip_damaged": True} if skip_damaged else {})
     numbers = parse_list("seeds", seeds, integer_parser("--seeds"))
     if recipe is not None:
         loading.find(recipe)  # report a wrong name before importing torch

@@ -69,7 +69,8 @@ def from_arrays(
     return Dataset(name, Split(images[0], labels[0], names), Split(images[1], labels[1], names))
 
 
-def _tensor(array: Array) -> Tensor:
+def to_tensor(array: Array) -> Tensor:
+    """Return an array or nested lists as a tensor on the CPU."""
     if isinstance(array, Tensor):
         if array.is_meta:
             raise DataError("a tensor on the device 'meta' has no values; pass images and labels on the CPU or a GPU.")
@@ -85,7 +86,7 @@ def _tensor(array: Array) -> Tensor:
 
 
 def _images(array: Array, what: str, channels: str | None) -> Tensor:
-    images = _tensor(array)
+    images = to_tensor(array)
     if images.ndim != 4:
         raise DataError(
             f"{what} have the shape {tuple(images.shape)}, expected (N, C, H, W) or (N, H, W, C); "
@@ -100,10 +101,11 @@ def _images(array: Array, what: str, channels: str | None) -> Tensor:
         )
     if channels == "last" or (channels is None and last):
         images = images.permute(0, 3, 1, 2)
-    return _pixels(images, what).contiguous()
+    return to_uint8(images, what).contiguous()
 
 
-def _pixels(images: Tensor, what: str) -> Tensor:
+def to_uint8(images: Tensor, what: str) -> Tensor:
+    """Return uint8 pixels as they are, and floats in [0, 1] as uint8; raise DataError for others."""
     if images.dtype == torch.uint8:
         return images
     if not images.is_floating_point():
@@ -129,7 +131,7 @@ def _pixels(images: Tensor, what: str) -> Tensor:
 
 
 def _labels(array: Array, what: str) -> Tensor:
-    labels = _tensor(array)
+    labels = to_tensor(array)
     if labels.is_floating_point() or labels.dtype == torch.bool or labels.ndim != 1:
         raise DataError(
             f"{what} are {str(labels.dtype).removeprefix('torch.')} of the shape {tuple(labels.shape)}, expected one "

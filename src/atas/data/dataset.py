@@ -15,9 +15,12 @@ import torch
 import torch.utils.data
 from torch import Tensor
 
+from atas._utils.console import ProgressCallback
 from atas.core.autograd import contiguous
 from atas.data.lazy_images import CentreCrop, LazyImages, centre_crop
 from atas.errors import DataError
+
+_HASHED_AT_ONCE = 256  # lazy images
 
 
 def content_sha256(images: np.ndarray, labels: np.ndarray) -> str:
@@ -122,24 +125,35 @@ class Split(torch.utils.data.Dataset[tuple[Tensor, int]]):
         labels = self.labels.numpy().astype("<i8").tobytes()
         return hashlib.sha256(fingerprint.encode() + labels).hexdigest()
 
-    def sha256(self) -> str:
+    def sha256(self, progress: ProgressCallback | None = None) -> str:
         """Return a hash of pixels and labels, equal for equal content in any format.
 
         It covers the images as NCHW bytes, then the labels as single bytes, or as little-endian int64 where there
-        are more than 256 classes.
+        are more than 256 classes. Lazy images are read a few at a time; `progress` is called after each of these.
         """
         labels = self.labels.cpu().numpy().astype("u1" if len(self.classes) <= 256 else "<i8")
-        images = self.images.to(torch.device("cpu")) if isinstance(self.images, LazyImages) else self.images.cpu()
-        return content_sha256(images.numpy(), labels)
+        if not isinstance(self.images, LazyImages):
+            return content_sha256(self.images.cpu().numpy(), labels)
+        digest = hashlib.sha256()
+        for start in range(0, len(self), _HASHED_AT_ONCE):
+            digest.update(self.images[start : start + _HASHED_AT_ONCE].numpy().reshape(-1).data)
+            if progress is not None:
+                progress("reading images", min(start + _HASHED_AT_ONCE, len(self)), len(self))
+        digest.update(labels.data)
+        return digest.hexdigest()
 
 
 @dataclass(frozen=True, eq=False)
 class Dataset:
-    """A training split and a test split over the same classes."""
+    """A training split and a test split over the same classes.
+
+    `skipped` has the damaged images of a folder that were left out, each with its path in the folder and the reason.
+    """
 
     name: str
     train: Split
     test: Split
+    skipped: tuple[tuple[str, str], ...] = field(default=(), repr=False)
 
     def __post_init__(self) -> None:
         train, test = tuple(self.train.images.shape[1:]), tuple(self.test.images.shape[1:])

@@ -43,6 +43,16 @@ def open_image(source: Path | io.BytesIO) -> ImageFile:
     return file
 
 
+def read_image(source: Path | io.BytesIO) -> Image.Image:
+    """Return an image in its own mode and size, upright; raise exceptions of many kinds, as `decode` does."""
+    with open_image(source) as file:
+        if file.mode == "I" and file.format not in _SIXTEEN_BIT_FORMATS:
+            raise ValueError("its pixels have more than 16 bits")
+        image = ImageOps.exif_transpose(file)
+        image.load()
+        return image
+
+
 def decode(source: Path | io.BytesIO, size: int, fit: str = "crop") -> Image.Image:
     """Return the image in RGB, upright, with its short side resized to `size` pixels.
 
@@ -53,7 +63,12 @@ def decode(source: Path | io.BytesIO, size: int, fit: str = "crop") -> Image.Ima
         file.draft(None, (_DRAFT_FACTOR * size, _DRAFT_FACTOR * size))
         if file.mode == "I" and file.format not in _SIXTEEN_BIT_FORMATS:
             raise ValueError("its pixels have more than 16 bits")
-        image = _rgb(ImageOps.exif_transpose(file))
+        image = to_rgb(ImageOps.exif_transpose(file))
+    return resize(image, size, fit)
+
+
+def resize(image: Image.Image, size: int, fit: str = "crop") -> Image.Image:
+    """Return an image with its short side resized to `size` pixels; see `decode`."""
     # Pillow's bilinear filter widens with the reduction, so small sizes do not alias.
     if fit == "squash":
         return image.resize((size, size), Image.Resampling.BILINEAR)
@@ -85,7 +100,8 @@ def is_io_error(error: Exception) -> TypeGuard[OSError]:
     return isinstance(error, OSError) and error.errno is not None
 
 
-def _rgb(image: Image.Image) -> Image.Image:
+def to_rgb(image: Image.Image) -> Image.Image:
+    """Return an image of any mode in RGB; raise ValueError for pixels of no known range."""
     if image.mode == "F":
         raise ValueError("its pixels are floating-point numbers of no known range")
     if image.mode.startswith("I"):

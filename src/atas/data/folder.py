@@ -2,44 +2,29 @@
 
 from __future__ import annotations
 
-import os
-from collections.abc import Sequence
+from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
 import numpy as np
 import torch
-from PIL import Image
 
 from atas._utils.console import ProgressCallback
 from atas._utils.formatting import format_bytes
 from atas._utils.system import available_cpus, host_memory
 from atas.data.dataset import Dataset, Split
-from atas.data.decode import decode, error_text, to_chw
+from atas.data.decode import decode, error_text, is_io_error, to_chw
 from atas.data.lazy_images import ImageFiles
-from atas.data.packed import MANIFEST
+from atas.data.listing import SplitFiles, labels_of, list_splits
 from atas.errors import DataError, UsageError, first_few
 
-SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".webp", ".gif", ".tif", ".tiff", ".ppm", ".pgm")
-_UNSUPPORTED = {".heic", ".heif", ".avif"}  # images that Pillow may not list
 CHUNK = 64
 _MIN_BATCH = 32  # images that must fit into memory
 _MEMORY_FRACTION = 0.5  # share of the memory that decoded images may take; more are read lazily
 
-
-@dataclass(frozen=True)
-class SplitFiles:
-    """The image files of a split by class, both sorted by name."""
-
-    root: Path
-    classes: dict[str, list[Path]]
-
-    @property
-    def files(self) -> list[Path]:
-        """All files, class by class."""
-        return [path for paths in self.classes.values() for path in paths]
+Damaged = dict[Path, str]
+"""Files that cannot be decoded, with the reason."""
 
 
 def read_image_folder(
@@ -48,30 +33,48 @@ def read_image_folder(
     *,
     root_given: bool = True,
     lazy: bool | Literal["train"] | None = None,
+    skip_damaged: bool | Collection[str] = False,
     progress: ProgressCallback | None = None,
 ) -> Dataset:
     """Read root/train/<class>/ and root/test/<class>/ (or root/val/) as RGB images of size x size pixels.
 
     `lazy` decodes images when they are accessed: True all of them, "train" only those for training. By default, all
-    are lazy if they would take too much memory; False decodes all of them now.
+    are lazy if they would take too much memory; False decodes all of them now. With `skip_damaged`, images that cannot
+    be decoded are left out: True finds them, except among training images that are lazy alone; a collection names
+    them, as `Dataset.skipped` does, relative to `root`.
     """
     _check_size(size)
-    train, test = list_splits(root, root_given=root_given)
-    classes = tuple(train.classes)
-    split_files = train, test
+    splits = list_splits(root, root_given=root_given)
+    listed = {} if isinstance(skip_damaged, bool) else {root / name: "skipped before" for name in skip_damaged}
+    train, test = (split.without(listed) for split in splits) if listed else splits
     eager = (False, False) if lazy is True else (lazy != "train", True)
-    files_now = [split.files if now else [] for split, now in zip(split_files, eager, strict=True)]
-    if lazy is not False and sum(map(len, files_now)) * 3 * size * size > _MEMORY_FRACTION * host_memory():
-        files_now = [[], []]
-    decoded = _decode_all([*files_now[0], *files_now[1]], size, progress).split([len(files) for files in files_now])
-    splits = []
-    for split, images in zip(split_files, decoded, strict=True):
-        files = ImageFiles(split.files, size, root)
-        if len(images):
-            splits.append(Split(images, labels_of(split), classes, files.fingerprint))
-        else:
-            splits.append(Split(files, labels_of(split), classes))
-    return Dataset("imagefolder", *splits)
+    now = [split.files if is_eager else [] for split, is_eager in zip((train, test), eager, strict=True)]
+    if lazy is not False and sum(map(len, now)) * 3 * size * size > _MEMORY_FRACTION * host_memory():
+        now = [[], []]
+    images, damaged = _decode_all([*now[0], *now[1]], size, progress)
+    if skip_damaged is True:
+        later = [*(train.files if not now[0] and lazy != "train" else []), *(test.files if not now[1] else [])]
+        damaged |= _find_damaged(later, size, progress)
+    elif damaged:
+        raise DataError(_describe(damaged, len(now[0]) + len(now[1])))
+    kept = torch.tensor([path not in damaged for path in (*now[0], *now[1])], dtype=torch.bool)
+    images = images if kept.all() else images[kept]
+    train_count = int(kept[: len(now[0])].sum())
+    train, test = (split.without(damaged) for split in (train, test)) if damaged else (train, test)
+    return Dataset(
+        "imagefolder",
+        _split(train, images[:train_count], size, root),
+        _split(test, images[train_count:], size, root),
+        tuple(sorted((path.relative_to(root).as_posix(), why) for path, why in (listed | damaged).items())),
+    )
+
+
+def _split(files: SplitFiles, decoded: torch.Tensor, size: int, root: Path) -> Split:
+    """Return a split with the decoded images, or with lazy ones if there are none."""
+    lazy, classes = ImageFiles(files.files, size, root), tuple(files.classes)
+    if len(decoded):
+        return Split(decoded, labels_of(files), classes, lazy.fingerprint)
+    return Split(lazy, labels_of(files), classes)
 
 
 def _check_size(size: int) -> None:
@@ -84,129 +87,64 @@ def _check_size(size: int) -> None:
         )
 
 
-def list_splits(root: Path, *, root_given: bool = True) -> tuple[SplitFiles, SplitFiles]:
-    """Return the files of both splits; raise DataError if their classes differ."""
-    train_root, test_root = _split_folders(root, root_given)
-    train, test = _list_classes(train_root), _list_classes(test_root)
-    if train.keys() != test.keys():
-        differences = [
-            f"only in {split}: {first_few(sorted(extra))}"
-            for split, extra in ((train_root, train.keys() - test), (test_root, test.keys() - train))
-            if extra
-        ]
-        raise DataError(
-            f"training and test folders have different classes ({'; '.join(differences)}); "
-            "make the same class folders in both."
-        )
-    return SplitFiles(train_root, train), SplitFiles(test_root, test)
-
-
-def _split_folders(root: Path, root_given: bool) -> tuple[Path, Path]:
-    hint = "" if root_given else " (the default, as no root was given)"
-    remedy = "pass the folder that holds train/<class>/ and test/<class>/ (or val/<class>/) as root"
-    train = root / "train"
-    if (root / MANIFEST).is_file():
-        raise DataError(f"{root.absolute()} holds a packed set, not image files; load it with the name packed.")
-    if not train.is_dir():
-        raise DataError(f"there is no folder train in {root.absolute()}{hint}; {remedy}.")
-    for name in ("test", "val"):
-        if (root / name).is_dir():
-            return train, root / name
-    raise DataError(f"there is neither a folder test nor val in {root.absolute()}{hint}; {remedy}.")
-
-
-def _list_classes(split: Path) -> dict[str, list[Path]]:
-    """Return the image files of each class, both sorted by name; hidden files are ignored."""
-    entries = sorted(path for path in split.iterdir() if not path.name.startswith("."))
-    broken = [path for path in entries if path.is_symlink() and not path.exists()]
-    if broken:
-        raise DataError(f"links to folders are broken: {first_few(broken)}; repair or remove them.")
-    folders = [path for path in entries if path.is_dir()]
-    if not folders:
-        raise DataError(f"{split} has no class folders; put the images into {split}/<class>/.")
-    listing: dict[str, list[Path]] = {}
-    others: list[Path] = []
-    no_files: list[Path] = []
-    for folder in folders:
-        listing[folder.name] = []
-        with os.scandir(folder) as files:  # without a stat call for each of perhaps a million files
-            names = sorted((file.name, _is_file(file)) for file in files if not file.name.startswith("."))
-        for name, is_file in names:
-            is_image = os.path.splitext(name)[1].lower() in SUFFIXES
-            ((listing[folder.name] if is_image else others) if is_file else no_files).append(folder / name)
-    _check_ignored(no_files)
-    images = set(Image.registered_extensions()) | _UNSUPPORTED
-    others = [path for path in others if path.suffix.lower() in images]
-    if others:
-        raise DataError(
-            f"{len(others)} images have an unsupported format: {first_few(others)}; "
-            f"convert them to one of {', '.join(SUFFIXES)} or remove them."
-        )
-    empty = [str(split / name) for name, paths in listing.items() if not paths]
-    if empty:
-        raise DataError(f"no images ({', '.join(SUFFIXES)}) in {first_few(empty)}; add images or remove the folder.")
-    return listing
-
-
-def _is_file(entry: os.DirEntry[str]) -> bool:
-    try:
-        return entry.is_file()
-    except OSError:  # a link to itself
-        return False
-
-
-def _check_ignored(paths: list[Path]) -> None:
-    """Raise DataError for images that are broken links, are no files, or lie in deeper folders."""
-    images = [path for path in paths if path.suffix.lower() in SUFFIXES]
-    if lost := [path for path in images if not path.exists()]:
-        raise DataError(f"links to images are broken: {first_few(lost)}; repair or remove them.")
-    if odd := [path for path in images if not path.is_dir()]:
-        raise DataError(
-            f"pipes or devices are named as images, but are not regular files: {first_few(odd)}; remove them."
-        )
-    deeper = [path for path in paths if any(file.suffix.lower() in SUFFIXES for file in path.rglob("*"))]
-    if deeper:
-        raise DataError(
-            f"class folders contain folders with images: {first_few(deeper)}; move the images up into the class "
-            "folder, or elsewhere."
-        )
-
-
-def labels_of(split: SplitFiles) -> torch.Tensor:
-    """Return the class number of every file."""
-    counts = torch.tensor([len(paths) for paths in split.classes.values()])
-    return torch.arange(len(counts)).repeat_interleave(counts)
-
-
-def _decode_all(files: Sequence[Path], size: int, progress: ProgressCallback | None) -> torch.Tensor:
-    report = progress or (lambda what, done, total: None)
+def _decode_all(files: Sequence[Path], size: int, progress: ProgressCallback | None) -> tuple[torch.Tensor, Damaged]:
+    """Return the pixels of all images, and the images that cannot be decoded."""
     images = np.empty((len(files), 3, size, size), np.uint8)
-    if not files:
-        return torch.from_numpy(images)
 
-    def decode_chunk(start: int) -> list[str]:
-        errors = []
+    def keep(number: int, pixels: np.ndarray) -> None:
+        images[number] = pixels
+
+    damaged = _decode_each(files, size, keep, "decoding images", progress)
+    return torch.from_numpy(images), damaged
+
+
+def _find_damaged(files: Sequence[Path], size: int, progress: ProgressCallback | None) -> Damaged:
+    """Return the images that cannot be decoded."""
+    return _decode_each(files, size, lambda number, pixels: None, "checking images", progress)
+
+
+def _decode_each(
+    files: Sequence[Path],
+    size: int,
+    keep: Callable[[int, np.ndarray], None],
+    task: str,
+    progress: ProgressCallback | None,
+) -> Damaged:
+    """Call `keep` with the number and the pixels of each image, in several threads; return those that are damaged."""
+    report = progress or (lambda what, done, total: None)
+    if not files:
+        return {}
+
+    def decode_chunk(start: int) -> Damaged:
+        damaged = {}
         for number in range(start, min(start + CHUNK, len(files))):
             try:
-                images[number] = to_chw(decode(files[number], size))
+                keep(number, to_chw(decode(files[number], size)))
             except Exception as error:
+                if is_io_error(error):
+                    raise DataError(
+                        f"cannot read {files[number]} ({error.strerror}); check the disk and start again."
+                    ) from error
                 # Pillow's decoders raise exceptions of many kinds; each means that the file is unusable.
-                errors.append(f"{files[number]} ({error_text(error)})")
-        return errors
+                damaged[files[number]] = error_text(error)
+        return damaged
 
-    errors: list[str] = []
+    damaged: Damaged = {}
     pool = ThreadPoolExecutor(available_cpus())
     try:
-        report("decoding images", 0, len(files))
-        for number, chunk_errors in enumerate(pool.map(decode_chunk, range(0, len(files), CHUNK)), 1):
-            errors += chunk_errors
-            report("decoding images", min(number * CHUNK, len(files)), len(files))
+        report(task, 0, len(files))
+        for number, chunk in enumerate(pool.map(decode_chunk, range(0, len(files), CHUNK)), 1):
+            damaged |= chunk
+            report(task, min(number * CHUNK, len(files)), len(files))
     finally:
         pool.shutdown(cancel_futures=True)
-    if errors:
-        noun = "image" if len(errors) == 1 else "images"
-        raise DataError(
-            f"{len(errors)} {noun} of {len(files)} cannot be decoded: {first_few(errors)}; "
-            f"replace or remove {'it' if len(errors) == 1 else 'them'}."
-        )
-    return torch.from_numpy(images)
+    return damaged
+
+
+def _describe(damaged: Damaged, total: int) -> str:
+    noun, them = ("image", "it") if len(damaged) == 1 else ("images", "them")
+    listed = first_few([f"{path} ({why})" for path, why in damaged.items()])
+    return (
+        f"{len(damaged)} {noun} of {total} cannot be decoded: {listed}; replace or remove {them}, or leave {them} out "
+        "with --skip-damaged (in Python, skip_damaged=True)."
+    )

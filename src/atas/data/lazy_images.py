@@ -162,6 +162,6 @@ class ImageFiles(LazyImages):
                     raise DataError(f"cannot read {path} ({error.strerror}); check the disk and start again") from error
                 # Pillow's decoders raise exceptions of many kinds; each means that the file is unusable.
                 raise DataError(
-                    f"cannot decode {path} ({error_text(error)}); replace or remove it, or skip damaged images with "
-                    f"`atas data pack --skip-damaged`"
+                    f"cannot decode {path} ({error_text(error)}); replace or remove it, or leave out damaged "
+                    f"images with --skip-damaged"
                 ) from error

@@ -252,7 +252,7 @@ def _images(source: ExportSource) -> tuple[Tensor, str]:
         images = None
     if images is None or tuple(images.shape[1:]) != source.shape:
         return dummy_input(source.shape, _NUM_IMAGES), "images of random pixels (no test images found)"
-    return images, f"test images of {source.run.recipe.data.name}"
+    return images, f"test images of {source.run.recipe.data.label}"
 
 
 @contextmanager

@@ -9,7 +9,6 @@ from typing import Any
 from atas import __version__
 from atas._utils.formatting import markdown_code, markdown_text
 from atas.export.base import ExportSource, FormatOutput
-from atas.models.weights import GIVEN
 from atas.training.metrics import missing_epochs
 
 _PAPER = "[Fast Adversarial Training with Adaptive Step Size](https://arxiv.org/abs/2206.02417)"
@@ -83,7 +82,7 @@ def _data(source: ExportSource) -> str:
     flips = ("random flips" if data.flip else "no flips") + (", with random erasing" if data.erase else "")
     classes = ", ".join(markdown_code(name) for name in source.metadata["classes"])
     return (
-        f"Trained only on the training split of {markdown_code(data.name.removeprefix(GIVEN))}, with {crops} and "
+        f"Trained only on the training split of {markdown_code(data.label)}, with {crops} and "
         f"{flips}. Classes: {classes}."
     )
 

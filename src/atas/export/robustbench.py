@@ -97,7 +97,7 @@ def model_info(source: ExportSource) -> dict[str, Any]:
         "authors": None,
         "additional_data": False,
         "number_forward_passes": 1,
-        "dataset": recipe.data.name.removeprefix(GIVEN),
+        "dataset": recipe.data.label,
         "venue": "Unpublished",
         "architecture": _ARCHITECTURES.get(recipe.model.name, recipe.model.name),
         "eps": format_pixels(threat.eps) if threat.name == "linf" else f"{threat.eps:g}",

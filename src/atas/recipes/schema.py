@@ -10,6 +10,7 @@ from typing import Annotated, Any, Literal, TypeVar, get_type_hints
 
 from atas import methods, threat
 from atas._utils.imports import is_code
+from atas.data.sources import display_name, is_function
 from atas.errors import UsageError, first_few, nearest, unknown
 from atas.methods.weight_perturbation import DEFAULT_GAMMA, FORMS, WeightPerturbation
 from atas.recipes.checks import Device, OneOf, Range, check
@@ -34,8 +35,9 @@ _BELOW_1 = Range("must be in [0, 1)", ge=0, lt=1)
 
 @dataclass(frozen=True)
 class DataConfig:
-    """The training data. `size` is the side of stored images in image folders; a packed set has its own, which must
-    agree.
+    """The training data. `name` is a name of `atas ls data`, the path of a folder or of an .npz file, `hf:owner/name`,
+    or `package.module:function`. `size` is the side of stored images in image folders; a packed set has its own, which
+    must agree. `skip_damaged` leaves out images of a folder that cannot be decoded.
 
     `view` is the random view of an image: `pad`, a crop of the image padded by `pad`; `cropshift`, a box without up to
     `shift` rows and columns (10), shown anywhere in the frame; `crop`, a crop of `view_size` pixels (224); `resized`, a
@@ -66,6 +68,12 @@ class DataConfig:
     loading: Annotated[str, OneOf("auto", "resident", "streaming")] = "auto"
     workers: Annotated[int | None, Range("must be at least 1, or left out", ge=1)] = None
     shards: Annotated[int | None, _AT_LEAST_1] = None
+    skip_damaged: bool | None = None
+
+    @property
+    def label(self) -> str:
+        """The name of the data for titles: that of the folder or file, if it is one."""
+        return display_name(self.name, self.root)
 
     @property
     def eval_resolution(self) -> int | None:
@@ -250,7 +258,7 @@ class Recipe:
     def trust_option(self) -> str:
         """The option, with a space before it, for commands on the run of this recipe: --trust if it names
         code and was trusted, else empty."""
-        names_code = is_code(self.model.name) or is_code(self.method.name)
+        names_code = is_code(self.model.name) or is_code(self.method.name) or is_function(self.data.name)
         return " --trust" if names_code and self.trusted else ""
 
     def with_values(self, values: Mapping[str, Any]) -> Recipe:

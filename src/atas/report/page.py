@@ -30,7 +30,7 @@ def render_run(view: RunView, paper: Paper | None = None) -> str:
     """Return the page of one run."""
     recipe = view.recipe
     subtitle = (
-        f"{recipe.method.name} on {recipe.data.name.removeprefix(GIVEN)}, {recipe.model.name.removeprefix(GIVEN)}, "
+        f"{recipe.method.name} on {recipe.data.label}, {recipe.model.name.removeprefix(GIVEN)}, "
         f"{recipe.threat!r}, {len(view.summary.epochs)} epochs, seed {recipe.training.seed}"
     )
     sections = [

@@ -23,6 +23,7 @@ from atas import data
 from atas._utils import environment
 from atas.distributed.world import select_device
 from atas.methods import InputPerturbation
+from atas.models.weights import GIVEN
 from atas.recipes import Recipe
 from atas.training.build import build, build_model
 from atas.training.data import load_data
@@ -133,10 +134,11 @@ def bench(
 def _images(recipe: Recipe) -> data.Dataset:
     """Return random images in the number and size of the recipe's data: speed does not depend on their content. A
     packed set or a streamed folder is loaded itself, because decoding is a part of the measurement."""
-    streamed = recipe.data.name == "imagefolder" and recipe.data.loading == "streaming"
-    if streamed or recipe.data.name in ("digits", "packed"):
+    kind = data.find_source(recipe.data.name, recipe.data.root).kind
+    is_folder = kind in data.FOLDERS or recipe.data.name.startswith(GIVEN)
+    if (is_folder and recipe.data.loading == "streaming") or not (is_folder or kind in _SIZES):
         return load_data(recipe)
-    side = recipe.data.size or data.DEFAULT_SIZE
+    side = recipe.data.size or data.default_size(kind)
     count, shape, classes = _SIZES.get(recipe.data.name, (_FOLDER_EXAMPLES, (3, side, side), 10))
     generator = torch.Generator().manual_seed(0)
     pixels = torch.randint(256, (count, *shape), dtype=torch.uint8, generator=generator)

@@ -8,7 +8,8 @@ protocol of ImageNet.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import dataclasses
+from collections.abc import Callable, Collection
 from typing import Literal
 
 from atas import data as datasets
@@ -88,38 +89,70 @@ def eval_view(images: Dataset, data: DataConfig) -> Dataset:
         )
     if data.view == "crop" and high != wide:
         raise UsageError(f"data.view = crop is for square images, these have {high} x {wide} pixels; set resized")
-    return Dataset(images.name, images.train.centre(size), images.test.centre(size))
+    return dataclasses.replace(images, train=images.train.centre(size), test=images.test.centre(size))
 
 
-def load_eval_data(recipe: Recipe, root: str | None = None, progress: ProgressCallback | None = None) -> Dataset:
+def load_eval_data(
+    recipe: Recipe,
+    root: str | None = None,
+    progress: ProgressCallback | None = None,
+    *,
+    skipped: Collection[str] | None = None,
+) -> Dataset:
     """Load the data of a recipe as the evaluation sees it. Training images of a folder are decoded only when read."""
-    return eval_view(load_data(recipe, root, progress, to_train=False), recipe.data)
+    return eval_view(load_data(recipe, root, progress, to_train=False, skipped=skipped), recipe.data)
 
 
 def load_data(
-    recipe: Recipe, root: str | None = None, progress: ProgressCallback | None = None, *, to_train: bool = True
+    recipe: Recipe,
+    root: str | None = None,
+    progress: ProgressCallback | None = None,
+    *,
+    to_train: bool = True,
+    skipped: Collection[str] | None = None,
 ) -> Dataset:
     """Load the data of a recipe from its own folder or from `root`; `progress` is called while images are decoded.
-    Without `to_train`, training images of a folder are decoded only when they are read."""
+    Without `to_train`, training images of a folder are decoded only when they are read. `skipped` are the damaged
+    images that the run has left out; without it, `data.skip_damaged` finds them."""
     if recipe.data.name.startswith(GIVEN):
         name = recipe.data.name.removeprefix(GIVEN)
         raise UsageError(
             f"the data of this recipe was given in Python ('{name}'); pass it again, to atas.train(data=...) or to "
             f"atas.evaluate"
         )
-    config, folder = recipe.data, root or recipe.data.root
-    if config.name == "imagefolder":  # only folders can be read lazily
-        lazy: bool | Literal["train"] | None = {"resident": False, "streaming": True}.get(config.loading)
-        if not to_train and not lazy:
-            lazy = "train"
-        return datasets.load(config.name, folder, size=config.size, lazy=lazy, progress=progress)
-    if config.name != "packed":
-        return datasets.load(config.name, folder, size=config.size)
-    packed = datasets.load(config.name, folder)
+    config, place = recipe.data, root or recipe.data.root
+    kind = datasets.find_source(config.name, place).kind
+    if kind == "packed":
+        return _load_packed(config, place)
+    if kind not in datasets.FOLDERS:  # only folders can be read lazily
+        return datasets.load(
+            config.name,
+            place,
+            size=config.size,
+            skip_damaged=bool(config.skip_damaged),
+            progress=progress,
+            trusted=recipe.trusted,
+        )
+    lazy: bool | Literal["train"] | None = {"resident": False, "streaming": True}.get(config.loading)
+    if not to_train and not lazy:
+        lazy = "train"
+    return datasets.load(
+        config.name,
+        place,
+        size=config.size,
+        lazy=lazy,
+        skip_damaged=bool(config.skip_damaged) if skipped is None else skipped,
+        progress=progress,
+        trusted=recipe.trusted,
+    )
+
+
+def _load_packed(config: DataConfig, folder: str | None) -> Dataset:
+    packed = datasets.load(config.name, folder, skip_damaged=bool(config.skip_damaged), trusted=False)
     side = packed.shape[1]
     if config.size not in (None, side):
         raise DataError(
-            f"the packed set in {folder} has images of {side} pixels, and the recipe has data.size = {config.size}; "
-            f"pack it with --size {config.size}, or set data.size={side}"
+            f"the packed set in {folder or config.name} has images of {side} pixels, and the recipe has data.size = "
+            f"{config.size}; pack it with --size {config.size}, or set data.size={side}"
         )
     return packed

@@ -54,7 +54,7 @@ def train(
     resume: bool = False,
     overwrite: bool = False,
     model: nn.Module | None = None,
-    data: datasets.Dataset | None = None,
+    data: Any = None,
     live: TrainingProgress | None = None,
     loggers: Sequence[Logger] = (),
     observers: Sequence[Callback] = (),
@@ -66,17 +66,21 @@ def train(
 
     `recipe` is a recipe's name, its path or a Recipe; `values` overrides keys such as `{"training.epochs": 10}`. The
     run is written to the folder `out`, by default `runs/<recipe>`. With `resume`, a stopped run in that folder
-    continues, and the recipe may be left out. `model` and `data` replace the recipe's. `loggers` get the metrics of
-    every epoch, in addition to the recipe's own loggers; `observers` are called after steps. `rows` are the indices of
-    the training images to use, by default all. `probe` replaces the monitor's measurement after each epoch, for example
-    by a stronger attack or one on other images: it gets the model in eval mode and returns a
-    `atas.training.ProbeResult`. `trust` allows the recipe of a folder to name code, if you resume the folder or pass
-    the recipe of its `Run`; another recipe that you pass may name code without it.
+    continues, and the recipe may be left out. `model` and `data` replace the recipe's; `data` is a Dataset, a name that
+    `atas.data.load` takes, a pair (train, test) of datasets of (image, label), or a pair ((x, y), (x_test, y_test)) of
+    arrays. `loggers` get the metrics of every epoch, in addition to the recipe's own loggers; `observers` are
+    called after steps. `rows` are the indices of the training images to use, by default all. `probe` replaces the
+    monitor's measurement after each epoch, for example by a stronger attack or one on other images: it gets the
+    model in eval mode and returns a `atas.training.ProbeResult`. `trust` allows the recipe of a folder to name
+    code, if you resume the folder or pass the recipe of its `Run`; another recipe that you pass may name code
+    without it.
     Processes that torchrun started, or that form a group of torch.distributed, train together; rank 0 writes the folder
     and calls `probe`.
 
     >>> run = train("digits-small-cnn-atas", out="/tmp/run", values={"training.epochs": 1})  # doctest: +SKIP
     """
+    if isinstance(data, str | Path):
+        values, data = {**(values or {}), "data.name": str(data)}, None
     _check_given(model, data)
     check_interface("a logger", loggers, ("start", "log", "close"))
     check_interface("an observer", observers, ("due", "on_step_end"))
@@ -92,7 +96,7 @@ def train(
             given = dataclasses.replace(resolved.model, name=f"{GIVEN}{type(model).__name__}")
             resolved = dataclasses.replace(resolved, model=given)
         if data is not None:
-            named = dataclasses.replace(resolved.data, name=f"{GIVEN}{data.name}")
+            named = dataclasses.replace(resolved.data, name=f"{GIVEN}{datasets.given_name(data)}")
             resolved = dataclasses.replace(resolved, data=named)
         run_folder = RunFolder(_given_folder(out) if out is not None else default_folder(resolved.name))
         known = world.on_rank0(lambda: _automatic_values(resolved, run_folder if resume else None, world.size))
@@ -111,18 +115,21 @@ def train(
             ):
                 resumes = world.on_rank0(resumes_run)  # again: another process may have trained here meanwhile
                 with progress.timing("loading data"):
-                    data = load_data(resolved, progress=progress.data_loading) if data is None else data
+                    skipped = world.on_rank0(run_folder.read_skipped) if resumes and data is None else None
+                    data = _load(resolved, data, progress, skipped)
                 resolved = resolve_probe(resolved, len(data.train))
                 model = build_model(resolved, data) if model is None else model  # a module may have a length
                 trainer = Trainer(resolved, run_folder, data, model, progress, loggers, observers, rows, probe, world)
                 rows_count = None if rows is None else len(rows)
                 progress.start_run(_headline(trainer))
+                if data.skipped:
+                    progress.log(f"left out {_count(len(data.skipped))}; {run_folder.skipped} lists them")
                 if resume and not resumes:
                     progress.log(f"there is nothing to resume in {run_folder.path}; starting from the beginning")
                 if resumes:
                     _resume(trainer, resolved, run_folder, progress)
                 else:  # only now, after all checks, is an earlier run deleted
-                    world.on_rank0(lambda: _start_new(run_folder, trainer, rows_count))
+                    world.on_rank0(lambda: _start_new(run_folder, trainer, rows_count, data.skipped))
                 trainer.fit()
                 with progress.timing("saving"):
                     _save_weights(trainer, _model_metadata(resolved, data))
@@ -136,11 +143,20 @@ def _check_given(model: object, data: object) -> None:
     """Raise UsageError if `model` or `data` has the wrong type."""
     if model is not None:
         check_module(model)
-    if data is not None and not isinstance(data, datasets.Dataset):
-        raise UsageError(
-            f"data must be an atas.data.Dataset, as atas.data.from_arrays and atas.data.load make it; got "
-            f"{type(data).__name__}"
-        )
+    if data is not None:
+        datasets.check_given(data)
+
+
+def _load(recipe: Recipe, given: Any, progress: TrainingProgress, skipped: Sequence[str] | None) -> datasets.Dataset:
+    """Return the data that was given in Python, or that of the recipe without the images that the run has skipped."""
+    if given is None:
+        return load_data(recipe, progress=progress.data_loading, skipped=skipped)
+    name = datasets.given_name(given)
+    return datasets.as_dataset(given, name, size=recipe.data.size, progress=progress.data_loading)
+
+
+def _count(damaged: int) -> str:
+    return f"{damaged:,} damaged image{'s' if damaged > 1 else ''}"
 
 
 def _with_seed(values: Mapping[str, Any], seed: int | None) -> dict[str, Any]:
@@ -185,7 +201,7 @@ def _headline(trainer: Trainer) -> str:
     recipe, engine, images = trainer.recipe, trainer.engine, trainer.engine.loader.shard.examples
     device = environment.environment_info(trainer.device)["device"]
     where = device if trainer.world.size == 1 else f"{trainer.world.size} x {device}"
-    how_long = f"{images:,} images x {recipe.training.epochs}"
+    how_long = f"{images:,} images of {recipe.data.label} x {recipe.training.epochs}"
     how = f"{where}, {engine.kind} in {engine.precision_name}"
     return f"{recipe.name}: {recipe.method.name}, {recipe.threat!r}, {how_long}; {how}; into {trainer.run_folder.path}"
 
@@ -292,7 +308,9 @@ def _resumes(run_folder: RunFolder, recipe: Recipe, *, resume: bool, overwrite: 
     return False
 
 
-def _start_new(run_folder: RunFolder, trainer: Trainer, rows_count: int | None) -> None:
+def _start_new(
+    run_folder: RunFolder, trainer: Trainer, rows_count: int | None, skipped: Sequence[tuple[str, str]] = ()
+) -> None:
     """Delete the files of an earlier run, and write recipe and environment of the new one. The earlier recipe stays
     until the new one replaces it."""
     results = [
@@ -301,11 +319,19 @@ def _start_new(run_folder: RunFolder, trainer: Trainer, rows_count: int | None) 
         for path in run_folder.path.glob(f"{run_folder.evaluation.stem}*.{kind}")
     ]
     weights = (run_folder.model, *run_folder.averages)
-    others = run_folder.metrics, run_folder.environment, run_folder.report, run_folder.training_examples
+    others = (
+        run_folder.metrics,
+        run_folder.environment,
+        run_folder.report,
+        run_folder.skipped,
+        run_folder.training_examples,
+    )
     for path in (*others, *weights, *results):
         path.unlink(missing_ok=True)
     for folder in (run_folder.last_checkpoint.parent, run_folder.tensorboard, run_folder.wandb, run_folder.exports):
         shutil.rmtree(folder, ignore_errors=True)
+    if skipped or trainer.recipe.data.skip_damaged:  # before the recipe: with that, the folder can be resumed
+        write_text(run_folder.skipped, json.dumps({"skipped": skipped}, indent=1) + "\n")
     write_recipe(run_folder, trainer.recipe)
     part = {} if rows_count is None else {ROWS_KEY: rows_count}
     write_text(run_folder.environment, json.dumps(_environment(trainer) | part, indent=2) + "\n")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import zlib
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict
 
 from torch import nn
 
@@ -22,6 +22,12 @@ from atas.training.metrics import completed_epochs, read_metrics
 DIVERGED = "diverged"  # the event that ends the metrics of a run whose loss became infinite or NaN
 _CHECKSUM = "# checksum of what follows: "
 ROWS_KEY = "rows"  # in environment.json of a run on a part of the training images: their number
+
+
+class Skipped(TypedDict):
+    """The content of skipped.json: each image with its path in the data's folder, and why it cannot be decoded."""
+
+    skipped: list[tuple[str, str]]
 
 
 @dataclass(frozen=True)
@@ -69,6 +75,27 @@ class RunFolder:
                 f"hardware of the training are then unknown"
             ) from error
         return content
+
+    @property
+    def skipped(self) -> Path:
+        """The damaged images that the training left out, as JSON."""
+        return self.path / "skipped.json"
+
+    def read_skipped(self) -> list[str] | None:
+        """Return the paths of images that the training left out; None if there is no list. Raises DataError if the
+        list is damaged."""
+        if not self.skipped.exists():
+            return None
+        try:
+            content: Skipped = read_json(self.skipped, Skipped)
+        except OSError as error:
+            raise DataError(f"cannot read {self.skipped}: {error.strerror or error}") from error
+        except MalformedError as error:
+            raise DataError(
+                f"{self.skipped}, the list of damaged images that were left out, is damaged ({error}); restore it from "
+                "a copy, or start again with --overwrite"
+            ) from error
+        return [name for name, _ in content["skipped"]]
 
     @property
     def last_checkpoint(self) -> Path:

@@ -77,7 +77,7 @@ def _facts(view: RunView) -> dict[str, str]:
     facts: dict[str, Any] = {
         "Method": recipe.method.name,
         "Threat": repr(recipe.threat),
-        "Data": recipe.data.name.removeprefix(GIVEN),
+        "Data": recipe.data.label,
         "Network": recipe.model.name.removeprefix(GIVEN),
         "Training": f"{len(view.summary.epochs)} of {recipe.training.epochs} epochs, batch "
         f"{recipe.training.batch_size}, {format_seconds(view.summary.seconds)}",
