@@ -45,7 +45,7 @@ atas train digits-small-cnn-atas --set training.epochs=10 --set method.eps=0.2
 `--set section.key=value` overrides a key on the command line, `values={"section.key": value}` in Python. An unknown key
 is an error that names the nearest known one. The resolved recipe is saved with the run as `recipe.toml`, complete and
 without `extends`: running that file again gives the same run. A recipe that extends another one and changes the method
-keeps its norm and budget, but not the settings of the method.
+keeps its norm and budget, but not the settings of the method; another network starts without the weights of the first.
 
 Step sizes are numbers such as `0.1` and `"4/255"`, or follow `method.eps`: `"auto"`, and multiples such as `"2 eps"`.
 The value `"none"` unsets a key. The path in `extends` is relative to the folder of the extending file; `data.root` and

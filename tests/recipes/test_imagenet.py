@@ -13,7 +13,7 @@ from atas.paper import published
 from atas.recipes import fingerprint
 from atas.training import TrainingProgress, checkpoint
 from atas.training.data import load_eval_data, train_resolution
-from atas.training.optim import learning_rate
+from atas.training.schedule import learning_rate
 
 METHODS = ("free", "yopo", "fgsm-rs", "fgsm-ga", "atta", "atas")
 DROPS = (0.1, (50 / 90, 75 / 90), 90, 128)

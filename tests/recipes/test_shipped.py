@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from atas import methods, recipes
-from atas.training.optim import learning_rate
 from atas.training.probe import resolve_probe
+from atas.training.schedule import learning_rate
 
 BUDGETS = {"cifar10": (8, 12, 16), "cifar100": (4, 8, 12)}
 NETWORKS = ("preact-resnet18", "wrn-28-10")

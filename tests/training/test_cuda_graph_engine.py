@@ -19,6 +19,8 @@ from atas.training.optim import EMA, SGD
 MEMORIES = [{}, {"method.store": "host"}, {"method.grid": 4}, {"method.grid": 4, "method.store": "host"}]
 CASES = [(name, {}) for name in atas.methods.names() if name not in ("atas", "atta")]
 CASES += [(name, values) for name in ("atas", "atta") for values in MEMORIES]
+CASES += [("atas", {"optimizer.name": "adamw", "optimizer.clip_norm": 0.1, "schedule.warmup": 0.2})]
+CASES += [("free", {"optimizer.clip_norm": 0.1, "optimizer.decay_norms": False})]
 CROP = {"data.view": "crop", "data.view_size": 6, "data.pad": 0, "method.grid": 4}
 
 

@@ -157,6 +157,20 @@ def test_wherever_images_and_memory_live(values, train, settings_of, tmp_path, r
 
 
 @pytest.mark.slow
+def test_clipped_steps_of_adamw_from_given_weights(train, settings_of, tmp_path, rows_of):
+    """The norm is that of the global batch's gradient, and rank 0 reads the file."""
+    train(1, tmp_path / "start", settings_of("standard", **{"training.epochs": 1}))
+    adamw = {"optimizer.name": "adamw", "schedule.name": "cosine", "schedule.warmup": 0.3, "schedule.peak": 0.01}
+    start = {"model.weights": str(tmp_path / "start")}
+    for name, processes, values in (("1", 1, {}), ("3", 3, {}), ("free", 1, {"optimizer.clip_norm": None})):
+        train(processes, tmp_path / name, settings_of(**adamw | start | {"optimizer.clip_norm": 0.05} | values))
+    assert_same_training(tmp_path / "1", tmp_path / "3", rows_of)
+    assert_all_have_the_same_model(tmp_path / "3", 3)
+    clipped, free = (torch.load(tmp_path / name / "rank0.pt") for name in ("1", "free"))
+    assert (clipped["fc.weight"] - free["fc.weight"]).abs().max() > 1e-5
+
+
+@pytest.mark.slow
 def test_shifted_boxes_and_erased_rectangles_are_those_of_one_process(train, settings_of, tmp_path, rows_of):
     views = {"data.view": "cropshift", "data.shift": 3, "data.erase": 0.7, "data.view_until": 0.5}
     for processes in (1, 2):

@@ -77,6 +77,26 @@ def test_a_step_is_tried_before_the_folder_is_begun(model, method, said, tmp_pat
     assert not (tmp_path / "run").exists()
 
 
+class OneSize(nn.Module):
+    """Takes images of 8 x 8 alone, as vision transformers often do."""
+
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(64, 3)
+
+    def forward(self, x):
+        assert x.shape[2:] == (8, 8), "only 8 x 8"
+        return self.linear(x.flatten(1))
+
+
+def test_a_network_for_one_size_does_not_begin_with_smaller_views(tmp_path, train_toy):
+    views = {"data.view": "crop", "data.view_size": 8, "data.pad": 0, "method.grid": 4, "training.epochs": 1}
+    train_toy(tmp_path / "whole", values=views, model=OneSize())
+    with pytest.raises(UsageError, match=r"images of 6 x 6, as the training shows them first \(only 8 x 8\)"):
+        train_toy(tmp_path / "run", values=views | {"data.view_start": 6, "data.view_ramp": 0.5}, model=OneSize())
+    assert not (tmp_path / "run").exists()
+
+
 @pytest.mark.parametrize("name", atas.methods.names())
 def test_trying_a_step_leaves_no_trace(name, toy_data, toy_recipe, tiny_net):
     model = nn.Sequential(tiny_net(), nn.Dropout()).train()

@@ -10,8 +10,8 @@ from atas.models.weights import load_weights
 from atas.recipes import ScheduleConfig
 from atas.training import Run, checkpoint
 from atas.training.build import build
-from atas.training.optim import learning_rate, momentum_at
 from atas.training.reestimation import reestimate_batchnorm
+from atas.training.schedule import learning_rate, momentum_at
 from atas.training.trainer import Interrupted
 
 

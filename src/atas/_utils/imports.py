@@ -17,12 +17,18 @@ from typing import Any
 
 from atas.errors import UsageError
 
+TIMM = "timm:"  # prefix of networks that timm, an optional package, builds by their names
 _PACKAGE = Path(__file__).parents[1]
 
 
 def is_code(name: str) -> bool:
     """Return whether a name is that of a user's own object, as `package.module:name`."""
-    return ":" in name
+    return ":" in name and not is_timm(name)
+
+
+def is_timm(name: str) -> bool:
+    """Return whether a name is that of a network of timm, as `timm:resnet50`; no other code is imported for it."""
+    return name.startswith(TIMM)
 
 
 def import_object(name: str, kind: str, what: str, *, trusted: bool) -> Any:

@@ -86,8 +86,11 @@ def method_rows() -> list[Row]:
 
 def model_rows() -> list[Row]:
     """Return the networks with their number of parameters, for 10 classes."""
-    own = {"model": "package.module:function", "what": "A network of your own.", "parameters": None}
-    return [*map(_model, models.names()), own]
+    others = {"timm:NAME": "A network of timm, with its options.", "package.module:function": "A network of your own."}
+    return [
+        *map(_model, models.names()),
+        *({"model": name, "what": what, "parameters": None} for name, what in others.items()),
+    ]
 
 
 def _model(name: str) -> Row:

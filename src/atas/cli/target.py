@@ -104,7 +104,8 @@ def from_model(options: EvaluateOptions) -> Target:
         model = load_weights(weights, trust=options.trust)
     else:
         mean, std = (_numbers(getattr(options, key), f"--{key}") for key in ("mean", "std"))
-        model = eval_mode(models.create(name, dataset.num_classes, dataset.shape[0], mean, std, trusted=True))
+        channels, *size = dataset.shape
+        model = eval_mode(models.create(name, dataset.num_classes, channels, mean, std, size=size, trusted=True))
         if weights is not None:
             load_weights(weights, model)
     attacks = options.attacks_or_default(_DEFAULT_ATTACKS)

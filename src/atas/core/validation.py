@@ -293,7 +293,7 @@ def explain_model_errors(sentence: str) -> Iterator[None]:
         yield
     except AtasError:
         raise
-    except (RuntimeError, TypeError, ValueError, AttributeError) as error:
+    except (RuntimeError, TypeError, ValueError, AttributeError, AssertionError) as error:
         why = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise UsageError(sentence.format(why=why)) from error
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 from atas import __version__
@@ -144,7 +145,10 @@ def _training(source: ExportSource) -> str:
     of_paper = f" of {_PAPER}" if recipe.method.name.startswith("atas") else ""
     device, commit = (markdown_text(environment.get(key) or "unknown") for key in ("device", "commit"))
     took = "an unknown time" if source.seconds is None else f"{source.seconds:,.0f} s"
-    published = replace(recipe, data=replace(recipe.data, root=None))  # local paths are private
+    weights = recipe.model.weights  # local paths are private
+    if weights is not None and Path(weights).is_absolute():
+        weights = Path(weights).name
+    published = replace(recipe, data=replace(recipe.data, root=None), model=replace(recipe.model, weights=weights))
     versions = ", ".join(
         f"{key} {markdown_text(environment[key])}" for key in ("atas", "torch", "python") if environment.get(key)
     )

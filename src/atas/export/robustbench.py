@@ -9,6 +9,7 @@ from typing import Any
 
 from atas import __version__, models
 from atas._utils.files import write_text
+from atas._utils.imports import is_timm
 from atas.errors import UsageError
 from atas.evaluation import Evaluation
 from atas.export.base import ExportSource, FormatOutput, compare_outputs
@@ -54,8 +55,9 @@ def write(source: ExportSource, folder: Path) -> FormatOutput:
     name = source.run.recipe.model.name
     if not source.is_built_in:
         raise UsageError(
-            f"the network of this run is user code ({name.removeprefix(GIVEN)}); a standalone definition can be made "
-            f"of built-in networks only ({', '.join(models.names())}); use --to safetensors and add your code"
+            f"the network of this run is {'not built in' if is_timm(name) else 'user code'} "
+            f"({name.removeprefix(GIVEN)}); a standalone definition can be made of built-in networks only "
+            f"({', '.join(models.names())}); use --to safetensors{'' if is_timm(name) else ' and add your code'}"
         )
     stem = module_name(source.run.recipe.name)
     weights, code, entry = (folder / f"{stem}.{kind}" for kind in ("safetensors", "py", "json"))

@@ -8,7 +8,7 @@ from pathlib import Path
 from torch import nn
 
 from atas._utils.formatting import markdown_code
-from atas._utils.imports import is_code
+from atas._utils.imports import is_code, is_timm
 from atas.errors import DataError, UsageError
 from atas.export.base import ExportSource, FormatOutput, compare_outputs
 from atas.models import published
@@ -23,6 +23,13 @@ model = atas.load("model.safetensors")  # in eval mode
 logits = model(images)  # float, (N, {channels}, {height}, {width}), pixels in [0, 1]
 ```
 """
+
+_TIMM = (
+    _BUILT_IN
+    + """
+The network is one of timm: `pip install 'atas[timm]'`.
+"""
+)
 
 _OWN = """\
 The network {network} is user code, which is not part of this file. Build it for {classes} classes and {channels}
@@ -41,11 +48,12 @@ def write(source: ExportSource, folder: Path) -> FormatOutput:
     """Write `model.safetensors`, read it back and compare it."""
     path = folder / "model.safetensors"
     save_weights(path, source.model, source.metadata)
-    if not source.is_built_in:  # only the user's code can build the network that the file is for
-        network = markdown_code(source.run.recipe.model.name.removeprefix(GIVEN))
+    name = source.run.recipe.model.name
+    if is_code(name):  # only the user's code can build the network that the file is for
+        network = markdown_code(name.removeprefix(GIVEN))
         return FormatOutput((path,), source.format_usage(_OWN, network=network, classes=source.metadata["num_classes"]))
     comparison = compare_outputs(source, load(path), "the file, read back,")
-    return FormatOutput((path,), source.format_usage(_BUILT_IN), comparison)
+    return FormatOutput((path,), source.format_usage(_TIMM if is_timm(name) else _BUILT_IN), comparison)
 
 
 def load(path: str | os.PathLike[str], model: nn.Module | None = None, *, trust: bool = False) -> nn.Module:

@@ -1,22 +1,23 @@
-"""Models by name: the built-in networks and a user's own factories."""
+"""Models by name: the built-in networks, those of timm, and a user's own factories."""
 
 from __future__ import annotations
 
 import inspect
 import operator
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, SupportsIndex
 
 from torch import nn
 
-from atas._utils.imports import current_directory_importable, describe_error, import_object, is_code
+from atas._utils.imports import current_directory_importable, describe_error, import_object, is_code, is_timm
 from atas.core.validation import check_argument
 from atas.errors import AtasError, UsageError, unknown
 from atas.models.layers import Normalize
 from atas.models.preact_resnet import PreActResNet
 from atas.models.resnet import BasicBlock, Bottleneck, ResNet
 from atas.models.small_cnn import SmallCNN
+from atas.models.timm_network import create_timm
 from atas.models.wide_resnet import WideResNet
 
 _FACTORIES: dict[str, Callable[[int, Normalize], nn.Module]] = {
@@ -67,20 +68,27 @@ def create(
     mean: float | Sequence[float] | None = None,
     std: float | Sequence[float] | None = None,
     *,
+    size: Sequence[int] | None = None,
+    options: Mapping[str, Any] | None = None,
+    pretrained: bool = False,
     trusted: bool = True,
 ) -> nn.Module:
     """Create a freshly initialised model.
 
     Args:
-        name: one of `names()`, or `"package.module:function"` for a model of your own. The function is
-            called as `function(num_classes=..., channels=...)` and returns an `nn.Module` that maps pixels in
-            [0, 1] to logits; modules in the current directory are found too.
+        name: one of `names()`, `"timm:NAME"` for a network of timm, or `"package.module:function"` for a model of
+            your own. The function is called as `function(num_classes=..., channels=...)` and returns an `nn.Module`
+            that maps pixels in [0, 1] to logits; modules in the current directory are found too.
         num_classes: number of logits, at least 2.
         channels: channels of an image.
         mean: subtracted from the pixels inside the model, one number or one per channel. The default is
             ImageNet's for 3 channels, whatever the data set, as in the ATAS authors' code, and 0.5 otherwise; the
             networks of SSAT, YOPO and GradAlign have their authors' for 3 channels (YOPO and GradAlign: 0, std 1).
-        std: divides them after that, in the same form; the default is ImageNet's or 0.25.
+        std: divides them after that, in the same form; the default is ImageNet's or 0.25. A network of timm has
+            defaults of its own.
+        size: height and width of an image, which some networks of timm are built for.
+        options: further arguments of a network of timm, such as `{"patch_size": 4}`.
+        pretrained: download the weights that timm offers for its network.
         trusted: False for a name that a file of someone else gives: user code is then not imported.
 
     Weights that know nothing of the normalisation load strictly: the keys of `model.normalize` may be absent.
@@ -90,9 +98,13 @@ def create(
     torch.Size([2, 10])
     """
     check_argument("name", name, str)
-    factory = None if is_code(name) else _get(name)
+    factory = None if is_code(name) or is_timm(name) else _get(name)
     num_classes = _at_least(2, "num_classes", num_classes)
     channels = _at_least(1, "channels", channels)
+    if is_timm(name):
+        return create_timm(name, num_classes, channels, mean, std, size, options, pretrained)
+    if pretrained or options:
+        raise UsageError(f"pretrained and options are for networks of timm, such as timm:resnet50; got '{name}'")
     if factory is not None:
         return factory(num_classes, _normalize(name, channels, mean, std))
     if mean is not None or std is not None:

@@ -20,7 +20,7 @@ from atas import models
 from atas._utils.documents import MalformedError, conform, parse_json
 from atas._utils.files import write_atomically
 from atas._utils.formatting import shell_quote
-from atas._utils.imports import is_code
+from atas._utils.imports import is_code, is_timm
 from atas.core.autograd import eval_mode
 from atas.core.fingerprint import state_hash
 from atas.core.model_state import state_tensors
@@ -45,6 +45,7 @@ class _Metadata(TypedDict, total=False):
     mean: float | list[float] | None
     std: float | list[float] | None
     shape: tuple[int, int, int]
+    options: dict[str, bool | float | str | list[bool | float | str] | None]
     classes: list[str]
     weights: str
     data: str
@@ -161,9 +162,18 @@ def _build(path: Path, metadata: dict[str, Any], trust: bool | str) -> nn.Module
         try:
             mean, std = per_channel(metadata["mean"]), per_channel(metadata["std"])
             trusted = trust is True or trust == name
-            return models.create(name, metadata["num_classes"], metadata["channels"], mean, std, trusted=trusted)
+            return models.create(
+                name,
+                metadata["num_classes"],
+                metadata["channels"],
+                mean,
+                std,
+                size=metadata["shape"][1:] if "shape" in metadata else None,
+                options=metadata.get("options"),
+                trusted=trusted,
+            )
         except (AtasError, ValueError, TypeError, RuntimeError, MemoryError) as error:
-            if is_code(name):  # the error is in the user's own code
+            if is_code(name) or is_timm(name):  # the error is in other code, which may be absent
                 raise
             raise _damaged(path, str(error).splitlines()[0]) from error
 

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, get_type_hints
 
 from atas import attacks, methods, threat
+from atas._utils.imports import is_timm
 from atas.errors import UsageError, unknown
 
 if TYPE_CHECKING:
@@ -73,9 +74,8 @@ def check(recipe: Recipe) -> None:
     for key in ("mean", "std"):
         if getattr(recipe.model, key) == ():
             raise UsageError(f"model.{key} must have one number, or one for each channel; got an empty list")
-    momenta = recipe.optimizer.momentum, recipe.schedule.peak_momentum
-    if recipe.optimizer.nesterov and not any(momenta):
-        raise UsageError("optimizer.nesterov needs optimizer.momentum above zero; set one, or leave nesterov out")
+    _check_model(recipe)
+    _check_optimizer(recipe)
     shards = recipe.data.shards or 1
     if recipe.training.batch_size % shards:
         raise UsageError(
@@ -87,6 +87,35 @@ def check(recipe: Recipe) -> None:
     check_loss(recipe, method)
     for attack in recipe.evaluation.attacks:
         attacks.create(attack)
+
+
+def _check_model(recipe: Recipe) -> None:
+    model = recipe.model
+    if model.pretrained and not is_timm(model.name):
+        raise UsageError(
+            f"model.pretrained is for networks of timm, such as timm:resnet50; set model.weights for {model.name}"
+        )
+    if model.pretrained and model.weights is not None:
+        raise UsageError("model.pretrained and model.weights are two starts of a training; leave one of them out")
+    if model.weights == "" or "\0" in (model.weights or ""):
+        raise UsageError(f"model.weights must be the path of weights or of a run; got {model.weights!r}")
+    if model.weights_hash is not None and model.weights is None:
+        raise UsageError("model.weights_hash identifies model.weights; set both, or leave both out")
+
+
+def _check_optimizer(recipe: Recipe) -> None:
+    optimizer, schedule = recipe.optimizer, recipe.schedule
+    sgd = optimizer.name == "sgd"
+    if optimizer.nesterov and not (sgd and any((optimizer.momentum, schedule.peak_momentum))):
+        need = "optimizer.momentum above zero" if sgd else "optimizer.name = sgd"
+        raise UsageError(f"optimizer.nesterov needs {need}; set it, or leave nesterov out")
+    for key in ("betas", "eps"):
+        if sgd and getattr(optimizer, key) is not None:
+            raise UsageError(f"optimizer.{key} is for optimizer.name = adamw; set it, or leave optimizer.{key} out")
+    if not sgd and schedule.peak_momentum is not None:
+        raise UsageError("schedule.peak_momentum is for optimizer.name = sgd; leave it out")
+    if schedule.warmup and schedule.name == "cyclic":
+        raise UsageError("schedule.warmup is for piecewise and cosine; a cyclic schedule rises until schedule.peak_at")
 
 
 def _check_weight_perturbation(recipe: Recipe, method: type[methods.Method] | None) -> None:
@@ -115,8 +144,10 @@ def check_loss(recipe: Recipe, method: type[methods.Method] | None) -> None:
             f"method {recipe.method.name} has targets of its own: set method.smoothing, method.share, method.decay and "
             f"method.from_epoch, and leave out [targets]"
         )
-    if recipe.schedule.final and recipe.schedule.name != "cyclic":
-        raise UsageError("schedule.final is for schedule.name = cyclic; a piecewise schedule ends after its milestones")
+    if recipe.schedule.final and recipe.schedule.name == "piecewise":
+        raise UsageError(
+            "schedule.final is for schedule.name = cyclic or cosine; a piecewise schedule ends after its milestones"
+        )
     if isinstance(training.ema, tuple) and (not all(training.ema) or len(set(training.ema)) < len(training.ema)):
         raise UsageError(f"training.ema must list decays above 0, each once; got {list(training.ema)}")
     if reestimates and not training.ema_decays:

@@ -81,6 +81,8 @@ def weight_keys(document: Mapping[str, Any]) -> dict[str, Any]:
         section, _, name = key.partition(".")
         if sections[section].get(name) == "auto":
             sections[section][name] = number
+    if "weights_hash" in sections["model"]:  # says more than the path, which may change
+        sections["model"].pop("weights", None)
     return sections
 
 

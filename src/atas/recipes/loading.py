@@ -13,11 +13,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from atas._utils.documents import MalformedError, parse_toml, read_bytes
-from atas._utils.imports import is_code
+from atas._utils.imports import is_code, is_timm
 from atas.errors import UsageError, unknown
 
 if TYPE_CHECKING:
     from atas.recipes.schema import Recipe
+
+
+_DEFAULT_NAMES = {"optimizer": "sgd"}  # not written
+_OF_ONE_OPTIMIZER = ("momentum", "nesterov", "betas", "eps")
 
 
 class RecipeFile(NamedTuple):
@@ -106,14 +110,17 @@ def _read(source: str | Path, seen: tuple[str, ...]) -> tuple[dict[str, Any], st
 
 
 def inherit(section: str, entries: dict[str, Any], name: Any) -> dict[str, Any]:
-    """Return the keys of a section that stay when its `name` changes: hyperparameters belong to their method, and a
-    user's own model has its own normalisation."""
-    if name is None or name == entries.get("name"):
+    """Return the keys of a section that stay when its `name` changes: hyperparameters belong to their method, options
+    and weights to their network, and momentum to SGD. A network of one's own, or of timm, has its own normalisation."""
+    if name is None or name == entries.get("name", _DEFAULT_NAMES.get(section)):
         return dict(entries)
     if section == "method":
         return {key: entries[key] for key in ("norm", "eps") if key in entries}
-    if section == "model" and is_code(str(name)):
-        return {}
+    if section == "model":
+        others = is_code(str(name)) or is_timm(str(name))
+        return {} if others else {key: entries[key] for key in ("mean", "std") if key in entries}
+    if section == "optimizer":
+        return {key: value for key, value in entries.items() if key not in _OF_ONE_OPTIMIZER}
     return dict(entries)
 
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal, TypeVar, get_type_hints
 
 from atas import methods, threat
-from atas._utils.imports import is_code
+from atas._utils.imports import is_code, is_timm
 from atas.data.sources import display_name, is_function
 from atas.errors import UsageError, first_few, nearest, unknown
 from atas.methods.weight_perturbation import DEFAULT_GAMMA, FORMS, WeightPerturbation
@@ -91,11 +91,19 @@ class DataConfig:
 
 @dataclass(frozen=True)
 class ModelConfig:
-    """The network: a name of `atas ls models` or a factory `package.module:function`."""
+    """The network: a name of `atas ls models`, a network of timm as `timm:resnet50`, or a factory
+    `package.module:function`. All other keys are options of a network of timm.
+
+    The training starts from random weights, from the file or run `weights`, or from those that timm downloads
+    (`pretrained`). `weights_hash` identifies the weights of a file; the training fills it in."""
 
     name: str = "preact-resnet18"
     mean: tuple[float, ...] | None = None
     std: Annotated[tuple[float, ...] | None, Range("must be above zero", gt=0)] = None
+    weights: str | None = None
+    weights_hash: str | None = None
+    pretrained: bool | None = None
+    settings: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -135,12 +143,19 @@ class ConsistencyConfig:
 
 @dataclass(frozen=True)
 class OptimizerConfig:
-    """Stochastic gradient descent. `perturb` is a form of weight perturbation (`methods.WeightPerturbation`), with the
-    relative length `perturb_gamma` (0.005), from epoch `perturb_from` (0) on."""
+    """Stochastic gradient descent, or `adamw` with its `betas` (0.9, 0.999) and `eps` (1e-8). Without `decay_norms`,
+    biases, normalisation layers and what the network itself excludes have no weight decay. `clip_norm` is the largest
+    norm of the gradient of all weights. `perturb` is a form of weight perturbation (`methods.WeightPerturbation`), with
+    the relative length `perturb_gamma` (0.005), from epoch `perturb_from` (0) on."""
 
+    name: Annotated[str, OneOf("sgd", "adamw")] = "sgd"
     momentum: Annotated[float, _BELOW_1] = 0.9
     weight_decay: Annotated[float, _NOT_NEGATIVE] = 5e-4
     nesterov: bool = False
+    betas: Annotated[tuple[float, float] | None, _BELOW_1] = None
+    eps: Annotated[float | None, Range("must be above zero", gt=0)] = None
+    decay_norms: bool | None = None
+    clip_norm: Annotated[float | None, Range("must be above zero", gt=0)] = None
     perturb: Annotated[str | None, OneOf(*FORMS)] = None
     perturb_gamma: Annotated[float | None, _NOT_NEGATIVE] = None
     perturb_from: Annotated[int | None, _NOT_NEGATIVE] = None
@@ -156,12 +171,13 @@ class OptimizerConfig:
 
 @dataclass(frozen=True)
 class ScheduleConfig:
-    """The learning rate by update: `piecewise` (drops by `factor` at `milestones`) or `cyclic` (up from 0 to `peak`,
-    reached at `peak_at`, and down to the share `final` (0) of it). Milestones and peak_at are shares of the whole
-    training. With `peak_momentum` the momentum of a cyclic schedule changes from the optimiser's to this value at the
-    peak, and back."""
+    """The learning rate by update: `piecewise` (drops by `factor` at `milestones`), `cyclic` (up from 0 to `peak`,
+    reached at `peak_at`, and down to the share `final` (0) of it), or `cosine` (half a cosine from `peak` to `final`).
+    With `warmup`, piecewise and cosine rates rise linearly to `peak` first. Milestones, peak_at and warmup are shares
+    of the whole training. With `peak_momentum` the momentum of a cyclic schedule changes from the optimiser's to this
+    value at the peak, and back."""
 
-    name: Annotated[str, OneOf("piecewise", "cyclic")] = "piecewise"
+    name: Annotated[str, OneOf("piecewise", "cyclic", "cosine")] = "piecewise"
     peak: Annotated[float, Range("must be above zero", gt=0)] = 0.1
     milestones: Annotated[tuple[float, ...], Range("are shares of the training such as 24/30", gt=0, le=1)] = (
         24 / 30,
@@ -171,6 +187,7 @@ class ScheduleConfig:
     peak_at: Annotated[float, Range("is a share of the training in (0, 1)", gt=0, lt=1)] = 0.5
     peak_momentum: Annotated[float | None, _BELOW_1] = None
     final: Annotated[float | None, Range("is a share of the peak in [0, 1]", ge=0, le=1)] = None
+    warmup: Annotated[float | None, Range("is a share of the training in [0, 1), such as 5/30", ge=0, lt=1)] = None
 
 
 @dataclass(frozen=True)
@@ -275,8 +292,8 @@ class Recipe:
         return self if self.trusted else from_dict(self.to_dict(), self.name, trusted=True)
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the sections as dictionaries, without keys that are None, and without a later section that says
-        nothing."""
+        """Return the sections as dictionaries, without keys that are None, and without a later section or name of an
+        optimiser that says nothing."""
         document: dict[str, Any] = {"name": self.name}
         for section, kind in section_types().items():
             if section in _LATER_SECTIONS and getattr(self, section) == kind():
@@ -284,6 +301,8 @@ class Recipe:
             values = dataclasses.asdict(getattr(self, section))
             hyperparameters = values.pop("settings", {})
             document[section] = {key: value for key, value in values.items() if value is not None} | hyperparameters
+        if self.optimizer.name == OptimizerConfig.name:
+            del document["optimizer"]["name"]
         return document
 
     def to_toml(self) -> str:
@@ -329,7 +348,7 @@ def _parse_section(kind: type[S], section: str, entries: Mapping[str, Any], trus
     values: dict[str, Any] = {}
     settings: dict[str, Any] = {}
     entries = dict(sorted(entries.items(), key=lambda entry: entry[0] != "name"))
-    hyperparameters = _setting_types(entries, trusted) if kind is MethodConfig else {}
+    hyperparameters = _setting_types(kind, entries, known, trusted)
     for key, value in entries.items():
         if key in known:
             values[key] = parse_value(value, hints[key], f"{section}.{key}")
@@ -337,17 +356,25 @@ def _parse_section(kind: type[S], section: str, entries: Mapping[str, Any], trus
             settings[key] = parse_value(value, hyperparameters[key], f"{section}.{key}")
         else:
             raise _unknown_key(section, key, [*known, *hyperparameters])
-    if kind is MethodConfig:
-        values["settings"] = settings
+    if "settings" in hints:
+        values["settings"] = settings if kind is MethodConfig else dict(sorted(settings.items()))
     return kind(**values)
 
 
-def _setting_types(entries: Mapping[str, Any], trusted: bool) -> dict[str, Any]:
-    """Return the type of each hyperparameter; of a method that may not be imported, `Any` for those that are given."""
-    name = str(entries.get("name", MethodConfig.name))
+def _setting_types(kind: Any, entries: Mapping[str, Any], known: Sequence[str], trusted: bool) -> dict[str, Any]:
+    """Return the types of keys beyond the `known` ones: hyperparameters of the method, options of a network of timm.
+
+    `Any` stands for those of timm, and of a method that may not be imported.
+    """
+    name = str(entries.get("name", ""))
+    given = {key: Any for key in entries if key.isidentifier() and key not in known}
+    if kind is ModelConfig:
+        return given if is_timm(name) else {}
+    if kind is not MethodConfig:
+        return {}
     if is_code(name) and not trusted:
-        return {key: Any for key in entries if key.isidentifier()}
-    return methods.setting_types(name, trusted=trusted)
+        return given
+    return methods.setting_types(name or MethodConfig.name, trusted=trusted)
 
 
 def _unknown_key(section: str, key: str, known: Sequence[str]) -> UsageError:

@@ -36,7 +36,13 @@ from atas.models.weights import GIVEN, per_channel
 from atas.recipes import Recipe, recipe_fingerprint
 from atas.training.data import eval_view, train_resolution
 from atas.training.engine import Engine
-from atas.training.model_checks import check_empty_batch, check_model, check_single_image, check_step
+from atas.training.model_checks import (
+    check_empty_batch,
+    check_model,
+    check_single_image,
+    check_small_views,
+    check_step,
+)
 from atas.training.monitor import Monitor, split_probe
 from atas.training.probe import resolve_probe
 
@@ -72,6 +78,9 @@ def build(
     eval_data = eval_view(data, recipe.data)
     check_module(model, trains=True, bare=True)
     outputs = check_model(model, eval_data)
+    first_size = train_resolution(recipe.data, 0, training.epochs)
+    if first_size is not None and recipe.data.view_start is not None:
+        check_small_views(model, eval_data, first_size)
     if rows is not None:
         check_rows(rows, len(data.train))
     fingerprints = _data_fingerprints(data, rows)
@@ -85,7 +94,7 @@ def build(
     if recipe.engine.sync_batchnorm:
         sizes = batch_sizes(shard, training.batch_size, SINGLE)
     if 1 in sizes:
-        check_single_image(model, eval_data, train_resolution(recipe.data, 0, training.epochs))
+        check_single_image(model, eval_data, first_size)
     loader = open_loader(
         examples if shard.is_whole else examples.part(shard.global_index(torch.arange(len(shard)))),
         recipe.data.loading,
@@ -247,8 +256,11 @@ def batch_sizes(shard: DataShard, batch_size: int, world: World) -> set[int]:
     return {shard.local_count(count) for shard in ranks for count in counts}
 
 
-def build_model(recipe: Recipe, data: Dataset) -> nn.Module:
-    """Create the model of a recipe, with weights drawn by the recipe's seed; the caller's random state stays."""
+def build_model(recipe: Recipe, data: Dataset, *, pretrained: bool = False) -> nn.Module:
+    """Create the model of a recipe, with weights drawn by the recipe's seed; the caller's random state stays.
+
+    With `pretrained`, a network of timm gets the weights that timm offers if the recipe asks for them.
+    """
     if recipe.model.name.startswith(GIVEN):
         raise UsageError(
             f"the model of this recipe was given in Python ({recipe.model.name}); pass it to atas.train(model=...)"
@@ -258,4 +270,14 @@ def build_model(recipe: Recipe, data: Dataset) -> nn.Module:
     mean, std = per_channel(recipe.model.mean), per_channel(recipe.model.std)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(recipe.training.seed)
-        return models.create(recipe.model.name, data.num_classes, data.shape[0], mean, std, trusted=recipe.trusted)
+        return models.create(
+            recipe.model.name,
+            data.num_classes,
+            data.shape[0],
+            mean,
+            std,
+            size=eval_view(data, recipe.data).shape[1:],
+            options=recipe.model.settings,
+            pretrained=pretrained and bool(recipe.model.pretrained),
+            trusted=recipe.trusted,
+        )

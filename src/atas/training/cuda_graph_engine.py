@@ -103,10 +103,11 @@ class CudaGraphEngine(Engine):
         method.checks.skip_labels = True
         self._log = log
         weights, optimizer = self._trainable_of(model), self._backend.optimizer
-        if not optimizer.supports(weights, self._trainable):
-            log("some weights are not float32, dense and aligned; updating weights without the kernel, slower")
-            optimizer = SGD
-        self._optimizer = optimizer(recipe.optimizer, weights, self._trainable)
+        if isinstance(self._optimizer, SGD) and all(self._optimizer.decays):  # the kernel knows no other case
+            if optimizer.supports(weights, self._trainable):
+                self._optimizer = optimizer(recipe.optimizer, weights, self._trainable)
+            else:
+                log("some weights are not float32, dense and aligned; updating weights without the kernel, slower")
         self._graphs: dict[_Step, torch.cuda.CUDAGraph | None] = {}
         self._accelerated = self._backend.accelerate(self.compute_model) if method.uses_fast_network else None
         self._forward_passes: dict[_Step, int] = {}

@@ -24,7 +24,8 @@ from atas.ops.precision import low_precision_copy
 from atas.recipes import Recipe
 from atas.training.data import train_resolution, train_views
 from atas.training.metrics import EpochSums, accumulate_metrics
-from atas.training.optim import EMA, SGD, learning_rate, momentum_at
+from atas.training.optim import EMA, clip_gradients, create_optimizer
+from atas.training.schedule import update_table
 
 _EVAL_BATCH_SIZE = 500
 
@@ -56,13 +57,10 @@ class Engine:
         self.epoch_sums = EpochSums(self.device)
         self._is_trainable = [parameter.requires_grad for parameter in model.parameters()]
         self._trainable = self._trainable_of(self.compute_model)
-        self._optimizer = SGD(recipe.optimizer, self._trainable_of(model), self._trainable)
+        self._optimizer = create_optimizer(recipe.optimizer, model, self.compute_model)
         self._gradients: list[Tensor | None] = [None] * len(self._trainable)
         total = recipe.training.epochs * len(loader) * method.updates_per_step
-        schedule, default = recipe.schedule, recipe.optimizer.momentum
-        update = torch.arange(total + 1)
-        table = learning_rate(schedule, update, total), momentum_at(schedule, default, update, total)
-        self._lr_table = torch.stack(table, dim=1).to(self.device)  # learning rate and momentum of each update
+        self._update_table = update_table(recipe.optimizer, recipe.schedule, total).to(self.device)
         self._update = torch.zeros((), dtype=torch.int64, device=self.device)
         self._order = torch.zeros(len(loader.labels), dtype=torch.int64, device=self.device)
         self._position = torch.zeros((), dtype=torch.int64, device=self.device)
@@ -91,7 +89,7 @@ class Engine:
 
     def learning_rate(self) -> float:
         """Return the learning rate of the next update."""
-        return float(self._lr_table[self.updates, 0])
+        return float(self._update_table[self.updates, 0])
 
     @property
     def eval_batch_size(self) -> int:
@@ -222,8 +220,9 @@ class Engine:
         """Run one step of the optimiser with the gradients so far; part of `Update`."""
         if self._distributed:
             self._all_reduce()
-        rate, momentum = self._lr_table.index_select(0, self._update.view(1)).view(2).unbind()
-        self._optimizer.step(self._gradients, rate, momentum)
+        if (limit := self.recipe.optimizer.clip_norm) is not None:
+            self._gradients = clip_gradients(self._gradients, limit)
+        self._optimizer.step(self._gradients, *self._update_table.index_select(0, self._update.view(1))[0].unbind())
         self._gradients = [None] * len(self._trainable)
         self._update += 1
         for average in self.averages.values():
@@ -254,7 +253,7 @@ class Engine:
         tensors: dict[str, Tensor] = {}
         for part, module in parts.items():
             tensors |= {f"{part}.{name}": tensor for name, tensor in state_tensors(module).items()}
-        return tensors | self._momentum()
+        return tensors | self._optimizer_state()
 
     def load_state_tensors(self, tensors: dict[str, Tensor], updates: int) -> None:
         """Restore the state that `state_tensors` returned after this number of updates."""
@@ -267,8 +266,8 @@ class Engine:
         self.epoch_sums.load_state_dict(part("totals."))
         for name, average in self._named_averages().items():
             average.load_state_dict(part(f"{name}."))
-        for name, momentum in self._momentum().items():
-            momentum.copy_(tensors[name])
+        for name, value in self._optimizer_state().items():
+            value.copy_(tensors[name])
         self._optimizer.refresh()
         self._update.fill_(updates)
         self.updates = updates
@@ -282,11 +281,15 @@ class Engine:
         numbers = ("", *range(2, len(self.averages) + 1))
         return {f"ema{number}": average for number, average in zip(numbers, self.averages.values(), strict=False)}
 
-    def _momentum(self) -> dict[str, Tensor]:
+    def _optimizer_state(self) -> dict[str, Tensor]:
         names = [
             name for (name, _), learns in zip(self.model.named_parameters(), self._is_trainable, strict=True) if learns
         ]
-        return {f"momentum.{name}": tensor for name, tensor in zip(names, self._optimizer.momentum, strict=True)}
+        return {
+            f"{kind}.{name}": tensor
+            for kind, tensors in self._optimizer.state().items()
+            for name, tensor in zip(names, tensors, strict=True)
+        }
 
     def _trainable_of(self, model: nn.Module) -> list[nn.Parameter]:
         return [parameter for parameter, learns in zip(model.parameters(), self._is_trainable, strict=True) if learns]

@@ -41,6 +41,7 @@ from atas.training.monitor import ProbeResult
 from atas.training.probe import resolve_probe
 from atas.training.progress import TrainingProgress
 from atas.training.run import ROWS_KEY, Run, RunFolder, load_recipe, write_recipe
+from atas.training.start import identify_weights, load_initial_weights
 from atas.training.trainer import Trainer
 
 
@@ -93,14 +94,16 @@ def train(
         if probe is not None and resolved.training.probe == "auto":  # the cost of the caller's probe is not known
             resolved = resolved.with_values({"training.probe_every": resolved.training.probe_every or 1})
         if model is not None:
-            given = dataclasses.replace(resolved.model, name=f"{GIVEN}{type(model).__name__}")
+            named = f"{GIVEN}{type(model).__name__}"
+            given = dataclasses.replace(resolved.model, name=named, pretrained=None, settings={})
             resolved = dataclasses.replace(resolved, model=given)
         if data is not None:
-            named = dataclasses.replace(resolved.data, name=f"{GIVEN}{datasets.given_name(data)}")
-            resolved = dataclasses.replace(resolved, data=named)
+            given_data = dataclasses.replace(resolved.data, name=f"{GIVEN}{datasets.given_name(data)}")
+            resolved = dataclasses.replace(resolved, data=given_data)
         run_folder = RunFolder(_given_folder(out) if out is not None else default_folder(resolved.name))
         known = world.on_rank0(lambda: _automatic_values(resolved, run_folder if resume else None, world.size))
         resolved = resolved.with_values(known)
+        resolved = world.on_rank0(lambda: identify_weights(resolved, run_folder, resume))
         options = f"--resume --out {shell_quote(run_folder.path)}{resolved.trust_option}"
         with world.comm_errors(f"continue from the last checkpoint with {options}"):
 
@@ -118,10 +121,15 @@ def train(
                     skipped = world.on_rank0(run_folder.read_skipped) if resumes and data is None else None
                     data = _load(resolved, data, progress, skipped)
                 resolved = resolve_probe(resolved, len(data.train))
-                model = build_model(resolved, data) if model is None else model  # a module may have a length
-                trainer = Trainer(resolved, run_folder, data, model, progress, loggers, observers, rows, probe, world)
+                new = not (resumes and world.on_rank0(run_folder.last_checkpoint.exists))
+                # a module may have a length
+                network = build_model(resolved, data, pretrained=new) if model is None else model
+                notes = world.on_rank0(lambda: load_initial_weights(network, resolved)) if new else []
+                trainer = Trainer(resolved, run_folder, data, network, progress, loggers, observers, rows, probe, world)
                 rows_count = None if rows is None else len(rows)
                 progress.start_run(_headline(trainer))
+                for note in notes:
+                    progress.log(note)
                 if data.skipped:
                     progress.log(f"left out {_count(len(data.skipped))}; {run_folder.skipped} lists them")
                 if resume and not resumes:
@@ -292,7 +300,7 @@ def _resumes(run_folder: RunFolder, recipe: Recipe, *, resume: bool, overwrite: 
     if resume and overwrite:
         raise UsageError("--resume continues a run and --overwrite deletes it; leave one of them out")
     if resume:
-        changed = differences(load_recipe(run_folder), recipe, ignore=RESUME_MAY_CHANGE)
+        changed = differences(load_recipe(run_folder), recipe, ignore=(*RESUME_MAY_CHANGE, "model.weights"))
         if changed:
             raise UsageError(
                 f"the run in {run_folder.path} was started with another recipe ({'; '.join(changed[:3])}); resume it "
@@ -372,7 +380,8 @@ def _environment(trainer: Trainer) -> dict[str, Any]:
 
 
 def _model_metadata(recipe: Recipe, data: datasets.Dataset) -> dict[str, Any]:
-    return {
+    options = {"options": dict(recipe.model.settings)} if recipe.model.settings else {}
+    return options | {
         "name": recipe.model.name,
         "num_classes": data.num_classes,
         "channels": data.shape[0],

@@ -32,6 +32,11 @@ _SINGLE_IMAGE = (
 )
 
 
+_SMALL_VIEWS = (
+    "the model cannot take images of {size} x {size}, as the training shows them first ({{why}}); leave out "
+    "data.view_start and data.view_ramp, or set model.dynamic_img_size = true for a transformer of timm"
+)
+
 _STEP = "a training step of {method} in {precision} fails on this model: {{why}}{remedy}"
 
 
@@ -39,6 +44,14 @@ def check_single_image(model: nn.Module, data: Dataset, size: int | None) -> Non
     """Try the model in train mode on one image of this side: BatchNorm has no variance of a single value."""
     with explain_model_errors(_SINGLE_IMAGE):
         _train_mode_outputs(model, _first_images(model, data, 1)[..., :size, :size])
+
+
+def check_small_views(model: nn.Module, data: Dataset, size: int) -> None:
+    """Try the model on images of the side that a training begins with, which rises later."""
+    x = _first_images(model, data, 2)[..., :size, :size]
+    if len(x) > 1:  # BatchNorm has no variance of a single value
+        with explain_model_errors(_SMALL_VIEWS.format(size=size)):
+            check_logits(_train_mode_outputs(model, x), len(x))
 
 
 def check_model(model: nn.Module, data: Dataset) -> int:

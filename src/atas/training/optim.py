@@ -1,7 +1,7 @@
-"""SGD, the schedules of learning rate and momentum, and averaged weights (`EMA`).
+"""SGD, AdamW, gradient clipping, and averaged weights (`EMA`).
 
-Learning rate and momentum are tensors, so a step can be captured and replayed. The forward pass may use a copy of the
-weights in bf16.
+What changes with the update, such as the learning rate, is a tensor, so a step can be captured and replayed. The
+forward pass may use a copy of the weights in bf16.
 """
 
 from __future__ import annotations
@@ -14,44 +14,41 @@ from torch import Tensor, nn
 
 from atas.core.autograd import eval_mode
 from atas.core.model_state import state_tensors
-from atas.recipes import OptimizerConfig, ScheduleConfig
+from atas.recipes import OptimizerConfig
+from atas.training.schedule import BETAS
 
 _ALIGNMENT = 16  # bytes that the kernel reads at once
+_EPS = 1e-8  # of AdamW
+_TINY = 1e-6  # keeps the factor of a clipped gradient finite
 
 
-class SGD:
-    """g <- g + decay w, m <- momentum m + g, w <- w - rate m (with Nesterov: g + momentum m instead of m).
+class Optimizer:
+    """What all optimisers share. `momentum` is the average of gradients that methods may perturb weights along.
 
-    Computes the same as `torch.optim.SGD`, without reading anything on the host. `compute_weights` are the tensors that
-    the forward pass uses: the weights themselves, or copies in lower precision, which each step updates.
+    `compute_weights` are the tensors that the forward pass uses: the weights themselves, or copies in lower precision,
+    which each step updates. Nothing is read on the host. `decays` says for each weight whether it decays; all do by
+    default.
     """
 
-    def __init__(self, config: OptimizerConfig, weights: Sequence[Tensor], compute_weights: Sequence[Tensor]) -> None:
+    def __init__(
+        self,
+        config: OptimizerConfig,
+        weights: Sequence[Tensor],
+        compute_weights: Sequence[Tensor],
+        decays: Sequence[bool] | None = None,
+    ) -> None:
         self.config = config
         self.weights, self.compute_weights = list(weights), list(compute_weights)
+        self.decays = [True] * len(self.weights) if decays is None else list(decays)
         self.momentum = [torch.zeros_like(weight) for weight in self.weights]
 
-    @staticmethod
-    def supports(weights: Sequence[Tensor], compute_weights: Sequence[Tensor]) -> bool:
-        """Return whether these weights can be updated: all can."""
-        return True
+    def state(self) -> dict[str, list[Tensor]]:
+        """Return the tensors, one for each weight, that the next step depends on beside the weights."""
+        return {"momentum": self.momentum}
 
-    @torch.no_grad()
-    def step(self, gradients: Sequence[Tensor | None], rate: Tensor, momentum: Tensor) -> None:
-        """Update the weights; those without a gradient stay."""
-        rows = [row for row, gradient in enumerate(gradients) if gradient is not None]
-        weights = [self.weights[row] for row in rows]
-        momenta = [self.momentum[row] for row in rows]
-        steps = [gradients[row].to(self.weights[row].dtype) for row in rows]  # type: ignore[union-attr]
-        steps = list(torch._foreach_add(steps, weights, alpha=self.config.weight_decay))
-        torch._foreach_mul_(momenta, momentum)
-        torch._foreach_add_(momenta, steps)
-        if self.config.nesterov:
-            torch._foreach_add_(steps, torch._foreach_mul(momenta, momentum))
-        else:
-            steps = momenta
-        torch._foreach_sub_(weights, torch._foreach_mul(steps, rate))
-        self.refresh()
+    def step(self, gradients: Sequence[Tensor | None], *scalars: Tensor) -> None:
+        """Update the weights with this update's row of `schedule.update_table`; those without a gradient stay."""
+        raise NotImplementedError
 
     def begin_capture(self, steps: int) -> None:
         """Prepare for the capture of `steps` steps; nothing to do here."""
@@ -65,6 +62,132 @@ class SGD:
         for weight, compute_weight in zip(self.weights, self.compute_weights, strict=True):
             if compute_weight is not weight:
                 compute_weight.copy_(weight)
+
+
+class SGD(Optimizer):
+    """g <- g + decay w, m <- momentum m + g, w <- w - rate m (with Nesterov: g + momentum m instead of m).
+
+    Computes the same as `torch.optim.SGD`.
+    """
+
+    @staticmethod
+    def supports(weights: Sequence[Tensor], compute_weights: Sequence[Tensor]) -> bool:
+        """Return whether these weights can be updated: all can."""
+        return True
+
+    @torch.no_grad()
+    def step(self, gradients: Sequence[Tensor | None], *scalars: Tensor) -> None:
+        """Update the weights by rate and momentum; those without a gradient stay."""
+        rate, momentum = scalars
+        rows = [row for row, gradient in enumerate(gradients) if gradient is not None]
+        weights = [self.weights[row] for row in rows]
+        momenta = [self.momentum[row] for row in rows]
+        steps = [gradients[row].to(self.weights[row].dtype) for row in rows]  # type: ignore[union-attr]
+        if all(self.decays):
+            steps = list(torch._foreach_add(steps, weights, alpha=self.config.weight_decay))
+        else:
+            decays = [self.config.weight_decay * self.decays[row] for row in rows]
+            steps = list(torch._foreach_add(steps, torch._foreach_mul(weights, decays)))
+        torch._foreach_mul_(momenta, momentum)
+        torch._foreach_add_(momenta, steps)
+        if self.config.nesterov:
+            torch._foreach_add_(steps, torch._foreach_mul(momenta, momentum))
+        else:
+            steps = momenta
+        torch._foreach_sub_(weights, torch._foreach_mul(steps, rate))
+        self.refresh()
+
+
+class AdamW(Optimizer):
+    """w <- (1 - rate decay) w, then w <- w - rate m / (sqrt(s) + eps), where m and s are averages of gradients and of
+    their squares, corrected for their start at zero.
+
+    Computes the same as `torch.optim.AdamW`.
+    """
+
+    def __init__(
+        self,
+        config: OptimizerConfig,
+        weights: Sequence[Tensor],
+        compute_weights: Sequence[Tensor],
+        decays: Sequence[bool] | None = None,
+    ) -> None:
+        super().__init__(config, weights, compute_weights, decays)
+        self.squares = [torch.zeros_like(weight) for weight in self.weights]
+
+    def state(self) -> dict[str, list[Tensor]]:
+        """Return both averages."""
+        return super().state() | {"squares": self.squares}
+
+    @torch.no_grad()
+    def step(self, gradients: Sequence[Tensor | None], *scalars: Tensor) -> None:
+        """Update the weights by rate and corrections of both averages; those without a gradient stay."""
+        rate, first_correction, second_correction = scalars
+        first_beta, second_beta = self.config.betas or BETAS
+        rows = [row for row, gradient in enumerate(gradients) if gradient is not None]
+        decayed = [_as_real(self.weights[row]) for row in rows if self.decays[row]]
+        weights, momenta, squares = (
+            [_as_real(tensors[row]) for row in rows] for tensors in (self.weights, self.momentum, self.squares)
+        )
+        steps = [_as_real(gradients[row].to(self.weights[row].dtype)) for row in rows]  # type: ignore[union-attr]
+        if decayed and self.config.weight_decay:
+            torch._foreach_mul_(decayed, 1 - rate * self.config.weight_decay)
+        torch._foreach_lerp_(momenta, steps, 1 - first_beta)
+        torch._foreach_mul_(squares, second_beta)
+        torch._foreach_addcmul_(squares, steps, steps, 1 - second_beta)
+        scales = torch._foreach_sqrt(squares)
+        torch._foreach_mul_(scales, second_correction.rsqrt())
+        torch._foreach_add_(scales, _EPS if self.config.eps is None else self.config.eps)
+        steps = list(torch._foreach_div(momenta, scales))
+        torch._foreach_mul_(steps, rate / first_correction)
+        torch._foreach_sub_(weights, steps)
+        self.refresh()
+
+
+def create_optimizer(config: OptimizerConfig, model: nn.Module, compute_model: nn.Module) -> Optimizer:
+    """Create the optimiser of a recipe for the weights of a model that are trained."""
+    rows = [row for row, parameter in enumerate(model.parameters()) if parameter.requires_grad]
+    weights, compute_weights = (
+        [tensors[row] for row in rows] for tensors in (list(model.parameters()), list(compute_model.parameters()))
+    )
+    decays = _decays(config, model)
+    return (AdamW if config.name == "adamw" else SGD)(config, weights, compute_weights, [decays[row] for row in rows])
+
+
+def _decays(config: OptimizerConfig, model: nn.Module) -> list[bool]:
+    """Return for each parameter whether it decays: without `decay_norms` not those of one dimension, and not those that
+    a part of the model names in `no_weight_decay()`, as networks of timm do."""
+    if config.decay_norms in (None, True):
+        return [True for _ in model.parameters()]
+    excluded = {
+        f"{path}.{name}" if path else name
+        for path, part in model.named_modules()
+        if callable(names := getattr(part, "no_weight_decay", None))
+        for name in names()
+    }
+    return [parameter.dim() > 1 and name not in excluded for name, parameter in model.named_parameters()]
+
+
+def clip_gradients(gradients: Sequence[Tensor | None], limit: float) -> list[Tensor | None]:
+    """Return the gradients, all multiplied by one number if their common norm is above the limit; as
+    `torch.nn.utils.clip_grad_norm_`, in float32 at least."""
+    wide = [None if gradient is None else gradient.to(_at_least_float32(gradient.dtype)) for gradient in gradients]
+    found = [gradient for gradient in wide if gradient is not None]
+    if not found:
+        return wide
+    norms = [norm.to(torch.float32) for norm in torch._foreach_norm(found)]
+    scale = (limit / (torch.linalg.vector_norm(torch.stack(norms)) + _TINY)).clamp_max(1)
+    scaled = iter(torch._foreach_mul(found, scale))
+    return [None if gradient is None else next(scaled) for gradient in wide]
+
+
+def _at_least_float32(dtype: torch.dtype) -> torch.dtype:
+    return torch.promote_types(dtype, torch.float32)
+
+
+def _as_real(tensor: Tensor) -> Tensor:
+    """Return the same memory as real numbers."""
+    return torch.view_as_real(tensor) if tensor.is_complex() else tensor
 
 
 class FusedSGD(SGD):
@@ -87,8 +210,9 @@ class FusedSGD(SGD):
 
         self._update = SGDUpdate(self.weights, self.compute_weights, self.momentum)
 
-    def step(self, gradients: Sequence[Tensor | None], rate: Tensor, momentum: Tensor) -> None:
+    def step(self, gradients: Sequence[Tensor | None], *scalars: Tensor) -> None:
         """Update the weights; those without a gradient stay as they are."""
+        rate, momentum = scalars
         decay, nesterov = self.config.weight_decay, self.config.nesterov
         self._update.step(gradients, rate, momentum, weight_decay=decay, nesterov=nesterov)
 
@@ -109,42 +233,6 @@ def _is_aligned(tensor: Tensor) -> bool:
             return False
         filled *= size
     return tensor.data_ptr() % _ALIGNMENT == 0
-
-
-def learning_rate(schedule: ScheduleConfig, update: Tensor, updates: int) -> Tensor:
-    """Return the learning rate at each `update`, counted from 0, in a training of `updates` updates.
-
-    >>> cyclic = ScheduleConfig(name="cyclic", peak=0.2)
-    >>> learning_rate(cyclic, torch.arange(4), 4).tolist()
-    [0.0, 0.1, 0.2, 0.1]
-    """
-    if schedule.name == "piecewise":
-        starts = sorted(round(milestone * updates) for milestone in schedule.milestones)
-        rates = [schedule.peak * schedule.factor**drops for drops in range(len(starts) + 1)]
-        drops = torch.bucketize(update, torch.tensor(starts, dtype=torch.int64), right=True)
-        return torch.tensor(rates, dtype=torch.float64)[drops]
-    height, falling = _cycle_height(schedule, update, updates), update.double() >= schedule.peak_at * updates
-    floor = schedule.final or 0.0
-    return schedule.peak * torch.where(falling, floor + (1 - floor) * height, height)
-
-
-def momentum_at(schedule: ScheduleConfig, default: float, update: Tensor, updates: int) -> Tensor:
-    """Return the momentum at each `update`: the default, or in a cycle opposite to the learning rate, as in PyTorch's
-    `CyclicLR`.
-
-    >>> cyclic = ScheduleConfig(name="cyclic", peak_momentum=0.8)
-    >>> momentum_at(cyclic, 0.9, torch.arange(4), 4).round(decimals=3).tolist()
-    [0.9, 0.85, 0.8, 0.85]
-    """
-    if schedule.name != "cyclic" or schedule.peak_momentum is None:
-        return torch.full(update.shape, default, dtype=torch.float64)
-    return default + (schedule.peak_momentum - default) * _cycle_height(schedule, update, updates)
-
-
-def _cycle_height(schedule: ScheduleConfig, update: Tensor, updates: int) -> Tensor:
-    """Return the position in a cycle: 0 at its ends, 1 at its peak."""
-    peak, position = schedule.peak_at * updates, update.double()
-    return torch.where(position < peak, position / peak, (updates - position) / (updates - peak))
 
 
 class EMA(nn.Module):
