@@ -1,9 +1,9 @@
-"""The demo's three recipes over seeds that were not used to choose their settings.
+"""The trainings of `atas demo` over seeds that were not used to choose their settings.
 
-    OMP_NUM_THREADS=1 python benchmarks/demo.py results/digits
+    OMP_NUM_THREADS=1 python benchmarks/demo.py results/demo
 
-Start it once per core with the same folder to run in parallel. It prints the mean and the range of every accuracy, and
-the epochs of collapses.
+Start it once per core with the same folder to run in parallel. It prints the mean and the range of every accuracy on
+the images of the demo, and the epochs of collapses.
 """
 
 from __future__ import annotations
@@ -11,26 +11,32 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
+from atas.cli.demo import ATTACKS, IMAGES, VALUES
+from atas.cli.options import parse_assignments
 from atas.sweeps import Plan, PlanProgress, Record, Store, Trial
 from atas.sweeps.seed_stats import summarize_seeds
 
-_METHODS = ("fgsm-rs", "atta", "atas")
-_SEEDS = range(5, 20)
-_ATTACKS = ("fgsm", "pgd50")
+_SEEDS = range(5, 15)
 
 
 def trials() -> list[Trial]:
-    """Return the trials ordered by seed, so that results of all methods grow evenly."""
+    """Return the trials ordered by seed, so that results of all trainings grow evenly."""
     return [
-        Trial(f"digits-small-cnn-{method}", {"engine.device": "cpu"}, seed, _ATTACKS)
+        Trial(
+            f"digits-small-cnn-{method}",
+            parse_assignments(values) | {"engine.device": "cpu"},
+            seed,
+            ATTACKS,
+            examples=IMAGES,
+        )
         for seed in _SEEDS
-        for method in _METHODS
+        for method, values in VALUES.items()
     ]
 
 
 def summary(records: list[Record]) -> str:
-    """Return the results of one recipe over its seeds."""
-    accuracies = ", ".join(f"{name} {summarize_seeds(records, name)}" for name in ("clean", *_ATTACKS))
+    """Return the results of one training over its seeds."""
+    accuracies = ", ".join(f"{name} {summarize_seeds(records, name)}" for name in ("clean", *ATTACKS))
     epochs = sorted(record.collapsed_in for record in records if record.collapsed_in is not None)
     collapses = f"{len(epochs)} collapsed" + (f", epochs {epochs[0]} to {epochs[-1]}" if epochs else "")
     return f"{accuracies}; {len(records)} seeds, {collapses}"
@@ -42,7 +48,7 @@ def main() -> None:
     for failure in Plan(trials(), store).run(PlanProgress()):
         sys.exit(f"{failure.trial.label}: {failure.sentence}")
     rows = store.by_row()
-    for trial in trials()[: len(_METHODS)]:
+    for trial in trials()[: len(VALUES)]:
         print(f"{trial.recipe}: {summary(rows[trial.row])}")
 
 

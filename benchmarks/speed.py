@@ -2,7 +2,7 @@
 
     python benchmarks/speed.py run atas atas-float32 --seeds 0 1 2    # one JSON file per case, one row per seed
     python benchmarks/speed.py run atas --keep runs/reproduce         # keep the models for `atas reproduce`
-    python benchmarks/speed.py table                                  # the table in README.md, from those files
+    python benchmarks/speed.py table                                  # the table in docs/performance.md
 
 The training time covers steps, resets, permutations, schedule and short batches, with the device synchronised at both
 ends. The wall time also covers compilation, monitor and checkpoints.
@@ -127,7 +127,7 @@ def keep(path: Path, case: str, row: dict[str, Any]) -> None:
 
 
 def write_table() -> None:
-    """Replace the table in the README."""
+    """Replace the table on the page of performance."""
     lines = [
         "| 30 epochs of CIFAR-10 on one H200 | training | all of `atas train` | clean | PGD-10 | PGD-50 | seeds |",
         "|---|---|---|---|---|---|---|",
@@ -135,10 +135,10 @@ def write_table() -> None:
     for case in CASES:
         if (path := RESULTS / f"{case}.json").exists():
             lines.append(line(json.loads(path.read_text())))
-    readme = ROOT / "README.md"
-    text = readme.read_text()
+    page = ROOT / "docs" / "performance.md"
+    text = page.read_text()
     start, end = text.index(MARKS[0]) + len(MARKS[0]), text.index(MARKS[1])
-    readme.write_text(text[:start] + "\n" + "\n".join(lines) + "\n" + text[end:])
+    page.write_text(text[:start] + "\n" + "\n".join(lines) + "\n" + text[end:])
 
 
 def line(document: dict[str, Any]) -> str:

@@ -34,17 +34,7 @@ def main() -> None:
     # Any dataset of (image in [0, 1], label) will do; `indexed` adds each example's number, by which ATAS remembers it.
     loader = DataLoader(atas.indexed(digits.train), batch_size=128, shuffle=True)
 
-    # The defaults are those of the paper for 32 x 32 colour images and eps = 8/255; these are for small grey digits.
-    method = atas.ATAS(
-        threat,
-        examples=len(digits.train),
-        shape=digits.shape,
-        c=2.0,
-        max_step=2 * args.eps,
-        clip=None,
-        warmup_epochs=0,
-        pad=1,
-    )
+    method = atas.ATAS(threat, examples=len(digits.train), shape=digits.shape, c="auto", pad=1)
 
     for epoch in range(args.epochs):
         method.start_epoch(epoch, epochs=args.epochs)

@@ -17,9 +17,9 @@ from atas.evaluation import Evaluation
 def short(monkeypatch):
     """The demo with one epoch and few images."""
     monkeypatch.setattr(demo, "_EPOCHS", 1)
-    monkeypatch.setattr(demo, "_IMAGES", 3)
-    values = {method: tuple(v.replace("=40", "=1") for v in values) for method, values in demo._VALUES.items()}
-    monkeypatch.setattr(demo, "_VALUES", values)
+    monkeypatch.setattr(demo, "IMAGES", 3)
+    values = {method: (*values, "training.epochs=1") for method, values in demo.VALUES.items()}
+    monkeypatch.setattr(demo, "VALUES", values)
 
 
 @pytest.mark.slow

@@ -33,7 +33,7 @@ BLOCK = re.compile(
     r"(?:^<!-- (skip|needs|shortened|file): (.*?) -->\n)?^```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL
 )
 LANGUAGES = {"python", "sh", "toml", "text"}
-RUNS = ("mine", "atas", "atta", "demo/atas", "demo/atta", "demo/fgsm-rs")  # names of finished runs on the pages
+RUNS = ("mine", "atas", "atta", "demo/standard", "demo/fgsm", "demo/atas-plus")  # names of finished runs on the pages
 
 
 @dataclass(frozen=True)

@@ -97,7 +97,6 @@ def test_the_table_of_methods():
     for name, _, mode, _, cost, _ in ((row[0].strip("`"), *row[1:]) for row in rows):
         assert mode == ("-" if name == "standard" else methods.get(name).attack_mode), name
         assert cost == f"{measured[name]['relative']:.1f}", name
-        assert re.search(rf"^\| `{name}` \|.*\| {cost} \|$", (ROOT / "README.md").read_text("utf-8"), re.M), name
 
 
 def test_the_wilson_intervals_of_the_page_on_reading():

@@ -26,15 +26,12 @@ if TYPE_CHECKING:
 _DATA = "8 x 8 digits"
 _EPS = 0.2
 _EPOCHS = 40
-_IMAGES = 100
-_ATTACKS = ("fgsm", "pgd50", "autoattack")
+IMAGES = 100
+ATTACKS = ("fgsm", "pgd50", "autoattack")
 _RATES = {"clean": "clean", "pgd10": "PGD-10"}
 _POLL_SECONDS = 0.5
-_VALUES = {
-    "standard": (f"training.epochs={_EPOCHS}",),
-    "fgsm": (f"training.epochs={_EPOCHS}", "method.step_size=2 eps"),
-    "atas-plus": (f"training.epochs={_EPOCHS}",),
-}
+_STANDARD = (f"method.eps={_EPS}", f"training.epochs={_EPOCHS}")  # what the recipe of atas-plus has
+VALUES = {"standard": _STANDARD, "fgsm": (*_STANDARD, "method.step_size=2 eps"), "atas-plus": ()}
 _TITLES = {"standard": "no attack", "fgsm": "one step of 2 eps", "atas-plus": "adaptive steps"}
 _LONGEST_FIRST = ("atas-plus", "fgsm", "standard")  # so that two processes end at about the same time
 
@@ -52,7 +49,7 @@ def demo(
     """
     from rich.console import Console
 
-    jobs = {method: _Job(method, out / method, seed) for method in _VALUES}
+    jobs = {method: _Job(method, out / method, seed) for method in VALUES}
     print_line(f"Training one small network on {_DATA} in three ways, then attacking it: every pixel by up to {_EPS}.")
     _run(jobs, ProgressDisplay(Console()))
     import_torch()
@@ -84,11 +81,10 @@ class _Job:
 
     def run(self) -> None:
         """Train, then evaluate."""
-        assignments = (f"method.eps={_EPS}", *_VALUES[self.method])
-        values = [part for assignment in assignments for part in ("--set", assignment)]
+        values = [part for assignment in VALUES[self.method] for part in ("--set", assignment)]
         recipe = f"digits-small-cnn-{self.method}"
         self._call("training", "train", recipe, "--out", self.folder, "--overwrite", "--seed", self.seed, *values)
-        self._call("attacking", "evaluate", self.folder, "--attacks", ",".join(_ATTACKS), "--examples", _IMAGES)
+        self._call("attacking", "evaluate", self.folder, "--attacks", ",".join(ATTACKS), "--examples", IMAGES)
         self.phase = "done"
 
     def _call(self, phase: str, *arguments: object) -> None:
@@ -172,7 +168,7 @@ def _table(runs: dict[str, RunSummary]) -> Table:
     table = Table("training", "attack in training", "clean %", "FGSM %", "PGD-50 %", "AutoAttack %", box=box.SIMPLE)
     for method, run in runs.items():
         accuracy = _accuracy(run)
-        table.add_row(method, _TITLES[method], *(f"{100 * accuracy[name]:.0f}" for name in ("clean", *_ATTACKS)))
+        table.add_row(method, _TITLES[method], *(f"{100 * accuracy[name]:.0f}" for name in ("clean", *ATTACKS)))
     return table
 
 
