@@ -510,3 +510,12 @@ def test_sections_and_keys_of_later_versions_are_written_where_they_say_somethin
     assert from_dict(tomllib.loads(softened.to_toml()), "again").targets == softened.targets
     assert fingerprint.recipe_fingerprint(softened) != fingerprint.recipe_fingerprint(loaded)
     assert fingerprint.differences(loaded, softened)[0] == "targets.smoothing: None became 0.1"
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "needed"), [("noise", "random", "smoothing"), ("decay", 0.9, "share"), ("from_epoch", 3, "share")]
+)
+def test_keys_of_targets_that_have_no_effect(key, value, needed):
+    with pytest.raises(UsageError, match=rf"targets\.{key} has no effect without targets\.{needed}"):
+        load("cifar10-preact-resnet18-atas").with_values({f"targets.{key}": value})
+    load("cifar10-preact-resnet18-atas").with_values({f"targets.{key}": value, f"targets.{needed}": 0.2})

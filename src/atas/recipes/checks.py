@@ -17,7 +17,7 @@ from atas._utils.imports import is_timm
 from atas.errors import UsageError, unknown
 
 if TYPE_CHECKING:
-    from atas.recipes.schema import DataConfig, Recipe
+    from atas.recipes.schema import DataConfig, Recipe, TargetsConfig
 
 
 @dataclass(frozen=True)
@@ -144,6 +144,7 @@ def check_loss(recipe: Recipe, method: type[methods.Method] | None) -> None:
             f"method {recipe.method.name} has targets of its own: set method.smoothing, method.share, method.decay and "
             f"method.from_epoch, and leave out [targets]"
         )
+    _check_targets(recipe.targets)
     if recipe.schedule.final and recipe.schedule.name == "piecewise":
         raise UsageError(
             "schedule.final is for schedule.name = cyclic or cosine; a piecewise schedule ends after its milestones"
@@ -157,6 +158,14 @@ def check_loss(recipe: Recipe, method: type[methods.Method] | None) -> None:
             f"method {recipe.method.name} has no inputs to re-estimate BatchNorm statistics at; leave out "
             f"training.ema_batchnorm"
         )
+
+
+def _check_targets(targets: TargetsConfig) -> None:
+    """Raise UsageError for keys of [targets] that have no effect because the key that they belong to is not set."""
+    default = type(targets)()
+    for key, needed in (("noise", "smoothing"), ("decay", "share"), ("from_epoch", "share")):
+        if getattr(targets, key) != getattr(default, key) and not getattr(targets, needed):
+            raise UsageError(f"targets.{key} has no effect without targets.{needed}; set it, or leave {key} out")
 
 
 def check_bounds(section: str, config: Any) -> None:
