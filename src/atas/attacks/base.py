@@ -24,7 +24,7 @@ from atas.core.validation import (
     explain_precision,
 )
 from atas.errors import DataError, UsageError
-from atas.threat import Threat
+from atas.threat import Linf, Threat
 
 
 class Attack(Protocol):
@@ -78,6 +78,35 @@ class Clean:
     ) -> Tensor:
         """Return the images."""
         return x.detach()
+
+
+def as_threat(value: Threat | float | None) -> Threat | None:
+    """Return the threat model that an attack was created for; a plain eps means Linf.
+
+    >>> as_threat(8 / 255)
+    Linf(8/255)
+    """
+    if value is None or isinstance(value, Threat):
+        return value
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise UsageError(
+            f"the first argument of an attack is its threat model, such as atas.Linf(8/255) or 8/255; got "
+            f"{describe(value)}: pass settings by name"
+        )
+    return Linf(value)
+
+
+def choose_threat(attack: Attack, threat: Threat | None) -> Threat:
+    """Return the threat model that an attack was created for or is called with; raise UsageError unless it is one."""
+    own: Threat | None = getattr(attack, "threat", None)
+    if own is None and threat is None:
+        raise UsageError(
+            f"the attack '{attack.name}' has no threat model: create it with one, such as "
+            f"atas.attacks.{type(attack).__name__}(threat=atas.Linf(8/255))"
+        )
+    if own is not None and threat is not None and own != threat:
+        raise UsageError(f"the attack '{attack.name}' was created for {own}, not for {threat}: leave one of them out")
+    return own or threat  # type: ignore[return-value]
 
 
 def step_settings(size: float) -> dict[str, Any]:

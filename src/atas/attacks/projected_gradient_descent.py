@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
 
-from atas.attacks.base import attack_context, step_settings
+from atas.attacks.base import as_threat, attack_context, choose_threat, step_settings
 from atas.attacks.losses import correct
 from atas.attacks.search import LogitsFunction, Search, Slots, random_start, where_write
 from atas.core.autograd import cross_entropy_sum, input_gradient
@@ -82,18 +82,42 @@ def pgd(
 
 @dataclass(frozen=True)
 class PGD:
-    """PGD as an attack of an evaluation; see `pgd`.
+    """Projected gradient descent from one or more random starts; see `pgd`.
 
-    >>> PGD(steps=50, restarts=10).name
-    'pgd50x10'
+    Paper: "Towards Deep Learning Models Resistant to Adversarial Attacks" (Madry et al., 2018),
+    https://arxiv.org/abs/1706.06083.
+    Distance: Linf, L2.
+
+    Args:
+        threat: the threat model, such as `atas.Linf(8/255)`; a plain number is the eps of Linf. An attack without one
+            gets it at the call, or from `atas.evaluate`.
+        steps: number of steps (default 10).
+        restarts: number of random starts (default 1).
+        step_size: size of a step in pixel units (default eps/5).
+
+    Shape:
+        - model: maps images (N, C, H, W) in [0, 1] to logits (N, classes)
+        - x: (N, C, H, W), float in [0, 1]
+        - y: (N,), integers from 0 to classes - 1
+        - output: like x; the last iterate of the first restart that fools the model, or of the last restart
+
+    >>> model = nn.Sequential(nn.Flatten(), nn.Linear(16, 3))
+    >>> x, y = torch.rand(2, 1, 4, 4), torch.tensor([0, 2])
+    >>> attack = PGD(8 / 255, steps=20)
+    >>> x_adv = attack(model, x, y)
+    >>> attack.name, PGD(steps=50, restarts=10).name
+    ('pgd20', 'pgd50x10')
     """
 
+    threat: Threat | float | None = None
+    _: KW_ONLY
     steps: int = 10
     restarts: int = 1
     step_size: float | None = None
     skips_misclassified: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "threat", as_threat(self.threat))
         check_fields(self)
         _check_count("steps", self.steps)
         _check_count("restarts", self.restarts)
@@ -118,10 +142,17 @@ class PGD:
         }
 
     def __call__(
-        self, model: nn.Module, x: Tensor, y: Tensor, threat: Threat, *, seed: int = 0, index: Tensor | None = None
+        self,
+        model: nn.Module,
+        x: Tensor,
+        y: Tensor,
+        threat: Threat | None = None,
+        *,
+        seed: int = 0,
+        index: Tensor | None = None,
     ) -> Tensor:
         """Return the last iterates, the worst over the restarts."""
-        return pgd(model, x, y, threat, self.steps, self.step_size, self.restarts, seed, index)
+        return pgd(model, x, y, choose_threat(self, threat), self.steps, self.step_size, self.restarts, seed, index)
 
 
 @dataclass(frozen=True)
@@ -150,7 +181,7 @@ class PGDRestart:
 
     def settings(self, threat: Threat) -> dict[str, Any]:
         """Return the settings of PGD with one start, and the number of the restart."""
-        return PGD(self.iterations, 1, self.step_size).settings(threat) | {"restart": self.restart}
+        return PGD(steps=self.iterations, step_size=self.step_size).settings(threat) | {"restart": self.restart}
 
     def extends(self, other: Search) -> bool:
         """Return whether the other search makes exactly the first steps of this one."""

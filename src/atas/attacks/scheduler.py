@@ -83,7 +83,7 @@ class Examples:
 
         >>> from atas.attacks.apgd import APGD
         >>> examples = Examples(torch.rand(1, 1, 2, 2), *torch.tensor([[0], [0]]), torch.tensor([[5.0, 1.0, 3.0, 2.0]]))
-        >>> examples.target_classes(APGD("t")).tolist(), examples.target_classes(APGD("ce")).tolist()
+        >>> examples.target_classes(APGD(loss="t")).tolist(), examples.target_classes(APGD(loss="ce")).tolist()
         ([[2, 3, 1]], [[0]])
         """
         label = self.y.unsqueeze(1)

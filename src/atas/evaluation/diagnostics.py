@@ -35,7 +35,9 @@ _MANY_STEPS = 10
 # if the gradient is constant, and twenty go 99.9%: so a warning from fewer steps needs confirmation by twenty.
 _ENOUGH_FOR_L2 = 20
 _LARGE_BUDGET = Linf(0.5)
-_STRONG_ATTACK = AttackEnsemble("strong", (APGD("ce", 20), APGD("t", 20)))  # enough steps without masked gradients
+_STRONG_ATTACK = AttackEnsemble(
+    "strong", (APGD(loss="ce", iterations=20), APGD(loss="t", iterations=20))
+)  # enough steps without masked gradients
 # Square may break examples that attacks on the cross-entropy do not; only examples that apgd-t does not break count.
 _MARGIN, _SQUARE = "apgd-t", "square"
 
@@ -89,7 +91,7 @@ class Diagnostics:
         if len(attacks) == 1:  # clean
             return []
         known = {name: code == ROBUST for name, code in codes.items()}
-        searched = any(isinstance(attack, AttackEnsemble) for attack in attacks.values())
+        searched = any(isinstance(attack, StagedAttack) and not isinstance(attack, PGD) for attack in attacks.values())
         steps = {name: attack.steps for name, attack in attacks.items() if isinstance(attack, PGD)}
         size = next((attack.step_size for attack in attacks.values() if isinstance(attack, PGD)), None)
 

@@ -22,6 +22,7 @@ from atas import __version__
 from atas import attacks as library
 from atas._utils.environment import environment_info
 from atas.attacks import Attack, Clean, StagedAttack
+from atas.attacks.base import choose_threat
 from atas.attacks.scheduler import Scheduler, default_batch_size
 from atas.core.fingerprint import LOGITS_KEY, logits_fingerprint, weights_hash
 from atas.core.validation import check_arguments, check_interface, check_module, describe
@@ -109,7 +110,7 @@ def evaluate(
     if not isinstance(threat, Threat):
         problem = "is missing" if threat is None else f"cannot be {threat!r}"
         raise UsageError(f"the threat model {problem}; pass it after the labels, such as threat=atas.Linf(8/255)")
-    resolved = _resolve_attacks(attacks, step_size)
+    resolved = _resolve_attacks(attacks, step_size, threat)
     settings = {name: attack.settings(threat) for name, attack in resolved.items()}
     source = open_source(images, labels)
     target_device, dtype = resolve_device(model, source.device, device), model_dtype(model)
@@ -207,7 +208,7 @@ def _run(
     return outcomes, world.on_rank0(lambda: warnings), seconds + time.perf_counter() - began
 
 
-def _resolve_attacks(attacks: Iterable[str | Attack], step_size: float | None) -> dict[str, Attack]:
+def _resolve_attacks(attacks: Iterable[str | Attack], step_size: float | None, threat: Threat) -> dict[str, Attack]:
     """Return the attacks by the names under which they were requested, clean first."""
     resolved: dict[str, Attack] = {Clean.name: Clean()}
     if not isinstance(attacks, Iterable):
@@ -215,6 +216,7 @@ def _resolve_attacks(attacks: Iterable[str | Attack], step_size: float | None) -
     for requested in [name.strip() for name in attacks.split(",")] if isinstance(attacks, str) else attacks:
         attack = library.create(requested, step_size) if isinstance(requested, str) else requested
         check_interface("an attack", [attack], ("settings", "__call__"))
+        choose_threat(attack, threat)
         name = requested if isinstance(requested, str) else requested.name
         if name == WORST or resolved.get(name, attack) != attack:
             raise UsageError(f"the name '{name}' is taken; rename your attack")
