@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from atas.attacks.base import as_threat
-from atas.attacks.losses import LOSSES, attack_loss, correct
+from atas.attacks.losses import LOSSES, goal_loss, resists
 from atas.attacks.search import LogitsFunction, Slots, expand_like, random_start, where_write
 from atas.attacks.staged import SearchAttack
 from atas.core.autograd import input_gradient
@@ -124,7 +124,10 @@ class APGDState:
 
     def __init__(self, search: APGD, slots: Slots, threat: Threat, seed: int) -> None:
         self._slots, self._threat, self._seed = slots, threat, seed
-        self._eot_iterations, self._loss = search.eot_iterations, functools.partial(attack_loss, search.loss)
+        self._eot_iterations, self._loss = (
+            search.eot_iterations,
+            functools.partial(goal_loss, search.loss, targeted=slots.targeted),
+        )
         self._checkpoints = torch.tensor(checkpoints(search.iterations), device=slots.x.device)
         numbers = torch.zeros(len(slots), dtype=slots.x.dtype, device=slots.x.device)
         self._buffers = APGDBuffers(
@@ -158,7 +161,7 @@ class APGDState:
         )
 
     def _evaluate(self, model: LogitsFunction, point: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Return the mean loss over the passes, the sum of the gradients, and whether the mean logits are correct."""
+        """Return the mean loss over the passes, the sum of the gradients, and whether the mean logits resist."""
         y, target = self._slots.y, self._slots.target
 
         def total(output: Tensor, y: Tensor) -> Tensor:
@@ -170,7 +173,7 @@ class APGDState:
             next_gradient, next_output = input_gradient(model, point, y, total)
             gradient, output = gradient + next_gradient, output + next_output
             loss = loss + self._loss(next_output, y, target)
-        return loss / self._eot_iterations, gradient, correct(output, y)
+        return loss / self._eot_iterations, gradient, resists(output, y, targeted=self._slots.targeted)
 
 
 @dataclass(frozen=True)

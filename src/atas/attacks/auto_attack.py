@@ -35,6 +35,7 @@ def autoattack(
     version: str = "standard",
     seed: int = 0,
     index: Tensor | None = None,
+    targets: Tensor | int | None = None,
 ) -> Tensor:
     """Run AutoAttack, the standard measure of robustness (Croce and Hein, 2020): strong attacks without parameters.
 
@@ -52,6 +53,8 @@ def autoattack(
         version: `standard` or `rand`.
         seed: another seed gives other random numbers.
         index: position of each example (N,) in its data set; 0 to N-1 by default.
+        targets: the class to push the images towards, or one class per image (N,). The attack then succeeds where the
+            model predicts it.
 
     Returns:
         Points like x: an adversarial input, or the image itself if it is misclassified without an attack or no attack
@@ -67,7 +70,7 @@ def autoattack(
     False
     """
     _check_version(version)
-    return run_stages(VERSIONS[version], model, x, y, threat, seed, index)
+    return run_stages(VERSIONS[version], model, x, y, threat, seed, index, targets)
 
 
 @dataclass(frozen=True)

@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 from atas.attacks.base import as_threat
-from atas.attacks.losses import correct, target_margin
+from atas.attacks.losses import goal_margin, resists, target_margin
 from atas.attacks.search import LogitsFunction, Slots, expand_like, where_write
 from atas.attacks.staged import SearchAttack
 from atas.core.autograd import input_gradient
@@ -121,16 +121,22 @@ class FABState:
     def step(self, model: LogitsFunction) -> None:
         """Move every running slot to its linearised boundary, and evaluate the model there."""
         slots, threat, search = self._slots, self._threat, self._search
+
+        def lead(output: Tensor) -> Tensor:
+            if slots.targeted:
+                return -goal_margin(output, slots.y, targeted=True)
+            return target_margin(output, slots.y, slots.target)
+
         current = torch.where(expand_like(slots.iteration == 0, slots.x), slots.x, self._current)
 
         def total(output: Tensor, y: Tensor) -> Tensor:
-            return target_margin(output, y, slots.target).sum()
+            return lead(output).sum()
 
         gradient, output = input_gradient(model, current, slots.y, total)
-        margin = target_margin(output, slots.y, slots.target)
+        margin = lead(output)
         ahead = boundary_step(threat, current, slots.x, gradient, margin, search.eta, search.alpha_max)
         with torch.no_grad():
-            is_correct = correct(model(ahead), slots.y)
+            is_correct = resists(model(ahead), slots.y, targeted=slots.targeted)
         fab_update(search, threat, slots, self._current, self.closest, ahead, is_correct)
 
 

@@ -11,7 +11,7 @@ from atas.attacks.base import as_threat, attack_context, choose_threat, step_set
 from atas.threat import Threat
 
 
-def fgsm(model: nn.Module, x: Tensor, y: Tensor, threat: Threat) -> Tensor:
+def fgsm(model: nn.Module, x: Tensor, y: Tensor, threat: Threat, *, targets: Tensor | int | None = None) -> Tensor:
     """Make one step of size eps from the image (Goodfellow et al., 2015): P[x + eps sgn grad l(x)].
 
     For L2 the step is eps along the normalised gradient. The model runs in eval mode.
@@ -21,6 +21,8 @@ def fgsm(model: nn.Module, x: Tensor, y: Tensor, threat: Threat) -> Tensor:
         x: images in [0, 1], float.
         y: labels (N,), integers.
         threat: the threat model, such as `atas.Linf(8/255)`.
+        targets: the class to push the images towards, or one class per image (N,). The attack then succeeds where the
+            model predicts it.
 
     Returns:
         Adversarial inputs like x.
@@ -32,7 +34,7 @@ def fgsm(model: nn.Module, x: Tensor, y: Tensor, threat: Threat) -> Tensor:
     >>> (fgsm(model, x, torch.tensor([1]), Linf(0.25)) - x).abs().flatten().tolist()
     [0.25, 0.25, 0.25, 0.25]
     """
-    with attack_context(model, x, y, threat) as target:
+    with attack_context(model, x, y, threat, targets=targets) as target:
         return target.step(target.x, threat.eps)
 
 
@@ -80,6 +82,7 @@ class FGSM:
         *,
         seed: int = 0,
         index: Tensor | None = None,
+        targets: Tensor | int | None = None,
     ) -> Tensor:
         """Return adversarial inputs; seed and index have no effect."""
-        return fgsm(model, x, y, choose_threat(self, threat))
+        return fgsm(model, x, y, choose_threat(self, threat), targets=targets)

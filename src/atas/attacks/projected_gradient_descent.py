@@ -9,12 +9,11 @@ import torch
 from torch import Tensor, nn
 
 from atas.attacks.base import as_threat, attack_context, choose_threat, step_settings
-from atas.attacks.losses import correct
 from atas.attacks.search import LogitsFunction, Search, Slots, random_start, where_write
 from atas.core.autograd import cross_entropy_sum, input_gradient
 from atas.core.dispatch import fast_op
 from atas.core.rng import CounterRNG
-from atas.core.validation import check_arguments, check_fields, check_logits
+from atas.core.validation import check_arguments, check_fields
 from atas.errors import UsageError
 from atas.threat import Threat
 
@@ -33,6 +32,7 @@ def pgd(
     restarts: int = 1,
     seed: int = 0,
     index: Tensor | None = None,
+    targets: Tensor | int | None = None,
 ) -> Tensor:
     """Ascend the cross-entropy from a random start (Madry et al., 2018): x(k+1) = P[x(k) + a sgn grad l(x(k))].
 
@@ -49,6 +49,8 @@ def pgd(
         restarts: number of random starts.
         seed: another seed gives other starts.
         index: position of each example (N,) in its data set; 0 to N-1 by default.
+        targets: the class to push the images towards, or one class per image (N,). The attack then succeeds where the
+            model predicts it.
 
     Returns:
         Adversarial inputs like x: for each example the last iterate of the first restart that fools the model, or of
@@ -63,7 +65,7 @@ def pgd(
     """
     _check_count("steps", steps)
     _check_count("restarts", restarts)
-    with attack_context(model, x, y, threat, index) as target:
+    with attack_context(model, x, y, threat, index, targets) as target:
         size = _resolve_step_size(step_size, threat)
 
         def run_restart(restart: int) -> Tensor:
@@ -75,8 +77,8 @@ def pgd(
 
         points = run_restart(0)
         for restart in range(1, restarts):
-            is_correct = correct(check_logits(model(points), len(x)), target.y)
-            points = torch.where(is_correct.view(-1, 1, 1, 1), run_restart(restart), points)
+            failed = target.resists(model(points))
+            points = torch.where(failed.view(-1, 1, 1, 1), run_restart(restart), points)
         return points
 
 
@@ -150,9 +152,12 @@ class PGD:
         *,
         seed: int = 0,
         index: Tensor | None = None,
+        targets: Tensor | int | None = None,
     ) -> Tensor:
         """Return the last iterates, the worst over the restarts."""
-        return pgd(model, x, y, choose_threat(self, threat), self.steps, self.step_size, self.restarts, seed, index)
+        return pgd(
+            model, x, y, choose_threat(self, threat), self.steps, self.step_size, self.restarts, seed, index, targets
+        )
 
 
 @dataclass(frozen=True)
@@ -205,8 +210,13 @@ class PGDState:
         """Make one step in every running slot."""
         slots = self._slots
         current = random_start(self._threat, slots, self._seed, self._restart, slots.point)
-        gradient, _ = input_gradient(model, current, slots.y, cross_entropy_sum)
+        gradient, _ = input_gradient(model, current, slots.y, descend if slots.targeted else cross_entropy_sum)
         pgd_update(self._threat, slots, current, gradient, self._size, self._iterations)
+
+
+def descend(logits: Tensor, y: Tensor) -> Tensor:
+    """Return minus the summed cross-entropy of the target classes."""
+    return -cross_entropy_sum(logits, y)
 
 
 @fast_op

@@ -7,14 +7,14 @@ inputs in full precision, replaces finished jobs with waiting ones, and reports 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
-from atas.attacks.losses import correct
+from atas.attacks.losses import resists
 from atas.attacks.search import LogitsFunction, Search, Slots
-from atas.core.validation import check_labels
+from atas.core.validation import check_labels, check_targets
 from atas.threat import Threat
 
 _BATCH_SIZES = {"cuda": 1024}
@@ -68,6 +68,8 @@ class Examples:
     """Position of each example in its data set (N,), int64; random numbers are hashed from it."""
     logits: Tensor
     """The verifier's logits at the images (N, classes)."""
+    targeted: bool = False
+    """Whether `y` holds target classes: an attack succeeds where the prediction is `y`, not where it differs."""
 
     @property
     def num_classes(self) -> int:
@@ -75,8 +77,20 @@ class Examples:
         return self.logits.shape[1]
 
     def misclassified(self) -> Tensor:
-        """Return the flags (N,) of examples that the verifier misclassifies without an attack."""
-        return ~correct(self.logits, self.y)
+        """Return the flags (N,) of examples on which an attack succeeds without a perturbation."""
+        return ~self.resists(self.logits)
+
+    def resists(self, logits: Tensor) -> Tensor:
+        """Return for which examples an attack has failed at the points with these logits."""
+        return resists(logits, self.y, targeted=self.targeted)
+
+    def jobs(self, search: Search) -> int:
+        """Return the number of jobs per example."""
+        return 1 if self.targeted else max(search.num_targets(self.num_classes), 1)
+
+    def select(self, rows: Tensor) -> Examples:
+        """Return some of the examples."""
+        return replace(self, x=self.x[rows], y=self.y[rows], index=self.index[rows], logits=self.logits[rows])
 
     def target_classes(self, search: Search) -> Tensor:
         """Return each job's target class (N, jobs): the likeliest other classes, or the label without targets.
@@ -87,7 +101,8 @@ class Examples:
         ([[2, 3, 1]], [[0]])
         """
         label = self.y.unsqueeze(1)
-        if not (count := search.num_targets(self.num_classes)):
+        count = search.num_targets(self.num_classes)
+        if self.targeted or not count:
             return label
         label_first = self.logits.scatter(1, label, torch.inf).argsort(dim=1, descending=True, stable=True)
         return label_first[:, 1 : count + 1]
@@ -121,7 +136,7 @@ class SearchProgress:
         record_warm_start: bool = False,
     ) -> SearchProgress:
         """Return the progress of a search that has not begun, with the examples that are broken already."""
-        jobs = max(search.num_targets(examples.num_classes), 1)
+        jobs = examples.jobs(search)
         return SearchProgress(
             broken=broken.to("cpu", copy=True),
             finished=torch.zeros(len(examples.x), jobs, dtype=torch.bool),
@@ -168,13 +183,13 @@ class Scheduler:
     precision: str = "float32"
     """The precision of the search model, for the result."""
 
-    def examples(self, x: Tensor, y: Tensor, index: Tensor) -> Examples:
-        """Move images, labels and indices to the device, and classify the images with the verifier."""
+    def examples(self, x: Tensor, y: Tensor, index: Tensor, *, targeted: bool = False) -> Examples:
+        """Move images, labels (or targets) and indices to the device, and classify the images with the verifier."""
         x, y, index = x.to(self.device), y.to(self.device), index.to(self.device)
         with torch.no_grad():
             logits = torch.cat([self.verifier(batch) for batch in x.split(self.slots)])
-        check_labels(y, logits.shape[1])
-        return Examples(x, y, index, logits)
+        (check_targets if targeted else check_labels)(y, logits.shape[1])
+        return Examples(x, y, index, logits, targeted)
 
     def run(
         self,
@@ -206,7 +221,7 @@ class Scheduler:
             jobs = progress.pending_jobs()
             if not len(jobs):
                 return
-            slots = Slots.empty(slot_count(len(jobs), self.slots), examples.x[:1])
+            slots = Slots.empty(slot_count(len(jobs), self.slots), examples.x[:1], targeted=examples.targeted)
             state = search.init_state(slots, threat, examples.num_classes, seed)
             advance = self.run_steps(lambda: state.step(self.search_model))
             table = _SlotTable(search, self.verifier, examples, threat, progress, slots, warm_start)
@@ -317,7 +332,7 @@ class _SlotTable:
         device = slots.x.device
         on_device = due.to(device)
         points = self._threat.project(slots.point[on_device], slots.x[on_device])
-        fooled = ~correct(self._verifier(points), slots.y[on_device]).cpu()
+        fooled = ~resists(self._verifier(points), slots.y[on_device], targeted=slots.targeted).cpu()
         if progress.warm_start is not None:
             progress.warm_start.points[rows.to(device)] = slots.point[on_device]
         # Two slots may hold two targets of one example: one adversarial input is enough.

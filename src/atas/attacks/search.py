@@ -49,9 +49,12 @@ class Slots:
     point; the search then continues and must not propose the same point again."""
     done: Tensor
     """Whether the slot has made all iterations."""
+    targeted: bool = False
+    """Whether `y` holds target classes: the search succeeds where the prediction is `y`, not where it differs. It then
+    has one job per example, whatever `num_targets` says."""
 
     @staticmethod
-    def empty(count: int, like: Tensor) -> Slots:
+    def empty(count: int, like: Tensor, *, targeted: bool = False) -> Slots:
         """Return idle slots for images with the shape (without the batch), dtype and device of `like`."""
 
         def numbers() -> Tensor:
@@ -72,6 +75,7 @@ class Slots:
             point=images.clone(),
             broken=flags(),
             done=flags(),
+            targeted=targeted,
         )
 
     def __len__(self) -> int:

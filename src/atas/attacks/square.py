@@ -22,8 +22,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from atas.attacks.base import as_threat
-from atas.attacks.losses import correct
-from atas.attacks.losses import margin as label_margin
+from atas.attacks.losses import goal_margin, resists
 from atas.attacks.search import LogitsFunction, Slots, expand_like, where_write
 from atas.attacks.staged import SearchAttack
 from atas.core.dispatch import fast_op
@@ -143,7 +142,8 @@ class SquareState:
         slots = self._slots
         proposal = self._propose(slots)
         output = model(proposal)
-        margin, is_correct = label_margin(output, slots.y), correct(output, slots.y)
+        margin = goal_margin(output, slots.y, targeted=slots.targeted)
+        is_correct = resists(output, slots.y, targeted=slots.targeted)
         square_update(self._queries, slots, self._margin, proposal, margin, is_correct)
 
 

@@ -29,10 +29,11 @@ class StagedCall:
         *,
         seed: int = 0,
         index: Tensor | None = None,
+        targets: Tensor | int | None = None,
     ) -> Tensor:
         """Return adversarial inputs, or the image itself if it is misclassified already or no search succeeds."""
         attack: Any = self
-        return run_stages(attack.stages, model, x, y, choose_threat(attack, threat), seed, index)
+        return run_stages(attack.stages, model, x, y, choose_threat(attack, threat), seed, index, targets)
 
 
 class SearchAttack(StagedCall):
@@ -53,12 +54,13 @@ def run_stages(
     threat: Threat,
     seed: int,
     index: Tensor | None,
+    targets: Tensor | int | None = None,
 ) -> Tensor:
     """Run searches in order, each on the examples that earlier ones did not break; return points like x.
 
     A point is an adversarial input, or the image itself if it is misclassified already or no search succeeds.
     """
-    with attack_context(model, x, y, threat, index) as target:
+    with attack_context(model, x, y, threat, index, targets) as target:
         if not len(x):
             return target.x
         check_images(target.x)  # before the attack on a GPU too: it takes long
@@ -69,6 +71,6 @@ def run_stages(
             return check_logits(model(laid_out), len(point))
 
         scheduler = Scheduler(verifier, verifier, x.device, default_batch_size(x.device))
-        examples = scheduler.examples(target.x, target.y, target.index)
+        examples = scheduler.examples(target.x, target.y, target.index, targeted=target.targeted)
         _, points = scheduler.run_stages(stages, examples, threat, examples.misclassified(), seed=seed)
         return points

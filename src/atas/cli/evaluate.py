@@ -45,6 +45,7 @@ class EvaluateOptions:
     attacks: str | None = None
     trust: bool = False
     quiet: bool = False
+    target_class: str | None = None
 
     def attacks_or_default(self, default: tuple[str, ...]) -> tuple[str, ...]:
         """Return the requested attacks, or `default`."""
@@ -102,6 +103,9 @@ def evaluate(
     device: str = typer.Option("auto", "--device", help="auto, cpu or cuda."),
     seed: int = typer.Option(0, "--seed", help="Seed of the random starts."),
     out: Path | None = typer.Option(None, "--out", help="Output file (.json); Markdown is written next to it."),
+    target_class: str | None = typer.Option(
+        None, "--target-class", help="Push the images to this class, by name or number; measures how many resist."
+    ),
     trust: bool = options.TRUST,
     quiet: bool = options.QUIET,
     as_json: bool = typer.Option(False, "--json", help="Print JSON instead of a table."),
@@ -120,7 +124,7 @@ def evaluate(
              torchrun --nproc-per-node 8 -m atas evaluate runs/mine --attacks autoattack
     """
     given = EvaluateOptions(
-        weights, model, data, root, size, norm, eps, mean, std, examples, out, attacks, trust, quiet
+        weights, model, data, root, size, norm, eps, mean, std, examples, out, attacks, trust, quiet, target_class
     )
     given.validate(run)
 
@@ -216,9 +220,10 @@ def evaluate_target(
                 progress=display,
                 progress_file=progress,
                 shard=process.size > 1,
+                targets=target.target_class,
             )
         if process.is_main:
-            expected = target.expected if step_size is None else None
+            expected = target.expected if step_size is None and not result.targeted else None
             notes = [] if expected is None else expected.compare(result.n, result.accuracy)
             _write(result, path, notes, show=show, shown_warnings=set() if quiet else display.shown_warnings)
     return result

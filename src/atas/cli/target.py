@@ -6,6 +6,8 @@ run only if it has at least as many images and attacks as strong.
 
 from __future__ import annotations
 
+import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -18,7 +20,7 @@ from atas import data, models, threat
 from atas._utils.console import DataProgress, is_rank0
 from atas.cli.evaluate import EvaluateOptions
 from atas.core.autograd import eval_mode
-from atas.errors import DataError, UsageError
+from atas.errors import DataError, UsageError, first_few, unknown
 from atas.evaluation import Evaluation
 from atas.evaluation.inputs import ChunkReader, check_classes, open_source
 from atas.models import published
@@ -50,6 +52,7 @@ class Target:
     out: Path
     expected: Expected | None = None
     keeps_better: bool = False
+    target_class: int | None = None
 
     def result_path(self) -> Path:
         """Return the path to write now; other evaluations may change it."""
@@ -73,14 +76,18 @@ def from_run(run: Run, options: EvaluateOptions) -> Target:
         dataset = load_eval_data(run.recipe, options.root, progress)
     _check_classes(RunFolder(run.folder).model, dataset)
     examples, attacks = options.examples or config.examples, options.attacks_or_default(config.attacks)
-    out = options.out or output_path(run, options.root, dataset.test, attack_threat)
+    target_class = _target_class(options.target_class, dataset.test.classes)
+    out = options.out or _question_path(output_path(run, options.root, dataset.test, attack_threat), options)
     test = dataset.test.part(slice(examples))
     expectation = (
         find_expected(run.recipe, on_subset=ROWS_KEY in RunFolder(run.folder).read_environment())
         if attack_threat == trained_for
         else None
     )
-    return Target(run.model, test, attack_threat, attacks, config.batch_size, out, expectation, options.out is None)
+    keeps_better = options.out is None
+    return Target(
+        run.model, test, attack_threat, attacks, config.batch_size, out, expectation, keeps_better, target_class
+    )
 
 
 def from_model(options: EvaluateOptions) -> Target:
@@ -104,7 +111,26 @@ def from_model(options: EvaluateOptions) -> Target:
         if weights is not None:
             load_weights(weights, model)
     attacks = options.attacks_or_default(_DEFAULT_ATTACKS)
-    return Target(model, test, attack_threat, attacks, None, options.out or _path_of_result(options))
+    out = options.out or _question_path(_path_of_result(options), options)
+    target_class = _target_class(options.target_class, dataset.test.classes)
+    return Target(model, test, attack_threat, attacks, None, out, target_class=target_class)
+
+
+def _target_class(text: str | None, classes: Sequence[str]) -> int | None:
+    """Return the number of a class that is given by its name or its number."""
+    if text is None or text in classes:
+        return None if text is None else list(classes).index(text)
+    if text.isascii() and text.isdigit() and int(text) < len(classes):
+        return int(text)
+    raise unknown("class", text, classes, f"Classes have the names {first_few(classes)}, or numbers from 0.")
+
+
+def _question_path(path: Path, options: EvaluateOptions) -> Path:
+    """Return a path of its own for a result that answers another question than robust accuracy."""
+    if options.target_class is not None:
+        name = re.sub(r"[^\w.-]+", "-", options.target_class)
+        path = path.with_name(f"target-{name}-{path.name}")
+    return path
 
 
 def _locate(weights: Path, quiet: bool) -> Path:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from atas.attacks import PGD, Attack, AttackEnsemble, StagedAttack, correct, create
+from atas.attacks import PGD, Attack, AttackEnsemble, StagedAttack, create
 from atas.attacks.apgd import APGD
+from atas.attacks.losses import resists
 from atas.attacks.scheduler import Examples, Scheduler
 from atas.core.autograd import input_gradient
 from atas.evaluation.runner import FIRST_STAGE, ROBUST
@@ -46,10 +48,19 @@ class Diagnostics:
     """Checks of a model on a sample of the examples: the positions `rows` in the data set, for any world size."""
 
     def __init__(
-        self, model: nn.Module, scheduler: Scheduler, threat: Threat, seed: int, rows: range, x: Tensor, y: Tensor
+        self,
+        model: nn.Module,
+        scheduler: Scheduler,
+        threat: Threat,
+        seed: int,
+        rows: range,
+        x: Tensor,
+        y: Tensor,
+        targets: Tensor | None = None,
     ) -> None:
         self._model, self._scheduler, self._threat, self._seed, self._rows = model, scheduler, threat, seed, rows
-        self._sample = scheduler.examples(x, y, torch.tensor(rows))
+        targeted = targets is not None
+        self._sample = scheduler.examples(x, y if targets is None else targets, torch.tensor(rows), targeted=targeted)
         self._small_sample = min(_SMALL_SAMPLE, scheduler.slots)
 
     @property
@@ -134,9 +145,10 @@ class Diagnostics:
             return ~self._broken(attack, sample, self._threat)
 
         def verdicts(x: Tensor, y: Tensor) -> Tensor:
-            point = attack(self._model, x, y, self._threat, seed=self._seed)
+            targets: dict[str, Any] = {"targets": y} if sample.targeted else {}
+            point = attack(self._model, x, y, self._threat, seed=self._seed, **targets)
             with torch.no_grad():
-                return correct(self._scheduler.verifier(point), y)
+                return resists(self._scheduler.verifier(point), y, targeted=sample.targeted)
 
         return _in_batches(verdicts, self._scheduler.slots, sample.x, sample.y).cpu()
 
@@ -145,8 +157,8 @@ class Diagnostics:
         sample, verifier = self._sample, self._scheduler.verifier
         with torch.no_grad():
             grey = verifier(torch.full_like(sample.x[: self._small_sample], 0.5))[:1].expand(len(sample.y), -1)
-        rows = (~sample.misclassified() & ~correct(grey, sample.y)).nonzero().squeeze(1)[:_SMALL_SAMPLE]
-        examples = Examples(sample.x[rows], sample.y[rows], sample.index[rows], sample.logits[rows])
+        rows = (~sample.misclassified() & ~sample.resists(grey)).nonzero().squeeze(1)[:_SMALL_SAMPLE]
+        examples = sample.select(rows)
         num_correct = int((~self._broken(_STRONG_ATTACK, examples, _LARGE_BUDGET)).sum())
         return check_large_budget(num_correct, len(rows), _LARGE_BUDGET.eps)
 

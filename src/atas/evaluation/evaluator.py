@@ -5,6 +5,7 @@ With several processes, each evaluates a share of the examples, and `merge_shard
 
 from __future__ import annotations
 
+import inspect
 import os
 import threading
 import time
@@ -30,7 +31,7 @@ from atas.distributed.world import SINGLE, World, init
 from atas.errors import UsageError
 from atas.evaluation.backend import device_context, hookable, model_dtype, prepare, resolve_device
 from atas.evaluation.diagnostics import SAMPLE_SIZE, Diagnostics
-from atas.evaluation.inputs import CHUNK_BYTES, ChunkReader, MapDataset, open_source
+from atas.evaluation.inputs import CHUNK_BYTES, ChunkReader, MapDataset, open_source, select_targets
 from atas.evaluation.progress import ProgressCallback, ProgressMeter
 from atas.evaluation.result import MAX_LABELS, WORST, Evaluation, Stage
 from atas.evaluation.resume import SAVE_INTERVAL, ProgressFile
@@ -45,6 +46,7 @@ _VERDICT = (
     "prediction at the point that the attack returned (PGD: last iterate, worst over restarts; searches: any point "
     "inside the ball, confirmed by the model in full precision)"
 )
+_TARGETED_VERDICT = f"correct unless the target class is predicted; {_VERDICT}"
 
 
 @check_arguments
@@ -65,6 +67,7 @@ def evaluate(
     progress_interval: float = SAVE_INTERVAL,
     chunk_bytes: int = CHUNK_BYTES,
     shard: bool = False,
+    targets: Tensor | np.ndarray | int | None = None,
 ) -> Evaluation:
     """Measure a model's accuracy on clean images and under attacks, each on all examples.
 
@@ -97,6 +100,9 @@ def evaluate(
         chunk_bytes: memory for the images that are read at a time. Searches need about twice as much in addition.
         shard: share the examples among the processes of torch.distributed. All processes must call `evaluate` with the
             same arguments, and all get the whole result.
+        targets: the class to push the images towards, or one class per image (N,). An image then counts as correct
+            unless the model predicts its target, so `accuracy` is the fraction of images that were not pushed there.
+            Images of the one target class are left out.
 
     >>> from atas import Linf
     >>> model = nn.Sequential(nn.Flatten(), nn.Linear(16, 4))
@@ -113,6 +119,10 @@ def evaluate(
     resolved = _resolve_attacks(attacks, step_size, threat)
     settings = {name: attack.settings(threat) for name, attack in resolved.items()}
     source = open_source(images, labels)
+    classes, goal = None, None
+    if targets is not None:
+        source, classes, goal = select_targets(source, targets)
+        _check_takes_targets(resolved)
     target_device, dtype = resolve_device(model, source.device, device), model_dtype(model)
     slots = default_batch_size(target_device) if batch_size is None else batch_size
     if slots < 1:
@@ -137,6 +147,7 @@ def evaluate(
                 "seed": seed,
                 "precision": [str(dtype), scheduler.precision],
                 "processes": [world.rank, world.size],
+                "targets": goal,
                 "atas": __version__,
                 LOGITS_KEY: logits_fingerprint(
                     scheduler.verifier, sample[: min(slots, _FINGERPRINT_IMAGES)].to(target_device)
@@ -145,7 +156,9 @@ def evaluate(
             file = ProgressFile(
                 _progress_path(progress_file, world), identity, meter.notify, interval=progress_interval
             )
-            outcomes, warnings, seconds = _run(model, scheduler, resolved, threat, seed, reader, world, file, meter)
+            outcomes, warnings, seconds = _run(
+                model, scheduler, resolved, threat, seed, reader, world, file, meter, classes
+            )
             progress_files = [path for path in world.all_gather(file.owned_path) if path is not None]
 
     return Evaluation(
@@ -154,7 +167,8 @@ def evaluate(
         warnings=tuple(warnings),
         protocol={
             "attacks": settings,
-            "verdict": _VERDICT,
+            "verdict": _VERDICT if goal is None else _TARGETED_VERDICT,
+            **({} if goal is None else {"targets": goal}),
             "seed": seed,
             "precision": str(dtype).removeprefix("torch."),
             "search_precision": scheduler.precision,
@@ -182,12 +196,15 @@ def _run(
     world: World,
     progress_file: ProgressFile,
     meter: ProgressMeter,
+    classes: Tensor | None,
 ) -> tuple[dict[str, AttackOutcome], list[EvaluationWarning], float]:
     """Return each attack's outcome on all examples, the warnings, and the seconds that the diagnostics took."""
     rows = world.rows(len(reader))
     chunks = reader.chunks(rows)
     began = time.perf_counter()
-    diagnostics = Diagnostics(model, scheduler, threat, seed, *reader.sample(SAMPLE_SIZE))
+    sample_rows, x, y = reader.sample(SAMPLE_SIZE)
+    sample_targets = None if classes is None else classes[list(sample_rows)]
+    diagnostics = Diagnostics(model, scheduler, threat, seed, sample_rows, x, y, sample_targets)
     warnings = diagnostics.check_model() if world.is_main else []
     seconds = time.perf_counter() - began
     for warning in [*warnings, *(diagnostics.check_clean() if world.is_main else [])]:  # before hours of attacks
@@ -197,7 +214,8 @@ def _run(
     runner.plan([len(chunk) for chunk in chunks], diagnostics.num_classes)
     for number, chunk in enumerate(chunks):
         if not runner.is_done(number):
-            runner.run_chunk(number, *reader.read(chunk), torch.tensor(chunk))
+            index = torch.tensor(chunk)
+            runner.run_chunk(number, *reader.read(chunk), index, None if classes is None else classes[index])
     outcomes = merge_shards(world.all_gather((rows, runner.outcomes(len(chunks)))), len(reader))
 
     began = time.perf_counter()
@@ -228,6 +246,14 @@ def _resolve_attacks(attacks: Iterable[str | Attack], step_size: float | None, t
             f"at a time"
         )
     return resolved
+
+
+def _check_takes_targets(attacks: dict[str, Attack]) -> None:
+    """Raise UsageError if an attack cannot push images towards a class."""
+    for name, attack in attacks.items():
+        searched = isinstance(attack, StagedAttack | Clean)
+        if not searched and "targets" not in inspect.signature(attack.__call__).parameters:
+            raise UsageError(f"the attack '{name}' takes no targets: leave it out, or add targets to its __call__")
 
 
 @contextmanager

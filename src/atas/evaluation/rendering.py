@@ -17,6 +17,12 @@ if TYPE_CHECKING:
 
 
 HEADER = ("attack", "accuracy", "95% interval", "robust", "time", "queries/image")
+_TARGETED_HEADER = ("attack", "not pushed to the target", *HEADER[2:])
+
+
+def header(result: Evaluation) -> tuple[str, ...]:
+    """Return the headings of the columns; with target classes the figure is no accuracy."""
+    return _TARGETED_HEADER if result.targeted else HEADER
 
 
 def table_rows(result: Evaluation) -> list[tuple[str, ...]]:
@@ -49,7 +55,7 @@ def _row(
 def rich_table(result: Evaluation) -> Table:
     """Return a table for a terminal."""
     table = Table(title=caption(result), box=box.SIMPLE, padding=(0, 1, 0, 0))
-    for heading in HEADER:
+    for heading in header(result):
         table.add_column(heading, justify="left" if heading == HEADER[0] else "right")
     for row in table_rows(result):
         table.add_row(*(Text(printable(cell)) for cell in row))  # a name with brackets is not markup
@@ -58,7 +64,7 @@ def rich_table(result: Evaluation) -> Table:
 
 def plain_table(result: Evaluation) -> str:
     """Return a table as plain text."""
-    lines = [HEADER, *table_rows(result)]
+    lines = [header(result), *table_rows(result)]
     widths = [max(len(line[column]) for line in lines) for column in range(len(HEADER))]
     text = [
         "  ".join([line[0].ljust(widths[0]), *(cell.rjust(w) for cell, w in zip(line[1:], widths[1:], strict=True))])
@@ -68,8 +74,18 @@ def plain_table(result: Evaluation) -> str:
 
 
 def caption(result: Evaluation) -> str:
-    """Return the threat model, the number of examples and the precision."""
-    return f"{result.threat}, {result.n} examples, {result.protocol['precision']}"
+    """Return the threat model, the number of examples, the targets and the precision."""
+    return f"{result.threat}, {result.n} examples{_targets(result)}, {result.protocol['precision']}"
+
+
+def _targets(result: Evaluation) -> str:
+    """Return which classes the attacks pushed the images to."""
+    targets = result.protocol.get("targets")
+    if not isinstance(targets, dict):
+        return ""
+    if "class" not in targets:
+        return ", a target class per example"
+    return f", target class {targets['class']} (its {targets.get('left_out', 0)} own images left out)"
 
 
 def markdown(result: Evaluation) -> str:
@@ -78,7 +94,7 @@ def markdown(result: Evaluation) -> str:
     lines = [
         f"# Evaluation: {markdown_text(caption(result))}",
         "",
-        _markdown_row(HEADER),
+        _markdown_row(header(result)),
         _markdown_row(["---", *["---:"] * (len(HEADER) - 1)]),
     ]
     for name in result.correct:
@@ -135,10 +151,12 @@ def sentence(result: Evaluation) -> str:
         if "step_size_value" in settings[name]  # an attack of the user's own may have the name of a PGD
     }
     steps = f", PGD in steps of {' and '.join(sorted(sizes))}" if sizes else ""
+    measured = "Images not pushed to the target" if result.targeted else "Accuracy"
     return (
-        f"Accuracy in percent with 95% intervals: {accuracies}; {norm}, eps = {eps}{steps}, {result.n:,} images, "
-        f"verdicts in {result.protocol.get('precision', 'float32')}, seed {result.protocol.get('seed', 0)}, "
-        f"atas {result.environment.get('atas', '?')}, weights {result.weights}, data {result.data}{warnings}."
+        f"{measured} in percent with 95% intervals: {accuracies}; {norm}, eps = {eps}{steps}, "
+        f"{result.n:,} images{_targets(result)}, verdicts in {result.protocol.get('precision', 'float32')}, "
+        f"seed {result.protocol.get('seed', 0)}, atas {result.environment.get('atas', '?')}, "
+        f"weights {result.weights}, data {result.data}{warnings}."
     )
 
 

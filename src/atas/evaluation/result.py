@@ -175,6 +175,11 @@ class Evaluation:
         return any(name.startswith("autoattack") for name in self.correct)
 
     @property
+    def targeted(self) -> bool:
+        """Whether the attacks pushed images towards target classes; `correct` then means: not pushed there."""
+        return self.protocol.get("targets") is not None
+
+    @property
     def n(self) -> int:
         """The number of examples."""
         return len(self.correct["clean"])
@@ -337,7 +342,7 @@ def decode_labels(values: dict[str, Any], n: int) -> list[str | None]:
 def load_results(folder: Path) -> list[Evaluation]:
     """Return the results in a run's folder: `evaluation.json` first, then others on the same images, by file name."""
     paths = sorted(folder.glob("*.json"), key=lambda path: (path.stem != _MAIN_RESULT, path))
-    results = [Evaluation.load(path) for path in paths if _is_result(path)]
+    results = [result for path in paths if _is_result(path) if not (result := Evaluation.load(path)).targeted]
     return [result for result in results if _same_images(results[0], result)]
 
 

@@ -10,7 +10,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from atas.attacks import PGD, Attack, Clean, StagedAttack, correct
+from atas.attacks import PGD, Attack, Clean, StagedAttack
+from atas.attacks.losses import resists
 from atas.attacks.projected_gradient_descent import PGDRestart
 from atas.attacks.scheduler import Examples, Scheduler, SearchProgress, WarmStart
 from atas.attacks.search import Search
@@ -75,11 +76,13 @@ class AttackRunner:
         keys = [(chunk, name, number) for name, a in self._attacks.items() for number in range(len(_searches(a)))]
         return all(key in self.stages and self.stages[key].complete for key in keys)
 
-    def run_chunk(self, chunk: int, x: Tensor, y: Tensor, index: Tensor) -> None:
-        """Run all attacks on one chunk, or what is left of them."""
+    def run_chunk(self, chunk: int, x: Tensor, y: Tensor, index: Tensor, targets: Tensor | None = None) -> None:
+        """Run all attacks on one chunk, or what is left of them; with `targets`, push the images to these classes."""
         try:
             began = time.perf_counter()
-            examples = self._scheduler.examples(x, y, index)
+            targeted = targets is not None
+            examples = self._scheduler.examples(x, y if targets is None else targets, index, targeted=targeted)
+            self._labels = y.to(examples.y.device)
             seconds = time.perf_counter() - began
             self._warm_starts: list[WarmStart] = []
             for name, attack in self._attacks.items():
@@ -162,9 +165,18 @@ class AttackRunner:
             began = time.perf_counter()
             with _count_queries(self._model) as batch_sizes:
                 # Copies: an attack may write to its arguments.
-                points = attack(self._model, x.clone(), y.clone(), self._threat, seed=self._seed, index=index[batch])
+                points = attack(
+                    self._model,
+                    x.clone(),
+                    self._labels[batch].clone(),
+                    self._threat,
+                    seed=self._seed,
+                    index=index[batch],
+                    **({"targets": y.clone()} if examples.targeted else {}),
+                )
             with torch.no_grad():
-                wrong = ~correct(self._scheduler.verifier(check_within_threat(points, x, self._threat, name)), y).cpu()
+                logits = self._scheduler.verifier(check_within_threat(points, x, self._threat, name))
+            wrong = ~resists(logits, y, targeted=examples.targeted).cpu()
             stage.broken = torch.cat([stage.broken, wrong])
             stage.seconds += time.perf_counter() - began
             stage.queries += sum(batch_sizes)
