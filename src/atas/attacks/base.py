@@ -207,6 +207,7 @@ def attack_context(
             total = cross_entropy_sum(logits, checks.labels(y, logits.shape[1]))
             return total if targets is None else -total
 
+        threat.check_images(x.shape, x.device)
         index = torch.arange(len(x), device=x.device) if index is None else index.long()
         images, classes = x.detach().clone(), classes.to(torch.int64, copy=True)
         yield AttackTarget(model, images, classes, index, threat, loss, targets is not None)

@@ -104,7 +104,7 @@ class FAB(SearchAttack):
 
     def init_state(self, slots: Slots, threat: Threat, num_classes: int, seed: int) -> FABState:
         """Allocate the state of the slots; the seed has no effect."""
-        if not isinstance(threat, Linf | L2):
+        if not isinstance(threat.unmasked, Linf | L2):
             raise UsageError(f"{self.name} supports the norms linf and l2; got {threat!r}")
         return FABState(self, slots, threat)
 
@@ -134,10 +134,12 @@ class FABState:
 
         gradient, output = input_gradient(model, current, slots.y, total)
         margin = lead(output)
-        ahead = boundary_step(threat, current, slots.x, gradient, margin, search.eta, search.alpha_max)
+        ball, gradient = threat.unmasked, threat.restrict(gradient)
+        ahead = boundary_step(ball, current, slots.x, gradient, margin, search.eta, search.alpha_max)
+        ahead = threat.hold(ahead, slots.x)
         with torch.no_grad():
             is_correct = resists(model(ahead), slots.y, targeted=slots.targeted)
-        fab_update(search, threat, slots, self._current, self.closest, ahead, is_correct)
+        fab_update(search, ball, slots, self._current, self.closest, ahead, is_correct)
 
 
 @fast_op

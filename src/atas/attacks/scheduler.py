@@ -222,9 +222,10 @@ class Scheduler:
             if not len(jobs):
                 return
             slots = Slots.empty(slot_count(len(jobs), self.slots), examples.x[:1], targeted=examples.targeted)
-            state = search.init_state(slots, threat, examples.num_classes, seed)
+            slot_threat = threat.select(torch.zeros(len(slots), dtype=torch.int64))  # masks of its own, to write into
+            state = search.init_state(slots, slot_threat, examples.num_classes, seed)
             advance = self.run_steps(lambda: state.step(self.search_model))
-            table = _SlotTable(search, self.verifier, examples, threat, progress, slots, warm_start)
+            table = _SlotTable(search, self.verifier, examples, (threat, slot_threat), progress, slots, warm_start)
             while table.admit():
                 advance(min(self.poll_interval, table.steps_to_end()))
                 table.poll()
@@ -260,13 +261,14 @@ class _SlotTable:
         search: Search,
         verifier: LogitsFunction,
         examples: Examples,
-        threat: Threat,
+        threats: tuple[Threat, Threat],
         progress: SearchProgress,
         slots: Slots,
         warm_start: WarmStart | None,
     ) -> None:
         self._search, self._verifier, self._examples = search, verifier, examples
-        self._threat, self._progress, self._slots = threat, progress, slots
+        self._threat, self._slot_threat = threats
+        self._progress, self._slots = progress, slots
         self._warm_start, self._start_iteration = warm_start, 0 if warm_start is None else warm_start.search.steps
         self._targets = examples.target_classes(search)
         self._waiting = progress.pending_jobs()
@@ -286,6 +288,7 @@ class _SlotTable:
 
     def _load(self, slots: Tensor, ranks: Tensor, rows: Tensor) -> None:
         examples = self._examples
+        self._slot_threat.assign(slots, self._threat, rows)
         self._slots.assign(
             slots,
             x=examples.x[rows],
@@ -331,7 +334,7 @@ class _SlotTable:
         slots, progress, rows = self._slots, self._progress, self._row[due]
         device = slots.x.device
         on_device = due.to(device)
-        points = self._threat.project(slots.point[on_device], slots.x[on_device])
+        points = self._slot_threat.select(on_device).project(slots.point[on_device], slots.x[on_device])
         fooled = ~resists(self._verifier(points), slots.y[on_device], targeted=slots.targeted).cpu()
         if progress.warm_start is not None:
             progress.warm_start.points[rows.to(device)] = slots.point[on_device]

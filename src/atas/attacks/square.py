@@ -105,12 +105,12 @@ class Square(SearchAttack):
             "stretched": self.rescale_schedule,
             "loss": "margin",
             "restarts": 1,
-            "start": "vertical stripes" if isinstance(threat, Linf) else "tiles",
+            "start": "vertical stripes" if isinstance(threat.unmasked, Linf) else "tiles",
         }
 
     def init_state(self, slots: Slots, threat: Threat, num_classes: int, seed: int) -> SquareState:
         """Allocate the state of the slots."""
-        if not isinstance(threat, Linf | L2):
+        if not isinstance(threat.unmasked, Linf | L2):
             raise UsageError(f"{self.name} supports the norms linf and l2; got {threat!r}")
         return SquareState(self, slots, threat, seed)
 
@@ -132,19 +132,30 @@ class SquareState:
     """The state of Square Attack: the best point so far is the slot's `point`."""
 
     def __init__(self, search: Square, slots: Slots, threat: Threat, seed: int) -> None:
-        self._slots, self._queries = slots, search.queries
-        self._propose = (LinfProposal if isinstance(threat, Linf) else L2Proposal)(search, slots, threat.eps, seed)
+        self._slots, self._queries, self._threat = slots, search.queries, threat
+        is_linf = isinstance(threat.unmasked, Linf)
+        self._propose = (LinfProposal if is_linf else L2Proposal)(search, slots, threat.eps, seed)
         self._margin = torch.zeros(len(slots), dtype=slots.x.dtype, device=slots.x.device)
 
     @torch.no_grad()
     def step(self, model: LogitsFunction) -> None:
         """Make one query in every running slot."""
         slots = self._slots
-        proposal = self._propose(slots)
+        proposal = restrict_proposal(self._threat, self._propose(slots), slots.x)
         output = model(proposal)
         margin = goal_margin(output, slots.y, targeted=slots.targeted)
         is_correct = resists(output, slots.y, targeted=slots.targeted)
         square_update(self._queries, slots, self._margin, proposal, margin, is_correct)
+
+
+def restrict_proposal(threat: Threat, proposal: Tensor, x: Tensor) -> Tensor:
+    """Return a proposal that changes only pixels that may change; for L2 they take over the budget of the others."""
+    if threat.unmasked is threat:
+        return proposal
+    change = threat.hold(proposal, x) - x
+    if isinstance(threat.unmasked, L2):
+        change = change * expand_like(threat.eps / (l2_norm(change) + _TINY), x)
+    return threat.project(x + change, x)
 
 
 @fast_op

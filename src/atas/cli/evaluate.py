@@ -46,6 +46,7 @@ class EvaluateOptions:
     trust: bool = False
     quiet: bool = False
     target_class: str | None = None
+    mask: Path | None = None
 
     def attacks_or_default(self, default: tuple[str, ...]) -> tuple[str, ...]:
         """Return the requested attacks, or `default`."""
@@ -106,6 +107,9 @@ def evaluate(
     target_class: str | None = typer.Option(
         None, "--target-class", help="Push the images to this class, by name or number; measures how many resist."
     ),
+    mask: Path | None = typer.Option(
+        None, "--mask", help="Image of the size of the test images; only pixels that are white there may change."
+    ),
     trust: bool = options.TRUST,
     quiet: bool = options.QUIET,
     as_json: bool = typer.Option(False, "--json", help="Print JSON instead of a table."),
@@ -124,7 +128,7 @@ def evaluate(
              torchrun --nproc-per-node 8 -m atas evaluate runs/mine --attacks autoattack
     """
     given = EvaluateOptions(
-        weights, model, data, root, size, norm, eps, mean, std, examples, out, attacks, trust, quiet, target_class
+        weights, model, data, root, size, norm, eps, mean, std, examples, out, attacks, trust, quiet, target_class, mask
     )
     given.validate(run)
 
@@ -223,7 +227,7 @@ def evaluate_target(
                 targets=target.target_class,
             )
         if process.is_main:
-            expected = target.expected if step_size is None and not result.targeted else None
+            expected = target.expected if step_size is None and not result.restricted else None
             notes = [] if expected is None else expected.compare(result.n, result.accuracy)
             _write(result, path, notes, show=show, shown_warnings=set() if quiet else display.shown_warnings)
     return result

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+import numpy as np
 import torch
 from rich.console import Console
 from torch import nn
@@ -20,6 +21,7 @@ from atas import data, models, threat
 from atas._utils.console import DataProgress, is_rank0
 from atas.cli.evaluate import EvaluateOptions
 from atas.core.autograd import eval_mode
+from atas.data.decode import open_image
 from atas.errors import DataError, UsageError, first_few, unknown
 from atas.evaluation import Evaluation
 from atas.evaluation.inputs import ChunkReader, check_classes, open_source
@@ -34,6 +36,7 @@ from atas.training.run import ROWS_KEY, RunFolder
 
 _DEFAULT_ATTACKS = ("pgd10", "pgd50")
 _AUTOATTACK = "autoattack"
+_WHITE = 127  # pixels of a mask that are brighter may change
 _FOLDER_DATA = ("imagefolder", "packed")  # other data sets have the same content everywhere
 
 
@@ -84,7 +87,7 @@ def from_run(run: Run, options: EvaluateOptions) -> Target:
         if attack_threat == trained_for
         else None
     )
-    keeps_better = options.out is None
+    keeps_better, attack_threat = options.out is None, _mask(attack_threat, options.mask, test)
     return Target(
         run.model, test, attack_threat, attacks, config.batch_size, out, expectation, keeps_better, target_class
     )
@@ -113,6 +116,7 @@ def from_model(options: EvaluateOptions) -> Target:
     attacks = options.attacks_or_default(_DEFAULT_ATTACKS)
     out = options.out or _question_path(_path_of_result(options), options)
     target_class = _target_class(options.target_class, dataset.test.classes)
+    attack_threat = _mask(attack_threat, options.mask, test)
     return Target(model, test, attack_threat, attacks, None, out, target_class=target_class)
 
 
@@ -125,11 +129,33 @@ def _target_class(text: str | None, classes: Sequence[str]) -> int | None:
     raise unknown("class", text, classes, f"Classes have the names {first_few(classes)}, or numbers from 0.")
 
 
+def _mask(attack_threat: Threat, path: Path | None, test: data.Split) -> Threat:
+    """Return the threat model in which only pixels that are white in an image file may change."""
+    if path is None:
+        return attack_threat
+    size = tuple(test.images.shape[-2:])
+    try:
+        with open_image(path) as file:
+            pixels = np.asarray(file.convert("L"))
+    except (OSError, ValueError) as error:
+        raise DataError(f"cannot read the mask {path}: {getattr(error, 'strerror', None) or error}") from error
+    if pixels.shape != size:
+        raise DataError(
+            f"the mask {path} is {pixels.shape[1]} x {pixels.shape[0]} pixels, the images are {size[1]} x {size[0]}: "
+            f"resize it"
+        )
+    if not (white := torch.tensor(pixels > _WHITE)).any():
+        raise DataError(f"the mask {path} has no white pixel; paint the pixels that may change white")
+    return attack_threat.masked(white)
+
+
 def _question_path(path: Path, options: EvaluateOptions) -> Path:
     """Return a path of its own for a result that answers another question than robust accuracy."""
     if options.target_class is not None:
         name = re.sub(r"[^\w.-]+", "-", options.target_class)
         path = path.with_name(f"target-{name}-{path.name}")
+    if options.mask is not None:
+        path = path.with_name(f"masked-{path.name}")
     return path
 
 

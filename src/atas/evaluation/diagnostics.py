@@ -58,9 +58,10 @@ class Diagnostics:
         y: Tensor,
         targets: Tensor | None = None,
     ) -> None:
-        self._model, self._scheduler, self._threat, self._seed, self._rows = model, scheduler, threat, seed, rows
+        self._model, self._scheduler, self._seed, self._rows = model, scheduler, seed, rows
         targeted = targets is not None
         self._sample = scheduler.examples(x, y if targets is None else targets, torch.tensor(rows), targeted=targeted)
+        self._threat = threat.select(self._sample.index).to(self._sample.x.device)
         self._small_sample = min(_SMALL_SAMPLE, scheduler.slots)
 
     @property
@@ -78,14 +79,15 @@ class Diagnostics:
             small = [verifier(x[: self._small_sample]) for _ in range(_REPEATS)]
             first, repeated = torch.cat([output, *small[1:]]), torch.cat([repeated, *small[:-1]])
             other_batches = torch.cat([other_batches, *small[1:]])
-            largest, rise = _in_batches(self._gradient, size, x, y).unbind(1)
+            largest, rise = _in_batches(self._gradient, size, x, y, torch.arange(len(x))).unbind(1)
         deterministic = check_deterministic(first, repeated, other_batches)
         return _not_none(check_finite(output), deterministic, check_logits(output), *check_gradients(largest, rise))
 
-    def _gradient(self, x: Tensor, y: Tensor) -> Tensor:
+    def _gradient(self, x: Tensor, y: Tensor, rows: Tensor) -> Tensor:
         """Return the largest entry of each gradient, and the increase of a linear loss within the threat model."""
         gradient, _ = input_gradient(self._scheduler.verifier, x, y)
-        increase = gradient * (self._threat.step(x, gradient, self._threat.eps) - x)
+        threat = self._threat.select(rows)
+        increase = gradient * (threat.step(x, gradient, threat.eps) - x)
         return torch.stack([gradient.flatten(1).abs().amax(1), increase.flatten(1).sum(1)], 1)
 
     def check_clean(self) -> list[EvaluationWarning]:
@@ -124,7 +126,7 @@ class Diagnostics:
 
         def confirmed(compare: Callable[[str], EvaluationWarning | None], name: str) -> EvaluationWarning | None:
             warning, needs_more = compare(name), steps.get(name, _MANY_STEPS) < _ENOUGH_FOR_L2
-            if warning and needs_more and isinstance(self._threat, L2):
+            if warning and needs_more and isinstance(self._threat.unmasked, L2):
                 return compare(f"pgd{_ENOUGH_FOR_L2}")
             return warning
 
@@ -144,13 +146,14 @@ class Diagnostics:
         if isinstance(attack, StagedAttack):
             return ~self._broken(attack, sample, self._threat)
 
-        def verdicts(x: Tensor, y: Tensor) -> Tensor:
+        def verdicts(x: Tensor, y: Tensor, rows: Tensor) -> Tensor:
             targets: dict[str, Any] = {"targets": y} if sample.targeted else {}
-            point = attack(self._model, x, y, self._threat, seed=self._seed, **targets)
+            point = attack(self._model, x, y, self._threat.select(rows), seed=self._seed, **targets)
             with torch.no_grad():
                 return resists(self._scheduler.verifier(point), y, targeted=sample.targeted)
 
-        return _in_batches(verdicts, self._scheduler.slots, sample.x, sample.y).cpu()
+        rows = torch.arange(len(sample.x))
+        return _in_batches(verdicts, self._scheduler.slots, sample.x, sample.y, rows).cpu()
 
     def _large_budget(self) -> EvaluationWarning | None:
         """Attack examples at a budget that allows grey, which the model misclassifies."""

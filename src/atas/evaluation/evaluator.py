@@ -31,7 +31,15 @@ from atas.distributed.world import SINGLE, World, init
 from atas.errors import UsageError
 from atas.evaluation.backend import device_context, hookable, model_dtype, prepare, resolve_device
 from atas.evaluation.diagnostics import SAMPLE_SIZE, Diagnostics
-from atas.evaluation.inputs import CHUNK_BYTES, ChunkReader, MapDataset, open_source, select_targets
+from atas.evaluation.inputs import (
+    CHUNK_BYTES,
+    ChunkReader,
+    MapDataset,
+    SelectedSource,
+    describe_mask,
+    open_source,
+    select_targets,
+)
 from atas.evaluation.progress import ProgressCallback, ProgressMeter
 from atas.evaluation.result import MAX_LABELS, WORST, Evaluation, Stage
 from atas.evaluation.resume import SAVE_INTERVAL, ProgressFile
@@ -84,7 +92,8 @@ def evaluate(
         images: float in [0, 1] or uint8, NCHW, as a tensor or an array; or, without labels, a dataset of
             (image, label) pairs, or an object with tensors `images` and `labels`, such as `atas.data.load(...).test`.
         labels: integers (N,).
-        threat: the threat model, such as `atas.Linf(8/255)`.
+        threat: the threat model, such as `atas.Linf(8/255)`, or `atas.Linf(8/255).masked(mask)` if only some pixels may
+            change.
         attacks: names as in `atas.attacks.names()`, or your own attacks. `clean` is always included. A string is split
             at commas, as on the command line: "pgd10,autoattack".
         batch_size: number of images at a time; by default 1024 on CUDA and 256 elsewhere.
@@ -123,6 +132,7 @@ def evaluate(
     if targets is not None:
         source, classes, goal = select_targets(source, targets)
         _check_takes_targets(resolved)
+        threat = threat.select(source.rows) if isinstance(source, SelectedSource) else threat
     target_device, dtype = resolve_device(model, source.device, device), model_dtype(model)
     slots = default_batch_size(target_device) if batch_size is None else batch_size
     if slots < 1:
@@ -132,6 +142,8 @@ def evaluate(
     with _alone(meter), torch.inference_mode(False), device_context(target_device), _world(shard) as world:
         reader = ChunkReader(source, dtype, chunk_bytes)
         threat.check_budget(reader.shape)
+        threat.check_images((len(reader), *reader.shape))
+        mask = describe_mask(threat)
         weights, data = weights_hash(model), world.on_rank0(reader.digest)
         _, sample, _ = reader.sample(SAMPLE_SIZE)
         queries = len(reader) // world.size * total_max_queries(resolved.values(), _ASSUMED_CLASSES)
@@ -148,6 +160,7 @@ def evaluate(
                 "precision": [str(dtype), scheduler.precision],
                 "processes": [world.rank, world.size],
                 "targets": goal,
+                "mask": mask,
                 "atas": __version__,
                 LOGITS_KEY: logits_fingerprint(
                     scheduler.verifier, sample[: min(slots, _FINGERPRINT_IMAGES)].to(target_device)
@@ -162,13 +175,13 @@ def evaluate(
             progress_files = [path for path in world.all_gather(file.owned_path) if path is not None]
 
     return Evaluation(
-        threat=threat,
+        threat=threat.unmasked,
         **summarize(resolved, outcomes),
         warnings=tuple(warnings),
         protocol={
             "attacks": settings,
             "verdict": _VERDICT if goal is None else _TARGETED_VERDICT,
-            **({} if goal is None else {"targets": goal}),
+            **{name: value for name, value in (("targets", goal), ("mask", mask)) if value is not None},
             "seed": seed,
             "precision": str(dtype).removeprefix("torch."),
             "search_precision": scheduler.precision,

@@ -20,6 +20,7 @@ from atas.core.fingerprint import DataHash
 from atas.core.validation import check_argument, check_images, check_shapes
 from atas.data import LazyImages, MapDataset
 from atas.errors import DataError, first_few
+from atas.threat import Masked, Threat
 
 CHUNK_BYTES = 2**30  # of images; searches need about twice as much in addition
 
@@ -110,14 +111,14 @@ class SelectedSource:
     """Some rows of a source, in their order."""
 
     def __init__(self, source: InputSource, rows: Tensor) -> None:
-        self._source, self._rows, self.device = source, rows, source.device
+        self._source, self.rows, self.device = source, rows, source.device
 
     def __len__(self) -> int:
-        return len(self._rows)
+        return len(self.rows)
 
     def read(self, rows: range, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
         """Return the rows at these positions of the selection; neighbours are read together."""
-        selected = self._rows[rows.start : rows.stop : rows.step]
+        selected = self.rows[rows.start : rows.stop : rows.step]
         ends = ((selected[1:] - selected[:-1]) != 1).nonzero().flatten() + 1
         runs = [(int(run[0]), int(run[-1])) for run in selected.tensor_split(ends) if len(run)]
         parts = [self._source.read(range(first, last + 1), dtype) for first, last in runs]
@@ -125,7 +126,7 @@ class SelectedSource:
 
     def labels(self) -> Tensor:
         """Return the labels of the rows."""
-        return self._source.labels()[self._rows]
+        return self._source.labels()[self.rows]
 
 
 def select_targets(
@@ -151,6 +152,15 @@ def select_targets(
         )
     digest = hashlib.sha256(classes.numpy().tobytes()).hexdigest()[:12]
     return source, classes, {"per_example": digest}
+
+
+def describe_mask(threat: Threat) -> dict[str, Any] | None:
+    """Return values that describe the mask of a threat model in a result."""
+    if not isinstance(threat, Masked):
+        return None
+    mask = threat.mask.cpu()
+    digest = hashlib.sha256(f"{tuple(mask.shape)}".encode() + mask.numpy().tobytes()).hexdigest()[:12]
+    return {"share": threat.share, "shape": list(mask.shape), "hash": digest}
 
 
 def open_source(images: object, labels: object) -> InputSource:

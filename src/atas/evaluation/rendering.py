@@ -75,7 +75,13 @@ def plain_table(result: Evaluation) -> str:
 
 def caption(result: Evaluation) -> str:
     """Return the threat model, the number of examples, the targets and the precision."""
-    return f"{result.threat}, {result.n} examples{_targets(result)}, {result.protocol['precision']}"
+    return f"{result.threat}{_mask(result)}, {result.n} examples{_targets(result)}, {result.protocol['precision']}"
+
+
+def _mask(result: Evaluation) -> str:
+    """Return how many pixels might change."""
+    mask = result.protocol.get("mask")
+    return f" on {100 * mask['share']:.4g}% of the pixels" if isinstance(mask, dict) else ""
 
 
 def _targets(result: Evaluation) -> str:
@@ -153,7 +159,7 @@ def sentence(result: Evaluation) -> str:
     steps = f", PGD in steps of {' and '.join(sorted(sizes))}" if sizes else ""
     measured = "Images not pushed to the target" if result.targeted else "Accuracy"
     return (
-        f"{measured} in percent with 95% intervals: {accuracies}; {norm}, eps = {eps}{steps}, "
+        f"{measured} in percent with 95% intervals: {accuracies}; {norm}, eps = {eps}{_mask(result)}{steps}, "
         f"{result.n:,} images{_targets(result)}, verdicts in {result.protocol.get('precision', 'float32')}, "
         f"seed {result.protocol.get('seed', 0)}, atas {result.environment.get('atas', '?')}, "
         f"weights {result.weights}, data {result.data}{warnings}."

@@ -180,6 +180,11 @@ class Evaluation:
         return self.protocol.get("targets") is not None
 
     @property
+    def restricted(self) -> bool:
+        """Whether the attacks had target classes or a mask, so that the result is no robust accuracy."""
+        return self.targeted or self.protocol.get("mask") is not None
+
+    @property
     def n(self) -> int:
         """The number of examples."""
         return len(self.correct["clean"])
@@ -342,7 +347,7 @@ def decode_labels(values: dict[str, Any], n: int) -> list[str | None]:
 def load_results(folder: Path) -> list[Evaluation]:
     """Return the results in a run's folder: `evaluation.json` first, then others on the same images, by file name."""
     paths = sorted(folder.glob("*.json"), key=lambda path: (path.stem != _MAIN_RESULT, path))
-    results = [result for path in paths if _is_result(path) if not (result := Evaluation.load(path)).targeted]
+    results = [result for path in paths if _is_result(path) if not (result := Evaluation.load(path)).restricted]
     return [result for result in results if _same_images(results[0], result)]
 
 

@@ -83,6 +83,7 @@ class AttackRunner:
             targeted = targets is not None
             examples = self._scheduler.examples(x, y if targets is None else targets, index, targeted=targeted)
             self._labels = y.to(examples.y.device)
+            self._chunk_threat = self._threat.select(index).to(examples.x.device)
             seconds = time.perf_counter() - began
             self._warm_starts: list[WarmStart] = []
             for name, attack in self._attacks.items():
@@ -138,7 +139,7 @@ class AttackRunner:
         self._scheduler.run(
             search,
             examples,
-            self._threat,
+            self._chunk_threat,
             progress,
             seed=self._seed,
             on_poll=on_poll,
@@ -161,6 +162,7 @@ class AttackRunner:
         stage = self.stages.setdefault(key, StageProgress())
         while (start := len(stage.broken)) < count:
             batch = slice(start, start + size)
+            threat = self._chunk_threat.select(torch.arange(count)[batch])
             x, y = examples.x[batch], examples.y[batch]
             began = time.perf_counter()
             with _count_queries(self._model) as batch_sizes:
@@ -169,13 +171,13 @@ class AttackRunner:
                     self._model,
                     x.clone(),
                     self._labels[batch].clone(),
-                    self._threat,
+                    threat,
                     seed=self._seed,
                     index=index[batch],
                     **({"targets": y.clone()} if examples.targeted else {}),
                 )
             with torch.no_grad():
-                logits = self._scheduler.verifier(check_within_threat(points, x, self._threat, name))
+                logits = self._scheduler.verifier(check_within_threat(points, x, threat, name))
             wrong = ~resists(logits, y, targeted=examples.targeted).cpu()
             stage.broken = torch.cat([stage.broken, wrong])
             stage.seconds += time.perf_counter() - began
