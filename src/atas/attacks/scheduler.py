@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from atas.attacks.losses import resists
+from atas.attacks.losses import goal_margin, resists
 from atas.attacks.search import LogitsFunction, Search, Slots
 from atas.core.validation import check_labels, check_targets
 from atas.threat import Threat
@@ -123,6 +123,9 @@ class SearchProgress:
     """Queries of the model (N,) by jobs that are over, on the CPU; includes the steps that a warm start saved."""
     points: Tensor | None = None
     """If given, adversarial inputs are written here (N, C, H, W); on the device of the images."""
+    margins: Tensor | None = None
+    """If given, how far each of the `points` is from success (N,), on the CPU. Where no job succeeds, the strongest
+    last point of a job is then written to `points`."""
     warm_start: WarmStart | None = None
     """If given, the last point of every job is written here."""
 
@@ -133,6 +136,7 @@ class SearchProgress:
         broken: Tensor,
         *,
         points: Tensor | None = None,
+        margins: Tensor | None = None,
         record_warm_start: bool = False,
     ) -> SearchProgress:
         """Return the progress of a search that has not begun, with the examples that are broken already."""
@@ -142,6 +146,7 @@ class SearchProgress:
             finished=torch.zeros(len(examples.x), jobs, dtype=torch.bool),
             queries_per_example=torch.zeros(len(examples.x), dtype=torch.int64),
             points=points,
+            margins=margins,
             warm_start=WarmStart(search, examples.x.clone()) if record_warm_start else None,
         )
 
@@ -335,7 +340,8 @@ class _SlotTable:
         device = slots.x.device
         on_device = due.to(device)
         points = self._slot_threat.select(on_device).project(slots.point[on_device], slots.x[on_device])
-        fooled = ~resists(self._verifier(points), slots.y[on_device], targeted=slots.targeted).cpu()
+        logits = self._verifier(points)
+        fooled = ~resists(logits, slots.y[on_device], targeted=slots.targeted).cpu()
         if progress.warm_start is not None:
             progress.warm_start.points[rows.to(device)] = slots.point[on_device]
         # Two slots may hold two targets of one example: one adversarial input is enough.
@@ -344,4 +350,19 @@ class _SlotTable:
             progress.broken[newly_broken] = True
             if progress.points is not None:
                 progress.points[newly_broken.to(device)] = points[positions.to(device)]
+        if progress.points is not None and progress.margins is not None:
+            margins = goal_margin(logits, slots.y[on_device], targeted=slots.targeted).double().cpu()
+            self._keep_strongest(rows, points, margins, progress.points, progress.margins)
         return fooled
+
+    def _keep_strongest(self, rows: Tensor, points: Tensor, margins: Tensor, kept: Tensor, least: Tensor) -> None:
+        """Write the points with a smaller margin than the kept ones, for examples that are not broken."""
+        strongest: dict[int, int] = {}
+        for position in margins.argsort(descending=True).tolist():
+            row = int(rows[position])
+            if not self._progress.broken[row] and not margins[position] >= least[row]:
+                strongest[row] = position
+        if strongest:
+            stronger, positions = torch.tensor(list(strongest.items())).T
+            kept[stronger.to(kept.device)] = points[positions.to(kept.device)]
+            least[stronger] = margins[positions]

@@ -6,6 +6,7 @@ With several processes, each evaluates a share of the examples, and `merge_shard
 from __future__ import annotations
 
 import inspect
+import itertools
 import os
 import threading
 import time
@@ -29,6 +30,7 @@ from atas.core.fingerprint import LOGITS_KEY, logits_fingerprint, weights_hash
 from atas.core.validation import check_arguments, check_interface, check_module, describe
 from atas.distributed.world import SINGLE, World, init
 from atas.errors import UsageError
+from atas.evaluation.adversarial import PointStore
 from atas.evaluation.backend import device_context, hookable, model_dtype, prepare, resolve_device
 from atas.evaluation.diagnostics import SAMPLE_SIZE, Diagnostics
 from atas.evaluation.inputs import (
@@ -76,6 +78,7 @@ def evaluate(
     chunk_bytes: int = CHUNK_BYTES,
     shard: bool = False,
     targets: Tensor | np.ndarray | int | None = None,
+    keep: bool = False,
 ) -> Evaluation:
     """Measure a model's accuracy on clean images and under attacks, each on all examples.
 
@@ -112,6 +115,8 @@ def evaluate(
         targets: the class to push the images towards, or one class per image (N,). An image then counts as correct
             unless the model predicts its target, so `accuracy` is the fraction of images that were not pushed there.
             Images of the one target class are left out.
+        keep: keep the perturbed images of every attack in `result.adversarial`: the adversarial input, or the point
+            with the smallest margin where the attack failed. They take the memory of the images once per attack.
 
     >>> from atas import Linf
     >>> model = nn.Sequential(nn.Flatten(), nn.Linear(16, 4))
@@ -169,10 +174,13 @@ def evaluate(
             file = ProgressFile(
                 _progress_path(progress_file, world), identity, meter.notify, interval=progress_interval
             )
+            store = PointStore(_progress_path(progress_file, world), meter.notify) if keep else None
             outcomes, warnings, seconds = _run(
-                model, scheduler, resolved, threat, seed, reader, world, file, meter, classes
+                model, scheduler, resolved, threat, seed, reader, world, file, meter, classes, store
             )
-            progress_files = [path for path in world.all_gather(file.owned_path) if path is not None]
+            kept_labels = source.labels() if keep else None
+            owned = [file.owned_path, *(store.paths if store else ())]
+            progress_files = [path for path in itertools.chain(*world.all_gather(owned)) if path is not None]
 
     return Evaluation(
         threat=threat.unmasked,
@@ -195,7 +203,9 @@ def evaluate(
         environment=environment_info(target_device),
         weights=weights,
         data=data,
-        progress_files=tuple(progress_files),
+        progress_files=tuple(dict.fromkeys(progress_files)),
+        adversarial={name: outcome.points for name, outcome in outcomes.items() if outcome.points is not None},
+        labels=kept_labels,
     )
 
 
@@ -210,6 +220,7 @@ def _run(
     progress_file: ProgressFile,
     meter: ProgressMeter,
     classes: Tensor | None,
+    store: PointStore | None,
 ) -> tuple[dict[str, AttackOutcome], list[EvaluationWarning], float]:
     """Return each attack's outcome on all examples, the warnings, and the seconds that the diagnostics took."""
     rows = world.rows(len(reader))
@@ -223,7 +234,7 @@ def _run(
     for warning in [*warnings, *(diagnostics.check_clean() if world.is_main else [])]:  # before hours of attacks
         meter.warn(warning)
 
-    runner = AttackRunner(model, scheduler, resolved, threat, seed, progress_file, meter)
+    runner = AttackRunner(model, scheduler, resolved, threat, seed, progress_file, meter, store)
     runner.plan([len(chunk) for chunk in chunks], diagnostics.num_classes)
     for number, chunk in enumerate(chunks):
         if not runner.is_done(number):
@@ -308,7 +319,23 @@ def merge_shards(shards: list[tuple[range, dict[str, AttackOutcome]]], examples:
             code[rows.start :: rows.step] = outcomes[name].code
         seconds = zip(*(outcomes[name].seconds for _, outcomes in shards), strict=True)
         queries = zip(*(outcomes[name].queries for _, outcomes in shards), strict=True)
-        merged[name] = AttackOutcome(code, [max(times) for times in seconds], [sum(counts) for counts in queries])
+        merged[name] = AttackOutcome(
+            code,
+            [max(times) for times in seconds],
+            [sum(counts) for counts in queries],
+            _merge_points(name, shards, examples),
+        )
+    return merged
+
+
+def _merge_points(name: str, shards: list[tuple[range, dict[str, AttackOutcome]]], examples: int) -> Tensor | None:
+    """Join the kept points of all processes in the order of the examples."""
+    parts = [(rows, points) for rows, outcomes in shards if (points := outcomes[name].points) is not None]
+    if not parts:
+        return None
+    merged = parts[0][1].new_zeros(examples, *parts[0][1].shape[1:])
+    for rows, points in parts:
+        merged[rows.start :: rows.step] = points
     return merged
 
 

@@ -19,6 +19,7 @@ from atas._utils.documents import MalformedError, conform
 from atas._utils.environment import Environment
 from atas._utils.files import write_text
 from atas.errors import AtasError, DataError, UsageError
+from atas.evaluation.adversarial import save_adversarial
 from atas.evaluation.intervals import wilson
 from atas.evaluation.rendering import markdown, plain_table, rich_table, sentence
 from atas.evaluation.warnings import EvaluationWarning
@@ -154,6 +155,8 @@ class Evaluation:
             `clean` if the model is wrong without an attack, None if nothing broke it.
         warnings: reasons to doubt the accuracies; see docs/evaluation.md.
         progress_files: the progress files, which `save` removes.
+        adversarial: with `keep=True`, the perturbed images (n, C, H, W) of each attack; not in the JSON file.
+        labels: with `keep=True`, the labels (n,).
     """
 
     threat: Threat
@@ -168,6 +171,8 @@ class Evaluation:
     broken_by: dict[str, list[str | None]] = field(default_factory=dict)
     warnings: tuple[EvaluationWarning, ...] = ()
     progress_files: tuple[Path, ...] = ()
+    adversarial: dict[str, Tensor] = field(default_factory=dict)
+    labels: Tensor | None = None
 
     @property
     def has_autoattack(self) -> bool:
@@ -244,6 +249,10 @@ class Evaluation:
         write_text(Path(path), json.dumps(self.to_json(), indent=1) + "\n")
         if not keep_progress:
             self.forget_progress()
+
+    def save_adversarial(self, path: str | os.PathLike[str]) -> None:
+        """Write the perturbed images, labels and verdicts to a file, .npz or .safetensors."""
+        save_adversarial(self, path)
 
     def forget_progress(self) -> None:
         """Remove the progress files."""

@@ -11,11 +11,12 @@ import torch
 from torch import Tensor, nn
 
 from atas.attacks import PGD, Attack, Clean, StagedAttack
-from atas.attacks.losses import resists
+from atas.attacks.losses import goal_margin, resists
 from atas.attacks.projected_gradient_descent import PGDRestart
 from atas.attacks.scheduler import Examples, Scheduler, SearchProgress, WarmStart
 from atas.attacks.search import Search
 from atas.errors import UsageError
+from atas.evaluation.adversarial import PointStore, start_points
 from atas.evaluation.progress import ProgressMeter, StageKey
 from atas.evaluation.resume import ProgressFile, StageProgress
 from atas.threat import Threat
@@ -36,6 +37,8 @@ class AttackOutcome:
     """The time of each stage."""
     queries: list[int]
     """Forward passes of the model in each stage, in images."""
+    points: Tensor | None = None
+    """The point of each example, adversarial or the strongest that failed (N, C, H, W), if points are kept."""
 
 
 class AttackRunner:
@@ -50,11 +53,14 @@ class AttackRunner:
         seed: int,
         progress_file: ProgressFile,
         meter: ProgressMeter,
+        store: PointStore | None = None,
     ) -> None:
         self._model, self._scheduler, self._attacks = model, scheduler, attacks
         self._threat, self._seed = threat, seed
         self._progress_file, self._meter = progress_file, meter
         self._first_restarts = [attack.stages[0] for attack in attacks.values() if isinstance(attack, PGD)]
+        self._store = store
+        self._points: dict[tuple[int, str], Tensor] = {}
         self.stages: dict[StageKey, StageProgress] = progress_file.read()
 
     def plan(self, sizes: list[int], num_classes: int) -> None:
@@ -73,6 +79,8 @@ class AttackRunner:
 
     def is_done(self, chunk: int) -> bool:
         """Return whether all attacks on a chunk are complete, so that it need not be read."""
+        if self._store is not None:  # points are not in the progress file
+            return False
         keys = [(chunk, name, number) for name, a in self._attacks.items() for number in range(len(_searches(a)))]
         return all(key in self.stages and self.stages[key].complete for key in keys)
 
@@ -103,21 +111,32 @@ class AttackRunner:
     def _run_staged(self, chunk: int, name: str, attack: StagedAttack, examples: Examples) -> None:
         """Run the searches of an attack, each on the examples that are not broken yet; skip complete ones."""
         broken = examples.misclassified().cpu() & attack.skips_misclassified
+        kept = self._open_points(chunk, name, examples, skips_misclassified=attack.skips_misclassified)
         for number, search in enumerate(attack.stages):
             stage = self.stages.setdefault((chunk, name, number), StageProgress())
             position = _StagePosition(chunk, name, attack.stages, number)
             if not stage.complete:
-                self._run_search(search, examples, broken, stage, position)
+                self._run_search(search, examples, broken, stage, position, kept)
+                self._save_points(chunk, name, number + 1, kept)
             broken = stage.broken
             self._end(position.key, position.description, stage)
 
     def _run_search(
-        self, search: Search, examples: Examples, broken: Tensor, stage: StageProgress, position: _StagePosition
+        self,
+        search: Search,
+        examples: Examples,
+        broken: Tensor,
+        stage: StageProgress,
+        position: _StagePosition,
+        kept: tuple[Tensor, Tensor] | None,
     ) -> None:
         # A longer search can continue only where every example has a last point of this one.
         record_warm_start = any(other.extends(search) for other in self._first_restarts) and not bool(broken.any())
+        points, margins = kept or (None, None)
         progress = stage.search or stage.start_search(
-            SearchProgress.start(search, examples, broken, record_warm_start=record_warm_start)
+            SearchProgress.start(
+                search, examples, broken, points=points, margins=margins, record_warm_start=record_warm_start
+            )
         )
         jobs = len(progress.pending_jobs())
         began = time.perf_counter() - stage.seconds
@@ -149,6 +168,47 @@ class AttackRunner:
         stage.seconds, stage.queries = time.perf_counter() - began, progress.queries
         stage.search, stage.complete = None, True
 
+    def _open_points(
+        self, chunk: int, name: str, examples: Examples, *, skips_misclassified: bool
+    ) -> tuple[Tensor, Tensor] | None:
+        """Return points and margins to keep, those of a stopped run if they give its verdicts; else None.
+
+        Stages whose points are lost are forgotten, so they run again.
+        """
+        if self._store is None:
+            return None
+        keys = [(chunk, name, number) for number in range(len(_searches(self._attacks[name])))]
+        complete = [self.stages[key].complete for key in keys if key in self.stages]
+        done = complete.index(False) if False in complete else len(complete)
+        stored = self._store.load(chunk, self._number(name), done) if done else None
+        if stored is not None and self._gives_verdicts(stored[0], examples, self.stages[keys[done - 1]].broken):
+            points, margins = stored[0].to(examples.x), stored[1]
+        else:
+            done = 0
+            margins = goal_margin(examples.logits, examples.y, targeted=examples.targeted).double().cpu()
+            points, margins = start_points(examples.x, margins, from_images=skips_misclassified)
+        for key in keys[done:]:
+            self.stages.pop(key, None)
+        self._points[chunk, name] = points
+        return points, margins
+
+    def _gives_verdicts(self, points: Tensor, examples: Examples, broken: Tensor) -> bool:
+        if points.shape != examples.x.shape:
+            return False
+        with torch.no_grad():
+            batches = points.to(examples.x).split(self._scheduler.slots)
+            logits = torch.cat([self._scheduler.verifier(batch) for batch in batches])
+        return torch.equal(examples.resists(logits).cpu(), ~broken)
+
+    def _save_points(self, chunk: int, name: str, stages: int, kept: tuple[Tensor, Tensor] | None) -> None:
+        if self._store is not None and kept is not None:
+            self._store.save(chunk, self._number(name), stages, *kept)
+            if stages == len(_searches(self._attacks[name])):
+                self._points[chunk, name] = kept[0].cpu()
+
+    def _number(self, name: str) -> int:
+        return list(self._attacks).index(name)
+
     def _warm_start(self, search: Search) -> WarmStart | None:
         """Return the last points of the longest search on this chunk that `search` extends: PGD-50 extends PGD-10."""
         extended = [
@@ -159,6 +219,7 @@ class AttackRunner:
     def _run_batch_attack(self, chunk: int, name: str, attack: Attack, examples: Examples) -> None:
         """Run an attack that maps a batch of images to a batch of points."""
         key, count, size, index = (chunk, name, 0), len(examples.y), self._scheduler.slots, examples.index
+        kept = self._open_points(chunk, name, examples, skips_misclassified=False)
         stage = self.stages.setdefault(key, StageProgress())
         while (start := len(stage.broken)) < count:
             batch = slice(start, start + size)
@@ -176,8 +237,11 @@ class AttackRunner:
                     index=index[batch],
                     **({"targets": y.clone()} if examples.targeted else {}),
                 )
+            points = check_within_threat(points, x, threat, name)
+            if kept is not None:
+                kept[0][batch] = points
             with torch.no_grad():
-                logits = self._scheduler.verifier(check_within_threat(points, x, threat, name))
+                logits = self._scheduler.verifier(points)
             wrong = ~resists(logits, y, targeted=examples.targeted).cpu()
             stage.broken = torch.cat([stage.broken, wrong])
             stage.seconds += time.perf_counter() - began
@@ -186,6 +250,8 @@ class AttackRunner:
             self._meter.completed(len(wrong))
             self._meter.update(name, name, count - int(stage.broken.sum()), count)
             self._progress_file.save(self.stages)
+        if not stage.complete:
+            self._save_points(chunk, name, 1, kept)
         stage.complete = True
         self._end(key, name, stage)
 
@@ -219,7 +285,14 @@ class AttackRunner:
             torch.cat(codes) if codes else torch.zeros(0, dtype=torch.int64),
             [sum(stage.seconds for stage in stages) for stages in by_number],
             [sum(stage.queries for stage in stages) for stages in by_number],
+            self._kept_points(name, chunks),
         )
+
+    def _kept_points(self, name: str, chunks: int) -> Tensor | None:
+        if self._store is None or name == Clean.name:
+            return None
+        points = [self._points[chunk, name].cpu() for chunk in range(chunks)]
+        return torch.cat(points) if points else None
 
 
 def max_queries(search: Search | None, num_classes: int) -> int:
