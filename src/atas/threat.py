@@ -10,7 +10,7 @@ import math
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar, Literal, Self
 
 import torch
@@ -149,6 +149,10 @@ class Threat(ABC):
         Linf(8/255) on 50% of the pixels
         """
         return Masked(self, _check_mask(mask))
+
+    def with_eps(self, eps: float) -> Threat:
+        """Return the threat model with another budget."""
+        return replace(self, eps=eps)
 
     def hold(self, point: Tensor, x: Tensor) -> Tensor:
         """Return the point with the pixels of x where no change is allowed; without a mask, the point itself."""
@@ -339,6 +343,10 @@ class Masked(Threat):
 
     def __repr__(self) -> str:
         return f"{self.unmasked} on {100 * self.share:.4g}% of the pixels"
+
+    def with_eps(self, eps: float) -> Threat:
+        """Return the threat model with another budget."""
+        return Masked(self.unmasked.with_eps(eps), self.mask)
 
     def masked(self, mask: Tensor) -> Masked:
         """Raise UsageError."""

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from atas.attacks.losses import goal_margin, resists
-from atas.attacks.search import LogitsFunction, Search, Slots
+from atas.attacks.search import AtBudget, LogitsFunction, Search, Slots
 from atas.core.validation import check_labels, check_targets
 from atas.threat import Threat
 
@@ -226,6 +226,7 @@ class Scheduler:
             jobs = progress.pending_jobs()
             if not len(jobs):
                 return
+            threat = threat.with_eps(search.budget) if isinstance(search, AtBudget) else threat
             slots = Slots.empty(slot_count(len(jobs), self.slots), examples.x[:1], targeted=examples.targeted)
             slot_threat = threat.select(torch.zeros(len(slots), dtype=torch.int64))  # masks of its own, to write into
             state = search.init_state(slots, slot_threat, examples.num_classes, seed)

@@ -2,10 +2,20 @@
 
 from __future__ import annotations
 
+from atas.evaluation.curve import AccuracyCurve, accuracy_curve
 from atas.evaluation.evaluator import evaluate
 from atas.evaluation.intervals import wilson
 from atas.evaluation.progress import Status
 from atas.evaluation.result import Evaluation, Stage
 from atas.evaluation.warnings import EvaluationWarning
 
-__all__ = ["Evaluation", "EvaluationWarning", "Stage", "Status", "evaluate", "wilson"]
+__all__ = [
+    "AccuracyCurve",
+    "Evaluation",
+    "EvaluationWarning",
+    "Stage",
+    "Status",
+    "accuracy_curve",
+    "evaluate",
+    "wilson",
+]

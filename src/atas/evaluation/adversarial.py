@@ -91,7 +91,7 @@ def save_adversarial(result: Evaluation, path: str | os.PathLike[str]) -> None:
             return
         arrays = {name: tensor.numpy() for name, tensor in tensors.items()}
         with temporary.open("wb") as file:
-            np.savez(file, **arrays)
+            np.savez(file, **arrays)  # type: ignore[arg-type]
 
     write_atomically(path, write)
 

@@ -26,6 +26,8 @@ from atas.evaluation.warnings import EvaluationWarning
 from atas.threat import Threat, create
 
 WORST = "worst"
+CURVE_KIND = "accuracy curve"
+"""The kind of a file that holds a curve, which is no result."""
 _FORMAT = 1
 _MAIN_RESULT = "evaluation"
 _TELLING_KEYS = ("format", "threat", "accuracy", "interval", "correct", "broken_by", "weights")
@@ -369,6 +371,8 @@ def _is_result(path: Path) -> bool:
     try:
         content = documents.read_bytes(path)
     except (OSError, MalformedError):
+        return False
+    if f'"kind": "{CURVE_KIND}"'.encode() in content:
         return False
     return sum(f'"{key}":'.encode() in content for key in _TELLING_KEYS) >= _ENOUGH_KEYS
 
