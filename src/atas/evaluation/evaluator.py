@@ -32,6 +32,7 @@ from atas.distributed.world import SINGLE, World, init
 from atas.errors import UsageError
 from atas.evaluation.adversarial import PointStore
 from atas.evaluation.backend import device_context, hookable, model_dtype, prepare, resolve_device
+from atas.evaluation.corruptions import Corruption, resolve
 from atas.evaluation.diagnostics import SAMPLE_SIZE, Diagnostics
 from atas.evaluation.inputs import (
     CHUNK_BYTES,
@@ -79,6 +80,7 @@ def evaluate(
     shard: bool = False,
     targets: Tensor | np.ndarray | int | None = None,
     keep: bool = False,
+    corruptions: Iterable[str] = (),
 ) -> Evaluation:
     """Measure a model's accuracy on clean images and under attacks, each on all examples.
 
@@ -117,6 +119,8 @@ def evaluate(
             Images of the one target class are left out.
         keep: keep the perturbed images of every attack in `result.adversarial`: the adversarial input, or the point
             with the smallest margin where the attack failed. They take the memory of the images once per attack.
+        corruptions: names of common corruptions, as in `atas.evaluation.corruptions.names()`, or "all". Accuracy at
+            each severity is in `result.corruptions`; it is no part of `worst`.
 
     >>> from atas import Linf
     >>> model = nn.Sequential(nn.Flatten(), nn.Linear(16, 4))
@@ -131,6 +135,7 @@ def evaluate(
         problem = "is missing" if threat is None else f"cannot be {threat!r}"
         raise UsageError(f"the threat model {problem}; pass it after the labels, such as threat=atas.Linf(8/255)")
     resolved = _resolve_attacks(attacks, step_size, threat)
+    corrupting = _resolve_corruptions(corruptions, resolved, targets)
     settings = {name: attack.settings(threat) for name, attack in resolved.items()}
     source = open_source(images, labels)
     classes, goal = None, None
@@ -151,7 +156,7 @@ def evaluate(
         mask = describe_mask(threat)
         weights, data = weights_hash(model), world.on_rank0(reader.digest)
         _, sample, _ = reader.sample(SAMPLE_SIZE)
-        queries = len(reader) // world.size * total_max_queries(resolved.values(), _ASSUMED_CLASSES)
+        queries = len(reader) // world.size * total_max_queries((resolved | corrupting).values(), _ASSUMED_CLASSES)
         with prepare(
             model, target_device, precision=precision, slots=slots, images=sample, queries=queries, log=meter.notify
         ) as scheduler:
@@ -166,6 +171,7 @@ def evaluate(
                 "processes": [world.rank, world.size],
                 "targets": goal,
                 "mask": mask,
+                "corruptions": list(corrupting) or None,
                 "atas": __version__,
                 LOGITS_KEY: logits_fingerprint(
                     scheduler.verifier, sample[: min(slots, _FINGERPRINT_IMAGES)].to(target_device)
@@ -176,7 +182,7 @@ def evaluate(
             )
             store = PointStore(_progress_path(progress_file, world), meter.notify) if keep else None
             outcomes, warnings, seconds = _run(
-                model, scheduler, resolved, threat, seed, reader, world, file, meter, classes, store
+                model, scheduler, resolved, corrupting, threat, seed, reader, world, file, meter, classes, store
             )
             kept_labels = source.labels() if keep else None
             owned = [file.owned_path, *(store.paths if store else ())]
@@ -184,7 +190,8 @@ def evaluate(
 
     return Evaluation(
         threat=threat.unmasked,
-        **summarize(resolved, outcomes),
+        **summarize(resolved, {name: outcomes[name] for name in resolved}),
+        corruptions=_corruption_counts(corrupting, outcomes),
         warnings=tuple(warnings),
         protocol={
             "attacks": settings,
@@ -213,6 +220,7 @@ def _run(
     model: nn.Module,
     scheduler: Scheduler,
     resolved: dict[str, Attack],
+    corrupting: dict[str, Corruption],
     threat: Threat,
     seed: int,
     reader: ChunkReader,
@@ -234,7 +242,7 @@ def _run(
     for warning in [*warnings, *(diagnostics.check_clean() if world.is_main else [])]:  # before hours of attacks
         meter.warn(warning)
 
-    runner = AttackRunner(model, scheduler, resolved, threat, seed, progress_file, meter, store)
+    runner = AttackRunner(model, scheduler, resolved | corrupting, threat, seed, progress_file, meter, store)
     runner.plan([len(chunk) for chunk in chunks], diagnostics.num_classes)
     for number, chunk in enumerate(chunks):
         if not runner.is_done(number):
@@ -244,9 +252,10 @@ def _run(
 
     began = time.perf_counter()
     if world.is_main:
-        chance = check_chance(int((outcomes[Clean.name].code == ROBUST).sum()), reader.class_counts)
+        robust = int((outcomes[Clean.name].code == ROBUST).sum())
+        chance = check_chance(robust, reader.class_counts) if classes is None else None
         warnings += [] if chance is None else [chance]
-        warnings += diagnostics.check_attacks(resolved, {name: outcome.code for name, outcome in outcomes.items()})
+        warnings += diagnostics.check_attacks(resolved, {name: outcomes[name].code for name in resolved})
     return outcomes, world.on_rank0(lambda: warnings), seconds + time.perf_counter() - began
 
 
@@ -270,6 +279,33 @@ def _resolve_attacks(attacks: Iterable[str | Attack], step_size: float | None, t
             f"at a time"
         )
     return resolved
+
+
+def _resolve_corruptions(
+    corruptions: Iterable[str], attacks: dict[str, Attack], targets: object
+) -> dict[str, Corruption]:
+    """Return corruptions at every severity by name."""
+    if not isinstance(corruptions, Iterable):
+        raise UsageError(
+            f"corruptions are names such as ('gaussian-noise', 'jpeg'), or 'all'; got {describe(corruptions)}"
+        )
+    corrupting = resolve(corruptions) if corruptions else {}
+    if corrupting and targets is not None:
+        raise UsageError("corruptions push images towards no class: leave out targets or corruptions")
+    if taken := set(corrupting) & set(attacks):
+        raise UsageError(f"the name '{min(taken)}' is taken; rename your attack")
+    return corrupting
+
+
+def _corruption_counts(
+    corrupting: dict[str, Corruption], outcomes: dict[str, AttackOutcome]
+) -> dict[str, tuple[int, ...]]:
+    """Return the number of correct examples of each corruption at severities from 1 on."""
+    counts: dict[str, tuple[int, ...]] = {}
+    for name, corruption in corrupting.items():
+        robust = int((outcomes[name].code == ROBUST).sum())
+        counts[corruption.kind] = (*counts.get(corruption.kind, ()), robust)
+    return counts
 
 
 def _check_takes_targets(attacks: dict[str, Attack]) -> None:

@@ -5,8 +5,8 @@
 
 from __future__ import annotations
 
-from collections import Counter
 import hashlib
+from collections import Counter
 from collections.abc import Sequence, Sized
 from typing import Any, Protocol
 

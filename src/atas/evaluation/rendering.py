@@ -10,6 +10,7 @@ from rich.text import Text
 
 from atas._utils.formatting import markdown_code, markdown_text, printable
 from atas.attacks.registry import display_name, is_pgd
+from atas.evaluation.intervals import wilson
 from atas.threat import format_pixels
 
 if TYPE_CHECKING:
@@ -62,15 +63,46 @@ def rich_table(result: Evaluation) -> Table:
     return table
 
 
+def corruption_rows(result: Evaluation) -> list[tuple[str, ...]]:
+    """Return the headings, and for each corruption one row with accuracy and interval at each severity."""
+    severities = max(map(len, result.corruptions.values()), default=0)
+    rows = [("corruption", *(f"severity {number + 1}" for number in range(severities)))]
+    for name, counts in result.corruptions.items():
+        rows.append((name, *(_corrupted_accuracy(count, result.n) for count in counts)))
+    return rows
+
+
+def _corrupted_accuracy(num_correct: int, n: int) -> str:
+    low, high = wilson(num_correct, n)
+    return f"{100 * num_correct / n:.1f}% ({100 * low:.1f} to {100 * high:.1f})"
+
+
+def corruption_table(result: Evaluation) -> Table:
+    """Return a table of the accuracies under common corruptions for a terminal."""
+    heading, *rows = corruption_rows(result)
+    table = Table(title=f"common corruptions, {result.n} examples", box=box.SIMPLE, padding=(0, 1, 0, 0))
+    for position, name in enumerate(heading):
+        table.add_column(name, justify="right" if position else "left")
+    for row in rows:
+        table.add_row(*row)
+    return table
+
+
 def plain_table(result: Evaluation) -> str:
     """Return a table as plain text."""
-    lines = [header(result), *table_rows(result)]
-    widths = [max(len(line[column]) for line in lines) for column in range(len(HEADER))]
-    text = [
+    text = [caption(result), *_aligned([header(result), *table_rows(result)])]
+    if result.corruptions:
+        text += ["", *_aligned(corruption_rows(result))]
+    return "\n".join(text)
+
+
+def _aligned(lines: list[tuple[str, ...]]) -> list[str]:
+    """Return lines of cells as text in columns."""
+    widths = [max(len(line[column]) for line in lines) for column in range(len(lines[0]))]
+    return [
         "  ".join([line[0].ljust(widths[0]), *(cell.rjust(w) for cell, w in zip(line[1:], widths[1:], strict=True))])
         for line in lines
     ]
-    return "\n".join([caption(result), *text])
 
 
 def caption(result: Evaluation) -> str:
@@ -110,6 +142,10 @@ def markdown(result: Evaluation) -> str:
             _markdown_row(first),
             *(_markdown_row([f"{name}, {label.strip()}", *cells]) for label, *cells in stages),
         ]
+    if result.corruptions:
+        heading, *rows = corruption_rows(result)
+        rule = ["---", *["---:"] * (len(heading) - 1)]
+        lines += ["", _markdown_row(heading), _markdown_row(rule), *(_markdown_row(row) for row in rows)]
     lines += ["", "Warnings:" if result.warnings else "No warnings."]
     lines += [f"- {markdown_text(warning)}" for warning in result.warnings]
     lines += ["", f"> {markdown_text(result.sentence())}", ""]

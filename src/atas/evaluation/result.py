@@ -21,7 +21,7 @@ from atas._utils.files import write_text
 from atas.errors import AtasError, DataError, UsageError
 from atas.evaluation.adversarial import save_adversarial
 from atas.evaluation.intervals import wilson
-from atas.evaluation.rendering import markdown, plain_table, rich_table, sentence
+from atas.evaluation.rendering import corruption_table, markdown, plain_table, rich_table, sentence
 from atas.evaluation.warnings import EvaluationWarning
 from atas.threat import Threat, create
 
@@ -53,6 +53,10 @@ class _StageValues(TypedDict):
 class _WarningValues(TypedDict):
     kind: str
     text: str
+
+
+class _CorruptionValues(TypedDict):
+    right: list[int]
 
 
 class _LabelValues(TypedDict):
@@ -91,6 +95,7 @@ class _Values(_FirstValues, total=False):
     warnings: list[_WarningValues]
     sentence: str
     broken_by: dict[str, _LabelValues]
+    corruptions: dict[str, _CorruptionValues]
 
 
 @dataclass(frozen=True)
@@ -159,6 +164,7 @@ class Evaluation:
         progress_files: the progress files, which `save` removes.
         adversarial: with `keep=True`, the perturbed images (n, C, H, W) of each attack; not in the JSON file.
         labels: with `keep=True`, the labels (n,).
+        corruptions: for each common corruption, the number of correct examples at severities 1 to 5.
     """
 
     threat: Threat
@@ -175,6 +181,7 @@ class Evaluation:
     progress_files: tuple[Path, ...] = ()
     adversarial: dict[str, Tensor] = field(default_factory=dict)
     labels: Tensor | None = None
+    corruptions: dict[str, tuple[int, ...]] = field(default_factory=dict)
 
     @property
     def has_autoattack(self) -> bool:
@@ -210,6 +217,10 @@ class Evaluation:
         """Return a table to print with rich."""
         return rich_table(self)
 
+    def corruption_table(self) -> Table:
+        """Return a table of the accuracies under common corruptions."""
+        return corruption_table(self)
+
     def markdown(self) -> str:
         """Return the whole result as a page of Markdown."""
         return markdown(self)
@@ -244,6 +255,17 @@ class Evaluation:
             "data": self.data,
             "correct": {name: encode_flags(verdicts) for name, verdicts in self.correct.items()},
             "broken_by": {name: encode_labels(names) for name, names in self.broken_by.items()},
+            **({"corruptions": self._corruption_values()} if self.corruptions else {}),
+        }
+
+    def _corruption_values(self) -> dict[str, Any]:
+        return {
+            name: {
+                "right": list(counts),
+                "accuracy": [count / self.n for count in counts],
+                "interval": [list(wilson(count, self.n)) for count in counts],
+            }
+            for name, counts in self.corruptions.items()
         }
 
     def save(self, path: str | os.PathLike[str], *, keep_progress: bool = False) -> None:
@@ -293,11 +315,14 @@ class Evaluation:
                 for name, stages in values.get("stages", {}).items()
             },
             broken_by={name: decode_labels(names, values["n"]) for name, names in values.get("broken_by", {}).items()},
+            corruptions={name: tuple(one["right"]) for name, one in values.get("corruptions", {}).items()},
             warnings=tuple(EvaluationWarning(one["kind"], one["text"]) for one in values.get("warnings", [])),
         )
         for name, names in result.broken_by.items():
             if result.correct[name].tolist() != [label is None for label in names]:
                 raise MalformedError("correct and broken_by do not agree")
+        if any(not 0 <= count <= result.n for counts in result.corruptions.values() for count in counts):
+            raise MalformedError(f"a corruption has more than {result.n} correct examples, or fewer than none")
         if result.accuracy != values["accuracy"]:
             raise MalformedError("correct and accuracy do not agree")
         return result

@@ -17,6 +17,7 @@ from atas.attacks.scheduler import Examples, Scheduler, SearchProgress, WarmStar
 from atas.attacks.search import Search
 from atas.errors import UsageError
 from atas.evaluation.adversarial import PointStore, start_points
+from atas.evaluation.corruptions import Corruption
 from atas.evaluation.progress import ProgressMeter, StageKey
 from atas.evaluation.resume import ProgressFile, StageProgress
 from atas.threat import Threat
@@ -219,7 +220,8 @@ class AttackRunner:
     def _run_batch_attack(self, chunk: int, name: str, attack: Attack, examples: Examples) -> None:
         """Run an attack that maps a batch of images to a batch of points."""
         key, count, size, index = (chunk, name, 0), len(examples.y), self._scheduler.slots, examples.index
-        kept = self._open_points(chunk, name, examples, skips_misclassified=False)
+        corrupts = isinstance(attack, Corruption)  # a corruption has no threat model, and its images are not kept
+        kept = None if corrupts else self._open_points(chunk, name, examples, skips_misclassified=False)
         stage = self.stages.setdefault(key, StageProgress())
         while (start := len(stage.broken)) < count:
             batch = slice(start, start + size)
@@ -237,7 +239,7 @@ class AttackRunner:
                     index=index[batch],
                     **({"targets": y.clone()} if examples.targeted else {}),
                 )
-            points = check_within_threat(points, x, threat, name)
+            points = points if corrupts else check_within_threat(points, x, threat, name)
             if kept is not None:
                 kept[0][batch] = points
             with torch.no_grad():
@@ -289,7 +291,7 @@ class AttackRunner:
         )
 
     def _kept_points(self, name: str, chunks: int) -> Tensor | None:
-        if self._store is None or name == Clean.name:
+        if self._store is None or isinstance(self._attacks[name], Clean | Corruption):
             return None
         points = [self._points[chunk, name].cpu() for chunk in range(chunks)]
         return torch.cat(points) if points else None
