@@ -336,6 +336,11 @@ class Masked(Threat):
         return self.unmasked.fits_int8
 
     @property
+    def largest_size(self) -> float:  # type: ignore[override]
+        """As without the mask."""
+        return self.unmasked.largest_size
+
+    @property
     def unmasked(self) -> Threat:
         """The threat model without its mask."""
         unmasked: Threat = self._unmasked  # type: ignore[attr-defined]
@@ -372,9 +377,9 @@ class Masked(Threat):
         """Check as without the mask."""
         self.unmasked.check_budget(shape)
 
-    def default_size(self, pixels: float, eps_fraction: float) -> float:
-        """Return the default without the mask."""
-        return self.unmasked.default_size(pixels, eps_fraction)
+    def radius(self, shape: Sequence[int]) -> float:
+        """Return the radius without the mask, which is an upper bound."""
+        return self.unmasked.radius(shape)
 
     def sample(self, rng: CounterRNG, shape: Sequence[int], *, reset: bool = False) -> Tensor:
         """Sample uniformly from the ball of the pixels that may change."""

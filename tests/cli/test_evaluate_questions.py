@@ -55,3 +55,69 @@ def test_a_mask_that_cannot_be_used_is_refused(command, copy_of, tmp_path):
         result = command("evaluate", folder, "--mask", tmp_path / name)
         assert result.status == 1
         assert message in result.err.replace("\n", " ")
+
+
+def test_perturbed_images_are_kept(command, copy_of, tmp_path):
+    folder = copy_of()
+    result = command("evaluate", folder, "--keep", tmp_path / "kept.npz")
+    assert result.status == 0, result.err
+    assert f"written: {tmp_path / 'kept.npz'}" in result.out
+    arrays = np.load(tmp_path / "kept.npz", allow_pickle=False)
+    assert arrays["x_adv.fgsm"].shape == (40, 1, 8, 8)
+    found = json.loads((folder / "evaluation.json").read_text())
+    assert arrays["correct.fgsm"].mean() == found["accuracy"]["fgsm"]
+    assert not list(folder.glob("*.points-*"))
+    refused = command("evaluate", folder, "--keep", tmp_path / "kept.png")
+    assert (refused.status, "--keep names a file that ends in .npz" in refused.err) == (2, True)
+
+
+@pytest.mark.slow
+def test_a_curve(command, copy_of):
+    folder = copy_of()
+    result = command("evaluate", folder, "--curve", "0.2,0,0.05", "--attacks", "pgd5")
+    assert result.status == 0, result.err
+    assert "pgd5, linf, 40 examples" in result.out
+    found = json.loads((folder / "curve-evaluation.json").read_text())
+    assert found["eps"] == [0, 0.05, 0.2]
+    assert len(found["smallest"]) == 40
+    assert load_results(folder) == []
+    assert json.loads(command("evaluate", folder, "--curve", "0.1", "--json").out)["attack"] == "pgd50"
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (("--curve", "0.1", "--eps", "0.1"), "--eps cannot be combined with --curve"),
+        (("--curve", "0.1", "--target-class", "3"), "--target-class cannot be combined with --curve"),
+        (("--curve", "0.1", "--attacks", "pgd5,pgd10"), "--curve takes one attack"),
+        (("--curve", "0.1", "--attacks", "fgsm"), "a curve needs an attack of searches"),
+        (("--curve", "much"), "--curve"),
+        (("--curve", ","), "--curve is empty"),
+    ],
+)
+def test_wrong_curves_are_refused(command, copy_of, options, message):
+    result = command("evaluate", copy_of(), *options)
+    assert result.status == 2
+    assert message in result.err.replace("\n", " ")
+
+
+@pytest.mark.slow
+def test_corruptions(command, copy_of):
+    folder = copy_of()
+    result = command("evaluate", folder, "--corruptions", "brightness, jpeg")
+    assert result.status == 0, result.err
+    assert "severity 5" in result.out
+    found = json.loads((folder / "evaluation.json").read_text())
+    assert list(found["corruptions"]) == ["brightness", "jpeg"]
+    assert len(found["corruptions"]["jpeg"]["interval"]) == 5
+    assert command("evaluate", folder, "--corruptions", "snow").status == 2
+
+
+@pytest.mark.parametrize("options", [("--keep", "kept.npz"), ("--curve", "0.1"), ("--target-class", "3")])
+def test_several_runs_are_refused(command, copy_of, options):
+    """Their results would be one file, or be mixed with robust accuracy."""
+    first = copy_of("first")
+    copy_of("second")
+    result = command("evaluate", first.parent, *options)
+    assert result.status == 2
+    assert f"{options[0]} needs one run, and" in result.err.replace("\n", " ")

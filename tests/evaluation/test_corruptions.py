@@ -101,6 +101,7 @@ def test_an_evaluation_counts_them_apart(problem, ball, tmp_path):
         Evaluation.load(tmp_path / "a.json")
 
 
+@pytest.mark.slow
 def test_a_stopped_evaluation_resumes(problem, ball, tmp_path):
     def run(progress):
         return evaluate(

@@ -49,6 +49,7 @@ def test_the_smallest_perturbations_of_a_linear_model(linear, kind, attack):
     assert curve.accuracy == tuple(float((curve.smallest > eps).double().mean()) for eps in curve.eps)
 
 
+@pytest.mark.slow
 def test_no_budget_is_judged_better_than_by_its_own_evaluation(problem):
     model, x, y = problem
     curve = accuracy_curve(model, x, y, atas.Linf(8 / 255), eps=EPS, attack="pgd5")
@@ -62,6 +63,7 @@ def test_no_budget_is_judged_better_than_by_its_own_evaluation(problem):
     assert curve.interval[1] == atas.evaluation.wilson(curve.num_correct[1], len(x))
 
 
+@pytest.mark.slow
 def test_several_searches_and_a_mask(problem, tiny):
     model, x, y = problem
     curve = accuracy_curve(model, x, y, atas.Linf(8 / 255), eps=EPS, attack=tiny)
@@ -125,6 +127,9 @@ def test_the_sentence_is_the_median(problem):
     )
     none = accuracy_curve(*problem, atas.Linf(0.01 / 255), eps=[0.01 / 255], attack="pgd3")
     assert "was found for more than half of the images" in none.sentence()
+    model, x, y = problem
+    wrong = accuracy_curve(model, x, (y + 1) % 4, atas.Linf(0.01), eps=[0], attack="pgd3")
+    assert wrong.sentence() == "The model is wrong on half of the images without a perturbation."
 
 
 @pytest.mark.parametrize(

@@ -18,6 +18,7 @@ def kept(problem, ball, tiny):
     return evaluate(*problem, ball, attacks=[*ATTACKS, tiny], keep=True, chunk_bytes=6000, batch_size=7)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("targets", [None, 2])
 def test_points_give_the_verdicts_and_lie_in_the_ball(problem, ball, tiny, targets):
     model, x, y = problem
@@ -50,6 +51,7 @@ def test_where_an_attack_fails_its_strongest_point_is_kept(problem, ball, tiny):
     assert torch.equal(result.adversarial["tiny"][wrong], x[wrong])
 
 
+@pytest.mark.slow
 def test_keeping_changes_no_verdict(problem, ball, tiny, kept):
     plain = evaluate(*problem, ball, attacks=[*ATTACKS, tiny])
     assert plain.adversarial == {}
@@ -97,6 +99,7 @@ def test_a_resume_gives_the_same_points(problem, ball, tiny, kept, tmp_path, dam
     assert [file.name for file in tmp_path.iterdir()] == ["a.json"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("ending", ["npz", "safetensors"])
 def test_files(kept, problem, tmp_path, ending):
     path = tmp_path / f"kept.{ending}"

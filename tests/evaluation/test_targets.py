@@ -37,6 +37,7 @@ def test_verdicts_are_whether_the_target_is_predicted(problem, tiny):
     assert torch.equal(same.correct["fgsm"], result.correct["fgsm"])
 
 
+@pytest.mark.slow
 def test_a_class_per_image(problem, ball):
     model, x, y = problem
     targets = (y + 1) % 4
@@ -66,6 +67,7 @@ def test_the_table_says_what_the_figure_means(problem, ball, tmp_path):
     assert "accuracy" in str(ordinary)
 
 
+@pytest.mark.slow
 def test_the_progress_of_other_targets_is_not_used(problem, ball, tmp_path):
     path, notes = tmp_path / "p.json", []
 

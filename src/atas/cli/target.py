@@ -20,6 +20,7 @@ from torch import nn
 from atas import data, models, threat
 from atas._utils.console import DataProgress, is_rank0
 from atas.cli.evaluate import EvaluateOptions
+from atas.cli.options import parse_list
 from atas.core.autograd import eval_mode
 from atas.data.decode import open_image
 from atas.errors import DataError, UsageError, first_few, unknown
@@ -80,14 +81,17 @@ def from_run(run: Run, options: EvaluateOptions) -> Target:
     _check_classes(RunFolder(run.folder).model, dataset)
     examples, attacks = options.examples or config.examples, options.attacks_or_default(config.attacks)
     target_class = _target_class(options.target_class, dataset.test.classes)
-    out = options.out or _question_path(output_path(run, options.root, dataset.test, attack_threat), options)
+    is_curve = options.curve is not None and attack_threat.name == trained_for.name  # it has several budgets
+    named_threat = trained_for if is_curve else attack_threat
+    out = options.out or _question_path(output_path(run, options.root, dataset.test, named_threat), options)
     test = dataset.test.part(slice(examples))
     expectation = (
         find_expected(run.recipe, on_subset=ROWS_KEY in RunFolder(run.folder).read_environment())
         if attack_threat == trained_for
         else None
     )
-    keeps_better, attack_threat = options.out is None, _mask(attack_threat, options.mask, test)
+    keeps_better = options.out is None and options.curve is None
+    attack_threat = _mask(attack_threat, options.mask, test)
     return Target(
         run.model, test, attack_threat, attacks, config.batch_size, out, expectation, keeps_better, target_class
     )
@@ -154,6 +158,8 @@ def _question_path(path: Path, options: EvaluateOptions) -> Path:
     if options.target_class is not None:
         name = re.sub(r"[^\w.-]+", "-", options.target_class)
         path = path.with_name(f"target-{name}-{path.name}")
+    if options.curve is not None:
+        path = path.with_name(f"curve-{path.name}")
     if options.mask is not None:
         path = path.with_name(f"masked-{path.name}")
     return path
@@ -187,12 +193,21 @@ def _data_progress(quiet: bool) -> DataProgress:
 
 
 def _eps(options: EvaluateOptions, trained_for: threat.Threat | None) -> float:
+    if options.curve is not None:
+        return max(budgets(options.curve))
     if options.eps is not None:
         return float(parse_value(options.eps, float, "--eps"))
     if trained_for is None or options.norm not in (None, trained_for.name):
         threat.create(options.norm or "linf", 0)  # reports a wrong norm first
         raise UsageError(f"--norm {options.norm} needs a budget; pass --eps")
     return trained_for.eps
+
+
+def budgets(text: str) -> tuple[float, ...]:
+    """Parse the budgets of a curve."""
+    found = parse_list("curve", text, lambda part: float(parse_value(part, float, "--curve")))
+    assert found is not None
+    return found
 
 
 def _numbers(text: str | None, option: str) -> tuple[float, ...] | float | None:

@@ -121,6 +121,8 @@ class AccuracyCurve:
     def sentence(self) -> str:
         """Return the median of the smallest perturbations in a sentence."""
         median = float(self.smallest.median())
+        if not median:
+            return "The model is wrong on half of the images without a perturbation."
         if median == torch.inf:
             return f"No perturbation up to {self.rows()[-1][0]} was found for more than half of the images."
         size = f"{255 * median:.3g}/255" if self.threat.name == "linf" else f"{median:.3g}"
