@@ -48,7 +48,7 @@ def test_predictions_agree_with_the_verdicts(problem, stored):
         assert torch.equal(details.predicted["clean"], model(x).argmax(1))
         points = atas.attacks.fgsm(model, x, y, stored.threat)
         assert torch.equal(details.predicted["fgsm"], model(points).argmax(1))
-        points = PGD(10)(model, x, y, stored.threat, seed=2)
+        points = PGD(steps=10)(model, x, y, stored.threat, seed=2)
         assert torch.equal(details.predicted["pgd10"], model(points).argmax(1))
 
 
@@ -59,7 +59,7 @@ def test_examples_are_what_the_attacks_found(problem, stored):
     assert len(rows) == 24
     assert {stored.broken_by["worst"][row] for row in rows.tolist()} == set(stored.broken_by["worst"])
     assert torch.equal(examples.attacks["clean"].adversarial, thumbnails(x[rows]))
-    for name, attack in (("fgsm", atas.attacks.create("fgsm")), ("pgd10", PGD(10))):
+    for name, attack in (("fgsm", atas.attacks.create("fgsm")), ("pgd10", PGD(steps=10))):
         images, points = examples.attacks[name], attack(model, x, y, stored.threat, seed=2)[rows]
         assert (images.adversarial.int() - thumbnails(points).int()).abs().max() <= 1  # batches round differently
         assert (images.perturbation.int() - perturbation_thumbnails(points - x[rows]).int()).abs().max() <= 1

@@ -261,8 +261,8 @@ MISUSES = {
     "attack a number": lambda: atas.attacks.create(10),
     "queries a text": lambda: atas.attacks.Square(queries="5000"),
     "iterations a fraction": lambda: atas.attacks.FAB(iterations=1.5),
-    "loss unknown": lambda: atas.attacks.APGD("cw"),
-    "loss a list": lambda: atas.attacks.APGD(["ce"]),
+    "loss unknown": lambda: atas.attacks.APGD(loss="cw"),
+    "loss a list": lambda: atas.attacks.APGD(loss=["ce"]),
     "restarts a text": lambda: atas.attacks.PGD(restarts="2"),
     # Models and data
     "unknown model": lambda: atas.models.create("resnet", 10),
