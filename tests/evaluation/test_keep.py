@@ -9,6 +9,8 @@ import atas
 from atas.attacks.losses import margin
 from atas.errors import UsageError
 from atas.evaluation import evaluate
+from atas.evaluation.evaluator import merge_shards
+from atas.evaluation.runner import AttackOutcome
 
 ATTACKS = ["fgsm", "pgd3x2", "pgd5"]
 
@@ -121,3 +123,12 @@ def test_what_cannot_be_written_is_refused(problem, ball, kept, tmp_path):
         kept.save_adversarial(tmp_path / "kept.png")
     with pytest.raises(UsageError, match="kept no perturbed images: pass keep=True"):
         evaluate(*problem, ball, attacks=["fgsm"]).save_adversarial(tmp_path / "kept.npz")
+
+
+def test_points_of_processes_without_examples_are_not_missed():
+    def outcome(values):
+        points = torch.tensor(values)[:, None] if values else None
+        return {"fgsm": AttackOutcome(torch.zeros(len(values), dtype=torch.int64), [1.0], [1], None, points)}
+
+    shares = [(range(0, 2, 3), outcome([0.1])), (range(1, 2, 3), outcome([0.2])), (range(2, 2, 3), outcome([]))]
+    assert torch.equal(merge_shards(shares, 2)["fgsm"].points, torch.tensor([[0.1], [0.2]]))
