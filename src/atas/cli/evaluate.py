@@ -14,7 +14,7 @@ import typer
 from atas._utils.console import import_torch, print_json, print_line, print_table
 from atas._utils.files import check_output_path, check_writable
 from atas.cli import options
-from atas.cli.completion import complete_attacks
+from atas.cli.completion import complete_attacks, complete_corruptions
 from atas.errors import UsageError
 
 if TYPE_CHECKING:
@@ -138,7 +138,10 @@ def evaluate(
         None, "--curve", help="Budgets such as 0,2/255,4/255: accuracy as a function of eps, by one attack (pgd50)."
     ),
     corruptions: str | None = typer.Option(
-        None, "--corruptions", help="Also measure common corruptions, such as all or gaussian-noise,jpeg."
+        None,
+        "--corruptions",
+        help="Also measure common corruptions, such as all or gaussian-noise,jpeg.",
+        autocompletion=complete_corruptions,
     ),
     trust: bool = options.TRUST,
     quiet: bool = options.QUIET,
