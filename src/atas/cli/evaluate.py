@@ -203,7 +203,6 @@ def evaluate(
             device=device,
             seed=seed,
             keep=keep,
-            corruptions=corruptions,
             show=show,
             quiet=quiet,
         )
@@ -268,7 +267,6 @@ def evaluate_target(
     device: str = "auto",
     seed: int = 0,
     keep: Path | None = None,
-    corruptions: str | None = None,
     show: OutputFormat = "table",
     quiet: bool = False,
 ) -> Evaluation:
@@ -298,7 +296,7 @@ def evaluate_target(
                 shard=process.size > 1,
                 targets=target.target_class,
                 keep=keep is not None,
-                corruptions=corruptions or (),
+                corruptions=target.corruptions or (),
             )
         if process.is_main:
             expected = target.expected if step_size is None and not result.restricted else None

@@ -57,6 +57,7 @@ class Target:
     expected: Expected | None = None
     keeps_better: bool = False
     target_class: int | None = None
+    corruptions: str | None = None
 
     def result_path(self) -> Path:
         """Return the path to write now; other evaluations may change it."""
@@ -94,7 +95,16 @@ def from_run(run: Run, options: EvaluateOptions) -> Target:
     keeps_better = options.out is None and options.curve is None
     attack_threat = _mask(attack_threat, options.mask, test)
     return Target(
-        run.model, test, attack_threat, attacks, config.batch_size, out, expectation, keeps_better, target_class
+        run.model,
+        test,
+        attack_threat,
+        attacks,
+        config.batch_size,
+        out,
+        expectation,
+        keeps_better,
+        target_class,
+        options.corruptions,
     )
 
 
@@ -126,7 +136,9 @@ def from_model(options: EvaluateOptions) -> Target:
     out = options.out or _question_path(_path_of_result(options), options)
     target_class = _target_class(options.target_class, dataset.test.classes)
     attack_threat = _mask(attack_threat, options.mask, test)
-    return Target(model, test, attack_threat, attacks, None, out, target_class=target_class)
+    return Target(
+        model, test, attack_threat, attacks, None, out, target_class=target_class, corruptions=options.corruptions
+    )
 
 
 def _target_class(text: str | None, classes: Sequence[str]) -> int | None:
