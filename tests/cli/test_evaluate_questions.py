@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from atas.evaluation.result import load_results
+from atas.evaluation.result import Evaluation, load_results
 
 
 def test_a_target_class(command, copy_of):
@@ -69,6 +69,43 @@ def test_perturbed_images_are_kept(command, copy_of, tmp_path):
     assert not list(folder.glob("*.points-*"))
     refused = command("evaluate", folder, "--keep", tmp_path / "kept.png")
     assert (refused.status, "--keep names a file that ends in .npz" in refused.err) == (2, True)
+
+
+@pytest.mark.parametrize("name", ["model.safetensors", "evaluation.safetensors", "data.npz", "damaged.safetensors"])
+def test_perturbed_images_replace_no_other_file(command, copy_of, name):
+    folder = copy_of()
+    np.savez(folder / "data.npz", images=np.zeros(3))
+    (folder / "damaged.safetensors").write_bytes(b"x" * 99)
+    before = {path.name: path.read_bytes() for path in folder.iterdir() if path.is_file()}
+    result = command("evaluate", folder, "--keep", folder / name)
+    assert result.status == 2
+    part = "--keep cannot be" if name.startswith("evaluation") else "which holds something else: give another name"
+    assert part in result.err.replace("\n", " ")
+    assert {path.name: path.read_bytes() for path in folder.iterdir() if path.name in before} == before
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["kept.npz", "kept.safetensors"])
+def test_perturbed_images_replace_earlier_ones(command, copy_of, name):
+    folder = copy_of()
+    for _ in range(2):
+        assert command("evaluate", folder, "--keep", folder / name).status == 0
+    assert Evaluation.load(folder / "evaluation.json").details is not None
+
+
+def test_other_questions_store_no_details_and_replace_no_weights(command, copy_of, tmp_path):
+    folder = copy_of()
+    Image.new("L", (8, 8), 255).save(tmp_path / "mask.png")
+    for options in (("--target-class", 3), ("--mask", tmp_path / "mask.png"), ("--curve", "0.1", "--attacks", "pgd2")):
+        weights = (folder / "model.safetensors").read_bytes()
+        refused = command("evaluate", folder, *options, "--out", folder / "model.json")
+        assert (refused.status, "which holds something else" in refused.err.replace("\n", " ")) == (2, True)
+        assert (folder / "model.safetensors").read_bytes() == weights
+        assert command("evaluate", folder, *options).status == 0
+    assert [path.name for path in folder.glob("*evaluation.safetensors")] == []
+    assert command("evaluate", folder, "--attacks", "fgsm", "--out", folder / "x.json").status == 0
+    assert command("evaluate", folder, "--mask", tmp_path / "mask.png", "--out", folder / "x.json").status == 0
+    assert Evaluation.load(folder / "x.json").details is None, "those of the plain result"
 
 
 @pytest.mark.slow

@@ -277,7 +277,7 @@ def evaluate_target(
 
     with init() as process, locked_path(target, process) as path:
         if keep is not None:
-            process.on_rank0(lambda: check_writable(keep))
+            process.on_rank0(lambda: _check_keep(keep, path))
         progress = path.with_name(f"{path.stem}.progress.json")
         with EvaluationProgress(quiet=quiet or process.rank > 0) as display, explain_resume(progress):
             if process.is_main and (damage := target.damage(path)) is not None:
@@ -306,6 +306,17 @@ def evaluate_target(
                 notes.append(f"written: {keep}")
             _write(result, path, notes, show=show, shown_warnings=set() if quiet else display.shown_warnings)
     return result
+
+
+def _check_keep(keep: Path, result: Path) -> None:
+    """Raise an error if the perturbed images cannot be written, or would replace another file."""
+    from atas.evaluation.adversarial import check_replaceable
+    from atas.evaluation.details import details_path
+
+    check_writable(keep)
+    if keep.resolve() == details_path(result).resolve():
+        raise UsageError(f"--keep cannot be {keep}: the result writes its own images there; give another name")
+    check_replaceable(keep)
 
 
 @contextmanager

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import zipfile
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,6 +15,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
+from atas import __version__
 from atas._utils.files import check_output_path, write_atomically
 from atas.errors import UsageError
 
@@ -22,6 +24,8 @@ if TYPE_CHECKING:
 
 ENDINGS = (".npz", ".safetensors")
 _STAGES = "stages"
+_KIND = "atas-perturbed-images-1"
+_VERDICTS = "correct.clean"
 
 
 @dataclass(frozen=True)
@@ -94,6 +98,23 @@ def check_path(path: Path, option: str = "the file of perturbed images") -> None
     check_output_path(path, option, *ENDINGS)
 
 
+def check_replaceable(path: Path) -> None:
+    """Raise UsageError if the path holds something else than perturbed images, which must not be lost."""
+    if path.exists() and not _holds_adversarial(path):
+        raise UsageError(f"the perturbed images would replace {path}, which holds something else: give another name")
+
+
+def _holds_adversarial(path: Path) -> bool:
+    try:
+        if path.suffix.lower() == ".npz":
+            with zipfile.ZipFile(path) as archive:
+                return f"{_VERDICTS}.npy" in archive.namelist()
+        with safe_open(path, framework="pt") as file:
+            return _KIND in (file.metadata() or {})
+    except (SafetensorError, ValueError, zipfile.BadZipFile):
+        return False
+
+
 def save_adversarial(result: Evaluation, path: str | os.PathLike[str]) -> None:
     """Write perturbed images, labels and verdicts to a file, .npz or .safetensors.
 
@@ -101,15 +122,16 @@ def save_adversarial(result: Evaluation, path: str | os.PathLike[str]) -> None:
     """
     path = Path(path)
     check_path(path)
+    check_replaceable(path)
     if result.labels is None:
         raise UsageError("the evaluation kept no perturbed images: pass keep=True to atas.evaluate")
-    tensors = {"labels": result.labels, "correct.clean": result.correct["clean"]}
+    tensors = {"labels": result.labels, _VERDICTS: result.correct["clean"]}
     for name, points in result.adversarial.items():
         tensors |= {f"x_adv.{name}": points, f"correct.{name}": result.correct[name]}
 
     def write(temporary: Path) -> None:
         if path.suffix.lower() == ".safetensors":
-            save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, temporary)
+            save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, temporary, {_KIND: __version__})
             return
         arrays = {name: tensor.numpy() for name, tensor in tensors.items()}
         with temporary.open("wb") as file:
