@@ -53,7 +53,7 @@ from atas.threat import Threat
 from atas.training.data import eval_view
 from atas.training.run import RunFolder
 
-ENSEMBLE = AttackEnsemble("apgd", (APGD("ce"), APGD("t")))
+ENSEMBLE = AttackEnsemble("apgd", (APGD(loss="ce"), APGD(loss="t")))
 ATTACKS = "clean", "pgd50", "apgd"
 FINAL = "final"
 STEPS, BATCH = 20, 500

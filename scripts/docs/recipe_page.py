@@ -18,6 +18,7 @@ from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 import torch
 
 from atas import attacks, methods
+from atas.evaluation import corruptions
 from atas.recipes import Recipe
 from atas.threat import EpsMultiple, format_pixels
 
@@ -153,11 +154,12 @@ def _share(value: float) -> str:
 
 
 def completion_names() -> str:
-    """Return the names for shell completion as JSON: keys of recipes, settings of methods, and attacks."""
+    """Return the names for shell completion as JSON: keys of recipes, settings of methods, attacks and corruptions."""
     names = {
         "keys": {section: [key for key, *_ in keys(kind)] for section, kind in sections().items()},
         "settings": {name: list(methods.settings(name)) for name in methods.names() if methods.settings(name)},
         "attacks": [name for name in attacks.names() if "<" not in name],
+        "corruptions": corruptions.names(),
     }
     return json.dumps(names, indent=1) + "\n"
 

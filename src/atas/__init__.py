@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from atas.core.resized_crop import BoxView, random_crop_view, random_resized_view
     from atas.data import indexed
     from atas.errors import AtasError
-    from atas.evaluation import Evaluation, evaluate
+    from atas.evaluation import AccuracyCurve, Evaluation, accuracy_curve, evaluate
     from atas.export import load
     from atas.methods import ATAS
     from atas.threat import L2, Linf, Threat
@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 __all__ = [
     "ATAS",
     "L2",
+    "AccuracyCurve",
     "AtasError",
     "BoxView",
     "ErasedView",
@@ -45,6 +46,7 @@ __all__ = [
     "Threat",
     "View",
     "__version__",
+    "accuracy_curve",
     "attacks",
     "data",
     "evaluate",
@@ -65,6 +67,7 @@ __all__ = [
 _HOMES = {
     "ATAS": "atas.methods",
     "L2": "atas.threat",
+    "AccuracyCurve": "atas.evaluation",
     "AtasError": "atas.errors",
     "BoxView": "atas.core.resized_crop",
     "ErasedView": "atas.core.erasing",
@@ -77,6 +80,7 @@ _HOMES = {
     "ShiftView": "atas.core.crop_shift",
     "Threat": "atas.threat",
     "View": "atas.core.augment",
+    "accuracy_curve": "atas.evaluation",
     "evaluate": "atas.evaluation",
     "indexed": "atas.data",
     "load": "atas.export",

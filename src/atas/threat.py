@@ -10,7 +10,7 @@ import math
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar, Literal, Self
 
 import torch
@@ -18,7 +18,7 @@ from torch import Tensor
 
 from atas.core.dispatch import fast_op
 from atas.core.rng import CounterRNG, Stream
-from atas.errors import UsageError, unknown
+from atas.errors import DataError, UsageError, unknown
 
 _LEVELS_OF_A_FIFTH = 51  # 51/255 = 0.2
 
@@ -131,6 +131,54 @@ class Threat(ABC):
     @abstractmethod
     def distance(self, point: Tensor, x: Tensor) -> Tensor:
         """Return the distance of each example to its image."""
+
+    @property
+    def unmasked(self) -> Threat:
+        """The threat model without its mask."""
+        return self
+
+    def masked(self, mask: Tensor) -> Masked:
+        """Return the threat model in which only the pixels that the mask flags may change.
+
+        Args:
+            mask: True (or 1) where a pixel may change; (H, W), (1 or C, H, W), or one per image (N, 1 or C, H, W).
+
+        >>> mask = torch.zeros(4, 4)
+        >>> mask[:2] = 1
+        >>> Linf(8 / 255).masked(mask)
+        Linf(8/255) on 50% of the pixels
+        """
+        return Masked(self, _check_mask(mask))
+
+    def with_eps(self, eps: float) -> Threat:
+        """Return the threat model with another budget."""
+        return replace(self, eps=eps)
+
+    def hold(self, point: Tensor, x: Tensor) -> Tensor:
+        """Return the point with the pixels of x where no change is allowed; without a mask, the point itself."""
+        return point
+
+    def restrict(self, change: Tensor) -> Tensor:
+        """Return the change, zero where no change is allowed."""
+        return change
+
+    def restrict_sample(self, sample: Tensor, mask: Tensor) -> Tensor:
+        """Return perturbations that `sample` returned as samples of the ball of the pixels in the mask."""
+        return sample * mask
+
+    def check_images(self, shape: Sequence[int], device: torch.device | None = None) -> None:  # noqa: B027 (optional)
+        """Raise if there is a mask that does not fit images of this shape (N, C, H, W), or is on another device."""
+
+    def select(self, rows: Tensor) -> Threat:
+        """Return the threat model of some of the images, if each has a mask of its own."""
+        return self
+
+    def to(self, device: torch.device) -> Threat:
+        """Return the threat model with its mask, if there is one, on a device."""
+        return self
+
+    def assign(self, slots: Tensor, threat: Threat, rows: Tensor) -> None:  # noqa: B027 (optional)
+        """Write the masks of some images of another threat model to the slots with these numbers."""
 
     def ascend(self, point: Tensor, gradient: Tensor, size: Tensor | float, x: Tensor) -> Tensor:
         """Take a step up the gradient and project it."""
@@ -249,6 +297,13 @@ class L2(Threat):
         """Shrink the perturbation to eps, then clip to [0, 1], which only shrinks it further."""
         return (x + self.clip(point - x)).clamp(0, 1)
 
+    def restrict_sample(self, sample: Tensor, mask: Tensor) -> Tensor:
+        """Restrict the direction to the mask, and draw the radius for that number of dimensions."""
+        free = sample * mask
+        total, dimensions = math.prod(sample.shape[1:]), mask.expand_as(sample).flatten(1).sum(1).clamp_min(1)
+        radius = (l2_norm(sample) / max(self.eps, 1e-30)) ** (total / dimensions)
+        return free * per_example(self.eps * radius / l2_norm(free).clamp_min(1e-30), free)
+
     def clip(self, perturbation: Tensor) -> Tensor:
         """Shrink perturbations whose norm exceeds eps."""
         shrink = (self.eps / l2_norm(perturbation).clamp_min(1e-30)).clamp_max(1)
@@ -257,6 +312,137 @@ class L2(Threat):
     def distance(self, point: Tensor, x: Tensor) -> Tensor:
         """Return the Euclidean norm of the perturbation."""
         return l2_norm(point - x)
+
+
+class Masked(Threat):
+    """A threat model in which only some pixels may change; see `Threat.masked`."""
+
+    mask: Tensor
+    """Which pixels may change: (1 or C, H, W), or one per image (N, 1 or C, H, W)."""
+
+    def __init__(self, threat: Threat, mask: Tensor) -> None:
+        object.__setattr__(self, "eps", threat.eps)
+        object.__setattr__(self, "_unmasked", threat)
+        object.__setattr__(self, "mask", mask)
+
+    @property
+    def name(self) -> str:  # type: ignore[override]
+        """The name of the norm."""
+        return self.unmasked.name
+
+    @property
+    def fits_int8(self) -> bool:  # type: ignore[override]
+        """As without the mask."""
+        return self.unmasked.fits_int8
+
+    @property
+    def largest_size(self) -> float:  # type: ignore[override]
+        """As without the mask."""
+        return self.unmasked.largest_size
+
+    @property
+    def unmasked(self) -> Threat:
+        """The threat model without its mask."""
+        unmasked: Threat = self._unmasked  # type: ignore[attr-defined]
+        return unmasked
+
+    def __repr__(self) -> str:
+        return f"{self.unmasked} on {100 * self.share:.4g}% of the pixels"
+
+    def with_eps(self, eps: float) -> Threat:
+        """Return the threat model with another budget."""
+        return Masked(self.unmasked.with_eps(eps), self.mask)
+
+    def masked(self, mask: Tensor) -> Masked:
+        """Raise UsageError."""
+        raise UsageError("the threat model has a mask already; combine the masks with & and pass one")
+
+    def __eq__(self, other: object) -> bool:
+        same = isinstance(other, Masked) and self.unmasked == other.unmasked and self.mask.shape == other.mask.shape
+        return same and torch.equal(self.mask.cpu(), other.mask.cpu())  # type: ignore[attr-defined]
+
+    def __hash__(self) -> int:
+        return hash((self.unmasked, self.mask.shape))
+
+    @property
+    def share(self) -> float:
+        """The fraction of the pixels that may change."""
+        return float(self.mask.double().mean())
+
+    def check_size(self, name: str, value: float) -> float:
+        """Check as without the mask."""
+        return self.unmasked.check_size(name, value)
+
+    def check_budget(self, shape: Sequence[int]) -> None:
+        """Check as without the mask."""
+        self.unmasked.check_budget(shape)
+
+    def radius(self, shape: Sequence[int]) -> float:
+        """Return the radius without the mask, which is an upper bound."""
+        return self.unmasked.radius(shape)
+
+    def sample(self, rng: CounterRNG, shape: Sequence[int], *, reset: bool = False) -> Tensor:
+        """Sample uniformly from the ball of the pixels that may change."""
+        return self.unmasked.restrict_sample(self.unmasked.sample(rng, shape, reset=reset), self.mask)
+
+    def step(self, point: Tensor, gradient: Tensor, size: Tensor | float) -> Tensor:
+        """Move in the steepest ascent direction of the pixels that may change."""
+        return self.unmasked.step(point, self.restrict(gradient), size)
+
+    def project(self, point: Tensor, x: Tensor) -> Tensor:
+        """Reset the other pixels, then project."""
+        return self.unmasked.project(self.hold(point, x), x)
+
+    def clip(self, perturbation: Tensor) -> Tensor:
+        """Reset the perturbation of the other pixels, then project."""
+        return self.unmasked.clip(self.restrict(perturbation))
+
+    def distance(self, point: Tensor, x: Tensor) -> Tensor:
+        """Return the distance in the norm, over all pixels."""
+        return self.unmasked.distance(point, x)
+
+    def hold(self, point: Tensor, x: Tensor) -> Tensor:
+        """Return the point with the other pixels of x."""
+        return torch.where(self.mask, point, x)
+
+    def restrict(self, change: Tensor) -> Tensor:
+        """Return the change, zero at the other pixels."""
+        return torch.where(self.mask, change, 0)
+
+    def check_images(self, shape: Sequence[int], device: torch.device | None = None) -> None:
+        """Raise unless the mask has the size of the images, and lies on their device."""
+        count, channels, *size = shape
+        own_channels, *own_size = self.mask.shape[-3:]
+        fits = own_channels in (1, channels) and own_size == size
+        if not fits or (self.mask.dim() == 4 and len(self.mask) != count):
+            raise DataError(f"a mask of shape {tuple(self.mask.shape)} does not fit images of shape {tuple(shape)}")
+        if device is not None and self.mask.device != device:
+            raise DataError(f"the mask is on {self.mask.device}, the images on {device}: move it with .to()")
+
+    def select(self, rows: Tensor) -> Threat:
+        """Return the threat model of some of the images, if each has a mask of its own."""
+        return Masked(self.unmasked, self.mask[rows.to(self.mask.device)]) if self.mask.dim() == 4 else self
+
+    def to(self, device: torch.device) -> Threat:
+        """Return the threat model with the mask on a device."""
+        return Masked(self.unmasked, self.mask.to(device))
+
+    def assign(self, slots: Tensor, threat: Threat, rows: Tensor) -> None:
+        """Write the masks of some images of another threat model to the slots with these numbers."""
+        if self.mask.dim() == 4 and isinstance(threat, Masked):
+            self.mask[slots] = threat.mask[rows]
+
+
+def _check_mask(mask: object) -> Tensor:
+    """Return a mask as flags of 3 or 4 dimensions."""
+    if not isinstance(mask, Tensor) or mask.dim() not in (2, 3, 4):
+        got = f"shape {tuple(mask.shape)}" if isinstance(mask, Tensor) else type(mask).__name__
+        raise DataError(f"a mask is a tensor (H, W), (1 or C, H, W), or one per image (N, 1 or C, H, W); got {got}")
+    if mask.dtype != torch.bool and not bool(((mask == 0) | (mask == 1)).all()):
+        raise DataError("a mask holds 0 and 1, or False and True; compare with a threshold first, such as mask > 0.5")
+    if not bool(mask.any()):
+        raise DataError("the mask lets no pixel change; flag the pixels that may change with 1")
+    return mask.bool().unsqueeze(0) if mask.dim() == 2 else mask.bool()
 
 
 def _check_pixel_units(name: str, value: float) -> float:

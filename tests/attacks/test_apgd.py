@@ -44,7 +44,7 @@ def test_the_course_is_that_of_the_reference(make_images, small_ball, loss, clas
     x = make_images(8, (2, 4, 3), dtype=torch.float64)
     y = net.module(x).argmax(1)
     target = (y + 1) % classes
-    found, _ = course(APGD(loss), filled(x, y, target), net.module, ball)
+    found, _ = course(APGD(loss=loss), filled(x, y, target), net.module, ball)
     lengths, reasons = [], set()
     for i, start in enumerate(starts(ball, x)):
         label = int(y[i])
@@ -70,7 +70,7 @@ def test_the_course_is_that_of_the_authors_code(make_images, small_ball, loss):
     y = model(x).argmax(1)
     target = (y + 1) % 6
     slots = filled(x, y, target)
-    _, broken = course(APGD(loss), slots, model, ball)
+    _, broken = course(APGD(loss=loss), slots, model, ball)
 
     kind = code.APGDAttack if loss == "ce" else code.APGDAttack_targeted
     attack = kind(model, norm={"linf": "Linf", "l2": "L2"}[ball.name], eps=ball.eps, seed=0)
@@ -128,7 +128,7 @@ def test_dlr_keeps_its_value_and_is_not_nan_where_all_logits_are_equal(loss):
 
 def test_a_start_and_as_many_steps_are_evaluated(make_images, labels, small_net, ball):
     x, y = make_images(3), labels(3)
-    search = APGD("ce", iterations=7)
+    search = APGD(loss="ce", iterations=7)
     slots = filled(x, y)
     seen, _ = course(search, slots, small_net().eval(), ball)
     assert len(seen) == search.steps * search.queries_per_step == 8
@@ -143,7 +143,9 @@ def test_a_start_and_as_many_steps_are_evaluated(make_images, labels, small_net,
 def test_points_stay_in_the_ball_and_are_images(small_net, make_images, norm, eps, loss, seed):
     ball = threat.create(norm, eps)
     x, y = make_images(3, (1, 4, 5), seed=seed % 1000), torch.tensor([0, 3, 1])
-    seen, _ = course(APGD(loss, 12), filled(x, y, (y + 1) % 4), small_net(channels=1).eval(), ball, seed=seed)
+    seen, _ = course(
+        APGD(loss=loss, iterations=12), filled(x, y, (y + 1) % 4), small_net(channels=1).eval(), ball, seed=seed
+    )
     assert seen.min() >= 0
     assert seen.max() <= 1
     assert max(ball.distance(point, x).max() for point in seen) <= eps * (1 + 1e-5) + 1e-6
@@ -155,7 +157,7 @@ def test_broken_says_that_the_point_is_misclassified_and_stops_the_slot(make_ima
     x = make_images(12, (2, 4, 3), dtype=torch.float64)
     y = model(x).argmax(1)
     slots = filled(x, y, (y + 1) % 4)
-    state = APGD(loss, 20).init_state(slots, ball, 4, 0)
+    state = APGD(loss=loss, iterations=20).init_state(slots, ball, 4, 0)
     iteration, point = slots.iteration.clone(), slots.point.clone()
     for _ in range(25):
         held = slots.broken | slots.done
@@ -174,7 +176,7 @@ def test_the_last_point_has_the_greatest_loss(small_net, make_images, ball):
     x = make_images(6)
     y = model(x).argmax(1)
     slots = filled(x, y)
-    seen, broken = course(APGD("ce", 20), slots, model, ball)
+    seen, broken = course(APGD(loss="ce", iterations=20), slots, model, ball)
     losses = torch.stack([cross_entropy(model(point), y, y) for point in seen])
     right = ~broken
     torch.testing.assert_close(cross_entropy(model(slots.point), y, y)[right], losses.amax(0)[right])
@@ -193,8 +195,8 @@ def test_passes_are_averaged(generator):
         calls[0] += 1
         return steady(point) + (-1) ** calls[0] * 5 * (point.flatten(1) @ weights[1].T)
 
-    expected, expected_broken = course(APGD("dlr", 10), filled(x, y), steady, Linf(0.1), classes=2)
-    search = APGD("dlr", 10, eot_iterations=2)
+    expected, expected_broken = course(APGD(loss="dlr", iterations=10), filled(x, y), steady, Linf(0.1), classes=2)
+    search = APGD(loss="dlr", iterations=10, eot_iterations=2)
     found, broken = course(search, filled(x, y), noisy, Linf(0.1), classes=2)
     assert calls == [search.steps * search.queries_per_step] == [22]
     torch.testing.assert_close(found[::2], expected, rtol=0, atol=1e-9)
@@ -209,7 +211,7 @@ def test_a_gradient_or_a_loss_that_is_no_number_does_no_harm(ball):
             return torch.stack([total.sqrt(), total + 1], 1)
 
     x, y = torch.rand(3, 1, 2, 2), torch.tensor([1, 1, 1])
-    seen, _ = course(APGD("ce", 10), filled(x, y), Root(), ball, classes=2)
+    seen, _ = course(APGD(loss="ce", iterations=10), filled(x, y), Root(), ball, classes=2)
     assert seen.isfinite().all()
 
 
@@ -220,9 +222,9 @@ def test_the_step_can_be_compiled_whole(small_net, make_images, small_ball):
     model = small_net().eval().double()
     x = make_images(4, dtype=torch.float64)
     y = model(x).argmax(1)
-    expected, _ = course(APGD("t", 8), filled(x, y, (y + 1) % 4), model, small_ball)
+    expected, _ = course(APGD(loss="t", iterations=8), filled(x, y, (y + 1) % 4), model, small_ball)
     with use_fast_ops("aot_eager"):
-        found, _ = course(APGD("t", 8), filled(x, y, (y + 1) % 4), model, small_ball)
+        found, _ = course(APGD(loss="t", iterations=8), filled(x, y, (y + 1) % 4), model, small_ball)
     torch.testing.assert_close(found, expected, rtol=0, atol=1e-9)
 
 
@@ -240,11 +242,11 @@ def test_wrong_settings_are_refused(wrong, message):
 
 
 def test_names_targets_and_settings():
-    assert [APGD(loss).name for loss in LOSSES] == ["apgd-ce", "apgd-dlr", "apgd-t"]
+    assert [APGD(loss=loss).name for loss in LOSSES] == ["apgd-ce", "apgd-dlr", "apgd-t"]
     assert [
-        APGD("ce").num_targets(10),
-        APGD("t").num_targets(10),
-        APGD("t").num_targets(100),
-        APGD("t").num_targets(2),
+        APGD(loss="ce").num_targets(10),
+        APGD(loss="t").num_targets(10),
+        APGD(loss="t").num_targets(100),
+        APGD(loss="t").num_targets(2),
     ] == [0, 9, 9, 1]
-    assert APGD("t").settings(Linf(0.1)) == {"loss": "targeted_dlr", "iterations": 100, "passes": 1}
+    assert APGD(loss="t").settings(Linf(0.1)) == {"loss": "targeted_dlr", "iterations": 100, "passes": 1}

@@ -13,9 +13,13 @@ from atas.threat import L2, Linf
 IMAGES = 200
 QUERIES = 300
 # AutoAttack's searches with a tenth of the work.
-STANDARD = AttackEnsemble("standard", (APGD("ce", 10), APGD("t", 10), FAB(iterations=10), Square(queries=20)))
-RAND = AttackEnsemble("rand", (APGD("ce", 10, eot_iterations=3), APGD("dlr", 10, eot_iterations=3)))
-TARGETED = AttackEnsemble("apgd-t", (APGD("t", 30),))
+STANDARD = AttackEnsemble(
+    "standard", (APGD(loss="ce", iterations=10), APGD(loss="t", iterations=10), FAB(iterations=10), Square(queries=20))
+)
+RAND = AttackEnsemble(
+    "rand", (APGD(loss="ce", iterations=10, eot_iterations=3), APGD(loss="dlr", iterations=10, eot_iterations=3))
+)
+TARGETED = AttackEnsemble("apgd-t", (APGD(loss="t", iterations=30),))
 
 
 @pytest.fixture
@@ -52,7 +56,7 @@ def theirs(model, x, y, ball, names, seed=0):
 @pytest.mark.parametrize("ball", [Linf(0.18), L2(0.75)], ids=["linf", "l2"])
 def test_verdicts_are_those_of_the_authors_code(trained, ball):
     model, x, y = trained
-    searches = (APGD("ce"), APGD("t"), FAB(), Square(queries=QUERIES))
+    searches = (APGD(loss="ce"), APGD(loss="t"), FAB(), Square(queries=QUERIES))
     expected = theirs(model, x, y, ball, [search.name for search in searches])
     found = ours(model, x, y, ball, searches)
     for search, mine, authors in zip(searches, found, expected, strict=True):

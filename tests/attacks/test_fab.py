@@ -264,7 +264,9 @@ def test_a_gradient_or_a_logit_that_is_no_number_does_no_harm(norm):
         return torch.stack([(total * 0).sqrt(), total * torch.inf, total * 0 + 1], 1)
 
     x, y = torch.rand(3, 1, 2, 2), torch.tensor([2, 2, 0])
-    seen, _ = course(FAB(10), filled(x, y, torch.tensor([0, 1, 1])), model, threat.create(norm, 0.1), classes=3)
+    seen, _ = course(
+        FAB(iterations=10), filled(x, y, torch.tensor([0, 1, 1])), model, threat.create(norm, 0.1), classes=3
+    )
     assert seen.isfinite().all()
     assert seen.min() >= 0
     assert seen.max() <= 1
@@ -277,9 +279,9 @@ def test_the_step_can_be_compiled_whole(small_net, make_images, small_ball):
     model = small_net().eval().double()
     x = make_images(4, dtype=torch.float64)
     y = model(x).argmax(1)
-    expected, _ = course(FAB(8), filled(x, y, (y + 1) % 4), model, small_ball)
+    expected, _ = course(FAB(iterations=8), filled(x, y, (y + 1) % 4), model, small_ball)
     with use_fast_ops("aot_eager"):
-        found, _ = course(FAB(8), filled(x, y, (y + 1) % 4), model, small_ball)
+        found, _ = course(FAB(iterations=8), filled(x, y, (y + 1) % 4), model, small_ball)
     torch.testing.assert_close(found, expected, rtol=0, atol=1e-9)
 
 

@@ -43,8 +43,8 @@ def test_verdicts_and_points_are_those_of_pgd(problem, ball, restarts, step_size
 @pytest.mark.slow
 @pytest.mark.parametrize(("slots", "poll_interval"), [(1, 1), (3, 7), (64, 100)])
 def test_verdicts_depend_neither_on_slots_nor_on_polls(problem, ball, slots, poll_interval):
-    expected = scheduled(PGD(5, 2), *problem, ball)
-    found = scheduled(PGD(5, 2), *problem, ball, slots=slots, poll_interval=poll_interval)
+    expected = scheduled(PGD(steps=5, restarts=2), *problem, ball)
+    found = scheduled(PGD(steps=5, restarts=2), *problem, ball, slots=slots, poll_interval=poll_interval)
     assert torch.equal(found[0], expected[0])
     torch.testing.assert_close(found[1], expected[1], rtol=0, atol=1e-9)
 
@@ -96,7 +96,7 @@ def test_a_point_on_the_way_does_not_count():
     x, y = torch.full((1, 1, 2, 2), 0.5), torch.tensor([0])
     scheduler = Scheduler(watched, model, x.device, slots=1, poll_interval=1)
     examples = scheduler.examples(x, y, torch.zeros(1, dtype=torch.int64))
-    broken, _ = scheduler.run_stages(PGD(10).stages, examples, Linf(0.1), torch.zeros(1, dtype=torch.bool))
+    broken, _ = scheduler.run_stages(PGD(steps=10).stages, examples, Linf(0.1), torch.zeros(1, dtype=torch.bool))
     assert any(wrong), "the case must be one that is wrong on the way"
     assert not broken.any()
 
@@ -107,12 +107,12 @@ def test_a_gradient_that_is_not_a_number_leaves_the_point(ball):
         return torch.stack([total.sqrt(), total + 1], 1)
 
     x, y = torch.rand(3, 1, 2, 2), torch.tensor([1, 1, 1])
-    holds, points = scheduled(PGD(3), model, x, y, ball)
+    holds, points = scheduled(PGD(steps=3), model, x, y, ball)
     assert holds.all()
     assert points.isfinite().all()
 
 
 def test_the_pgd_of_an_evaluation_names_its_stages():
-    assert [stage.restart for stage in PGD(50, 3).stages] == [0, 1, 2]
-    assert {stage.name for stage in PGD(50, 3).stages} == {"pgd50"}
-    assert PGDRestart(7, 2).settings(Linf(0.1)) == PGD(7).settings(Linf(0.1)) | {"restart": 2}
+    assert [stage.restart for stage in PGD(steps=50, restarts=3).stages] == [0, 1, 2]
+    assert {stage.name for stage in PGD(steps=50, restarts=3).stages} == {"pgd50"}
+    assert PGDRestart(7, 2).settings(Linf(0.1)) == PGD(steps=7).settings(Linf(0.1)) | {"restart": 2}

@@ -145,7 +145,7 @@ def test_the_course_is_that_of_the_reference(make_images, small_ball, shape, cla
     x = make_images(5, shape, dtype=torch.float64)
     y = net.module(x).argmax(1)
     slots = filled(x, y)
-    found, broken = course(Square(queries, rescale_schedule=True), slots, net.module, ball, seed=3)
+    found, broken = course(Square(queries=queries, rescale_schedule=True), slots, net.module, ball, seed=3)
     assert not broken.all(), "the case must hold an example that lasts to the end"
     for i in range(len(x)):
         points, best = square(net, x[i].numpy(), int(y[i]), ball, queries, 3, i)
@@ -159,7 +159,7 @@ def test_the_course_is_that_of_the_reference(make_images, small_ball, shape, cla
 
 @pytest.mark.parametrize("queries", [1, 2, 300, 5000])
 def test_windows_shrink_as_published(queries):
-    sides = [max(round(root), 1) for root in Square(queries, rescale_schedule=True).side_lengths(32, 32)]
+    sides = [max(round(root), 1) for root in Square(queries=queries, rescale_schedule=True).side_lengths(32, 32)]
     assert sides[1:] == [side(query, queries, 32, 32, "linf") for query in range(1, queries)]
     if queries == 5000:
         changes = [query for query in range(1, 5000) if sides[query] != sides[query - 1]]
@@ -171,7 +171,7 @@ def test_in_autoattack_windows_shrink_by_the_count_of_queries():
     """The authors' own schedule, by itself and in AutoAttack: there it is not stretched to 5,000 queries."""
     search = attacks.create("autoattack").stages[-1]
     assert (search,) == attacks.create("square").stages
-    assert search == Square(5000)
+    assert search == Square(queries=5000)
     sides = [max(round(root), 1) for root in search.side_lengths(32, 32)]
     changes = [query for query in range(1, 5000) if sides[query] != sides[query - 1]]
     assert changes == [12, 52, 202, 502, 1002, 2002, 4002]
@@ -193,7 +193,7 @@ def proposals(search, shape, ball, count=200, seed=0):
 
 
 def test_stripes_then_squares_that_lie_anywhere():
-    seen = proposals(Square(40, rescale_schedule=True), (2, 6, 9), Linf(0.1))
+    seen = proposals(Square(queries=40, rescale_schedule=True), (2, 6, 9), Linf(0.1))
     start = seen[0] - 0.5
     torch.testing.assert_close(start.abs(), torch.full_like(start, 0.1))
     assert (start == start[:, :, :1]).all(), "every column has one sign"
@@ -210,7 +210,7 @@ def test_stripes_then_squares_that_lie_anywhere():
 
 
 def test_tiles_then_patches_that_keep_the_norm():
-    seen = proposals(Square(40, rescale_schedule=True), (2, 11, 8), L2(0.5))
+    seen = proposals(Square(queries=40, rescale_schedule=True), (2, 11, 8), L2(0.5))
     lengths = (seen - 0.5).flatten(2).norm(dim=2)
     torch.testing.assert_close(lengths, torch.full_like(lengths, 0.5), rtol=0, atol=1e-9)
     reached = torch.zeros(11, 8)
@@ -227,7 +227,7 @@ def test_tiles_then_patches_that_keep_the_norm():
 def test_points_stay_in_the_ball_and_are_images(small_net, make_images, norm, eps, height, width, seed):
     ball = threat.create(norm, eps)
     x, y = make_images(3, (1, height, width), seed=seed % 1000), torch.tensor([0, 3, 1])
-    seen, _ = course(Square(30), filled(x, y), small_net(channels=1).eval(), ball, seed=seed)
+    seen, _ = course(Square(queries=30), filled(x, y), small_net(channels=1).eval(), ball, seed=seed)
     assert seen.min() >= 0
     assert seen.max() <= 1
     assert max(ball.distance(point, x).max() for point in seen) <= eps + 1e-6
@@ -238,7 +238,7 @@ def test_broken_says_that_the_point_is_misclassified_and_stops_the_slot(make_ima
     x = make_images(30, (2, 4, 3), dtype=torch.float64)
     y = model(x).argmax(1)
     slots = filled(x, y)
-    state = Square(40).init_state(slots, ball, 4, 0)
+    state = Square(queries=40).init_state(slots, ball, 4, 0)
     iteration, point, margin = slots.iteration.clone(), slots.point.clone(), torch.inf
     for _ in range(42):
         held = slots.broken | slots.done
@@ -260,7 +260,7 @@ def test_broken_says_that_the_point_is_misclassified_and_stops_the_slot(make_ima
 def test_as_many_queries_as_asked_for_and_forward_passes_alone(small_net, make_images, ball):
     model, gradients = small_net().eval(), []
     x = make_images(3)
-    slots, search = filled(x, model(x).argmax(1)), Square(12)
+    slots, search = filled(x, model(x).argmax(1)), Square(queries=12)
 
     def logits(point):
         gradients.append(torch.is_grad_enabled() or point.requires_grad)
@@ -276,8 +276,8 @@ def test_as_many_queries_as_asked_for_and_forward_passes_alone(small_net, make_i
 def test_seed_and_example_change_the_numbers(small_net, make_images, small_ball):
     model, x = small_net().eval(), make_images(2)
     x, y = torch.stack([x[0], x[0]]), torch.tensor([0, 0])
-    seen, _ = course(Square(5), filled(x, y), model, small_ball)
-    other, _ = course(Square(5), filled(x, y), model, small_ball, seed=1)
+    seen, _ = course(Square(queries=5), filled(x, y), model, small_ball)
+    other, _ = course(Square(queries=5), filled(x, y), model, small_ball, seed=1)
     assert all((point[0] != point[1]).any() for point in seen)
     assert all((point != another).any() for point, another in zip(seen, other, strict=True))
 
@@ -298,7 +298,9 @@ def test_robust_accuracy_is_that_of_the_authors_code(ball):
         return model(attack.perturb(x, y)).argmax(1) == y
 
     expected = [theirs(Everywhere, seed) for seed in range(3)]
-    found = [trained_digits.robust(Square(300, rescale_schedule=True), model, x, y, ball, seed) for seed in range(2)]
+    found = [
+        trained_digits.robust(Square(queries=300, rescale_schedule=True), model, x, y, ball, seed) for seed in range(2)
+    ]
     accuracy = torch.stack(expected).float().mean()
     assert 0.3 < accuracy < 0.8
     assert abs(torch.stack(found).float().mean() - accuracy) < 0.025
@@ -310,7 +312,7 @@ def test_robust_accuracy_is_that_of_the_authors_code(ball):
 def test_logits_that_are_no_numbers_do_no_harm(small_ball):
     x, y = torch.rand(3, 1, 4, 4), torch.tensor([0, 1, 1])
     slots = filled(x, y)
-    seen, broken = course(Square(5), slots, lambda point: point.flatten(1)[:, :2] * torch.nan, small_ball)
+    seen, broken = course(Square(queries=5), slots, lambda point: point.flatten(1)[:, :2] * torch.nan, small_ball)
     assert broken.all()
     assert seen.isfinite().all()
 
@@ -325,7 +327,7 @@ def test_a_start_that_is_no_number_is_left_behind(small_ball, make_images):
         calls.append(point)
         return model(point) if len(calls) > 1 else torch.full((len(point), 4), torch.nan)
 
-    course(Square(40, rescale_schedule=True), slots, logits, small_ball, classes=4)
+    course(Square(queries=40, rescale_schedule=True), slots, logits, small_ball, classes=4)
     assert (slots.point != calls[0]).flatten(1).any(1).all()
 
 
@@ -335,9 +337,9 @@ def test_the_step_can_be_compiled_whole(small_net, make_images, small_ball):
     model = small_net().eval().double()
     x = make_images(4, dtype=torch.float64)
     y = model(x).argmax(1)
-    expected, _ = course(Square(20), filled(x, y), model, small_ball)
+    expected, _ = course(Square(queries=20), filled(x, y), model, small_ball)
     with use_fast_ops("aot_eager"):
-        found, _ = course(Square(20), filled(x, y), model, small_ball)
+        found, _ = course(Square(queries=20), filled(x, y), model, small_ball)
     torch.testing.assert_close(found, expected, rtol=0, atol=1e-9)
 
 

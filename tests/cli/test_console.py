@@ -368,6 +368,11 @@ def complete(monkeypatch):
         (["atas", "evaluate", "runs/x", "--attacks", "auto"], ["autoattack", "autoattack-rand"]),
         (["atas", "evaluate", "runs/x", "--attacks", "pgd10,pgd"], ["pgd10,pgd50"]),
         (["atas", "reproduce", "table-cifar10", "--attacks", "fg"], ["fgsm"]),
+        (["atas", "evaluate", "runs/x", "--corruptions", "a"], ["all"]),
+        (
+            ["atas", "evaluate", "runs/x", "--corruptions", "jpeg,gaussian"],
+            ["jpeg,gaussian-noise", "jpeg,gaussian-blur"],
+        ),
     ],
     ids=str,
 )

@@ -230,7 +230,11 @@ def test_a_page_and_a_line_for_a_paper(command, copy_of):
 
 @pytest.mark.slow
 def test_autoattack_shows_its_stages(command, copy_of, monkeypatch):
-    monkeypatch.setitem(auto_attack.VERSIONS, "standard", (APGD("ce", 5), APGD("t", 5), Square(queries=20)))
+    monkeypatch.setitem(
+        auto_attack.VERSIONS,
+        "standard",
+        (APGD(loss="ce", iterations=5), APGD(loss="t", iterations=5), Square(queries=20)),
+    )
     folder = copy_of()
     result = command("evaluate", folder, "--attacks", "autoattack,apgd-ce", "--examples", 20)
     assert result.status == 0, result.err

@@ -8,8 +8,10 @@ import signal
 import statistics
 import subprocess
 import sys
+from dataclasses import replace
 
 import pytest
+from PIL import Image
 from safetensors.torch import load_file
 
 from atas import cli
@@ -168,6 +170,36 @@ def test_what_was_evaluated_is_not_evaluated_again(command, evaluated):
         assert "evaluated already" not in command("evaluate", evaluated, *other).out, other
     shutil.copy(evaluated / "seed-0" / "model.safetensors", evaluated / "seed-4" / "model.safetensors")
     assert command("evaluate", evaluated, "--attacks", "fgsm,pgd2").out.count("evaluated already") == 1
+
+
+QUESTIONS = [("--target-class", "3"), ("--mask", "MASK"), ("--corruptions", "contrast")]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("question", QUESTIONS, ids=lambda question: question[0])
+def test_the_result_of_another_question_is_not_used_again(question, command, group, tmp_path):
+    Image.new("L", (8, 8), 255).save(tmp_path / "mask.png")  # all white: verdicts are those without a mask
+    asked = [str(tmp_path / "mask.png") if word == "MASK" else word for word in question]
+    first = group / "seed-0"
+    assert command("evaluate", first, *asked, "--out", first / "evaluation.json").status == 0
+    assert "evaluated already" not in command("evaluate", group).out
+    assert command("evaluate", group).out.count("evaluated already") == 2
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("question", QUESTIONS, ids=lambda question: question[0])
+def test_a_plain_result_does_not_answer_another_question(question, evaluated, tmp_path):
+    from atas.cli.evaluate import EvaluateOptions
+    from atas.cli.seeds import evaluate_once
+    from atas.cli.target import from_run
+
+    Image.new("L", (8, 8), 255).save(tmp_path / "mask.png")
+    folder, name = evaluated / "seed-0", question[0].removeprefix("--").replace("-", "_")
+    value = tmp_path / "mask.png" if name == "mask" else question[1]
+    options = EvaluateOptions(out=folder / "evaluation.json", quiet=True)
+    assert evaluate_once(from_run(Run.load(folder), options), lambda target: None, None, 0, True) is not None
+    asked = from_run(Run.load(folder), replace(options, **{name: value}))
+    assert evaluate_once(asked, lambda target: None, None, 0, True) is None
 
 
 def test_the_results_of_a_group_as_json(command, group):

@@ -37,10 +37,15 @@ def result(problem, ball):
 @pytest.fixture(scope="session")
 def quick():
     """AutoAttack's four searches with a small part of the work."""
-    return AttackEnsemble("quick", (APGD("ce", 50), APGD("t", 20), FAB(iterations=20), Square(queries=300)))
+    return AttackEnsemble(
+        "quick",
+        (APGD(loss="ce", iterations=50), APGD(loss="t", iterations=20), FAB(iterations=20), Square(queries=300)),
+    )
 
 
 @pytest.fixture(scope="session")
 def tiny():
     """Four searches with hardly any work."""
-    return AttackEnsemble("tiny", (APGD("ce", 8), APGD("t", 8), FAB(iterations=5), Square(queries=20)))
+    return AttackEnsemble(
+        "tiny", (APGD(loss="ce", iterations=8), APGD(loss="t", iterations=8), FAB(iterations=5), Square(queries=20))
+    )

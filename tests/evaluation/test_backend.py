@@ -69,9 +69,9 @@ def test_result_names_the_attack_that_broke_each_example(found):
 def test_a_single_search_runs_on_all_examples(robust_digits):
     """Also where another search broke them already: that is what tells it from a stage."""
     model, x, y = robust_digits
-    search = APGD("t", 20)
+    search = APGD(loss="t", iterations=20)
     alone = evaluate(model, x, y, BALL, attacks=[AttackEnsemble("apgd-t", (search,))])
-    first = evaluate(model, x, y, BALL, attacks=[AttackEnsemble("both", (APGD("ce", 20), search))])
+    first = evaluate(model, x, y, BALL, attacks=[AttackEnsemble("both", (APGD(loss="ce", iterations=20), search))])
     assert alone.queries["apgd-t"] > first.stages["both"][1].queries
     assert "apgd-t" not in alone.stages
     assert alone.correct["apgd-t"].sum() >= first.correct["both"].sum()
@@ -121,14 +121,16 @@ def test_searches_find_the_robust_examples_of_linear_models_with_few_classes(cla
     eps = float(ordered[n // 2] + ordered[n // 2 + 1]) / 2
     assert 0 < eps < 0.4
     assert (distances - eps).abs().min() > 1e-5
-    battery = AttackEnsemble("autoattack", (APGD("ce", 10), APGD("t", 30), *attacks.create("fab-t").stages))
+    battery = AttackEnsemble(
+        "autoattack", (APGD(loss="ce", iterations=10), APGD(loss="t", iterations=30), *attacks.create("fab-t").stages)
+    )
     found = evaluate(model, x, y, atas.threat.create(norm, eps), attacks=[battery])
     assert torch.equal(found.correct["autoattack"], distances > eps)
 
 
 def test_an_attack_of_one_s_own_with_stages(robust_digits):
     model, x, y = robust_digits
-    mine = AttackEnsemble("mine", (APGD("dlr", 5), APGD("ce", 5)))
+    mine = AttackEnsemble("mine", (APGD(loss="dlr", iterations=5), APGD(loss="ce", iterations=5)))
     found = evaluate(model, x[:20], y[:20], BALL, attacks=[mine])
     assert [stage.name for stage in found.stages["mine"]] == ["apgd-dlr", "apgd-ce"]
 

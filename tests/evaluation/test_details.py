@@ -48,8 +48,28 @@ def test_predictions_agree_with_the_verdicts(problem, stored):
         assert torch.equal(details.predicted["clean"], model(x).argmax(1))
         points = atas.attacks.fgsm(model, x, y, stored.threat)
         assert torch.equal(details.predicted["fgsm"], model(points).argmax(1))
-        points = PGD(10)(model, x, y, stored.threat, seed=2)
+        points = PGD(steps=10)(model, x, y, stored.threat, seed=2)
         assert torch.equal(details.predicted["pgd10"], model(points).argmax(1))
+
+
+@pytest.mark.slow
+def test_corruptions_and_kept_images_change_no_details(problem, ball, tiny, stored, tmp_path):
+    asked = {"attacks": (*ATTACKS, tiny), "batch_size": 8, "seed": 2}
+    result = evaluate(*problem, ball, **asked, corruptions=["contrast", "impulse-noise"], keep=True)
+    assert list(result.details.predicted) == list(stored.details.predicted)
+    for name, predicted in stored.details.predicted.items():
+        assert torch.equal(result.details.predicted[name], predicted)
+        found, expected = (one.details.examples.attacks[name] for one in (result, stored))
+        assert torch.equal(found.adversarial, expected.adversarial)
+    assert torch.equal(result.details.landscapes.loss, stored.details.landscapes.loss)
+    result.save(tmp_path / "a.json")
+    assert atas.Evaluation.load(tmp_path / "a.json").details is not None
+
+
+def test_no_details_with_targets_or_a_mask_or_if_they_are_not_wanted(problem, ball):
+    masked = ball.masked(torch.ones(problem[1].shape[-2:]))
+    for threat, options in ((ball, {"targets": 1}), (masked, {}), (ball, {"details": False})):
+        assert evaluate(*problem, threat, attacks=["fgsm"], **options).details is None
 
 
 def test_examples_are_what_the_attacks_found(problem, stored):
@@ -59,7 +79,7 @@ def test_examples_are_what_the_attacks_found(problem, stored):
     assert len(rows) == 24
     assert {stored.broken_by["worst"][row] for row in rows.tolist()} == set(stored.broken_by["worst"])
     assert torch.equal(examples.attacks["clean"].adversarial, thumbnails(x[rows]))
-    for name, attack in (("fgsm", atas.attacks.create("fgsm")), ("pgd10", PGD(10))):
+    for name, attack in (("fgsm", atas.attacks.create("fgsm")), ("pgd10", PGD(steps=10))):
         images, points = examples.attacks[name], attack(model, x, y, stored.threat, seed=2)[rows]
         assert (images.adversarial.int() - thumbnails(points).int()).abs().max() <= 1  # batches round differently
         assert (images.perturbation.int() - perturbation_thumbnails(points - x[rows]).int()).abs().max() <= 1

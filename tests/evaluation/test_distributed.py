@@ -33,7 +33,8 @@ model = torch.nn.Sequential(
 )
 model.load_state_dict(torch.load(weights, weights_only=True))
 test = atas.data.load("digits").test
-tiny = AttackEnsemble("tiny", (APGD("ce", 8), APGD("t", 8), FAB(iterations=5), Square(queries=20)))
+short = APGD(loss="ce", iterations=8), APGD(loss="t", iterations=8), FAB(iterations=5), Square(queries=20)
+tiny = AttackEnsemble("tiny", short)
 seen = []
 model.register_forward_pre_hook(lambda _, arguments: seen.append(len(arguments[0])))
 for n in (examples, 1):

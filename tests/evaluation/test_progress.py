@@ -313,7 +313,8 @@ model = torch.nn.Sequential(
 )
 model.load_state_dict(torch.load(order["weights"], weights_only=True))
 test = atas.data.load("digits").test
-attacks = ["pgd10", AttackEnsemble("auto", (APGD("ce", 30), APGD("t", 15), FAB(iterations=15), Square(400)))]
+short = APGD(loss="ce", iterations=30), APGD(loss="t", iterations=15), FAB(iterations=15), Square(queries=400)
+attacks = ["pgd10", AttackEnsemble("auto", short)]
 
 
 def work(folder, die=lambda: None):

@@ -123,7 +123,9 @@ def narrow(generator):
     return model, x.view(100, 3, 8, 8), torch.zeros(100, dtype=torch.int64)
 
 
-@pytest.mark.parametrize("others", [[], [AttackEnsemble("short", (APGD("ce", 3),))]], ids=["pgd", "search"])
+@pytest.mark.parametrize(
+    "others", [[], [AttackEnsemble("short", (APGD(loss="ce", iterations=3),))]], ids=["pgd", "search"]
+)
 def test_ten_steps_are_few_for_l2_whatever_the_model(narrow, others):
     """From a random point on the surface of the ball they do not turn all the way to the gradient."""
     found = evaluate(*narrow, atas.L2(0.5), attacks=["fgsm", "pgd10", "pgd50", *others])
@@ -169,7 +171,7 @@ def test_few_images_give_no_warning_either(robust_digits, tiny):
 
 def test_the_sample_stands_in_for_attacks_that_were_not_asked_for(robust_digits):
     model, x, y = robust_digits
-    short = AttackEnsemble("short", (APGD("ce", 3),))
+    short = AttackEnsemble("short", (APGD(loss="ce", iterations=3),))
     for name, kind in (("waves", "fgsm-stronger"), ("few-gradients", "more-steps")):
         found = evaluate(Around(model, **BAD[name]), x, y, BALL, attacks=[short])
         assert kind in {warning.kind for warning in found.warnings}
@@ -179,7 +181,10 @@ def test_the_sample_stands_in_for_attacks_that_were_not_asked_for(robust_digits)
 def test_square_beside_other_attacks_counts_too(robust_digits):
     """But only beside APGD-T: what cross-entropy does not find, a healthy model may well have."""
     model, x, y = robust_digits
-    square, targeted = AttackEnsemble("square", (Square(300),)), AttackEnsemble("apgd-t", (APGD("t", 5),))
+    square, targeted = (
+        AttackEnsemble("square", (Square(queries=300),)),
+        AttackEnsemble("apgd-t", (APGD(loss="t", iterations=5),)),
+    )
     bad = Around(model, **BAD["quantised"])
     together = evaluate(bad, x, y, BALL, attacks=[targeted, square])
     assert "square" in {warning.kind for warning in together.warnings}

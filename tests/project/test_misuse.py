@@ -261,8 +261,8 @@ MISUSES = {
     "attack a number": lambda: atas.attacks.create(10),
     "queries a text": lambda: atas.attacks.Square(queries="5000"),
     "iterations a fraction": lambda: atas.attacks.FAB(iterations=1.5),
-    "loss unknown": lambda: atas.attacks.APGD("cw"),
-    "loss a list": lambda: atas.attacks.APGD(["ce"]),
+    "loss unknown": lambda: atas.attacks.APGD(loss="cw"),
+    "loss a list": lambda: atas.attacks.APGD(loss=["ce"]),
     "restarts a text": lambda: atas.attacks.PGD(restarts="2"),
     # Models and data
     "unknown model": lambda: atas.models.create("resnet", 10),
@@ -366,6 +366,6 @@ def test_methods_without_rows_take_an_example_twice(name):
 
 
 def test_numbers_of_numpy_are_numbers():
-    method = make(c=np.float32(1.28), reset_every=np.int64(3), seed=np.int64(5), clip=[0.01, 0.02])
+    method = make(c=np.float32(1.28), reset_every=np.int64(3), seed=np.int64(5), clip=[0.01, 0.06])
     method.perturb(network(), *batch())
     assert type(method.seed) is int

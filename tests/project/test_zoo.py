@@ -26,7 +26,9 @@ from atas.training.engine import Engine
 
 BALL = atas.Linf(0.05)
 COUNT = 18
-QUICK = AttackEnsemble("quick", (APGD("ce", 2), APGD("t", 2), FAB(2), Square(8)))
+QUICK = AttackEnsemble(
+    "quick", (APGD(loss="ce", iterations=2), APGD(loss="t", iterations=2), FAB(iterations=2), Square(queries=8))
+)
 SETTINGS: dict[str, dict[str, Any]] = {"pgd": {"steps": 2}, "trades": {"steps": 2}, "free": {"replays": 2}}
 NEEDS_ONNX = pytest.mark.skipif(
     any(importlib.util.find_spec(name) is None for name in ("onnx", "onnxruntime", "onnxscript")),

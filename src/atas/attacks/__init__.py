@@ -7,12 +7,18 @@
 >>> adversarial = pgd(model, x, y, Linf(8/255), steps=20)
 >>> bool((adversarial - x).abs().max() <= 8/255 + 1e-6)
 True
+
+The same as an object with fixed settings; a plain number is the eps of Linf:
+
+>>> attack = PGD(Linf(8/255), steps=20)
+>>> bool(torch.equal(attack(model, x, y), adversarial))
+True
 """
 
 from __future__ import annotations
 
 from atas.attacks.apgd import APGD
-from atas.attacks.auto_attack import AttackEnsemble, autoattack
+from atas.attacks.auto_attack import AttackEnsemble, AutoAttack, autoattack
 from atas.attacks.base import Attack, Clean, StagedAttack
 from atas.attacks.fab import FAB
 from atas.attacks.fast_gradient_sign import FGSM, fgsm
@@ -28,6 +34,7 @@ __all__ = [
     "PGD",
     "Attack",
     "AttackEnsemble",
+    "AutoAttack",
     "Clean",
     "Square",
     "StagedAttack",

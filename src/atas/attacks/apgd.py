@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import functools
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from atas.attacks.losses import LOSSES, attack_loss, correct
+from atas.attacks.base import as_threat
+from atas.attacks.losses import LOSSES, goal_loss, resists
 from atas.attacks.search import LogitsFunction, Slots, expand_like, random_start, where_write
+from atas.attacks.staged import SearchAttack
 from atas.core.autograd import input_gradient
 from atas.core.dispatch import fast_op
 from atas.core.validation import check_fields
@@ -29,8 +31,12 @@ _FIRST_WINDOW, _WINDOW_DECREASE, _MIN_WINDOW = 22, 3, 6
 
 
 @dataclass(frozen=True)
-class APGD:
-    """Auto-PGD (Croce and Hein, 2020, "Reliable evaluation of adversarial robustness", algorithm 1).
+class APGD(SearchAttack):
+    """Auto-PGD: gradient ascent with momentum and a step size that adapts to the loss.
+
+    Paper: "Reliable evaluation of adversarial robustness with an ensemble of diverse parameter-free attacks" (Croce and
+    Hein, 2020, algorithm 1), https://arxiv.org/abs/2003.01690.
+    Distance: Linf, L2.
 
     The step size starts at 2 eps. The first checkpoint is after 22% of the steps; later windows are shorter. At a
     checkpoint the step size is halved, and the search returns to the best point, under one of two conditions: at most
@@ -43,16 +49,36 @@ class APGD:
     An iteration evaluates a point and then moves, so there is one iteration more than steps. For a stochastic model,
     loss, gradient and logits are means over `eot_iterations` passes.
 
-    >>> APGD("t").name, APGD("t").num_targets(10), APGD("t").num_targets(3)
+    Args:
+        threat: the threat model, such as `atas.Linf(8/255)`; a plain number is the eps of Linf. An attack without one
+            gets it at the call, or from `atas.evaluate`.
+        loss: `ce` (the default), `dlr`, or `t` for the targeted DLR loss, once for each of at most nine targets.
+        iterations: number of steps (default 100).
+        eot_iterations: passes to average at each step (default 1).
+
+    Shape:
+        - model: maps images (N, C, H, W) in [0, 1] to logits (N, classes)
+        - x: (N, C, H, W), float in [0, 1]
+        - y: (N,), integers from 0 to classes - 1
+        - output: like x; the image itself if it is misclassified already or the search does not succeed
+
+    >>> from torch import nn
+    >>> model = nn.Sequential(nn.Flatten(), nn.Linear(16, 3))
+    >>> x, y = torch.rand(2, 1, 4, 4), torch.tensor([0, 2])
+    >>> attack = APGD(8 / 255, loss="dlr", iterations=20)
+    >>> x_adv = attack(model, x, y)
+    >>> APGD(loss="t").name, APGD(loss="t").num_targets(10), APGD(loss="t").num_targets(3)
     ('apgd-t', 9, 2)
     """
 
+    threat: Threat | float | None = None
+    _: KW_ONLY
     loss: str = "ce"
-    """`ce`, `dlr`, or `t` for the targeted DLR loss."""
     iterations: int = 100
     eot_iterations: int = 1
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "threat", as_threat(self.threat))
         check_fields(self)
         if self.loss not in LOSSES:
             raise UsageError(f"the loss of APGD must be one of {', '.join(LOSSES)}; got '{self.loss}'")
@@ -98,7 +124,10 @@ class APGDState:
 
     def __init__(self, search: APGD, slots: Slots, threat: Threat, seed: int) -> None:
         self._slots, self._threat, self._seed = slots, threat, seed
-        self._eot_iterations, self._loss = search.eot_iterations, functools.partial(attack_loss, search.loss)
+        self._eot_iterations, self._loss = (
+            search.eot_iterations,
+            functools.partial(goal_loss, search.loss, targeted=slots.targeted),
+        )
         self._checkpoints = torch.tensor(checkpoints(search.iterations), device=slots.x.device)
         numbers = torch.zeros(len(slots), dtype=slots.x.dtype, device=slots.x.device)
         self._buffers = APGDBuffers(
@@ -132,7 +161,7 @@ class APGDState:
         )
 
     def _evaluate(self, model: LogitsFunction, point: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Return the mean loss over the passes, the sum of the gradients, and whether the mean logits are correct."""
+        """Return the mean loss over the passes, the sum of the gradients, and whether the mean logits resist."""
         y, target = self._slots.y, self._slots.target
 
         def total(output: Tensor, y: Tensor) -> Tensor:
@@ -144,7 +173,7 @@ class APGDState:
             next_gradient, next_output = input_gradient(model, point, y, total)
             gradient, output = gradient + next_gradient, output + next_output
             loss = loss + self._loss(next_output, y, target)
-        return loss / self._eot_iterations, gradient, correct(output, y)
+        return loss / self._eot_iterations, gradient, resists(output, y, targeted=self._slots.targeted)
 
 
 @dataclass(frozen=True)

@@ -13,25 +13,29 @@ from typing import Any, ClassVar, Protocol, runtime_checkable
 import torch
 from torch import Tensor, nn
 
+from atas.attacks.losses import resists
 from atas.attacks.search import Search
 from atas.core.autograd import contiguous, cross_entropy_sum, freeze, input_gradient, set_mode
 from atas.core.validation import (
     DeviceChecks,
+    check_argument,
     check_logits,
     check_module,
     check_shapes,
+    check_targets,
     describe,
     explain_precision,
 )
 from atas.errors import DataError, UsageError
-from atas.threat import Threat
+from atas.threat import Linf, Threat
 
 
 class Attack(Protocol):
     """An attack with fixed settings, called with a model, images, labels and a threat model.
 
     It keeps no state between calls, moves no tensor to another device, and restores the model. The result for an
-    example depends on the seed and the example's index, not on the batch.
+    example depends on the seed and the example's index, not on the batch. A targeted evaluation also passes `targets`,
+    one class per image; an attack without that argument cannot take part in one.
     """
 
     @property
@@ -80,6 +84,54 @@ class Clean:
         return x.detach()
 
 
+def as_threat(value: Threat | float | None) -> Threat | None:
+    """Return the threat model that an attack was created for; a plain eps means Linf.
+
+    >>> as_threat(8 / 255)
+    Linf(8/255)
+    """
+    if value is None or isinstance(value, Threat):
+        return value
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise UsageError(
+            f"the first argument of an attack is its threat model, such as atas.Linf(8/255) or 8/255; got "
+            f"{describe(value)}: pass settings by name"
+        )
+    return Linf(value)
+
+
+def choose_threat(attack: Attack, threat: Threat | None) -> Threat:
+    """Return the threat model that an attack was created for or is called with; raise UsageError unless it is one."""
+    own: Threat | None = getattr(attack, "threat", None)
+    if own is None and threat is None:
+        raise UsageError(
+            f"the attack '{attack.name}' has no threat model: create it with one, such as "
+            f"atas.attacks.{type(attack).__name__}(threat=atas.Linf(8/255))"
+        )
+    if own is not None and threat is not None and own != threat:
+        raise UsageError(f"the attack '{attack.name}' was created for {own}, not for {threat}: leave one of them out")
+    return own or threat  # type: ignore[return-value]
+
+
+def target_classes(targets: Tensor | int, y: Tensor) -> Tensor:
+    """Return one target class per image, from one class for all images or one per image.
+
+    >>> target_classes(3, torch.tensor([0, 1])).tolist()
+    [3, 3]
+    """
+    if not isinstance(targets, Tensor):
+        check_argument("targets", targets, int)
+        return torch.full_like(y, targets, dtype=torch.int64)
+    if targets.shape != y.shape or targets.dtype.is_floating_point or targets.dtype == torch.bool:
+        raise DataError(
+            f"targets must be one class, or one class per image as integers of shape {tuple(y.shape)}; got "
+            f"{describe(targets)}"
+        )
+    if targets.device != y.device:
+        raise DataError(f"the targets are on {targets.device}, the labels on {y.device}: move them with .to()")
+    return targets
+
+
 def step_settings(size: float) -> dict[str, Any]:
     """Return a step size for a result file: in grey levels for people, and exactly.
 
@@ -91,7 +143,7 @@ def step_settings(size: float) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class AttackTarget:
-    """A model under attack, with checked images and labels."""
+    """A model under attack, with checked images and labels, or target classes in place of the labels."""
 
     model: nn.Module
     x: Tensor
@@ -99,6 +151,11 @@ class AttackTarget:
     index: Tensor
     threat: Threat
     loss: Callable[[Tensor, Tensor], Tensor]
+    targeted: bool = False
+
+    def resists(self, logits: Tensor) -> Tensor:
+        """Return for which images the attack has failed."""
+        return resists(check_logits(logits, len(self.y)), self.y, targeted=self.targeted)
 
     def step(self, point: Tensor, size: float) -> Tensor:
         """Make one projected gradient ascent step. A NaN in the gradient counts as 0."""
@@ -108,15 +165,23 @@ class AttackTarget:
 
 @contextmanager
 def attack_context(
-    model: nn.Module, x: Tensor, y: Tensor, threat: Threat, index: Tensor | None = None
+    model: nn.Module,
+    x: Tensor,
+    y: Tensor,
+    threat: Threat,
+    index: Tensor | None = None,
+    targets: Tensor | int | None = None,
 ) -> Iterator[AttackTarget]:
     """Check the inputs; set the model to eval mode and freeze its weights until the end of the context.
+
+    With `targets`, these classes take the place of the labels, and the loss falls as the model moves towards them.
 
     On the CPU a wrong value raises at once. On a GPU it raises at the end of the attack, so that the host does not wait
     for the device between steps.
     """
     check_module(model)
     check_shapes(x, y, index, None)
+    classes = y if targets is None else target_classes(targets, y)
     if not isinstance(threat, Threat):
         raise UsageError(f"the threat model is one such as atas.Linf(8/255); got {describe(threat)}")
     for name, tensor in (("labels", y), ("indices", index)):
@@ -137,8 +202,13 @@ def attack_context(
 
         def loss(output: Tensor, y: Tensor) -> Tensor:
             logits = check_logits(output, len(y))
-            return cross_entropy_sum(logits, checks.labels(y, logits.shape[1]))
+            if targets is not None and y.device.type == "cpu":
+                check_targets(y, logits.shape[1])
+            total = cross_entropy_sum(logits, checks.labels(y, logits.shape[1]))
+            return total if targets is None else -total
 
+        threat.check_images(x.shape, x.device)
         index = torch.arange(len(x), device=x.device) if index is None else index.long()
-        yield AttackTarget(model, x.detach().clone(), y.to(torch.int64, copy=True), index, threat, loss)
+        images, classes = x.detach().clone(), classes.to(torch.int64, copy=True)
+        yield AttackTarget(model, images, classes, index, threat, loss, targets is not None)
         checks.raise_if_set()

@@ -15,14 +15,16 @@ example is broken as soon as one does.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
-from atas.attacks.losses import correct, target_margin
+from atas.attacks.base import as_threat
+from atas.attacks.losses import goal_margin, resists, target_margin
 from atas.attacks.search import LogitsFunction, Slots, expand_like, where_write
+from atas.attacks.staged import SearchAttack
 from atas.core.autograd import input_gradient
 from atas.core.dispatch import fast_op
 from atas.core.validation import check_fields
@@ -34,13 +36,38 @@ MIN_LENGTH = 1e-8  # lower bound of a divisor
 
 
 @dataclass(frozen=True)
-class FAB:
+class FAB(SearchAttack):
     """FAB as in AutoAttack: from the image itself, once for each of at most nine targets.
 
+    Paper: "Minimally distorted Adversarial Examples with a Fast Adaptive Boundary Attack" (Croce and Hein, 2020),
+    https://arxiv.org/abs/1907.02044.
+    Distance: Linf, L2.
+
+    Args:
+        threat: the threat model, such as `atas.Linf(8/255)`; a plain number is the eps of Linf. An attack without one
+            gets it at the call, or from `atas.evaluate`.
+        iterations: number of iterations for each target (default 100).
+        eta: how far a step goes beyond the linearised boundary (default 1.05).
+        beta: fraction of the perturbation that a step back keeps (default 0.9).
+        alpha_max: maximum weight of the step from the image (default 0.1).
+
+    Shape:
+        - model: maps images (N, C, H, W) in [0, 1] to logits (N, classes)
+        - x: (N, C, H, W), float in [0, 1]
+        - y: (N,), integers from 0 to classes - 1
+        - output: like x; the image itself if it is misclassified already or the search does not succeed
+
+    >>> from torch import nn
+    >>> model = nn.Sequential(nn.Flatten(), nn.Linear(16, 3))
+    >>> x, y = torch.rand(2, 1, 4, 4), torch.tensor([0, 2])
+    >>> attack = FAB(8 / 255, iterations=20)
+    >>> x_adv = attack(model, x, y)
     >>> FAB().settings(Linf(8 / 255))["iterations"]
     100
     """
 
+    threat: Threat | float | None = None
+    _: KW_ONLY
     iterations: int = 100
     eta: float = 1.05
     beta: float = 0.9
@@ -50,6 +77,7 @@ class FAB:
     backward_passes: ClassVar[int] = 1
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "threat", as_threat(self.threat))
         check_fields(self)
         if self.iterations < 1:
             raise UsageError(f"iterations must be at least 1; got {self.iterations}")
@@ -76,7 +104,7 @@ class FAB:
 
     def init_state(self, slots: Slots, threat: Threat, num_classes: int, seed: int) -> FABState:
         """Allocate the state of the slots; the seed has no effect."""
-        if not isinstance(threat, Linf | L2):
+        if not isinstance(threat.unmasked, Linf | L2):
             raise UsageError(f"{self.name} supports the norms linf and l2; got {threat!r}")
         return FABState(self, slots, threat)
 
@@ -93,17 +121,25 @@ class FABState:
     def step(self, model: LogitsFunction) -> None:
         """Move every running slot to its linearised boundary, and evaluate the model there."""
         slots, threat, search = self._slots, self._threat, self._search
+
+        def lead(output: Tensor) -> Tensor:
+            if slots.targeted:
+                return -goal_margin(output, slots.y, targeted=True)
+            return target_margin(output, slots.y, slots.target)
+
         current = torch.where(expand_like(slots.iteration == 0, slots.x), slots.x, self._current)
 
         def total(output: Tensor, y: Tensor) -> Tensor:
-            return target_margin(output, y, slots.target).sum()
+            return lead(output).sum()
 
         gradient, output = input_gradient(model, current, slots.y, total)
-        margin = target_margin(output, slots.y, slots.target)
-        ahead = boundary_step(threat, current, slots.x, gradient, margin, search.eta, search.alpha_max)
+        margin = lead(output)
+        ball, gradient = threat.unmasked, threat.restrict(gradient)
+        ahead = boundary_step(ball, current, slots.x, gradient, margin, search.eta, search.alpha_max)
+        ahead = threat.hold(ahead, slots.x)
         with torch.no_grad():
-            is_correct = correct(model(ahead), slots.y)
-        fab_update(search, threat, slots, self._current, self.closest, ahead, is_correct)
+            is_correct = resists(model(ahead), slots.y, targeted=slots.targeted)
+        fab_update(search, ball, slots, self._current, self.closest, ahead, is_correct)
 
 
 @fast_op

@@ -31,6 +31,22 @@ def correct(logits: Tensor, y: Tensor) -> Tensor:
     return (logits.argmax(1) == y) & ~logits.isnan().any(1)
 
 
+def resists(logits: Tensor, y: Tensor, *, targeted: bool) -> Tensor:
+    """Return whether an attack has failed: the prediction is the label, or with `targeted` is not the class `y`.
+
+    A prediction with a NaN is no class.
+
+    >>> import torch
+    >>> logits = torch.tensor([[2.0, 1.0], [float("nan"), 1.0]])
+    >>> resists(logits, torch.tensor([0, 1]), targeted=False).tolist()
+    [True, False]
+    >>> resists(logits, torch.tensor([0, 1]), targeted=True).tolist()
+    [False, True]
+    """
+    is_class = correct(logits, y)
+    return ~is_class if targeted else is_class
+
+
 def cross_entropy(logits: Tensor, y: Tensor, target: Tensor) -> Tensor:
     """Return the cross-entropy of each example; the target has no effect.
 
@@ -96,6 +112,28 @@ LOSSES: dict[str, Loss] = {"ce": cross_entropy, "dlr": dlr, "t": targeted_dlr}
 def attack_loss(kind: str, logits: Tensor, y: Tensor, target: Tensor) -> Tensor:
     """Return the loss of a name in `LOSSES`."""
     return LOSSES[kind](logits, y, target)
+
+
+def goal_loss(kind: str, logits: Tensor, y: Tensor, target: Tensor, *, targeted: bool) -> Tensor:
+    """Return what an attack maximises: the loss away from the label `y`, or with `targeted` towards the class `y`.
+
+    Towards a class it is the loss of that class with the other sign, so it is positive for `dlr` and `t` if and only if
+    the class is predicted.
+
+    >>> goal_loss("dlr", torch.tensor([[6.0, 5.0, 4.0, 0.0]]), *torch.tensor([[0], [0]]), targeted=True).tolist()
+    [0.5]
+    """
+    if not targeted:
+        return attack_loss(kind, logits, y, target)
+    if kind == "t":
+        strongest_other = logits.detach().scatter(1, y.unsqueeze(1), -torch.inf).argmax(1)
+        return attack_loss(kind, logits, strongest_other, y)
+    return -attack_loss(kind, logits, y, y)
+
+
+def goal_margin(logits: Tensor, y: Tensor, *, targeted: bool) -> Tensor:
+    """Return how far an attack is from success: the margin of the label, or minus that of the class `y`."""
+    return -margin(logits, y) if targeted else margin(logits, y)
 
 
 def _pick(logits: Tensor, classes: Tensor) -> Tensor:

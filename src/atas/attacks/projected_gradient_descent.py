@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
 
-from atas.attacks.base import attack_context, step_settings
-from atas.attacks.losses import correct
+from atas.attacks.base import as_threat, attack_context, choose_threat, step_settings
 from atas.attacks.search import LogitsFunction, Search, Slots, random_start, where_write
 from atas.core.autograd import cross_entropy_sum, input_gradient
 from atas.core.dispatch import fast_op
 from atas.core.rng import CounterRNG
-from atas.core.validation import check_arguments, check_fields, check_logits
+from atas.core.validation import check_arguments, check_fields
 from atas.errors import UsageError
 from atas.threat import Threat
 
@@ -33,6 +32,7 @@ def pgd(
     restarts: int = 1,
     seed: int = 0,
     index: Tensor | None = None,
+    targets: Tensor | int | None = None,
 ) -> Tensor:
     """Ascend the cross-entropy from a random start (Madry et al., 2018): x(k+1) = P[x(k) + a sgn grad l(x(k))].
 
@@ -49,6 +49,8 @@ def pgd(
         restarts: number of random starts.
         seed: another seed gives other starts.
         index: position of each example (N,) in its data set; 0 to N-1 by default.
+        targets: the class to push the images towards, or one class per image (N,). The attack then succeeds where the
+            model predicts it.
 
     Returns:
         Adversarial inputs like x: for each example the last iterate of the first restart that fools the model, or of
@@ -63,7 +65,7 @@ def pgd(
     """
     _check_count("steps", steps)
     _check_count("restarts", restarts)
-    with attack_context(model, x, y, threat, index) as target:
+    with attack_context(model, x, y, threat, index, targets) as target:
         size = _resolve_step_size(step_size, threat)
 
         def run_restart(restart: int) -> Tensor:
@@ -75,25 +77,49 @@ def pgd(
 
         points = run_restart(0)
         for restart in range(1, restarts):
-            is_correct = correct(check_logits(model(points), len(x)), target.y)
-            points = torch.where(is_correct.view(-1, 1, 1, 1), run_restart(restart), points)
+            failed = target.resists(model(points))
+            points = torch.where(failed.view(-1, 1, 1, 1), run_restart(restart), points)
         return points
 
 
 @dataclass(frozen=True)
 class PGD:
-    """PGD as an attack of an evaluation; see `pgd`.
+    """Projected gradient descent from one or more random starts; see `pgd`.
 
-    >>> PGD(steps=50, restarts=10).name
-    'pgd50x10'
+    Paper: "Towards Deep Learning Models Resistant to Adversarial Attacks" (Madry et al., 2018),
+    https://arxiv.org/abs/1706.06083.
+    Distance: Linf, L2.
+
+    Args:
+        threat: the threat model, such as `atas.Linf(8/255)`; a plain number is the eps of Linf. An attack without one
+            gets it at the call, or from `atas.evaluate`.
+        steps: number of steps (default 10).
+        restarts: number of random starts (default 1).
+        step_size: size of a step in pixel units (default eps/5).
+
+    Shape:
+        - model: maps images (N, C, H, W) in [0, 1] to logits (N, classes)
+        - x: (N, C, H, W), float in [0, 1]
+        - y: (N,), integers from 0 to classes - 1
+        - output: like x; the last iterate of the first restart that fools the model, or of the last restart
+
+    >>> model = nn.Sequential(nn.Flatten(), nn.Linear(16, 3))
+    >>> x, y = torch.rand(2, 1, 4, 4), torch.tensor([0, 2])
+    >>> attack = PGD(8 / 255, steps=20)
+    >>> x_adv = attack(model, x, y)
+    >>> attack.name, PGD(steps=50, restarts=10).name
+    ('pgd20', 'pgd50x10')
     """
 
+    threat: Threat | float | None = None
+    _: KW_ONLY
     steps: int = 10
     restarts: int = 1
     step_size: float | None = None
     skips_misclassified: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "threat", as_threat(self.threat))
         check_fields(self)
         _check_count("steps", self.steps)
         _check_count("restarts", self.restarts)
@@ -118,10 +144,20 @@ class PGD:
         }
 
     def __call__(
-        self, model: nn.Module, x: Tensor, y: Tensor, threat: Threat, *, seed: int = 0, index: Tensor | None = None
+        self,
+        model: nn.Module,
+        x: Tensor,
+        y: Tensor,
+        threat: Threat | None = None,
+        *,
+        seed: int = 0,
+        index: Tensor | None = None,
+        targets: Tensor | int | None = None,
     ) -> Tensor:
         """Return the last iterates, the worst over the restarts."""
-        return pgd(model, x, y, threat, self.steps, self.step_size, self.restarts, seed, index)
+        return pgd(
+            model, x, y, choose_threat(self, threat), self.steps, self.step_size, self.restarts, seed, index, targets
+        )
 
 
 @dataclass(frozen=True)
@@ -150,7 +186,7 @@ class PGDRestart:
 
     def settings(self, threat: Threat) -> dict[str, Any]:
         """Return the settings of PGD with one start, and the number of the restart."""
-        return PGD(self.iterations, 1, self.step_size).settings(threat) | {"restart": self.restart}
+        return PGD(steps=self.iterations, step_size=self.step_size).settings(threat) | {"restart": self.restart}
 
     def extends(self, other: Search) -> bool:
         """Return whether the other search makes exactly the first steps of this one."""
@@ -174,8 +210,13 @@ class PGDState:
         """Make one step in every running slot."""
         slots = self._slots
         current = random_start(self._threat, slots, self._seed, self._restart, slots.point)
-        gradient, _ = input_gradient(model, current, slots.y, cross_entropy_sum)
+        gradient, _ = input_gradient(model, current, slots.y, descend if slots.targeted else cross_entropy_sum)
         pgd_update(self._threat, slots, current, gradient, self._size, self._iterations)
+
+
+def descend(logits: Tensor, y: Tensor) -> Tensor:
+    """Return minus the summed cross-entropy of the target classes."""
+    return -cross_entropy_sum(logits, y)
 
 
 @fast_op

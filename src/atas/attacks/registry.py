@@ -18,7 +18,7 @@ from atas.errors import unknown
 _PATTERN = "pgd<steps>[x<restarts>]"
 _PGD = re.compile(r"pgd([1-9]\d*)(?:x([1-9]\d*))?", re.ASCII)
 _VERSIONS = {"autoattack": "standard", "autoattack-rand": "rand"}
-_SINGLE: tuple[Search, ...] = (APGD("ce"), APGD("t"), APGD("dlr"), FAB(), Square())
+_SINGLE: tuple[Search, ...] = (APGD(loss="ce"), APGD(loss="t"), APGD(loss="dlr"), FAB(), Square())
 _DISPLAY_NAMES = {
     "fgsm": "FGSM",
     "autoattack": "AutoAttack",
@@ -46,7 +46,7 @@ def create(name: str, step_size: float | None = None) -> Attack:
     """Return the attack of a name; `step_size` is for PGD, by default eps/5.
 
     >>> create("pgd50x10")
-    PGD(steps=50, restarts=10, step_size=None)
+    PGD(threat=None, steps=50, restarts=10, step_size=None)
     >>> [search.name for search in create("autoattack").stages]
     ['apgd-ce', 'apgd-t', 'fab-t', 'square']
     """

@@ -7,14 +7,14 @@ inputs in full precision, replaces finished jobs with waiting ones, and reports 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
-from atas.attacks.losses import correct
-from atas.attacks.search import LogitsFunction, Search, Slots
-from atas.core.validation import check_labels
+from atas.attacks.losses import goal_margin, resists
+from atas.attacks.search import AtBudget, LogitsFunction, Search, Slots
+from atas.core.validation import check_labels, check_targets
 from atas.threat import Threat
 
 _BATCH_SIZES = {"cuda": 1024}
@@ -70,6 +70,8 @@ class Examples:
     """Position of each example in its data set (N,), int64; random numbers are hashed from it."""
     logits: Tensor
     """The verifier's logits at the images (N, classes)."""
+    targeted: bool = False
+    """Whether `y` holds target classes: an attack succeeds where the prediction is `y`, not where it differs."""
 
     @property
     def num_classes(self) -> int:
@@ -77,19 +79,37 @@ class Examples:
         return self.logits.shape[1]
 
     def misclassified(self) -> Tensor:
-        """Return the flags (N,) of examples that the verifier misclassifies without an attack."""
-        return ~correct(self.logits, self.y)
+        """Return the flags (N,) of examples on which an attack succeeds without a perturbation."""
+        return ~self.resists(self.logits)
+
+    def resists(self, logits: Tensor) -> Tensor:
+        """Return for which examples an attack has failed at the points with these logits."""
+        return resists(logits, self.y, targeted=self.targeted)
+
+    def margin(self, logits: Tensor) -> Tensor:
+        """Return how far the points with these logits are from success (N,), on the CPU; -inf where they succeed."""
+        margin = goal_margin(logits, self.y, targeted=self.targeted).double()
+        return margin.where(self.resists(logits), -torch.inf).cpu()
+
+    def jobs(self, search: Search) -> int:
+        """Return the number of jobs per example."""
+        return 1 if self.targeted else max(search.num_targets(self.num_classes), 1)
+
+    def select(self, rows: Tensor) -> Examples:
+        """Return some of the examples."""
+        return replace(self, x=self.x[rows], y=self.y[rows], index=self.index[rows], logits=self.logits[rows])
 
     def target_classes(self, search: Search) -> Tensor:
         """Return each job's target class (N, jobs): the likeliest other classes, or the label without targets.
 
         >>> from atas.attacks.apgd import APGD
         >>> examples = Examples(torch.rand(1, 1, 2, 2), *torch.tensor([[0], [0]]), torch.tensor([[5.0, 1.0, 3.0, 2.0]]))
-        >>> examples.target_classes(APGD("t")).tolist(), examples.target_classes(APGD("ce")).tolist()
+        >>> examples.target_classes(APGD(loss="t")).tolist(), examples.target_classes(APGD(loss="ce")).tolist()
         ([[2, 3, 1]], [[0]])
         """
         label = self.y.unsqueeze(1)
-        if not (count := search.num_targets(self.num_classes)):
+        count = search.num_targets(self.num_classes)
+        if self.targeted or not count:
             return label
         label_first = self.logits.scatter(1, label, torch.inf).argsort(dim=1, descending=True, stable=True)
         return label_first[:, 1 : count + 1]
@@ -125,7 +145,7 @@ class SearchProgress:
         record_warm_start: bool = False,
     ) -> SearchProgress:
         """Return the progress of a search that has not begun, with the examples that are broken already."""
-        jobs = max(search.num_targets(examples.num_classes), 1)
+        jobs = examples.jobs(search)
         return SearchProgress(
             broken=broken.to("cpu", copy=True),
             finished=torch.zeros(len(examples.x), jobs, dtype=torch.bool),
@@ -184,13 +204,13 @@ class Scheduler:
     notes: tuple[str, ...] = ()
     """Why the search does not run in a lower precision, for the result."""
 
-    def examples(self, x: Tensor, y: Tensor, index: Tensor) -> Examples:
-        """Move images, labels and indices to the device, and classify the images with the verifier."""
+    def examples(self, x: Tensor, y: Tensor, index: Tensor, *, targeted: bool = False) -> Examples:
+        """Move images, labels (or targets) and indices to the device, and classify the images with the verifier."""
         x, y, index = x.to(self.device), y.to(self.device), index.to(self.device)
         with torch.no_grad():
             logits = torch.cat([self.verifier(batch) for batch in x.split(self.slots)])
-        check_labels(y, logits.shape[1])
-        return Examples(x, y, index, logits)
+        (check_targets if targeted else check_labels)(y, logits.shape[1])
+        return Examples(x, y, index, logits, targeted)
 
     def run(
         self,
@@ -224,10 +244,14 @@ class Scheduler:
             jobs = progress.pending_jobs()
             if not len(jobs):
                 return
-            slots = Slots.empty(slot_count(len(jobs), self.slots), examples.x[:1])
-            state = search.init_state(slots, threat, examples.num_classes, seed)
+            threat = threat.with_eps(search.budget) if isinstance(search, AtBudget) else threat
+            slots = Slots.empty(slot_count(len(jobs), self.slots), examples.x[:1], targeted=examples.targeted)
+            slot_threat = threat.select(torch.zeros(len(slots), dtype=torch.int64))  # masks of its own, to write into
+            state = search.init_state(slots, slot_threat, examples.num_classes, seed)
             advance = self.run_steps(lambda: state.step(self.search_model))
-            table = _SlotTable(search, self.verifier, examples, threat, progress, slots, warm_start, on_verified)
+            table = _SlotTable(
+                search, self.verifier, examples, (threat, slot_threat), progress, slots, warm_start, on_verified
+            )
             while table.admit():
                 advance(min(self.poll_interval, table.steps_to_end()))
                 table.poll()
@@ -263,14 +287,15 @@ class _SlotTable:
         search: Search,
         verifier: LogitsFunction,
         examples: Examples,
-        threat: Threat,
+        threats: tuple[Threat, Threat],
         progress: SearchProgress,
         slots: Slots,
         warm_start: WarmStart | None,
         on_verified: OnVerified | None,
     ) -> None:
         self._search, self._verifier, self._examples = search, verifier, examples
-        self._threat, self._progress, self._slots = threat, progress, slots
+        self._threat, self._slot_threat = threats
+        self._progress, self._slots = progress, slots
         self._warm_start, self._start_iteration = warm_start, 0 if warm_start is None else warm_start.search.steps
         self._on_verified = on_verified
         self._targets = examples.target_classes(search)
@@ -291,6 +316,7 @@ class _SlotTable:
 
     def _load(self, slots: Tensor, ranks: Tensor, rows: Tensor) -> None:
         examples = self._examples
+        self._slot_threat.assign(slots, self._threat, rows)
         self._slots.assign(
             slots,
             x=examples.x[rows],
@@ -339,9 +365,9 @@ class _SlotTable:
         slots, progress, rows = self._slots, self._progress, self._row[due]
         device = slots.x.device
         on_device = due.to(device)
-        points = self._threat.project(slots.point[on_device], slots.x[on_device])
+        points = self._slot_threat.select(on_device).project(slots.point[on_device], slots.x[on_device])
         logits = self._verifier(points)
-        fooled = ~correct(logits, slots.y[on_device]).cpu()
+        fooled = ~resists(logits, slots.y[on_device], targeted=slots.targeted).cpu()
         if progress.warm_start is not None:
             progress.warm_start.points[rows.to(device)] = slots.point[on_device]
         # Two slots may hold two targets of one example: one adversarial input is enough.

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from atas.core.dispatch import fast_op
 from atas.core.rng import CounterRNG
-from atas.threat import Threat
+from atas.threat import Threat, format_pixels
 
 LogitsFunction = Callable[[Tensor], Tensor]  # images (B, C, H, W) to logits (B, classes), differentiable
 
@@ -49,9 +49,12 @@ class Slots:
     point; the search then continues and must not propose the same point again."""
     done: Tensor
     """Whether the slot has made all iterations."""
+    targeted: bool = False
+    """Whether `y` holds target classes: the search succeeds where the prediction is `y`, not where it differs. It then
+    has one job per example, whatever `num_targets` says."""
 
     @staticmethod
-    def empty(count: int, like: Tensor) -> Slots:
+    def empty(count: int, like: Tensor, *, targeted: bool = False) -> Slots:
         """Return idle slots for images with the shape (without the batch), dtype and device of `like`."""
 
         def numbers() -> Tensor:
@@ -72,6 +75,7 @@ class Slots:
             point=images.clone(),
             broken=flags(),
             done=flags(),
+            targeted=targeted,
         )
 
     def __len__(self) -> int:
@@ -168,3 +172,46 @@ class Search(Protocol):
 
     def init_state(self, slots: Slots, threat: Threat, num_classes: int, seed: int) -> SearchState:
         """Allocate the state of the search for these slots."""
+
+
+@dataclass(frozen=True)
+class AtBudget:
+    """A search at a smaller budget than the threat model of the evaluation.
+
+    The scheduler gives it the threat model with this budget, and verifies its points there.
+    """
+
+    search: Search
+    budget: float
+
+    @property
+    def name(self) -> str:
+        """The search and the budget."""
+        return f"{self.search.name} at {format_pixels(self.budget)}"
+
+    @property
+    def steps(self) -> int:
+        """As in the search."""
+        return self.search.steps
+
+    @property
+    def queries_per_step(self) -> int:
+        """As in the search."""
+        return self.search.queries_per_step
+
+    @property
+    def backward_passes(self) -> int:
+        """As in the search."""
+        return self.search.backward_passes
+
+    def num_targets(self, num_classes: int) -> int:
+        """Return the number of the search."""
+        return self.search.num_targets(num_classes)
+
+    def settings(self, threat: Threat) -> dict[str, Any]:
+        """Return the settings of the search at this budget."""
+        return {"search": self.search.name, "eps": self.budget} | self.search.settings(threat.with_eps(self.budget))
+
+    def init_state(self, slots: Slots, threat: Threat, num_classes: int, seed: int) -> SearchState:
+        """Allocate the state of the search; the threat model has this budget already."""
+        return self.search.init_state(slots, threat, num_classes, seed)

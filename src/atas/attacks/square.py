@@ -14,16 +14,17 @@ from __future__ import annotations
 
 import bisect
 import math
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 from typing import Any, ClassVar
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from atas.attacks.losses import correct
-from atas.attacks.losses import margin as label_margin
+from atas.attacks.base import as_threat
+from atas.attacks.losses import goal_margin, resists
 from atas.attacks.search import LogitsFunction, Slots, expand_like, where_write
+from atas.attacks.staged import SearchAttack
 from atas.core.dispatch import fast_op
 from atas.core.rng import CounterRNG, Stream
 from atas.core.validation import check_fields
@@ -38,16 +39,40 @@ _TINY = 1e-12
 
 
 @dataclass(frozen=True)
-class Square:
-    """Square Attack.
+class Square(SearchAttack):
+    """Square Attack: random search with square windows, without gradients.
+
+    Paper: "Square Attack: a query-efficient black-box adversarial attack via random search" (Andriushchenko et al.,
+    2020), https://arxiv.org/abs/1912.00049.
+    Distance: Linf, L2.
 
     The schedule of window sizes is made for 10,000 queries. AutoAttack uses the first half of it for its 5,000 queries.
     With `rescale_schedule` it is rescaled to the number of queries, and the last windows have one pixel.
 
+    Args:
+        threat: the threat model, such as `atas.Linf(8/255)`; a plain number is the eps of Linf. An attack without one
+            gets it at the call, or from `atas.evaluate`.
+        queries: number of queries (default 5000).
+        p_init: fraction of the pixels that the first queries change (default 0.8).
+        rescale_schedule: rescale the schedule of window sizes to the number of queries (default False).
+
+    Shape:
+        - model: maps images (N, C, H, W) in [0, 1] to logits (N, classes)
+        - x: (N, C, H, W), float in [0, 1]
+        - y: (N,), integers from 0 to classes - 1
+        - output: like x; the image itself if it is misclassified already or the search does not succeed
+
+    >>> from torch import nn
+    >>> model = nn.Sequential(nn.Flatten(), nn.Linear(16, 3))
+    >>> x, y = torch.rand(2, 1, 4, 4), torch.tensor([0, 2])
+    >>> attack = Square(8 / 255, queries=100)
+    >>> x_adv = attack(model, x, y)
     >>> Square().settings(Linf(8 / 255))["start"]
     'vertical stripes'
     """
 
+    threat: Threat | float | None = None
+    _: KW_ONLY
     queries: int = 5000
     p_init: float = 0.8
     rescale_schedule: bool = False
@@ -56,6 +81,7 @@ class Square:
     backward_passes: ClassVar[int] = 0
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "threat", as_threat(self.threat))
         check_fields(self)
         if self.queries < 1:
             raise UsageError(f"queries must be at least 1; got {self.queries}")
@@ -79,12 +105,12 @@ class Square:
             "stretched": self.rescale_schedule,
             "loss": "margin",
             "restarts": 1,
-            "start": "vertical stripes" if isinstance(threat, Linf) else "tiles",
+            "start": "vertical stripes" if isinstance(threat.unmasked, Linf) else "tiles",
         }
 
     def init_state(self, slots: Slots, threat: Threat, num_classes: int, seed: int) -> SquareState:
         """Allocate the state of the slots."""
-        if not isinstance(threat, Linf | L2):
+        if not isinstance(threat.unmasked, Linf | L2):
             raise UsageError(f"{self.name} supports the norms linf and l2; got {threat!r}")
         return SquareState(self, slots, threat, seed)
 
@@ -106,18 +132,30 @@ class SquareState:
     """The state of Square Attack: the best point so far is the slot's `point`."""
 
     def __init__(self, search: Square, slots: Slots, threat: Threat, seed: int) -> None:
-        self._slots, self._queries = slots, search.queries
-        self._propose = (LinfProposal if isinstance(threat, Linf) else L2Proposal)(search, slots, threat.eps, seed)
+        self._slots, self._queries, self._threat = slots, search.queries, threat
+        is_linf = isinstance(threat.unmasked, Linf)
+        self._propose = (LinfProposal if is_linf else L2Proposal)(search, slots, threat.eps, seed)
         self._margin = torch.zeros(len(slots), dtype=slots.x.dtype, device=slots.x.device)
 
     @torch.no_grad()
     def step(self, model: LogitsFunction) -> None:
         """Make one query in every running slot."""
         slots = self._slots
-        proposal = self._propose(slots)
+        proposal = restrict_proposal(self._threat, self._propose(slots), slots.x)
         output = model(proposal)
-        margin, is_correct = label_margin(output, slots.y), correct(output, slots.y)
+        margin = goal_margin(output, slots.y, targeted=slots.targeted)
+        is_correct = resists(output, slots.y, targeted=slots.targeted)
         square_update(self._queries, slots, self._margin, proposal, margin, is_correct)
+
+
+def restrict_proposal(threat: Threat, proposal: Tensor, x: Tensor) -> Tensor:
+    """Return a proposal that changes only pixels that may change; for L2 they take over the budget of the others."""
+    if threat.unmasked is threat:
+        return proposal
+    change = threat.hold(proposal, x) - x
+    if isinstance(threat.unmasked, L2):
+        change = change * expand_like(threat.eps / (l2_norm(change) + _TINY), x)
+    return threat.project(x + change, x)
 
 
 @fast_op

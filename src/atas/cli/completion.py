@@ -1,7 +1,7 @@
 """Names for shell completion and for hints about wrong options, known without importing torch.
 
-`completion.json` holds the keys of recipes and the names of attacks. `python scripts/docs/recipe_page.py` generates it
-from the schema and the registry.
+`completion.json` holds the keys of recipes and the names of attacks and corruptions. `python
+scripts/docs/recipe_page.py` generates it from the schema and the registries.
 """
 
 from __future__ import annotations
@@ -86,9 +86,16 @@ def complete_attacks(incomplete: str) -> list[str]:
     >>> complete_attacks("pgd10,auto")
     ['pgd10,autoattack', 'pgd10,autoattack-rand']
     """
-    given, comma, last = incomplete.rpartition(",")
-    names = [name for name in attack_names() if name not in given.split(",")]
-    return [f"{given}{comma}{name}" for name in _beginning_with(last, names)]
+    return _last_of_several(incomplete, attack_names())
+
+
+def complete_corruptions(incomplete: str) -> list[str]:
+    """Complete the last of several names of corruptions, separated by commas; `all` stands alone.
+
+    >>> complete_corruptions("a"), complete_corruptions("jpeg,s")
+    (['all'], ['jpeg,shot-noise'])
+    """
+    return _last_of_several(incomplete, [*([] if "," in incomplete else ["all"]), *_known()["corruptions"]])
 
 
 def complete_assignments(incomplete: str) -> list[str]:
@@ -98,6 +105,12 @@ def complete_assignments(incomplete: str) -> list[str]:
     ['training.epochs=']
     """
     return _beginning_with(incomplete, [f"{key}=" for key in recipe_keys()])
+
+
+def _last_of_several(incomplete: str, names: Iterable[str]) -> list[str]:
+    given, comma, last = incomplete.rpartition(",")
+    others = [name for name in names if name not in given.split(",")]
+    return [f"{given}{comma}{name}" for name in _beginning_with(last, others)]
 
 
 def _beginning_with(start: str, names: Iterable[str]) -> list[str]:

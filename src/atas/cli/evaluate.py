@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Literal
 import typer
 
 from atas._utils.console import import_torch, print_json, print_line, print_table
-from atas._utils.files import check_output_path
+from atas._utils.files import check_output_path, check_writable
 from atas.cli import options
-from atas.cli.completion import complete_attacks
+from atas.cli.completion import complete_attacks, complete_corruptions
 from atas.errors import UsageError
 
 if TYPE_CHECKING:
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from atas.training import Run
 
 
+PERTURBED_IMAGES = (".npz", ".safetensors")  # endings of --keep
 OutputFormat = Literal["table", "json", "nothing"]
 
 
@@ -45,15 +46,35 @@ class EvaluateOptions:
     attacks: str | None = None
     trust: bool = False
     quiet: bool = False
+    target_class: str | None = None
+    mask: Path | None = None
+    keep: Path | None = None
+    curve: str | None = None
+    corruptions: str | None = None
 
     def attacks_or_default(self, default: tuple[str, ...]) -> tuple[str, ...]:
         """Return the requested attacks, or `default`."""
         return default if self.attacks is None else tuple(name.strip() for name in self.attacks.split(","))
 
+    def check_several_runs(self, folder: Path) -> None:
+        """Raise UsageError if an option needs one run."""
+        for name in ("target_class", "mask", "keep", "curve", "corruptions"):
+            if getattr(self, name) is not None:
+                option = f"--{name.replace('_', '-')}"
+                raise UsageError(f"{option} needs one run, and {folder} holds several; name one of them")
+
     def validate(self, run: Path | None) -> None:
         """Raise an error if options are missing or conflict; loads nothing."""
         if self.out is not None:
             check_output_path(self.out, "--out", ".json")
+        if self.curve is not None:
+            for name in ("eps", "target_class", "keep", "corruptions"):
+                if getattr(self, name) is not None:
+                    raise UsageError(
+                        f"--{name.replace('_', '-')} cannot be combined with --curve; leave one of them out"
+                    )
+        if self.keep is not None:
+            check_output_path(self.keep, "--keep", *PERTURBED_IMAGES)
         if run is not None:
             for name in ("weights", "model", "data", "mean", "std", "size"):
                 if getattr(self, name) is not None:
@@ -63,7 +84,7 @@ class EvaluateOptions:
             return
         if self.weights is None and self.model is None:
             raise UsageError("pass a run folder, or --weights FILE or --model package.module:function with --data")
-        if self.data is None or self.eps is None:
+        if self.data is None or (self.eps is None and self.curve is None):
             missing = "--data (cifar10, ...)" if self.data is None else "--eps (8/255, ...)"
             raise UsageError(f"{missing} is missing; without a run folder the command needs a model, data and a budget")
         if self.weights is None and self.model is not None and ":" not in self.model:
@@ -104,6 +125,24 @@ def evaluate(
     device: str = typer.Option("auto", "--device", help="auto, cpu or cuda."),
     seed: int = typer.Option(0, "--seed", help="Seed of the random starts."),
     out: Path | None = typer.Option(None, "--out", help="Output file (.json); Markdown is written next to it."),
+    target_class: str | None = typer.Option(
+        None, "--target-class", help="Push the images to this class, by name or number; measures how many resist."
+    ),
+    mask: Path | None = typer.Option(
+        None, "--mask", help="Image of the size of the test images; only pixels that are white there may change."
+    ),
+    keep: Path | None = typer.Option(
+        None, "--keep", help="File for the perturbed images of every attack (.npz or .safetensors)."
+    ),
+    curve: str | None = typer.Option(
+        None, "--curve", help="Budgets such as 0,2/255,4/255: accuracy as a function of eps, by one attack (pgd50)."
+    ),
+    corruptions: str | None = typer.Option(
+        None,
+        "--corruptions",
+        help="Also measure common corruptions, such as all or gaussian-noise,jpeg.",
+        autocompletion=complete_corruptions,
+    ),
     trust: bool = options.TRUST,
     quiet: bool = options.QUIET,
     as_json: bool = typer.Option(False, "--json", help="Print JSON instead of a table."),
@@ -122,7 +161,25 @@ def evaluate(
              torchrun --nproc-per-node 8 -m atas evaluate runs/mine --attacks autoattack
     """
     given = EvaluateOptions(
-        weights, model, data, root, size, norm, eps, mean, std, examples, out, attacks, trust, quiet
+        weights,
+        model,
+        data,
+        root,
+        size,
+        norm,
+        eps,
+        mean,
+        std,
+        examples,
+        out,
+        attacks,
+        trust,
+        quiet,
+        target_class,
+        mask,
+        keep,
+        curve,
+        corruptions,
     )
     given.validate(run)
 
@@ -145,6 +202,7 @@ def evaluate(
             precision=precision,
             device=device,
             seed=seed,
+            keep=keep,
             show=show,
             quiet=quiet,
         )
@@ -154,6 +212,7 @@ def evaluate(
             raise UsageError(
                 f"--out names one file, and {run} holds several runs; results are written to their folders"
             )
+        given.check_several_runs(run)
         evaluate_each: OutputFormat = "nothing" if as_json else "table"
         evaluate_runs(
             entries,
@@ -163,8 +222,23 @@ def evaluate(
             seed=seed,
             as_json=as_json,
         )
-    else:
-        evaluate_one(from_model(given) if run is None else open_run(run), "json" if as_json else "table")
+        return
+    target: Target = from_model(given) if run is None else open_run(run)
+    if curve is None:
+        evaluate_one(target, "json" if as_json else "table")
+        return
+    from atas.cli.curve import measure_curve
+
+    measure_curve(
+        target,
+        given,
+        batch_size=batch_size,
+        step_size=step,
+        precision=precision,
+        device=device,
+        seed=seed,
+        show="json" if as_json else "table",
+    )
 
 
 def evaluate_run(run: Run, *, show: bool = True, quiet: bool = False, reuse: bool = False) -> Evaluation:
@@ -192,17 +266,20 @@ def evaluate_target(
     precision: str = "auto",
     device: str = "auto",
     seed: int = 0,
+    keep: Path | None = None,
     show: OutputFormat = "table",
     quiet: bool = False,
 ) -> Evaluation:
-    """Evaluate with a progress display, unless `quiet`, and write the result."""
+    """Evaluate with a progress display, unless `quiet`, and write the result and the perturbed images to keep."""
     from atas.distributed.world import init, select_device
     from atas.evaluation import evaluate as run_evaluation
     from atas.evaluation.progress import EvaluationProgress
 
-    with init() as process, _locked_path(target, process) as path:
+    with init() as process, locked_path(target, process) as path:
+        if keep is not None:
+            process.on_rank0(lambda: _check_keep(keep, path))
         progress = path.with_name(f"{path.stem}.progress.json")
-        with EvaluationProgress(quiet=quiet or process.rank > 0) as display, _explain_resume(progress):
+        with EvaluationProgress(quiet=quiet or process.rank > 0) as display, explain_resume(progress):
             if process.is_main and (damage := target.damage(path)) is not None:
                 display.log(f"{damage}: this evaluation replaces it")
             result = run_evaluation(
@@ -217,18 +294,35 @@ def evaluate_target(
                 progress=display,
                 progress_file=progress,
                 shard=process.size > 1,
+                targets=target.target_class,
+                keep=keep is not None,
+                corruptions=target.corruptions or (),
             )
         if process.is_main:
-            expected = target.expected if step_size is None else None
+            expected = target.expected if step_size is None and not result.restricted else None
             notes = [] if expected is None else expected.compare(result.n, result.accuracy)
+            if keep is not None:  # before the result, whose writing removes the saved progress
+                result.save_adversarial(keep)
+                notes.append(f"written: {keep}")
             _write(result, path, notes, show=show, shown_warnings=set() if quiet else display.shown_warnings)
     return result
 
 
+def _check_keep(keep: Path, result: Path) -> None:
+    """Raise an error if the perturbed images cannot be written, or would replace another file."""
+    from atas.evaluation.adversarial import check_replaceable
+    from atas.evaluation.details import details_path
+
+    check_writable(keep)
+    if keep.resolve() == details_path(result).resolve():
+        raise UsageError(f"--keep cannot be {keep}: the result writes its own images there; give another name")
+    check_replaceable(keep)
+
+
 @contextmanager
-def _locked_path(target: Target, process: World) -> Iterator[Path]:
+def locked_path(target: Target, process: World) -> Iterator[Path]:
     """Choose the file of the result, and keep other evaluations from writing it or its progress file."""
-    from atas._utils.files import check_writable, file_lock
+    from atas._utils.files import file_lock
     from atas.evaluation.details import check_replaceable
 
     with ExitStack() as stack:
@@ -248,7 +342,7 @@ def _locked_path(target: Target, process: World) -> Iterator[Path]:
 
 
 @contextmanager
-def _explain_resume(progress: Path) -> Iterator[None]:
+def explain_resume(progress: Path) -> Iterator[None]:
     """Explain how to resume if the user interrupts an evaluation with saved progress."""
     from atas.training.trainer import Interrupted
 
@@ -289,6 +383,8 @@ def _show(result: Evaluation, show: OutputFormat, shown_warnings: set[Evaluation
         print_json(json.dumps(result.to_json(), indent=2))
     elif show == "table":
         print_table(result.table())
+        if result.corruptions:
+            print_table(result.corruption_table())
         for warning in result.warnings:
             if warning not in shown_warnings:
                 print_line(f"warning: {warning}")

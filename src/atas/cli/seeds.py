@@ -23,6 +23,7 @@ from atas.errors import AtasError, DataError, UsageError
 from atas.evaluation import Evaluation
 from atas.evaluation.inputs import ChunkReader, open_source
 from atas.evaluation.seed_stats import stats_by_attack
+from atas.threat import Masked
 from atas.training import Run
 from atas.training.run import RunFolder
 from atas.training.seed_folders import find_runs, seed_folder, seed_runs
@@ -33,7 +34,7 @@ if TYPE_CHECKING:
 
 # What else is in the protocol of a result follows from these, or does not change it.
 _PROTOCOL = {"attacks", "seed", "verdict", "precision", "search_precision", "tf32", "mode", "image_shape", "batch_size"}
-_PROTOCOL |= {"processes", "checks_seconds"}
+_PROTOCOL |= {"search_notes", "processes", "checks_seconds"}
 
 
 @dataclass(frozen=True)
@@ -128,12 +129,17 @@ def evaluate_once(
 
 
 def _earlier_result(target: Target, step_size: float | None, seed: int) -> Evaluation | None:
-    """Return the saved result of these weights under these attacks on these images; None if there is none."""
+    """Return the saved result of these weights under these attacks on these images; None if there is none.
+
+    Only plain results are used again: without target classes, masks and corruptions.
+    """
+    if target.target_class is not None or isinstance(target.threat, Masked) or target.corruptions is not None:
+        return None
     try:
         earlier = Evaluation.load(target.result_path()) if target.result_path().exists() else None
     except DataError:
         return None
-    if earlier is None or not set(earlier.protocol) <= _PROTOCOL:
+    if earlier is None or earlier.corruptions or not set(earlier.protocol) <= _PROTOCOL:
         return None
     settings = {name: attacks.create(name, step_size).settings(target.threat) for name in ("clean", *target.attacks)}
     wanted = (target.threat, len(target.test.labels), seed, weights_hash(target.model), __version__)

@@ -6,10 +6,13 @@ run only if it has at least as many images and attacks as strong.
 
 from __future__ import annotations
 
+import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+import numpy as np
 import torch
 from rich.console import Console
 from torch import nn
@@ -17,8 +20,10 @@ from torch import nn
 from atas import data, models, threat
 from atas._utils.console import DataProgress, is_rank0
 from atas.cli.evaluate import EvaluateOptions
+from atas.cli.options import parse_list
 from atas.core.autograd import eval_mode
-from atas.errors import DataError, UsageError
+from atas.data.decode import open_image
+from atas.errors import DataError, UsageError, first_few, unknown
 from atas.evaluation import Evaluation
 from atas.evaluation.inputs import ChunkReader, check_classes, open_source
 from atas.models import published
@@ -33,6 +38,7 @@ from atas.training.run import ROWS_KEY, RunFolder
 _DEFAULT_ATTACKS = ("pgd10", "pgd50")
 _AUTOATTACK = "autoattack"
 _FOLDER_DATA = ("imagefolder", "packed")  # other sets by name have the same content everywhere
+_WHITE = 127  # pixels of a mask that are brighter may change
 
 
 @dataclass(frozen=True)
@@ -50,6 +56,8 @@ class Target:
     out: Path
     expected: Expected | None = None
     keeps_better: bool = False
+    target_class: int | None = None
+    corruptions: str | None = None
 
     def result_path(self) -> Path:
         """Return the path to write now; other evaluations may change it."""
@@ -74,14 +82,30 @@ def from_run(run: Run, options: EvaluateOptions) -> Target:
         dataset = load_eval_data(run.recipe, options.root, progress, skipped=skipped)
     _check_classes(RunFolder(run.folder).model, dataset)
     examples, attacks = options.examples or config.examples, options.attacks_or_default(config.attacks)
-    out = options.out or output_path(run, options.root, dataset.test, attack_threat)
+    target_class = _target_class(options.target_class, dataset.test.classes)
+    is_curve = options.curve is not None and attack_threat.name == trained_for.name  # it has several budgets
+    named_threat = trained_for if is_curve else attack_threat
+    out = options.out or _question_path(output_path(run, options.root, dataset.test, named_threat), options)
     test = dataset.test.part(slice(examples))
     expectation = (
         find_expected(run.recipe, on_subset=ROWS_KEY in RunFolder(run.folder).read_environment())
         if attack_threat == trained_for
         else None
     )
-    return Target(run.model, test, attack_threat, attacks, config.batch_size, out, expectation, options.out is None)
+    keeps_better = options.out is None and options.curve is None
+    attack_threat = _mask(attack_threat, options.mask, test)
+    return Target(
+        run.model,
+        test,
+        attack_threat,
+        attacks,
+        config.batch_size,
+        out,
+        expectation,
+        keeps_better,
+        target_class,
+        options.corruptions,
+    )
 
 
 def from_model(options: EvaluateOptions) -> Target:
@@ -109,7 +133,53 @@ def from_model(options: EvaluateOptions) -> Target:
         if weights is not None:
             load_weights(weights, model)
     attacks = options.attacks_or_default(_DEFAULT_ATTACKS)
-    return Target(model, test, attack_threat, attacks, None, options.out or _path_of_result(options))
+    out = options.out or _question_path(_path_of_result(options), options)
+    target_class = _target_class(options.target_class, dataset.test.classes)
+    attack_threat = _mask(attack_threat, options.mask, test)
+    return Target(
+        model, test, attack_threat, attacks, None, out, target_class=target_class, corruptions=options.corruptions
+    )
+
+
+def _target_class(text: str | None, classes: Sequence[str]) -> int | None:
+    """Return the number of a class that is given by its name or its number."""
+    if text is None or text in classes:
+        return None if text is None else list(classes).index(text)
+    if text.isascii() and text.isdigit() and int(text) < len(classes):
+        return int(text)
+    raise unknown("class", text, classes, f"Classes have the names {first_few(classes)}, or numbers from 0.")
+
+
+def _mask(attack_threat: Threat, path: Path | None, test: data.Split) -> Threat:
+    """Return the threat model in which only pixels that are white in an image file may change."""
+    if path is None:
+        return attack_threat
+    size = tuple(test.images.shape[-2:])
+    try:
+        with open_image(path) as file:
+            pixels = np.asarray(file.convert("L"))
+    except (OSError, ValueError) as error:
+        raise DataError(f"cannot read the mask {path}: {getattr(error, 'strerror', None) or error}") from error
+    if pixels.shape != size:
+        raise DataError(
+            f"the mask {path} is {pixels.shape[1]} x {pixels.shape[0]} pixels, the images are {size[1]} x {size[0]}: "
+            f"resize it"
+        )
+    if not (white := torch.tensor(pixels > _WHITE)).any():
+        raise DataError(f"the mask {path} has no white pixel; paint the pixels that may change white")
+    return attack_threat.masked(white)
+
+
+def _question_path(path: Path, options: EvaluateOptions) -> Path:
+    """Return a path of its own for a result that answers another question than robust accuracy."""
+    if options.target_class is not None:
+        name = re.sub(r"[^\w.-]+", "-", options.target_class)
+        path = path.with_name(f"target-{name}-{path.name}")
+    if options.curve is not None:
+        path = path.with_name(f"curve-{path.name}")
+    if options.mask is not None:
+        path = path.with_name(f"masked-{path.name}")
+    return path
 
 
 def _locate(weights: Path, quiet: bool) -> Path:
@@ -140,12 +210,21 @@ def _data_progress(quiet: bool) -> DataProgress:
 
 
 def _eps(options: EvaluateOptions, trained_for: threat.Threat | None) -> float:
+    if options.curve is not None:
+        return max(budgets(options.curve))
     if options.eps is not None:
         return float(parse_value(options.eps, float, "--eps"))
     if trained_for is None or options.norm not in (None, trained_for.name):
         threat.create(options.norm or "linf", 0)  # reports a wrong norm first
         raise UsageError(f"--norm {options.norm} needs a budget; pass --eps")
     return trained_for.eps
+
+
+def budgets(text: str) -> tuple[float, ...]:
+    """Parse the budgets of a curve."""
+    found = parse_list("curve", text, lambda part: float(parse_value(part, float, "--curve")))
+    assert found is not None
+    return found
 
 
 def _numbers(text: str | None, option: str) -> tuple[float, ...] | float | None:

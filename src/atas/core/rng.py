@@ -40,6 +40,7 @@ class Stream(enum.IntEnum):
     SHIFT = 13
     ERASE = 14
     TARGET = 15
+    CORRUPTION = 16
 
 
 def _mix(word: Word) -> Word:

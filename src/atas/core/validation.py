@@ -385,6 +385,13 @@ def check_labels(y: Tensor, classes: int) -> None:
         raise DataError(_LABEL.format(last=classes - 1, values=f" (found {int(y.min())} to {int(y.max())})"))
 
 
+def check_targets(targets: Tensor, classes: int) -> None:
+    """Raise if a target class is not a class of the model. Reads the values, on any device."""
+    if targets.numel() and not 0 <= int(targets.min()) <= int(targets.max()) < classes:
+        values = f"{int(targets.min())} to {int(targets.max())}"
+        raise DataError(f"targets must be classes that the model has, 0 to {classes - 1}; got {values}")
+
+
 def check_rows(rows: object, examples: int) -> None:
     """Raise unless these are indices of some of the examples."""
     if not isinstance(rows, Tensor) or rows.dim() != 1 or rows.dtype not in _INTEGERS:

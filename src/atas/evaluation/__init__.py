@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from atas.evaluation.curve import AccuracyCurve, accuracy_curve
 from atas.evaluation.details import AttackedImages, EvaluationDetails, ExampleImages, LossLandscapes
 from atas.evaluation.evaluator import evaluate
 from atas.evaluation.intervals import wilson
@@ -10,6 +11,7 @@ from atas.evaluation.result import Evaluation, Stage
 from atas.evaluation.warnings import EvaluationWarning
 
 __all__ = [
+    "AccuracyCurve",
     "AttackedImages",
     "Evaluation",
     "EvaluationDetails",
@@ -18,6 +20,7 @@ __all__ = [
     "LossLandscapes",
     "Stage",
     "Status",
+    "accuracy_curve",
     "evaluate",
     "wilson",
 ]

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from atas.attacks import PGD, Attack, AttackEnsemble, StagedAttack, correct, create
+from atas.attacks import PGD, Attack, AttackEnsemble, StagedAttack, create
 from atas.attacks.apgd import APGD
+from atas.attacks.losses import resists
 from atas.attacks.scheduler import Examples, Scheduler
 from atas.core.autograd import input_gradient
 from atas.evaluation.runner import FIRST_STAGE, ROBUST
@@ -35,7 +37,9 @@ _MANY_STEPS = 10
 # if the gradient is constant, and twenty go 99.9%: so a warning from fewer steps needs confirmation by twenty.
 _ENOUGH_FOR_L2 = 20
 _LARGE_BUDGET = Linf(0.5)
-_STRONG_ATTACK = AttackEnsemble("strong", (APGD("ce", 20), APGD("t", 20)))  # enough steps without masked gradients
+_STRONG_ATTACK = AttackEnsemble(
+    "strong", (APGD(loss="ce", iterations=20), APGD(loss="t", iterations=20))
+)  # enough steps without masked gradients
 # Square may break examples that attacks on the cross-entropy do not; only examples that apgd-t does not break count.
 _MARGIN, _SQUARE = "apgd-t", "square"
 
@@ -44,10 +48,20 @@ class Diagnostics:
     """Checks of a model on a sample of the examples: the positions `rows` in the data set, for any world size."""
 
     def __init__(
-        self, model: nn.Module, scheduler: Scheduler, threat: Threat, seed: int, rows: range, x: Tensor, y: Tensor
+        self,
+        model: nn.Module,
+        scheduler: Scheduler,
+        threat: Threat,
+        seed: int,
+        rows: range,
+        x: Tensor,
+        y: Tensor,
+        targets: Tensor | None = None,
     ) -> None:
-        self._model, self._scheduler, self._threat, self._seed, self._rows = model, scheduler, threat, seed, rows
-        self._sample = scheduler.examples(x, y, torch.tensor(rows))
+        self._model, self._scheduler, self._seed, self._rows = model, scheduler, seed, rows
+        targeted = targets is not None
+        self._sample = scheduler.examples(x, y if targets is None else targets, torch.tensor(rows), targeted=targeted)
+        self._threat = threat.select(self._sample.index).to(self._sample.x.device)
         self._small_sample = min(_SMALL_SAMPLE, scheduler.slots)
 
     @property
@@ -65,14 +79,15 @@ class Diagnostics:
             small = [verifier(x[: self._small_sample]) for _ in range(_REPEATS)]
             first, repeated = torch.cat([output, *small[1:]]), torch.cat([repeated, *small[:-1]])
             other_batches = torch.cat([other_batches, *small[1:]])
-            largest, rise = _in_batches(self._gradient, size, x, y).unbind(1)
+            largest, rise = _in_batches(self._gradient, size, x, y, torch.arange(len(x))).unbind(1)
         deterministic = check_deterministic(first, repeated, other_batches)
         return _not_none(check_finite(output), deterministic, check_logits(output), *check_gradients(largest, rise))
 
-    def _gradient(self, x: Tensor, y: Tensor) -> Tensor:
+    def _gradient(self, x: Tensor, y: Tensor, rows: Tensor) -> Tensor:
         """Return the largest entry of each gradient, and the increase of a linear loss within the threat model."""
         gradient, _ = input_gradient(self._scheduler.verifier, x, y)
-        increase = gradient * (self._threat.step(x, gradient, self._threat.eps) - x)
+        threat = self._threat.select(rows)
+        increase = gradient * (threat.step(x, gradient, threat.eps) - x)
         return torch.stack([gradient.flatten(1).abs().amax(1), increase.flatten(1).sum(1)], 1)
 
     def check_clean(self) -> list[EvaluationWarning]:
@@ -89,7 +104,7 @@ class Diagnostics:
         if len(attacks) == 1:  # clean
             return []
         known = {name: code == ROBUST for name, code in codes.items()}
-        searched = any(isinstance(attack, AttackEnsemble) for attack in attacks.values())
+        searched = any(isinstance(attack, StagedAttack) and not isinstance(attack, PGD) for attack in attacks.values())
         steps = {name: attack.steps for name, attack in attacks.items() if isinstance(attack, PGD)}
         size = next((attack.step_size for attack in attacks.values() if isinstance(attack, PGD)), None)
 
@@ -111,7 +126,7 @@ class Diagnostics:
 
         def confirmed(compare: Callable[[str], EvaluationWarning | None], name: str) -> EvaluationWarning | None:
             warning, needs_more = compare(name), steps.get(name, _MANY_STEPS) < _ENOUGH_FOR_L2
-            if warning and needs_more and isinstance(self._threat, L2):
+            if warning and needs_more and isinstance(self._threat.unmasked, L2):
                 return compare(f"pgd{_ENOUGH_FOR_L2}")
             return warning
 
@@ -131,20 +146,22 @@ class Diagnostics:
         if isinstance(attack, StagedAttack):
             return ~self._broken(attack, sample, self._threat)
 
-        def verdicts(x: Tensor, y: Tensor) -> Tensor:
-            point = attack(self._model, x, y, self._threat, seed=self._seed)
+        def verdicts(x: Tensor, y: Tensor, rows: Tensor) -> Tensor:
+            targets: dict[str, Any] = {"targets": y} if sample.targeted else {}
+            point = attack(self._model, x, y, self._threat.select(rows), seed=self._seed, **targets)
             with torch.no_grad():
-                return correct(self._scheduler.verifier(point), y)
+                return resists(self._scheduler.verifier(point), y, targeted=sample.targeted)
 
-        return _in_batches(verdicts, self._scheduler.slots, sample.x, sample.y).cpu()
+        rows = torch.arange(len(sample.x))
+        return _in_batches(verdicts, self._scheduler.slots, sample.x, sample.y, rows).cpu()
 
     def _large_budget(self) -> EvaluationWarning | None:
         """Attack examples at a budget that allows grey, which the model misclassifies."""
         sample, verifier = self._sample, self._scheduler.verifier
         with torch.no_grad():
             grey = verifier(torch.full_like(sample.x[: self._small_sample], 0.5))[:1].expand(len(sample.y), -1)
-        rows = (~sample.misclassified() & ~correct(grey, sample.y)).nonzero().squeeze(1)[:_SMALL_SAMPLE]
-        examples = Examples(sample.x[rows], sample.y[rows], sample.index[rows], sample.logits[rows])
+        rows = (~sample.misclassified() & ~sample.resists(grey)).nonzero().squeeze(1)[:_SMALL_SAMPLE]
+        examples = sample.select(rows)
         num_correct = int((~self._broken(_STRONG_ATTACK, examples, _LARGE_BUDGET)).sum())
         return check_large_budget(num_correct, len(rows), _LARGE_BUDGET.eps)
 

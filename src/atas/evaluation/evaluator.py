@@ -5,6 +5,8 @@ With several processes, each evaluates a share of the examples, and `merge_shard
 
 from __future__ import annotations
 
+import inspect
+import itertools
 import os
 import threading
 import time
@@ -22,16 +24,29 @@ from atas import __version__
 from atas import attacks as library
 from atas._utils.environment import environment_info
 from atas.attacks import Attack, Clean, StagedAttack
-from atas.attacks.scheduler import Scheduler, default_batch_size
+from atas.attacks.base import choose_threat
+from atas.attacks.scheduler import default_batch_size
 from atas.core.fingerprint import LOGITS_KEY, logits_fingerprint, weights_hash
 from atas.core.validation import check_arguments, check_interface, check_module, describe
 from atas.distributed.world import SINGLE, World, init
 from atas.errors import UsageError
+from atas.evaluation.adversarial import PointStore
 from atas.evaluation.backend import device_context, hookable, model_dtype, prepare, resolve_device
+from atas.evaluation.corruptions import Corruption, resolve
 from atas.evaluation.details import EvaluationDetails
 from atas.evaluation.diagnostics import SAMPLE_SIZE, Diagnostics
 from atas.evaluation.examples import RECORDED_EXAMPLES, ExampleRecorder, ExampleSource, collect_details
-from atas.evaluation.inputs import CHUNK_BYTES, ChunkReader, MapDataset, class_names, open_source
+from atas.evaluation.inputs import (
+    CHUNK_BYTES,
+    ChunkReader,
+    InputSource,
+    MapDataset,
+    SelectedSource,
+    class_names,
+    describe_mask,
+    open_source,
+    select_targets,
+)
 from atas.evaluation.progress import ProgressCallback, ProgressMeter
 from atas.evaluation.result import MAX_LABELS, WORST, Evaluation, Stage
 from atas.evaluation.resume import SAVE_INTERVAL, ProgressFile
@@ -46,6 +61,7 @@ _VERDICT = (
     "prediction at the point that the attack returned (PGD: last iterate, worst over restarts; searches: any point "
     "inside the ball, confirmed by the model in full precision)"
 )
+_TARGETED_VERDICT = f"correct unless the target class is predicted; {_VERDICT}"
 
 
 @check_arguments
@@ -66,6 +82,10 @@ def evaluate(
     progress_interval: float = SAVE_INTERVAL,
     chunk_bytes: int = CHUNK_BYTES,
     shard: bool = False,
+    targets: Tensor | np.ndarray | int | None = None,
+    keep: bool = False,
+    corruptions: Iterable[str] = (),
+    details: bool = True,
 ) -> Evaluation:
     """Measure a model's accuracy on clean images and under attacks, each on all examples.
 
@@ -82,7 +102,8 @@ def evaluate(
         images: float in [0, 1] or uint8, NCHW, as a tensor or an array; or, without labels, a dataset of
             (image, label) pairs, or an object with tensors `images` and `labels`, such as `atas.data.load(...).test`.
         labels: integers (N,).
-        threat: the threat model, such as `atas.Linf(8/255)`.
+        threat: the threat model, such as `atas.Linf(8/255)`, or `atas.Linf(8/255).masked(mask)` if only some pixels may
+            change.
         attacks: names as in `atas.attacks.names()`, or your own attacks. `clean` is always included. A string is split
             at commas, as on the command line: "pgd10,autoattack".
         batch_size: number of images at a time; by default 1024 on CUDA and 256 elsewhere.
@@ -98,6 +119,14 @@ def evaluate(
         chunk_bytes: memory for the images that are read at a time. Searches need about twice as much in addition.
         shard: share the examples among the processes of torch.distributed. All processes must call `evaluate` with the
             same arguments, and all get the whole result.
+        targets: the class to push the images towards, or one class per image (N,). An image then counts as correct
+            unless the model predicts its target, so `accuracy` is the fraction of images that were not pushed there.
+            Images of the one target class are left out.
+        keep: keep the perturbed images of every attack in `result.adversarial`: the adversarial input, or the point
+            with the smallest margin where the attack failed. They take the memory of the images once per attack.
+        corruptions: names of common corruptions, as in `atas.evaluation.corruptions.names()`, or "all". Accuracy at
+            each severity is in `result.corruptions`; it is no part of `worst`.
+        details: collect predictions, a few examples and loss landscapes in `result.details`; not with targets or masks.
 
     >>> from atas import Linf
     >>> model = nn.Sequential(nn.Flatten(), nn.Linear(16, 4))
@@ -111,9 +140,16 @@ def evaluate(
     if not isinstance(threat, Threat):
         problem = "is missing" if threat is None else f"cannot be {threat!r}"
         raise UsageError(f"the threat model {problem}; pass it after the labels, such as threat=atas.Linf(8/255)")
-    resolved = _resolve_attacks(attacks, step_size)
+    resolved = _resolve_attacks(attacks, step_size, threat)
+    corrupting = _resolve_corruptions(corruptions, resolved, targets)
     settings = {name: attack.settings(threat) for name, attack in resolved.items()}
-    source = open_source(images, labels)
+    opened = open_source(images, labels)
+    source: InputSource = opened
+    classes, goal = None, None
+    if targets is not None:
+        source, classes, goal = select_targets(opened, targets)
+        _check_takes_targets(resolved)
+        threat = threat.select(source.rows) if isinstance(source, SelectedSource) else threat
     target_device, dtype = resolve_device(model, source.device, device), model_dtype(model)
     slots = default_batch_size(target_device) if batch_size is None else batch_size
     if slots < 1:
@@ -123,9 +159,11 @@ def evaluate(
     with _alone(meter), torch.inference_mode(False), device_context(target_device), _world(shard) as world:
         reader = ChunkReader(source, dtype, chunk_bytes)
         threat.check_budget(reader.shape)
+        threat.check_images((len(reader), *reader.shape))
+        mask = describe_mask(threat)
         weights, (data, all_labels) = weights_hash(model), world.on_rank0(reader.digest_and_labels)
         _, sample, _ = reader.sample(SAMPLE_SIZE)
-        queries = len(reader) // world.size * total_max_queries(resolved.values(), _ASSUMED_CLASSES)
+        queries = len(reader) // world.size * total_max_queries((resolved | corrupting).values(), _ASSUMED_CLASSES)
         with prepare(
             model, target_device, precision=precision, slots=slots, images=sample, queries=queries, log=meter.notify
         ) as scheduler:
@@ -138,27 +176,34 @@ def evaluate(
                 "seed": seed,
                 "precision": [str(dtype), scheduler.precision],
                 "processes": [world.rank, world.size],
+                "targets": goal,
+                "mask": mask,
+                "corruptions": list(corrupting) or None,
                 "atas": __version__,
                 LOGITS_KEY: logits_fingerprint(
                     scheduler.verifier, sample[: min(slots, _FINGERPRINT_IMAGES)].to(target_device)
                 ),
             }
-            file = ProgressFile(
-                _progress_path(progress_file, world), identity, meter.notify, interval=progress_interval
+            path = _progress_path(progress_file, world)
+            file = ProgressFile(path, identity, meter.notify, interval=progress_interval)
+            store = PointStore(path, meter.notify) if keep else None
+            tested = ExampleSource(model, scheduler, resolved, threat, seed, reader)
+            names = class_names(images, all_labels) if details and goal is None and mask is None else None
+            outcomes, warnings, seconds, found = _run(
+                tested, corrupting, (all_labels, classes, names), world, file, meter, store
             )
-            known = all_labels, class_names(images, all_labels)
-            outcomes, warnings, seconds, details = _run(
-                model, scheduler, resolved, threat, seed, reader, world, file, meter, known
-            )
-            progress_files = [path for path in world.all_gather(file.owned_path) if path is not None]
+            owned = [file.owned_path, *(store.paths if store else ())]
+            progress_files = [path for path in itertools.chain(*world.all_gather(owned)) if path is not None]
 
     return Evaluation(
-        threat=threat,
-        **summarize(resolved, outcomes),
+        threat=threat.unmasked,
+        **summarize(resolved, {name: outcomes[name] for name in resolved}),
+        corruptions=_corruption_counts(corrupting, outcomes),
         warnings=tuple(warnings),
         protocol={
             "attacks": settings,
-            "verdict": _VERDICT,
+            "verdict": _VERDICT if goal is None else _TARGETED_VERDICT,
+            **{name: value for name, value in (("targets", goal), ("mask", mask)) if value is not None},
             "seed": seed,
             "precision": str(dtype).removeprefix("torch."),
             "search_precision": scheduler.precision,
@@ -173,63 +218,72 @@ def evaluate(
         environment=environment_info(target_device),
         weights=weights,
         data=data,
-        progress_files=tuple(progress_files),
-        details=details,
+        progress_files=tuple(dict.fromkeys(progress_files)),
+        details=found,
+        adversarial={name: outcome.points for name, outcome in outcomes.items() if outcome.points is not None},
+        labels=all_labels if keep else None,
     )
 
 
 def _run(
-    model: nn.Module,
-    scheduler: Scheduler,
-    resolved: dict[str, Attack],
-    threat: Threat,
-    seed: int,
-    reader: ChunkReader,
+    tested: ExampleSource,
+    corrupting: dict[str, Corruption],
+    known: tuple[Tensor, Tensor | None, tuple[str, ...] | None],
     world: World,
     progress_file: ProgressFile,
     meter: ProgressMeter,
-    known: tuple[Tensor, tuple[str, ...]],
-) -> tuple[dict[str, AttackOutcome], list[EvaluationWarning], float, EvaluationDetails]:
-    """Return each attack's outcome on all examples, the warnings, the seconds that the diagnostics took, and pictures.
+    store: PointStore | None,
+) -> tuple[dict[str, AttackOutcome], list[EvaluationWarning], float, EvaluationDetails | None]:
+    """Return each attack's outcome on all examples, the warnings, the seconds that the diagnostics took, and details.
 
-    `known` are the labels of all examples and the names of the classes.
+    `known` are the labels of all examples, their target classes if the attacks have targets, and the names of the
+    classes, None if details are not wanted.
     """
+    model, scheduler, resolved, reader = tested.model, tested.scheduler, tested.attacks, tested.reader
+    threat, seed, (labels, classes, names) = tested.threat, tested.seed, known
     rows = world.rows(len(reader))
     chunks = reader.chunks(rows)
     began = time.perf_counter()
-    diagnostics = Diagnostics(model, scheduler, threat, seed, *reader.sample(SAMPLE_SIZE))
+    sample_rows, x, y = reader.sample(SAMPLE_SIZE)
+    sample_targets = None if classes is None else classes[list(sample_rows)]
+    diagnostics = Diagnostics(model, scheduler, threat, seed, sample_rows, x, y, sample_targets)
     warnings = diagnostics.check_model() if world.is_main else []
     seconds = time.perf_counter() - began
     for warning in [*warnings, *(diagnostics.check_clean() if world.is_main else [])]:  # before hours of attacks
         meter.warn(warning)
 
-    recorder = ExampleRecorder(reader.spread(RECORDED_EXAMPLES))
-    runner = AttackRunner(model, scheduler, resolved, threat, seed, progress_file, meter, recorder.record)
+    recorder = ExampleRecorder(reader.spread(RECORDED_EXAMPLES) if names is not None else range(0))
+    runner = AttackRunner(
+        model, scheduler, resolved | corrupting, threat, seed, progress_file, meter, recorder.record, store
+    )
     runner.plan([len(chunk) for chunk in chunks], diagnostics.num_classes)
     for number, chunk in enumerate(chunks):
         if not runner.is_done(number):
-            runner.run_chunk(number, *reader.read(chunk), torch.tensor(chunk))
+            index = torch.tensor(chunk)
+            runner.run_chunk(number, *reader.read(chunk), index, None if classes is None else classes[index])
     outcomes = merge_shards(world.all_gather((rows, runner.outcomes(len(chunks)))), len(reader))
 
+    attacked = {name: outcomes[name] for name in resolved}
     for found in world.all_gather(recorder.found):
         recorder.found.update(found)
 
     with runner.saved_on_error():
         began = time.perf_counter()
         if world.is_main:
-            chance = check_chance(
-                int((outcomes[Clean.name].code == ROBUST).sum()), known[0].unique(return_counts=True)[1].tolist()
-            )
+            robust = int((outcomes[Clean.name].code == ROBUST).sum())
+            counts = labels.unique(return_counts=True)[1].tolist()
+            chance = check_chance(robust, counts) if classes is None else None
             warnings += [] if chance is None else [chance]
-            warnings += diagnostics.check_attacks(resolved, {name: outcome.code for name, outcome in outcomes.items()})
+            warnings += diagnostics.check_attacks(resolved, {name: outcome.code for name, outcome in attacked.items()})
         seconds += time.perf_counter() - began
-        source = ExampleSource(model, scheduler, resolved, threat, seed, reader)
-        broken_by = summarize(resolved, outcomes)["broken_by"][WORST]
-        details = world.on_rank0(lambda: collect_details(source, *known, outcomes, broken_by, recorder))
+        details = None
+        if names is not None:
+            broken_by = summarize(resolved, attacked)["broken_by"][WORST]
+            details = world.on_rank0(lambda: collect_details(tested, labels, names, attacked, broken_by, recorder))
     return outcomes, world.on_rank0(lambda: warnings), seconds, details
 
 
-def _resolve_attacks(attacks: Iterable[str | Attack], step_size: float | None) -> dict[str, Attack]:
+def _resolve_attacks(attacks: Iterable[str | Attack], step_size: float | None, threat: Threat) -> dict[str, Attack]:
     """Return the attacks by the names under which they were requested, clean first."""
     resolved: dict[str, Attack] = {Clean.name: Clean()}
     if not isinstance(attacks, Iterable):
@@ -237,6 +291,7 @@ def _resolve_attacks(attacks: Iterable[str | Attack], step_size: float | None) -
     for requested in [name.strip() for name in attacks.split(",")] if isinstance(attacks, str) else attacks:
         attack = library.create(requested, step_size) if isinstance(requested, str) else requested
         check_interface("an attack", [attack], ("settings", "__call__"))
+        choose_threat(attack, threat)
         name = requested if isinstance(requested, str) else requested.name
         if name == WORST or resolved.get(name, attack) != attack:
             raise UsageError(f"the name '{name}' is taken; rename your attack")
@@ -248,6 +303,41 @@ def _resolve_attacks(attacks: Iterable[str | Attack], step_size: float | None) -
             f"at a time"
         )
     return resolved
+
+
+def _resolve_corruptions(
+    corruptions: Iterable[str], attacks: dict[str, Attack], targets: object
+) -> dict[str, Corruption]:
+    """Return corruptions at every severity by name."""
+    if not isinstance(corruptions, Iterable):
+        raise UsageError(
+            f"corruptions are names such as ('gaussian-noise', 'jpeg'), or 'all'; got {describe(corruptions)}"
+        )
+    corrupting = resolve(corruptions) if corruptions else {}
+    if corrupting and targets is not None:
+        raise UsageError("corruptions push images towards no class: leave out targets or corruptions")
+    if taken := set(corrupting) & set(attacks):
+        raise UsageError(f"the name '{min(taken)}' is taken; rename your attack")
+    return corrupting
+
+
+def _corruption_counts(
+    corrupting: dict[str, Corruption], outcomes: dict[str, AttackOutcome]
+) -> dict[str, tuple[int, ...]]:
+    """Return the number of correct examples of each corruption at severities from 1 on."""
+    counts: dict[str, tuple[int, ...]] = {}
+    for name, corruption in corrupting.items():
+        robust = int((outcomes[name].code == ROBUST).sum())
+        counts[corruption.kind] = (*counts.get(corruption.kind, ()), robust)
+    return counts
+
+
+def _check_takes_targets(attacks: dict[str, Attack]) -> None:
+    """Raise UsageError if an attack cannot push images towards a class."""
+    for name, attack in attacks.items():
+        searched = isinstance(attack, StagedAttack | Clean)
+        if not searched and "targets" not in inspect.signature(attack.__call__).parameters:
+            raise UsageError(f"the attack '{name}' takes no targets: leave it out, or add targets to its __call__")
 
 
 @contextmanager
@@ -284,19 +374,29 @@ def merge_shards(shards: list[tuple[range, dict[str, AttackOutcome]]], examples:
     """Join the outcomes of all processes in the order of the examples. The slowest process gives the time."""
     merged = {}
     for name in shards[0][1]:
-        code = torch.zeros(examples, dtype=torch.int64)
-        for rows, outcomes in shards:
-            code[rows.start :: rows.step] = outcomes[name].code
-        shares = [outcomes[name].predicted for _, outcomes in shards]
-        predicted = None if any(share is None for share in shares) else torch.zeros(examples, dtype=torch.int64)
-        for (rows, _), share in zip(shards, shares, strict=True):
-            if predicted is not None and share is not None:
-                predicted[rows.start :: rows.step] = share
+        code = _merge([(rows, outcomes[name].code) for rows, outcomes in shards], examples)
+        assert code is not None
         seconds = zip(*(outcomes[name].seconds for _, outcomes in shards), strict=True)
         queries = zip(*(outcomes[name].queries for _, outcomes in shards), strict=True)
         merged[name] = AttackOutcome(
-            code, [max(times) for times in seconds], [sum(counts) for counts in queries], predicted
+            code,
+            [max(times) for times in seconds],
+            [sum(counts) for counts in queries],
+            _merge([(rows, outcomes[name].predicted) for rows, outcomes in shards], examples),
+            _merge([(rows, outcomes[name].points) for rows, outcomes in shards], examples),
         )
+    return merged
+
+
+def _merge(shares: list[tuple[range, Tensor | None]], examples: int) -> Tensor | None:
+    """Join tensors of all processes in the order of the examples; None if one is missing."""
+    shares = [(rows, share) for rows, share in shares if len(rows)]  # there may be fewer examples than processes
+    known = [(rows, share) for rows, share in shares if share is not None]
+    if len(known) < len(shares):
+        return None
+    merged = known[0][1].new_zeros(examples, *known[0][1].shape[1:])
+    for rows, share in known:
+        merged[rows.start :: rows.step] = share
     return merged
 
 

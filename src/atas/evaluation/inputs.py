@@ -5,18 +5,21 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Sequence, Sized
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from atas.attacks.base import target_classes
 from atas.core.autograd import contiguous
 from atas.core.fingerprint import DataHash
-from atas.core.validation import check_images, check_shapes
+from atas.core.validation import check_argument, check_images, check_shapes
 from atas.data import LazyImages, MapDataset
 from atas.errors import DataError, first_few
+from atas.threat import Masked, Threat
 
 CHUNK_BYTES = 2**30  # of images; searches need about twice as much in addition
 
@@ -48,6 +51,10 @@ class TensorSource:
         selected = slice(rows.start, rows.stop, rows.step)
         return to_pixels(self._images[selected].detach().cpu(), dtype), self._labels[selected].cpu().long()
 
+    def labels(self) -> Tensor:
+        """Return the tensor of labels."""
+        return self._labels.cpu().long()
+
 
 class DatasetSource:
     """A dataset of (image, label) items, which are read and checked when they are needed."""
@@ -71,6 +78,10 @@ class DatasetSource:
             check_pixels(images)
         return to_pixels(images, dtype), labels.long()
 
+    def labels(self) -> Tensor:
+        """Read every item, and return the labels."""
+        return torch.stack([self._item(i)[1] for i in range(len(self))]).long()
+
     def _item(self, position: int) -> tuple[Tensor, Tensor]:
         item = self._dataset[position]
         if not isinstance(item, (tuple, list)) or len(item) != 2:
@@ -92,7 +103,59 @@ class DatasetSource:
         return image, label
 
 
-def open_source(images: object, labels: object) -> InputSource:
+class SelectedSource:
+    """Some rows of a source, in their order."""
+
+    def __init__(self, source: InputSource, rows: Tensor) -> None:
+        self._source, self.rows, self.device = source, rows, source.device
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def read(self, rows: range, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+        """Return the rows at these positions of the selection; neighbours are read together."""
+        selected = self.rows[rows.start : rows.stop : rows.step]
+        ends = ((selected[1:] - selected[:-1]) != 1).nonzero().flatten() + 1
+        runs = [(int(run[0]), int(run[-1])) for run in selected.tensor_split(ends) if len(run)]
+        parts = [self._source.read(range(first, last + 1), dtype) for first, last in runs]
+        return torch.cat([x for x, _ in parts]), torch.cat([y for _, y in parts])
+
+
+def select_targets(
+    source: TensorSource | DatasetSource, targets: Tensor | np.ndarray | int
+) -> tuple[InputSource, Tensor, dict[str, Any]]:
+    """Return the images to push, their target classes, and values that describe the targets in a result.
+
+    Images whose label is the one target class are left out: there is no pushing them.
+    """
+    labels = source.labels()
+    if not isinstance(targets, Tensor | np.ndarray):
+        check_argument("targets", targets, int)
+        rows = (labels != targets).nonzero().flatten()
+        if not len(rows):
+            raise DataError(f"every image has the label {targets}, the target class; choose another class")
+        left_out = len(labels) - len(rows)
+        selected = SelectedSource(source, rows) if left_out else source
+        return selected, torch.full_like(rows, int(targets)), {"class": int(targets), "left_out": left_out}
+    classes = target_classes(as_tensor(targets, "targets").cpu(), labels).long()
+    if len(same := (classes == labels).nonzero()):
+        raise DataError(
+            f"the target of image {int(same[0])} is its label, {int(labels[same[0]])}; choose another class"
+        )
+    digest = hashlib.sha256(classes.numpy().tobytes()).hexdigest()[:12]
+    return source, classes, {"per_example": digest}
+
+
+def describe_mask(threat: Threat) -> dict[str, Any] | None:
+    """Return values that describe the mask of a threat model in a result."""
+    if not isinstance(threat, Masked):
+        return None
+    mask = threat.mask.cpu()
+    digest = hashlib.sha256(f"{tuple(mask.shape)}".encode() + mask.numpy().tobytes()).hexdigest()[:12]
+    return {"share": threat.share, "shape": list(mask.shape), "hash": digest}
+
+
+def open_source(images: object, labels: object) -> TensorSource | DatasetSource:
     """Return the source of tensors or arrays with labels, of an object with both, or of a dataset of pairs."""
     source = _open(images, labels)
     if not len(source):
@@ -100,7 +163,7 @@ def open_source(images: object, labels: object) -> InputSource:
     return source
 
 
-def _open(images: object, labels: object) -> InputSource:
+def _open(images: object, labels: object) -> TensorSource | DatasetSource:
     if isinstance(images, (Tensor, np.ndarray, LazyImages)):
         if labels is None:
             raise DataError("labels are missing; pass them after the images, or pass a dataset of (image, label) pairs")

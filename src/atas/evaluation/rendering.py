@@ -10,6 +10,7 @@ from rich.text import Text
 
 from atas._utils.formatting import markdown_code, markdown_text, printable
 from atas.attacks.registry import display_name, is_pgd
+from atas.evaluation.intervals import wilson
 from atas.threat import format_pixels
 
 if TYPE_CHECKING:
@@ -17,6 +18,12 @@ if TYPE_CHECKING:
 
 
 HEADER = ("attack", "accuracy", "95% interval", "robust", "time", "queries/image")
+_TARGETED_HEADER = ("attack", "not pushed to the target", *HEADER[2:])
+
+
+def header(result: Evaluation) -> tuple[str, ...]:
+    """Return the headings of the columns; with target classes the figure is no accuracy."""
+    return _TARGETED_HEADER if result.targeted else HEADER
 
 
 def table_rows(result: Evaluation) -> list[tuple[str, ...]]:
@@ -49,27 +56,74 @@ def _row(
 def rich_table(result: Evaluation) -> Table:
     """Return a table for a terminal."""
     table = Table(title=caption(result), box=box.SIMPLE, padding=(0, 1, 0, 0))
-    for heading in HEADER:
+    for heading in header(result):
         table.add_column(heading, justify="left" if heading == HEADER[0] else "right")
     for row in table_rows(result):
         table.add_row(*(Text(printable(cell)) for cell in row))  # a name with brackets is not markup
     return table
 
 
+def corruption_rows(result: Evaluation) -> list[tuple[str, ...]]:
+    """Return the headings, and for each corruption one row with accuracy and interval at each severity."""
+    severities = max(map(len, result.corruptions.values()), default=0)
+    rows = [("corruption", *(f"severity {number + 1}" for number in range(severities)))]
+    for name, counts in result.corruptions.items():
+        rows.append((name, *(_corrupted_accuracy(count, result.n) for count in counts)))
+    return rows
+
+
+def _corrupted_accuracy(num_correct: int, n: int) -> str:
+    low, high = wilson(num_correct, n)
+    return f"{100 * num_correct / n:.1f}% ({100 * low:.1f} to {100 * high:.1f})"
+
+
+def corruption_table(result: Evaluation) -> Table:
+    """Return a table of the accuracies under common corruptions for a terminal."""
+    heading, *rows = corruption_rows(result)
+    table = Table(title=f"common corruptions, {result.n} examples", box=box.SIMPLE, padding=(0, 1, 0, 0))
+    for position, name in enumerate(heading):
+        table.add_column(name, justify="right" if position else "left")
+    for row in rows:
+        table.add_row(*row)
+    return table
+
+
 def plain_table(result: Evaluation) -> str:
     """Return a table as plain text."""
-    lines = [HEADER, *table_rows(result)]
-    widths = [max(len(line[column]) for line in lines) for column in range(len(HEADER))]
-    text = [
+    text = [caption(result), *_aligned([header(result), *table_rows(result)])]
+    if result.corruptions:
+        text += ["", *_aligned(corruption_rows(result))]
+    return "\n".join(text)
+
+
+def _aligned(lines: list[tuple[str, ...]]) -> list[str]:
+    """Return lines of cells as text in columns."""
+    widths = [max(len(line[column]) for line in lines) for column in range(len(lines[0]))]
+    return [
         "  ".join([line[0].ljust(widths[0]), *(cell.rjust(w) for cell, w in zip(line[1:], widths[1:], strict=True))])
         for line in lines
     ]
-    return "\n".join([caption(result), *text])
 
 
 def caption(result: Evaluation) -> str:
-    """Return the threat model, the number of examples and the precision."""
-    return f"{result.threat}, {result.n} examples, {result.protocol['precision']}"
+    """Return the threat model, the number of examples, the targets and the precision."""
+    return f"{result.threat}{_mask(result)}, {result.n} examples{_targets(result)}, {result.protocol['precision']}"
+
+
+def _mask(result: Evaluation) -> str:
+    """Return how many pixels might change."""
+    mask = result.protocol.get("mask")
+    return f" on {100 * mask['share']:.4g}% of the pixels" if isinstance(mask, dict) else ""
+
+
+def _targets(result: Evaluation) -> str:
+    """Return which classes the attacks pushed the images to."""
+    targets = result.protocol.get("targets")
+    if not isinstance(targets, dict):
+        return ""
+    if "class" not in targets:
+        return ", a target class per example"
+    return f", target class {targets['class']} (its {targets.get('left_out', 0)} own images left out)"
 
 
 def markdown(result: Evaluation) -> str:
@@ -78,7 +132,7 @@ def markdown(result: Evaluation) -> str:
     lines = [
         f"# Evaluation: {markdown_text(caption(result))}",
         "",
-        _markdown_row(HEADER),
+        _markdown_row(header(result)),
         _markdown_row(["---", *["---:"] * (len(HEADER) - 1)]),
     ]
     for name in result.correct:
@@ -88,6 +142,10 @@ def markdown(result: Evaluation) -> str:
             _markdown_row(first),
             *(_markdown_row([f"{name}, {label.strip()}", *cells]) for label, *cells in stages),
         ]
+    if result.corruptions:
+        heading, *rows = corruption_rows(result)
+        rule = ["---", *["---:"] * (len(heading) - 1)]
+        lines += ["", _markdown_row(heading), _markdown_row(rule), *(_markdown_row(row) for row in rows)]
     lines += ["", "Warnings:" if result.warnings else "No warnings."]
     lines += [f"- {markdown_text(warning)}" for warning in result.warnings]
     lines += ["", f"> {markdown_text(result.sentence())}", ""]
@@ -136,10 +194,12 @@ def sentence(result: Evaluation) -> str:
         if "step_size_value" in settings[name]  # an attack of the user's own may have the name of a PGD
     }
     steps = f", PGD in steps of {' and '.join(sorted(sizes))}" if sizes else ""
+    measured = "Images not pushed to the target" if result.targeted else "Accuracy"
     return (
-        f"Accuracy in percent with 95% intervals: {accuracies}; {norm}, eps = {eps}{steps}, {result.n:,} images, "
-        f"verdicts in {result.protocol.get('precision', 'float32')}, seed {result.protocol.get('seed', 0)}, "
-        f"atas {result.environment.get('atas', '?')}, weights {result.weights}, data {result.data}{warnings}."
+        f"{measured} in percent with 95% intervals: {accuracies}; {norm}, eps = {eps}{_mask(result)}{steps}, "
+        f"{result.n:,} images{_targets(result)}, verdicts in {result.protocol.get('precision', 'float32')}, "
+        f"seed {result.protocol.get('seed', 0)}, atas {result.environment.get('atas', '?')}, "
+        f"weights {result.weights}, data {result.data}{warnings}."
     )
 
 

@@ -20,13 +20,16 @@ from atas._utils.documents import MalformedError, conform
 from atas._utils.environment import Environment
 from atas._utils.files import write_text
 from atas.errors import AtasError, DataError, UsageError
+from atas.evaluation.adversarial import save_adversarial
 from atas.evaluation.details import EvaluationDetails, details_path, read_details, write_details
 from atas.evaluation.intervals import wilson
-from atas.evaluation.rendering import markdown, plain_table, rich_table, sentence
+from atas.evaluation.rendering import corruption_table, markdown, plain_table, rich_table, sentence
 from atas.evaluation.warnings import EvaluationWarning
 from atas.threat import Threat, create
 
 WORST = "worst"
+CURVE_KIND = "accuracy curve"
+"""The kind of a file that holds a curve, which is no result."""
 _FORMAT = 1
 _MAIN_RESULT = "evaluation"
 _TELLING_KEYS = ("format", "threat", "accuracy", "interval", "correct", "broken_by", "weights")
@@ -52,6 +55,10 @@ class _StageValues(TypedDict):
 class _WarningValues(TypedDict):
     kind: str
     text: str
+
+
+class _CorruptionValues(TypedDict):
+    right: list[int]
 
 
 class _LabelValues(TypedDict):
@@ -91,6 +98,7 @@ class _Values(_FirstValues, total=False):
     warnings: list[_WarningValues]
     sentence: str
     broken_by: dict[str, _LabelValues]
+    corruptions: dict[str, _CorruptionValues]
 
 
 @dataclass(frozen=True)
@@ -157,7 +165,11 @@ class Evaluation:
             `clean` if the model is wrong without an attack, None if nothing broke it.
         warnings: reasons to doubt the accuracies; see docs/evaluation.md.
         progress_files: the progress files, which `save` removes.
-        details: labels, predictions, and pictures of a few examples; None in results of earlier versions.
+        details: labels, predictions, and pictures of a few examples; None in results of earlier versions, and in those
+            with target classes or a mask.
+        adversarial: with `keep=True`, the perturbed images (n, C, H, W) of each attack; not in the JSON file.
+        labels: with `keep=True`, the labels (n,).
+        corruptions: for each common corruption, the number of correct examples at severities 1 to 5.
     """
 
     threat: Threat
@@ -173,11 +185,24 @@ class Evaluation:
     warnings: tuple[EvaluationWarning, ...] = ()
     progress_files: tuple[Path, ...] = ()
     details: EvaluationDetails | None = None
+    adversarial: dict[str, Tensor] = field(default_factory=dict)
+    labels: Tensor | None = None
+    corruptions: dict[str, tuple[int, ...]] = field(default_factory=dict)
 
     @property
     def has_autoattack(self) -> bool:
         """Whether a version of AutoAttack is among the attacks."""
         return any(name.startswith("autoattack") for name in self.correct)
+
+    @property
+    def targeted(self) -> bool:
+        """Whether the attacks pushed images towards target classes; `correct` then means: not pushed there."""
+        return self.protocol.get("targets") is not None
+
+    @property
+    def restricted(self) -> bool:
+        """Whether the attacks had target classes or a mask, so that the result is no robust accuracy."""
+        return self.targeted or self.protocol.get("mask") is not None
 
     @property
     def n(self) -> int:
@@ -197,6 +222,10 @@ class Evaluation:
     def table(self) -> Table:
         """Return a table to print with rich."""
         return rich_table(self)
+
+    def corruption_table(self) -> Table:
+        """Return a table of the accuracies under common corruptions."""
+        return corruption_table(self)
 
     def markdown(self) -> str:
         """Return the whole result as a page of Markdown."""
@@ -232,6 +261,17 @@ class Evaluation:
             "data": self.data,
             "correct": {name: encode_flags(verdicts) for name, verdicts in self.correct.items()},
             "broken_by": {name: encode_labels(names) for name, names in self.broken_by.items()},
+            **({"corruptions": self._corruption_values()} if self.corruptions else {}),
+        }
+
+    def _corruption_values(self) -> dict[str, Any]:
+        return {
+            name: {
+                "right": list(counts),
+                "accuracy": [count / self.n for count in counts],
+                "interval": [list(wilson(count, self.n)) for count in counts],
+            }
+            for name, counts in self.corruptions.items()
         }
 
     def save(self, path: str | os.PathLike[str], *, keep_progress: bool = False) -> None:
@@ -245,6 +285,10 @@ class Evaluation:
         write_text(Path(path), text)
         if not keep_progress:
             self.forget_progress()
+
+    def save_adversarial(self, path: str | os.PathLike[str]) -> None:
+        """Write the perturbed images, labels and verdicts to a file, .npz or .safetensors."""
+        save_adversarial(self, path)
 
     def forget_progress(self) -> None:
         """Remove the progress files."""
@@ -261,7 +305,7 @@ class Evaluation:
     def load(cls, path: str | os.PathLike[str], *, details: bool = True) -> Evaluation:
         """Read a result that `save` wrote, with its `details` if there are any and they are wanted."""
         result = cls._load_verdicts(Path(path))
-        if not details:
+        if not details or result.restricted:
             return result
         try:
             stored = read_details(Path(path), result.correct, result.weights, result.data, result._fingerprint())
@@ -302,11 +346,14 @@ class Evaluation:
                 for name, stages in values.get("stages", {}).items()
             },
             broken_by={name: decode_labels(names, values["n"]) for name, names in values.get("broken_by", {}).items()},
+            corruptions={name: tuple(one["right"]) for name, one in values.get("corruptions", {}).items()},
             warnings=tuple(EvaluationWarning(one["kind"], one["text"]) for one in values.get("warnings", [])),
         )
         for name, names in result.broken_by.items():
             if result.correct[name].tolist() != [label is None for label in names]:
                 raise MalformedError("correct and broken_by do not agree")
+        if any(not 0 <= count <= result.n for counts in result.corruptions.values() for count in counts):
+            raise MalformedError(f"a corruption has more than {result.n} correct examples, or fewer than none")
         if result.accuracy != values["accuracy"]:
             raise MalformedError("correct and accuracy do not agree")
         return result
@@ -367,7 +414,7 @@ def decode_labels(values: dict[str, Any], n: int) -> list[str | None]:
 def load_results(folder: Path) -> list[Evaluation]:
     """Return the results in a run's folder: `evaluation.json` first, then others on the same images, by file name."""
     paths = sorted(folder.glob("*.json"), key=lambda path: (path.stem != _MAIN_RESULT, path))
-    results = [Evaluation.load(path) for path in paths if _is_result(path)]
+    results = [result for path in paths if _is_result(path) if not (result := Evaluation.load(path)).restricted]
     return [result for result in results if _same_images(results[0], result)]
 
 
@@ -380,6 +427,8 @@ def _is_result(path: Path) -> bool:
     try:
         content = documents.read_bytes(path)
     except (OSError, MalformedError):
+        return False
+    if f'"kind": "{CURVE_KIND}"'.encode() in content:
         return False
     return sum(f'"{key}":'.encode() in content for key in _TELLING_KEYS) >= _ENOUGH_KEYS
 

@@ -10,11 +10,13 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from atas.attacks import PGD, Attack, Clean, StagedAttack, correct
+from atas.attacks import PGD, Attack, Clean, StagedAttack
 from atas.attacks.projected_gradient_descent import PGDRestart
 from atas.attacks.scheduler import Examples, Scheduler, SearchProgress, WarmStart, predicted_classes
 from atas.attacks.search import Search
 from atas.errors import UsageError
+from atas.evaluation.adversarial import KeptPoints, PointStore
+from atas.evaluation.corruptions import Corruption
 from atas.evaluation.progress import ProgressMeter, StageKey
 from atas.evaluation.resume import ProgressFile, StageProgress
 from atas.threat import Threat
@@ -40,6 +42,8 @@ class AttackOutcome:
     """Forward passes of the model in each stage, in images."""
     predicted: Tensor | None = None
     """The class predicted at what broke each example (N,), -1 for NaN; None if it was not recorded."""
+    points: Tensor | None = None
+    """The point of each example, adversarial or the strongest that failed (N, C, H, W), if points are kept."""
 
 
 class AttackRunner:
@@ -55,12 +59,15 @@ class AttackRunner:
         progress_file: ProgressFile,
         meter: ProgressMeter,
         record: Recorder = lambda *_: None,
+        store: PointStore | None = None,
     ) -> None:
         self._model, self._scheduler, self._attacks = model, scheduler, attacks
         self._record = record
         self._threat, self._seed = threat, seed
         self._progress_file, self._meter = progress_file, meter
         self._first_restarts = [attack.stages[0] for attack in attacks.values() if isinstance(attack, PGD)]
+        self._store = store
+        self._points: dict[tuple[int, str], Tensor] = {}
         self.stages: dict[StageKey, StageProgress] = progress_file.read()
 
     def plan(self, sizes: list[int], num_classes: int) -> None:
@@ -79,14 +86,19 @@ class AttackRunner:
 
     def is_done(self, chunk: int) -> bool:
         """Return whether all attacks on a chunk are complete, so that it need not be read."""
+        if self._store is not None:  # points are not in the progress file
+            return False
         keys = [(chunk, name, number) for name, a in self._attacks.items() for number in range(len(_searches(a)))]
         return all(key in self.stages and self.stages[key].complete for key in keys)
 
-    def run_chunk(self, chunk: int, x: Tensor, y: Tensor, index: Tensor) -> None:
-        """Run all attacks on one chunk, or what is left of them."""
+    def run_chunk(self, chunk: int, x: Tensor, y: Tensor, index: Tensor, targets: Tensor | None = None) -> None:
+        """Run all attacks on one chunk, or what is left of them; with `targets`, push the images to these classes."""
         with self.saved_on_error():
             began = time.perf_counter()
-            examples = self._scheduler.examples(x, y, index)
+            targeted = targets is not None
+            examples = self._scheduler.examples(x, y if targets is None else targets, index, targeted=targeted)
+            self._labels = y.to(examples.y.device)
+            self._chunk_threat = self._threat.select(index).to(examples.x.device)
             seconds = time.perf_counter() - began
             self._index = index
             self._warm_starts: list[WarmStart] = []
@@ -119,16 +131,24 @@ class AttackRunner:
     def _run_staged(self, chunk: int, name: str, attack: StagedAttack, examples: Examples) -> None:
         """Run the searches of an attack, each on the examples that are not broken yet; skip complete ones."""
         broken = examples.misclassified().cpu() & attack.skips_misclassified
+        kept = self._open_points(chunk, name, examples, skips_misclassified=attack.skips_misclassified)
         for number, search in enumerate(attack.stages):
             stage = self.stages.setdefault((chunk, name, number), StageProgress())
             position = _StagePosition(chunk, name, attack.stages, number)
             if not stage.complete:
-                self._run_search(search, examples, broken, stage, position)
+                self._run_search(search, examples, broken, stage, position, kept)
+                self._save_points(chunk, name, number + 1, kept)
             broken = stage.broken
             self._end(position.key, position.description, stage)
 
     def _run_search(
-        self, search: Search, examples: Examples, broken: Tensor, stage: StageProgress, position: _StagePosition
+        self,
+        search: Search,
+        examples: Examples,
+        broken: Tensor,
+        stage: StageProgress,
+        position: _StagePosition,
+        kept: KeptPoints | None,
     ) -> None:
         # A longer search can continue only where every example has a last point of this one.
         record_warm_start = any(other.extends(search) for other in self._first_restarts) and not bool(broken.any())
@@ -152,13 +172,16 @@ class AttackRunner:
             self._progress_file.save(self.stages)
 
         def on_verified(rows: Tensor, points: Tensor, logits: Tensor) -> None:
-            self._record(position.name, self._index[rows], examples.x[rows.to(points.device)], points, logits)
+            reached = examples.select(rows.to(points.device))
+            self._record(position.name, self._index[rows], reached.x, points, logits)
+            if kept is not None:
+                kept.update(rows, points, reached.margin(logits))
 
         report(jobs * search.steps * search.queries_per_step)
         self._scheduler.run(
             search,
             examples,
-            self._threat,
+            self._chunk_threat,
             progress,
             seed=self._seed,
             on_poll=on_poll,
@@ -168,6 +191,47 @@ class AttackRunner:
         self._warm_starts += [] if progress.warm_start is None else [progress.warm_start]
         stage.seconds, stage.queries = time.perf_counter() - began, progress.queries
         stage.search, stage.complete = None, True
+
+    def _open_points(
+        self, chunk: int, name: str, examples: Examples, *, skips_misclassified: bool
+    ) -> KeptPoints | None:
+        """Return the points to keep, those of a stopped run if they give its verdicts; else None.
+
+        Stages whose points are lost are forgotten, so they run again.
+        """
+        if self._store is None:
+            return None
+        keys = [(chunk, name, number) for number in range(len(_searches(self._attacks[name])))]
+        complete = [self.stages[key].complete for key in keys if key in self.stages]
+        done = complete.index(False) if False in complete else len(complete)
+        stored = self._store.load(chunk, self._number(name), done) if done else None
+        if stored is not None and self._gives_verdicts(stored.points, examples, self.stages[keys[done - 1]].broken):
+            kept = KeptPoints(stored.points.to(examples.x), stored.margins)
+        else:
+            done = 0
+            margins = examples.margin(examples.logits)
+            kept = KeptPoints(examples.x.clone(), margins if skips_misclassified else margins.fill_(torch.inf))
+        for key in keys[done:]:
+            self.stages.pop(key, None)
+        self._points[chunk, name] = kept.points
+        return kept
+
+    def _gives_verdicts(self, points: Tensor, examples: Examples, broken: Tensor) -> bool:
+        if points.shape != examples.x.shape:
+            return False
+        with torch.no_grad():
+            batches = points.to(examples.x).split(self._scheduler.slots)
+            logits = torch.cat([self._scheduler.verifier(batch) for batch in batches])
+        return torch.equal(examples.resists(logits).cpu(), ~broken)
+
+    def _save_points(self, chunk: int, name: str, stages: int, kept: KeptPoints | None) -> None:
+        if self._store is not None and kept is not None:
+            self._store.save(chunk, self._number(name), stages, kept)
+            if stages == len(_searches(self._attacks[name])):
+                self._points[chunk, name] = kept.points.cpu()
+
+    def _number(self, name: str) -> int:
+        return list(self._attacks).index(name)
 
     def _warm_start(self, search: Search) -> WarmStart | None:
         """Return the last points of the longest search on this chunk that `search` extends: PGD-50 extends PGD-10."""
@@ -179,28 +243,44 @@ class AttackRunner:
     def _run_batch_attack(self, chunk: int, name: str, attack: Attack, examples: Examples) -> None:
         """Run an attack that maps a batch of images to a batch of points."""
         key, count, size, index = (chunk, name, 0), len(examples.y), self._scheduler.slots, examples.index
+        corrupts = isinstance(attack, Corruption)  # a corruption has no threat model, and its images are not kept
+        kept = None if corrupts else self._open_points(chunk, name, examples, skips_misclassified=False)
         stage = self.stages.setdefault(key, StageProgress())
         while (start := len(stage.broken)) < count:
             batch = slice(start, start + size)
+            threat = self._chunk_threat.select(torch.arange(count)[batch])
             x, y = examples.x[batch], examples.y[batch]
             began = time.perf_counter()
             with _count_queries(self._model) as batch_sizes:
                 # Copies: an attack may write to its arguments.
-                points = attack(self._model, x.clone(), y.clone(), self._threat, seed=self._seed, index=index[batch])
-            points = check_within_threat(points, x, self._threat, name)
+                points = attack(
+                    self._model,
+                    x.clone(),
+                    self._labels[batch].clone(),
+                    threat,
+                    seed=self._seed,
+                    index=index[batch],
+                    **({"targets": y.clone()} if examples.targeted else {}),
+                )
+            points = points if corrupts else check_within_threat(points, x, threat, name)
+            if kept is not None:
+                kept.points[batch] = points
             with torch.no_grad():
                 logits = self._scheduler.verifier(points)
-            wrong = ~correct(logits, y).cpu()
+            wrong = ~examples.select(torch.arange(count)[batch]).resists(logits).cpu()
             stage.broken = torch.cat([stage.broken, wrong])
             if stage.predicted is not None:
                 stage.predicted = torch.cat([stage.predicted, predicted_classes(logits).cpu()])
-            self._record(name, self._index[batch], x, points, logits)
+            if not corrupts:
+                self._record(name, self._index[batch], x, points, logits)
             stage.seconds += time.perf_counter() - began
             stage.queries += sum(batch_sizes)
             self._meter.set_remaining(key, count - len(stage.broken))
             self._meter.completed(len(wrong))
             self._meter.update(name, name, count - int(stage.broken.sum()), count)
             self._progress_file.save(self.stages)
+        if not stage.complete:
+            self._save_points(chunk, name, 1, kept)
         stage.complete = True
         self._end(key, name, stage)
 
@@ -242,7 +322,14 @@ class AttackRunner:
             [sum(stage.seconds for stage in stages) for stages in by_number],
             [sum(stage.queries for stage in stages) for stages in by_number],
             _joined(predictions),
+            self._kept_points(name, chunks),
         )
+
+    def _kept_points(self, name: str, chunks: int) -> Tensor | None:
+        if self._store is None or isinstance(self._attacks[name], Clean | Corruption):
+            return None
+        points = [self._points[chunk, name].cpu() for chunk in range(chunks)]
+        return torch.cat(points) if points else None
 
 
 def _joined(predictions: list[Tensor | None]) -> Tensor | None:

@@ -123,6 +123,8 @@ class Method(CheckedSettings, nn.Module, ABC):
         device, seed = check_device(device), check_seed(seed)
         if not isinstance(threat, Threat):
             raise UsageError(f"the first argument is the threat model, such as atas.Linf(8/255); got {threat!r}")
+        if threat.unmasked is not threat:
+            raise UsageError("training has no mask: pass the threat model without it, and mask only attacks")
         three = isinstance(shape, Sequence) and len(shape) == 3
         whole = three and all(isinstance(number, Integral) for number in (examples, pad, *shape))
         if not whole or not 1 <= examples <= _MAX_EXAMPLES or min(shape) < 1 or pad < 0:

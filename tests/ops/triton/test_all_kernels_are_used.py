@@ -62,7 +62,9 @@ def test_evaluation_uses_every_kernel_of_attacks():
     model = atas.models.create("preact-resnet18", 10).cuda().eval()
     x = torch.rand(64, 3, 32, 32, device="cuda")
     y = model(x).argmax(1)
-    search = AttackEnsemble("all", (APGD("ce", 3), APGD("t", 3), FAB(2), Square(4)))
+    search = AttackEnsemble(
+        "all", (APGD(loss="ce", iterations=3), APGD(loss="t", iterations=3), FAB(iterations=2), Square(queries=4))
+    )
     with count_kernel_calls() as calls:
         evaluate(model, x, y, atas.Linf(0.001), attacks=["pgd10", search])
     assert {function.__name__ for function in ATTACK_KERNELS - set(+calls)} == set()
