@@ -8,6 +8,7 @@ import pytest
 
 import atas
 from atas import attacks, data, methods, models, recipes
+from atas.models import published
 
 COMMANDS = (
     ["ls"],
@@ -137,6 +138,7 @@ def test_ls_alone_is_an_overview(command):
         "data": len(data.names()),
         "attacks": len(attacks.names()),
         "recipes": len(recipes.names()),
+        "weights": len(published.names()),
     }
     for name, row in rows.items():
         listed = [next(iter(one.values())) for one in json.loads(command("ls", name, "--json").out)]

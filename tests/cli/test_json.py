@@ -7,7 +7,7 @@ import typer
 from PIL import Image
 
 from atas import data
-from atas.cli import app
+from atas.cli import app, demo
 
 
 def commands(group=None, path=()):
@@ -35,9 +35,12 @@ def photos(tmp_path):
 
 
 @pytest.fixture
-def example(finished, copy_of, tiny, photos, tmp_path):
+def example(finished, copy_of, tiny, photos, tmp_path, monkeypatch):
     """For each command, arguments that make it say something in a moment."""
+    monkeypatch.setattr(demo, "VALUES", dict.fromkeys(demo.VALUES, ("training.epochs=1",)))
+    monkeypatch.setattr(demo, "IMAGES", 2)
     return {
+        "demo": ["--out", tmp_path / "demo"],
         "ls": ["methods"],
         "data check": ["digits"],
         "data pack": [photos, tmp_path / "other", "--size", "8"],

@@ -42,7 +42,7 @@ def ls(
     what: What | None = typer.Argument(None, help="What to list; without it, an overview."),
     as_json: bool = typer.Option(False, "--json", help="Print JSON instead of a table."),
 ) -> None:
-    """List methods, models, data sets, attacks, recipes or trained weights.
+    """List methods, models, data, attacks, recipes or weights.
 
     Methods are listed with their settings and defaults, models with their parameters, attacks with their cost, recipes
     with their measured accuracy under AutoAttack; --json includes all expected results.
