@@ -210,7 +210,7 @@ def write_tiny(root, classes=("n01", "n02", "n03", "n04")):
 
 @pytest.fixture
 def counts(monkeypatch):
-    for name, count in (("_CLASSES", 4), ("_TRAIN", 8), ("_TEST", 8)):
+    for name, count in (("_CLASSES", 4), ("TRAIN", 8), ("_TEST", 8)):
         monkeypatch.setattr(f"atas.data.tiny_imagenet.{name}", count)
 
 

@@ -775,7 +775,7 @@ def test_a_memory_type_by_name(text, dtype):
     assert method.memory.delta.dtype == dtype
 
 
-WITH_A_STEP = ("fgsm-rs", "ssat", "free", "yopo", "atta", "pgd", "trades")
+WITH_A_STEP = ("fgsm", "fgsm-rs", "ssat", "free", "yopo", "atta", "pgd", "trades")
 
 
 @pytest.mark.parametrize(
@@ -783,7 +783,7 @@ WITH_A_STEP = ("fgsm-rs", "ssat", "free", "yopo", "atta", "pgd", "trades")
     [
         ("atass", "linf", {}, "did you mean 'atas'"),
         ("atas", "linf", {"bete": 0.5}, "did you mean 'beta'"),
-        ("fgsm", "linf", {"step_size": 0.1}, "step_size"),
+        ("fgsm", "linf", {"steps": 3}, "steps"),
         ("atas", "linf", {"dtype": "int9"}, "did you mean 'int8'"),
         ("atas", "linf", {"dtype": torch.int32}, "float32, float16 or int8"),
         ("atas", "linf", {"c": 0.0}, "c > 0"),

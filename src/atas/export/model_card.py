@@ -51,7 +51,7 @@ def _model_index(source: ExportSource) -> list[dict[str, Any]] | None:
     result = source.result
     if result is None:
         return None
-    data = source.run.recipe.data.name
+    data = markdown_text(source.run.recipe.data.label)
     metrics = [
         {"type": "accuracy", "name": f"{name}, {result.threat!r}, {result.n} images", "value": round(100 * value, 2)}
         for name, value in result.accuracy.items()
@@ -59,7 +59,7 @@ def _model_index(source: ExportSource) -> list[dict[str, Any]] | None:
     task, dataset = {"type": "image-classification"}, {"name": data, "type": data, "split": "test"}
     return [
         {
-            "name": source.run.recipe.name,
+            "name": markdown_text(source.run.recipe.name),
             "results": [{"task": task, "dataset": dataset, "metrics": metrics}],
         }
     ]
