@@ -3,6 +3,7 @@
     python benchmarks/record.py benchmarks/record.toml --out runs/record          # run what is missing, print the table
     python benchmarks/record.py benchmarks/record.toml --out runs/record --only base share-0.7
     python benchmarks/record.py benchmarks/record.toml --out runs/record --table  # print the table alone
+    python benchmarks/record.py benchmarks/record-test.toml --out runs/record  # the chosen recipes on the test images
 
 The file lists variants of a recipe. `recipe`, `held_out`, `seeds` and `[values]` at the top are for all of them:
 
@@ -21,6 +22,10 @@ Every training leaves out the same `held_out` training images; the test set is n
 every further average of `training.ema` are attacked by PGD-50, and by APGD-CE and then APGD-T on what is left, which is
 AutoAttack up to a few examples in ten thousand. `margin` is the mean over all images of the smallest logit margin that
 20 gradient steps on the margin find: it varies less between runs than a share of images, but scales with the logits.
+
+With `held_out = 0` the models are judged on all test images instead, by `attacks` (PGD-50 and AutoAttack) or those of
+`--attacks`; that is for the chosen recipes, once. Trainings are timed if nothing else uses the GPU, so train with a
+cheap attack first, and let several processes add AutoAttack afterwards.
 
 Each finished run is a file in runs/ of the output folder, with the verdict on every example; runs that exist are not
 repeated. Differences to the first variant are paired by example, with 95% intervals.
@@ -55,6 +60,7 @@ from atas.training.run import RunFolder
 
 ENSEMBLE = AttackEnsemble("apgd", (APGD(loss="ce"), APGD(loss="t")))
 ATTACKS = "clean", "pgd50", "apgd"
+TEST_ATTACKS = "pgd50", "autoattack"
 FINAL = "final"
 STEPS, BATCH = 20, 500
 
@@ -110,24 +116,27 @@ def smallest_margins(model: nn.Module, images: Split, threat: Threat) -> Tensor:
     return torch.cat(found)
 
 
-def read(path: Path) -> dict[str, list[Trial]]:
+def read(path: Path, attacks: tuple[str, ...] | None = None) -> dict[str, list[Trial]]:
     """Return the trials of each variant, one per seed."""
     document = tomllib.loads(path.read_text(encoding="utf-8"))
     variants = document.get("variants", [])
     names = [variant["name"] for variant in variants]
     if not names or len(set(names)) < len(names):
         raise UsageError(f"{path} must list [[variants]], each with a name of its own")
+    held_out = document.get("held_out", 5000)
+    if not held_out:
+        judged: dict[str, Any] = {"attacks": attacks or tuple(document.get("attacks", TEST_ATTACKS))}
+    else:
+        judged = {"attacks": (), "measurements": (HeldOut(),), "held_out": held_out}
     return {
         variant["name"]: [
             Trial(
                 variant.get("recipe", document.get("recipe")),
                 document.get("values", {}) | variant.get("values", {}),
                 seed,
-                attacks=(),
-                held_out=document.get("held_out", 5000),
-                measurements=(HeldOut(),),
+                **judged,
             )
-            for seed in document.get("seeds", [0])
+            for seed in variant.get("seeds", document.get("seeds", [0]))
         ]
         for variant in variants
     }
@@ -135,14 +144,16 @@ def read(path: Path) -> dict[str, list[Trial]]:
 
 def table(variants: dict[str, list[Trial]], store: Store) -> str:
     """Return the results so far, one line per run and model."""
+    if not next(iter(variants.values()))[0].held_out:
+        return test_table(variants, store)
     lines = [
         f"{'variant':28} {'seed':>4} {'model':>7} {'seconds':>8} {'clean':>6} {'pgd50':>6} {'apgd':>6} {'margin':>7}"
     ]
     lines[0] += "   apgd to the first, 95% interval"
     base = next(iter(variants.values()))
     for name, trials in variants.items():
-        for trial, reference in zip(trials, base, strict=True):
-            found, first = _measured(trial, store), _measured(reference, store)
+        for number, trial in enumerate(trials):
+            found, first = _measured(trial, store), _measured(base[number], store) if number < len(base) else None
             record = store.record(trial)
             if found is None or record is None:
                 lines.append(f"{name:28} {trial.seed:4} not done")
@@ -154,6 +165,23 @@ def table(variants: dict[str, list[Trial]], store: Store) -> str:
                 if first is not None and figures is not first.get(FINAL):
                     line += f"   {_difference(figures, first[FINAL])}"
                 lines.append(line)
+    return "\n".join(lines)
+
+
+def test_table(variants: dict[str, list[Trial]], store: Store) -> str:
+    """Return the results on the test images so far, one line per run."""
+    names = list(dict.fromkeys(("clean", *next(iter(variants.values()))[0].attacks)))
+    lines = [f"{'variant':28} {'seed':>4} {'seconds':>8} {' '.join(f'{name:>10}' for name in names)}"]
+    for name, trials in variants.items():
+        for trial in trials:
+            record = store.record(trial)
+            if record is None:
+                lines.append(f"{name:28} {trial.seed:4} not done")
+                continue
+            seconds = "shared" if record.seconds is None else f"{record.seconds:.1f}"
+            found = [record.attacks.get(attack) for attack in names]
+            figures = [f"{'':>10}" if each is None else f"{100 * each['accuracy']:10.2f}" for each in found]
+            lines.append(f"{name:28} {trial.seed:4} {seconds:>8} {' '.join(figures)}")
     return "\n".join(lines)
 
 
@@ -177,9 +205,11 @@ def main() -> None:
     parser.add_argument(
         "--only", nargs="+", help="run these variants alone; the first is still what others differ from"
     )
+    parser.add_argument("--attacks", nargs="+", help="of an evaluation on test images, instead of those of the file")
     parser.add_argument("--table", action="store_true", help="run nothing")
     chosen = parser.parse_args()
-    variants, store = read(chosen.variants), Store(chosen.out)
+    variants = read(chosen.variants, tuple(chosen.attacks) if chosen.attacks else None)
+    store = Store(chosen.out)
     if unknown := set(chosen.only or ()) - set(variants):
         parser.error(f"no variant is called {', '.join(sorted(unknown))}")
     if not chosen.table:

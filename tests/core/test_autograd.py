@@ -269,5 +269,5 @@ def test_recurrent_layers_have_a_second_derivative_on_a_gpu(kind):
     for device in ("cpu", "cuda"):
         model.to(device).zero_grad()
         gradient_penalty(model, x.to(device), y.to(device), cross_entropy_sum, lambda g: g.square().sum()).backward()
-        found[device] = [weight.grad.cpu() for weight in model.parameters() if weight.grad is not None]
+        found[device] = [weight.grad.cpu().clone() for weight in model.parameters() if weight.grad is not None]
     torch.testing.assert_close(found["cuda"], found["cpu"], rtol=1e-2, atol=1e-5)

@@ -97,10 +97,11 @@ def train(job, rank):
 
 
 def child(job, rank, port, said):
+    port = os.read(port, 8).decode()  # sent once all processes are forked
     if job["processes"] > 1:
         count = str(job["processes"])
         os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": count, "LOCAL_WORLD_SIZE": count}
-        os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "GLOO_SOCKET_IFNAME": "lo"}
+        os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "GLOO_SOCKET_IFNAME": "lo"}
         os.environ |= {"TORCHELASTIC_USE_AGENT_STORE": "True", "TORCHELASTIC_RESTART_COUNT": "0"}
     os.dup2(said, 1)
     os.dup2(said, 2)
@@ -122,15 +123,24 @@ def child(job, rank, port, said):
 
 
 def run(job):
-    """Start the processes; as under torchrun, their parent holds the store, on a port that the system chose."""
-    store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
-    children = []
+    """Start the processes; as under torchrun, their parent holds the store, on a port that the system chose.
+
+    The store comes after the forks: a process that is forked while the store's thread holds a lock of the C library
+    waits for that lock for ever.
+    """
+    children, pipes = [], []
     with tempfile.TemporaryFile("w+") as said:
         for rank in range(job["processes"]):
+            pipes.append(os.pipe())
             pid = os.fork()
             if pid == 0:
-                child(job, rank, store.port, said.fileno())
+                child(job, rank, pipes[rank][0], said.fileno())
             children.append(pid)
+        store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+        for read, write in pipes:
+            os.write(write, str(store.port).encode())
+            os.close(read)
+            os.close(write)
         codes = [os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) for pid in children]
         said.seek(0)
         return {"codes": codes, "said": said.read()}
