@@ -35,6 +35,7 @@ from __future__ import annotations
 
 import argparse
 import tomllib
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
@@ -116,8 +117,8 @@ def smallest_margins(model: nn.Module, images: Split, threat: Threat) -> Tensor:
     return torch.cat(found)
 
 
-def read(path: Path, attacks: tuple[str, ...] | None = None) -> dict[str, list[Trial]]:
-    """Return the trials of each variant, one per seed."""
+def read(path: Path, attacks: Sequence[str] = (), seeds: Sequence[int] = ()) -> dict[str, list[Trial]]:
+    """Return the trials of each variant, one per seed; `attacks` and `seeds` replace those of the file."""
     document = tomllib.loads(path.read_text(encoding="utf-8"))
     variants = document.get("variants", [])
     names = [variant["name"] for variant in variants]
@@ -125,7 +126,7 @@ def read(path: Path, attacks: tuple[str, ...] | None = None) -> dict[str, list[T
         raise UsageError(f"{path} must list [[variants]], each with a name of its own")
     held_out = document.get("held_out", 5000)
     if not held_out:
-        judged: dict[str, Any] = {"attacks": attacks or tuple(document.get("attacks", TEST_ATTACKS))}
+        judged: dict[str, Any] = {"attacks": tuple(attacks or document.get("attacks", TEST_ATTACKS))}
     else:
         judged = {"attacks": (), "measurements": (HeldOut(),), "held_out": held_out}
     return {
@@ -136,7 +137,7 @@ def read(path: Path, attacks: tuple[str, ...] | None = None) -> dict[str, list[T
                 seed,
                 **judged,
             )
-            for seed in variant.get("seeds", document.get("seeds", [0]))
+            for seed in seeds or variant.get("seeds", document.get("seeds", [0]))
         ]
         for variant in variants
     }
@@ -206,9 +207,10 @@ def main() -> None:
         "--only", nargs="+", help="run these variants alone; the first is still what others differ from"
     )
     parser.add_argument("--attacks", nargs="+", help="of an evaluation on test images, instead of those of the file")
+    parser.add_argument("--seeds", type=int, nargs="+", help="instead of those of the file")
     parser.add_argument("--table", action="store_true", help="run nothing")
     chosen = parser.parse_args()
-    variants = read(chosen.variants, tuple(chosen.attacks) if chosen.attacks else None)
+    variants = read(chosen.variants, chosen.attacks or (), chosen.seeds or ())
     store = Store(chosen.out)
     if unknown := set(chosen.only or ()) - set(variants):
         parser.error(f"no variant is called {', '.join(sorted(unknown))}")
