@@ -22,7 +22,8 @@ from atas._utils.plotting import BLUE, GREY, ORANGE, RED, new_figure, save_figur
 RECORD = Path("results/record")
 RUNS = (Path("results/cifar10/runs"), RECORD / "runs")
 NAMES = {"atas": "ATAS", "atta": "ATTA", "fgsm-rs": "FGSM-RS", "fgsm-ga": "FGSM-GA", "pgd": "PGD-10"}
-LABELLED = {"LIET", "NuAT", "N-FGSM", "GradAlign", "FGSM-RS", "PGD-AT, averaged", "PGD-AT, last epoch"}
+LABELLED = {"LIET", "N-FGSM", "GradAlign", "FGSM-RS", "PGD-AT, averaged", "PGD-AT, last epoch"}
+TICKS = (10, 30, 100, 300, 1_000, 3_000, 10_000)
 TEST_IMAGES = 10_000
 
 
@@ -78,7 +79,7 @@ def draw(points: dict[str, Point], published: dict[str, Any], path: Path) -> Non
         several = row["steps"] > 1
         axes.plot(row["seconds"], row["autoattack"], "D" if several else "o", color=RED if several else GREY, ms=5)
         if row["method"] in LABELLED:
-            _label(axes, row["method"], row["seconds"], row["autoattack"])
+            _label(axes, row["method"], row["seconds"], row["autoattack"], left=True)
     for recipe, point in points.items():
         if not point.seconds:
             continue
@@ -88,6 +89,9 @@ def draw(points: dict[str, Point], published: dict[str, Any], path: Path) -> Non
         axes.errorbar(x, y, yerr=bars, fmt="*" if plus else "s", color=ORANGE if plus else BLUE, ms=12 if plus else 6)
         _label(axes, point.label, x, y)
     axes.set_xscale("log")
+    axes.set_xlim(8, 14_000)
+    axes.set_xticks(TICKS, [f"{tick:,}" for tick in TICKS])
+    axes.minorticks_off()
     axes.set_xlabel("seconds of training")
     axes.set_ylabel("AutoAttack accuracy (%), CIFAR-10, 8/255")
     markers = [
@@ -98,13 +102,14 @@ def draw(points: dict[str, Point], published: dict[str, Any], path: Path) -> Non
     ]
     for marker, colour, text in markers:
         axes.plot([], [], marker, color=colour, label=text)
-    axes.legend(loc="lower right", fontsize=8, frameon=False)
+    axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.12), ncols=2, fontsize=8, frameon=False)
     style_axes(axes)
     save_figure(figure, path)
 
 
-def _label(axes: Any, text: str, x: float, y: float) -> None:
-    axes.annotate(text, (x, y), textcoords="offset points", xytext=(7, 4), fontsize=8)
+def _label(axes: Any, text: str, x: float, y: float, left: bool = False) -> None:
+    offset, side = ((-7, 3), "right") if left else ((7, 4), "left")
+    axes.annotate(text, (x, y), textcoords="offset points", xytext=offset, ha=side, fontsize=8)
 
 
 def main() -> None:
