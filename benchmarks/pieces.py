@@ -109,7 +109,6 @@ def main() -> None:
         }
         print(f"{name:58} {rows[name]['milliseconds']:7.3f} ms   x {ratio:.3f}   {'; '.join(logs[name])}", flush=True)
     result = {
-        "command": f"python benchmarks/pieces.py --steps {chosen.steps} --rounds {chosen.rounds}",
         "environment": environment.environment_info(device),
         "rows": rows,
     }

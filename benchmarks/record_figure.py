@@ -4,8 +4,9 @@
 
 Ours are records of CIFAR-10, PreActResNet-18, eps 8/255 with AutoAttack on all test images: one point per recipe, the
 mean over its seeds, with their range as a bar. Seconds are those of the training steps, from records that had the GPU
-for themselves. The published figures (results/record/published.json) are of another GPU, so the seconds of the two are
-not of one machine.
+for themselves. Where no run of a recipe of atas-plus had, they are its number of steps times the time of one
+(results/speed/pieces.json), and the star is hollow. The published figures (results/record/published.json) are of
+another GPU, so the seconds of the two are not of one machine.
 """
 
 from __future__ import annotations
@@ -18,8 +19,10 @@ from statistics import mean
 from typing import Any
 
 from atas._utils.plotting import BLUE, GREY, ORANGE, RED, new_figure, save_figure, style_axes
+from atas.sweeps import Record
 
 RECORD = Path("results/record")
+PIECES = Path("results/speed/pieces.json")
 RUNS = (Path("results/cifar10/runs"), RECORD / "runs")
 NAMES = {"atas": "ATAS", "atta": "ATTA", "fgsm-rs": "FGSM-RS", "fgsm-ga": "FGSM-GA", "pgd": "PGD-10"}
 LABELLED = {"LIET", "N-FGSM", "GradAlign", "FGSM-RS", "PGD-AT, averaged", "PGD-AT, last epoch"}
@@ -34,41 +37,44 @@ class Point:
     label: str
     accuracy: list[float]
     seconds: list[float]
+    is_timed: bool
 
     def line(self) -> str:
         """Return a line of text with the mean and range of both."""
         a, s = self.accuracy, self.seconds
-        return (
-            f"{self.label:24} {len(a)} seeds   AutoAttack {mean(a):.2f} ({min(a):.2f} to {max(a):.2f})   "
-            f"{mean(s):.1f} s ({min(s):.1f} to {max(s):.1f}, {len(s)} timed)"
-        )
+        times = f"({min(s):.1f} to {max(s):.1f}, {len(s)} timed)" if self.is_timed else "(steps x time of a step)"
+        accuracies = f"{len(a)} seeds   AutoAttack {mean(a):.2f} ({min(a):.2f} to {max(a):.2f})"
+        return f"{self.label:24} {accuracies}   {mean(s):.1f} s {times}"
 
 
 def read_points() -> dict[str, Point]:
     """Return one point per recipe, with `-plus-` in the name of those of atas-plus."""
-    groups: dict[str, list[dict[str, Any]]] = {}
+    groups: dict[str, list[Record]] = {}
     for folder in RUNS:
         for path in sorted(folder.glob("*.json")):
-            record = json.loads(path.read_text())
+            record = Record.load(path)
             if _is_wanted(record):
-                groups.setdefault(record["trial"]["recipe"], []).append(record)
+                groups.setdefault(record.trial["recipe"], []).append(record)
     return {recipe: _point(recipe, records) for recipe, records in groups.items()}
 
 
-def _is_wanted(record: dict[str, Any]) -> bool:
+def _is_wanted(record: Record) -> bool:
     """Return whether a record is of a recipe as it is, on all test images under AutoAttack."""
-    trial, values = record["trial"], set(record["trial"]["values"])
-    whole = record["n"] == TEST_IMAGES and not (trial["padding"] or trial["held_out"] or trial["part"])
+    trial, values = record.trial, set(record.trial["values"])
+    whole = record.n == TEST_IMAGES and not (trial["padding"] or trial["held_out"] or trial["part"])
     plain = values <= {"method.eps"} and trial["network"] == "preact-resnet18" and trial["eps"] == "8/255"
     known = trial["method"] in NAMES or trial["method"] == "atas-plus"
-    return whole and plain and known and "autoattack" in record["attacks"]
+    return whole and plain and known and "autoattack" in record.attacks
 
 
-def _point(recipe: str, records: list[dict[str, Any]]) -> Point:
-    method = records[0]["trial"]["method"]
-    label = NAMES.get(method) or f"atas-plus, {recipe.rsplit('-', 1)[1].removesuffix('s')} epochs"
-    timed = [record["training"]["seconds"] for record in records if record["training"]["seconds"] is not None]
-    return Point(label, [100 * record["attacks"]["autoattack"]["accuracy"] for record in records], timed)
+def _point(recipe: str, records: list[Record]) -> Point:
+    first = records[0]
+    label = NAMES.get(first.trial["method"]) or f"atas-plus, {first.training['epochs']} epochs"
+    timed = [record.seconds for record in records if record.seconds is not None]
+    milliseconds = json.loads(PIECES.read_text())["rows"]["atas-plus"]["milliseconds"]
+    steps = first.training["last_epoch"]["updates"]
+    accuracy = [100 * record.attacks["autoattack"]["accuracy"] for record in records]
+    return Point(label, accuracy, timed or [steps * milliseconds / 1000], bool(timed))
 
 
 def draw(points: dict[str, Point], published: dict[str, Any], path: Path) -> None:
@@ -81,12 +87,12 @@ def draw(points: dict[str, Point], published: dict[str, Any], path: Path) -> Non
         if row["method"] in LABELLED:
             _label(axes, row["method"], row["seconds"], row["autoattack"], left=True)
     for recipe, point in points.items():
-        if not point.seconds:
-            continue
         x, y = mean(point.seconds), mean(point.accuracy)
         bars = [[y - min(point.accuracy)], [max(point.accuracy) - y]]
         plus = "-plus-" in recipe
-        axes.errorbar(x, y, yerr=bars, fmt="*" if plus else "s", color=ORANGE if plus else BLUE, ms=12 if plus else 6)
+        marker, colour, size = ("*", ORANGE, 12) if plus else ("s", BLUE, 6)
+        inside = colour if point.is_timed else "white"
+        axes.errorbar(x, y, yerr=bars, fmt=marker, color=colour, ms=size, mfc=inside)
         _label(axes, point.label, x, y)
     axes.set_xscale("log")
     axes.set_xlim(8, 14_000)

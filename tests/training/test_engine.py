@@ -286,13 +286,20 @@ def test_a_captured_step_is_the_eager_step(name):
 @pytest.mark.parametrize("model", ["plain", "kernels"])
 @pytest.mark.parametrize("form", ["ascent", "attack", "momentum"])
 def test_a_captured_step_with_perturbed_weights_is_the_eager_step(form, model):
-    """In float32, and after it a step of an epoch before the first perturbed one, which is a plain one."""
+    """In float32, and after it a step of an epoch before the first perturbed one, which is a plain one.
+
+    The budget is an L2 ball: with signs of gradients, a change of the weights by one part in a million moves them by
+    0.015 within these four steps, with gradients by 2e-6.
+    """
     from atas.training.cuda_graph_engine import CudaGraphEngine
+
+    smooth = {"norm": "l2", "eps": 0.5, "max_step": "auto", "clip": "auto", "dtype": "float32"}
+    values = {f"method.{key}": value for key, value in smooth.items()}
 
     def build(kind, perturbation):
         torch.manual_seed(0)
         net = network() if model == "plain" else WideResNet(4, Normalize(3), 10, 1)
-        engine = make_engine("atas", "cuda", kind, net)
+        engine = make_engine("atas", "cuda", kind, net, values)
         engine.method.weight_perturbation = perturbation
         return engine
 
@@ -310,10 +317,9 @@ def test_a_captured_step_with_perturbed_weights_is_the_eager_step(form, model):
         torch.backends.cudnn.allow_tf32 = allowed
     expected = eager.state_tensors()
     for key, found in captured.state_tensors().items():
-        if key == "method.memory.delta":
-            assert (found.sign() == expected[key].sign()).float().mean() >= 0.995
-        else:
-            torch.testing.assert_close(found, expected[key], atol=1e-3, rtol=1e-3, msg=key)
+        torch.testing.assert_close(
+            found, expected[key], atol=1e-3, rtol=1e-3, msg=lambda text, key=key: f"{key}: {text}"
+        )
 
 
 @pytest.mark.gpu
