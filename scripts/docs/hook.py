@@ -7,6 +7,7 @@ paths, such as `../results/theory`. Those files become part of the site, and lin
 
 from __future__ import annotations
 
+import json
 import posixpath
 import re
 from pathlib import Path
@@ -14,6 +15,7 @@ from typing import Any
 
 import command_page
 import results_page
+import search_index
 import small_screens
 from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
@@ -69,6 +71,14 @@ def on_page_markdown(markdown: str, page: Page, files: Files, **_: Any) -> str:
 def on_page_content(html: str, **_: Any) -> str:
     """Mark the tables of a page for small screens."""
     return small_screens.mark_tables(html)
+
+
+def on_post_build(config: MkDocsConfig, **_: Any) -> None:
+    """Rank the entries of the search, after its plugin wrote them and before they are copied for use from disk."""
+    path = Path(config.site_dir, "search", "search_index.json")
+    index = json.loads(path.read_text(encoding="utf-8"))
+    search_index.rank_keys(index["docs"])
+    path.write_text(json.dumps(index, separators=(",", ":")), encoding="utf-8")
 
 
 def resolve(path: str, files: Files) -> tuple[str, str] | None:

@@ -12,13 +12,13 @@ from typing import Any
 _INTRODUCTION = """\
 # Results
 
-Accuracy in percent of all 10,000 test images, sorted by AutoAttack. A row is one run and shows its 95% interval in square
-brackets, or the mean over several seeds with their range in round brackets. "Paper" is the figure that the ATAS paper
-prints for AutoAttack. "Time" is that of the training on one H200; a dash means that it was not measured.
+Accuracy is in percent of all 10,000 test images. Rows are sorted by AutoAttack. A row shows one run with its 95%
+interval in square brackets, or the mean over several seeds with their range in round brackets. "Paper" is what the ATAS
+paper reports under AutoAttack. "Time" is the time of the training on one H200; a dash means that it was not measured.
 
 [What the paper claims and what was measured](results/README.md) compares these results with the paper and gives reasons
-for differences. [Reproducing](reproducing.md) has the commands. [All result files](results-files.md) are small JSON files
-with command, versions, hardware and seed.
+for differences. [Reproducing](reproducing.md) has the commands. [The result files](results-files.md) hold command,
+versions, hardware and seed of every run.
 """
 _HEAD = (
     "| Method | Clean | PGD-10 | PGD-50 | AutoAttack | Paper | Seeds | Time | Collapse |",
@@ -103,7 +103,8 @@ def figure(path: Path, uri: str) -> list[str]:
     """Return the heading and the picture of a page, with a link to it."""
     title = _title(path.read_text(encoding="utf-8"))
     picture = uri.removesuffix(".md") + ".png"
-    return [f"### {title}", "", f"![{title}]({picture})", "", f"Explanation and figures as a table: [{title}]({uri}).", ""]
+    link = f"Explanation and figures as a table: [{title}]({uri})."
+    return [f"### {title}", "", f"![{title}]({picture})", "", link, ""]
 
 
 def _title(text: str) -> str:
