@@ -12,13 +12,16 @@ from typing import Any
 _INTRODUCTION = """\
 # Results
 
-Accuracy is in percent of all 10,000 test images. Rows are sorted by AutoAttack. A row shows one run with its 95%
-interval in square brackets, or the mean over several seeds with their range in round brackets. "Paper" is what the ATAS
-paper reports under AutoAttack. "Time" is the time of the training on one H200; a dash means that it was not measured.
+Tables and figures of the measurements in the repository, made from their files.
 
 [What the paper claims and what was measured](results/README.md) compares these results with the paper and gives reasons
 for differences. [Reproducing](reproducing.md) has the commands. [The result files](results-files.md) hold command,
 versions, hardware and seed of every run.
+"""
+_LEGEND = """\
+Accuracy is in percent of all 10,000 test images. Rows are sorted by AutoAttack. A row shows one run with its 95%
+interval in square brackets, or the mean over several seeds with their range in round brackets. "Paper" is what the ATAS
+paper reports under AutoAttack. "Time" is the time of the training on one H200; a dash means that it was not measured.
 """
 _HEAD = (
     "| Method | Clean | PGD-10 | PGD-50 | AutoAttack | Paper | Seeds | Time | Collapse |",
@@ -26,7 +29,8 @@ _HEAD = (
 )
 _DATA = {"cifar10/table-cifar10": "CIFAR-10", "cifar100/table-cifar100": "CIFAR-100"}
 _NETWORKS = {"preact-resnet18": "PreActResNet-18", "wrn-28-10": "WRN-28-10"}
-# Pages of `results/` whose first table is shown.
+_TABLE = re.compile(r"^\|.*\n(?:\|.*\n)+", re.MULTILINE)
+# Pages of `results/` that are shown up to their first table.
 _EXCERPTS = ("imagenette/README.md", "digits/README.md", "autoattack/README.md", "record/README.md")
 
 _FILES_INTRODUCTION = """\
@@ -39,11 +43,11 @@ pictures made from them. [Results](results.md) has the tables.
 
 def page(folder: Path) -> str:
     """Return the page of results as Markdown."""
-    lines = [_INTRODUCTION]
+    lines = [_INTRODUCTION, "## CIFAR-10 and CIFAR-100", "", _LEGEND]
     for name, data in _DATA.items():
         document = json.loads((folder / f"{name}.json").read_text(encoding="utf-8"))
         lines += tables(document["rows"], data, f"results/{name}.md")
-    lines += ["## Speed", "", "Times of whole trainings and evaluations: [performance](performance.md).", ""]
+    lines += speed(folder.parent / "docs" / "performance.md")
     for name in _EXCERPTS:
         lines += excerpt(folder / name, f"results/{name}")
     lines += ["## Figures", ""]
@@ -58,7 +62,7 @@ def tables(rows: list[dict[str, Any]], data: str, uri: str) -> list[str]:
     lines = []
     usual = [row for row in rows if row["padding"] == 0 and "autoattack" in row["ours"]]
     for (network, eps), group in groupby(usual, key=lambda row: (row["network"], row["eps"])):
-        lines += [f"## {data}, {_NETWORKS[network]}, eps {eps}", "", *_HEAD]
+        lines += [f"### {data}, {_NETWORKS[network]}, eps {eps}", "", *_HEAD]
         lines += [_row(row) for row in sorted(group, key=lambda row: -row["ours"]["autoattack"]["percent"])]
         lines += ["", f"Differences to the paper in every column: [{data}]({uri}).", ""]
     return lines
@@ -92,11 +96,21 @@ def _collapse(row: dict[str, Any]) -> str:
 
 
 def excerpt(path: Path, uri: str) -> list[str]:
-    """Return the heading and the first table of a page, with a link to it."""
+    """Return a page up to the end of its first table, with a link to the rest."""
     text = path.read_text(encoding="utf-8")
-    table = re.search(r"^\|.*\n(?:\|.*\n)+", text, re.MULTILINE)
+    table = _TABLE.search(text)
     assert table is not None, path
-    return [f"## {_title(text)}", "", table[0], f"Setting and protocol: [{_title(text)}]({uri}).", ""]
+    shown = re.sub(r"^#", "##", text[: table.end()], flags=re.MULTILINE)
+    shown = re.sub(r"\]\((?!\w+:)", f"]({uri.rpartition('/')[0]}/", shown)
+    return [shown, f"More: [{_title(text)}]({uri}).", ""]
+
+
+def speed(path: Path) -> list[str]:
+    """Return the table of whole trainings on the page about performance."""
+    table = _TABLE.search(path.read_text(encoding="utf-8"))
+    assert table is not None, path
+    protocol = "Range over seeds in brackets; protocol, and times of evaluations: [performance](performance.md)."
+    return ["## Speed", "", table[0], protocol, ""]
 
 
 def figure(path: Path, uri: str) -> list[str]:
