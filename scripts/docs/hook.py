@@ -1,13 +1,13 @@
 """Hook of MkDocs: generate pages from the code, and add linked files of the repository to the site.
 
-Generated pages are not kept in the repository, except for the page of recipes, which `recipe_page.py` writes. Pages
-under `docs/` link to other files of the repository by relative paths, such as `../results/theory`. Those files become
-part of the site, and links to folders lead to the list of results.
+README.md is the home page, so the two are always equal. Generated pages are not kept in the repository, except for the
+page of recipes, which `recipe_page.py` writes. Pages under `docs/` link to other files of the repository by relative
+paths, such as `../results/theory`. Those files become part of the site, and links to folders lead to the list of files.
 """
 
 from __future__ import annotations
 
-import os
+import json
 import posixpath
 import re
 from pathlib import Path
@@ -15,6 +15,8 @@ from typing import Any
 
 import command_page
 import results_page
+import search_index
+import small_screens
 from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
@@ -23,9 +25,10 @@ ROOT = Path(__file__).resolve().parent.parent.parent
 GENERATED = {
     "reference/command.md": command_page.page,
     "results.md": lambda: results_page.page(ROOT / "results"),
+    "results-files.md": lambda: results_page.files_page(ROOT / "results"),
 }
 # Files of the repository that become pages of the site, and files that are copied.
-PAGES = {"CONTRIBUTING.md": "contributing.md", "CHANGELOG.md": "changelog.md"}
+PAGES = {"README.md": "index.md", "CONTRIBUTING.md": "contributing.md", "CHANGELOG.md": "changelog.md"}
 COPIED = ("results/**/*.png", "results/**/*.json", "examples/*.py", "benchmarks/*.py", "LICENSE", "CITATION.cff")
 _LINK = re.compile(r"(\]\()([^)\s#]+)(#[^)\s]*)?(\))")
 
@@ -65,13 +68,25 @@ def on_page_markdown(markdown: str, page: Page, files: Files, **_: Any) -> str:
     return _LINK.sub(rewrite, markdown)
 
 
+def on_page_content(html: str, **_: Any) -> str:
+    """Mark the tables of a page for small screens."""
+    return small_screens.mark_tables(html)
+
+
+def on_post_build(config: MkDocsConfig, **_: Any) -> None:
+    """Rank the entries of the search, after its plugin wrote them and before they are copied for use from disk."""
+    path = Path(config.site_dir, "search", "search_index.json")
+    index = json.loads(path.read_text(encoding="utf-8"))
+    search_index.rank_keys(index["docs"])
+    path.write_text(json.dumps(index, separators=(",", ":")), encoding="utf-8")
+
+
 def resolve(path: str, files: Files) -> tuple[str, str] | None:
     """Return the page of the site for a path of the repository, with an anchor; None if there is none."""
     uri = PAGES.get(path, path.removeprefix("docs/"))
-    if path == "README.md":
-        uri = "index.md"
     if files.get_file_from_path(uri) is not None:
         return uri, ""
     if path.startswith("results") and (ROOT / path).is_dir():
-        return "results.md", "" if path == "results" else f"#{os.path.basename(path)}"
+        folders = path.split("/")
+        return ("results.md", "") if len(folders) == 1 else ("results-files.md", f"#{folders[1]}")
     return None

@@ -43,6 +43,9 @@ epochs = 15
 atas train digits-small-cnn-atas --set training.epochs=10 --set method.eps=0.2
 ```
 
+Each key has a section below, so the search of the site finds it by its name, such as `schedule.peak`. The table at the
+end lists the [settings of each method](#settings-of-the-methods).
+
 `--set section.key=value` overrides a key on the command line, `values={"section.key": value}` in Python. An unknown key
 is an error that names the nearest known one. The resolved recipe is saved with the run as `recipe.toml`, complete and
 without `extends`: running that file again gives the same run. A recipe that extends another one and changes the method
@@ -55,33 +58,44 @@ a model's module are relative to the current folder.
 
 
 def page() -> str:
-    """Return the whole page as Markdown."""
+    """Return the whole page as Markdown: a heading for each key, so that search and links lead to it."""
     lines = [_INTRODUCTION]
     meanings = meanings_of_keys()
     for section, kind in sections().items():
         lines += [f"## [{section}]", "", _first_sentence(kind), ""]
-        lines += _HEAD
         for key, hint, default in keys(kind):
-            lines.append(_row(f"{section}.{key}", hint, default, meanings[section][key]))
-        lines.append("")
-    lines += [
-        "## Settings of the methods",
-        "",
-        "Further keys of `[method]`; each method has its own.",
-        "",
-    ]
+            name = f"{section}.{key}"
+            about = f"Type: {type_name(hint)}. Default: {default_name(name, default)}."
+            lines += [f"### {name}", "", meanings[section][key], "", about, ""]
+    return "\n".join([*lines, *_settings_of_methods(meanings["settings"])])
+
+
+def _settings_of_methods(meanings: dict[str, Any]) -> list[str]:
+    """Return the lines on the settings: which method has which, and a section for each key."""
+    lines = ["## Settings of the methods", "", "Further keys of `[method]`; each method has its own.", ""]
+    lines += ["| Method | Settings |", "|---|---|"]
     for name in methods.names():
-        settings, hints = methods.settings(name), methods.setting_types(name)
-        if settings:
-            lines += [f"### {name}", "", *_HEAD]
-            for key, default in settings.items():
-                lines.append(_row(f"method.{key}", hints[key], default, of_method(meanings["settings"][key], name)))
-            lines.append("")
-    none = ", ".join(f"`{name}`" for name in methods.names() if not methods.settings(name))
-    return "\n".join([*lines, f"Without settings: {none}.", ""])
+        links = ", ".join(f"[`{key}`](#method{key})" for key in methods.settings(name))
+        lines.append(f"| `{name}` | {links or 'none'} |")
+    lines.append("")
+    for key, meaning in meanings.items():
+        lines += [f"### method.{key}", "", *_setting(key, meaning), ""]
+    return lines
 
 
-_HEAD = ["| Key | Type | Default | Meaning |", "|---|---|---|---|"]
+def _setting(key: str, meaning: str | dict[str, str]) -> list[str]:
+    """Return the meaning of a setting, and a line for each group of methods with the same type and default."""
+    groups: dict[str, list[str]] = {}
+    for name in methods.names():
+        if key in methods.settings(name):
+            hint, default = methods.setting_types(name)[key], methods.settings(name)[key]
+            about = f"Type: {type_name(hint)}. Default: {default_name(f'method.{key}', default)}."
+            about = about if isinstance(meaning, str) else f"{meaning[name]} {about}"
+            groups.setdefault(about, []).append(f"`{name}`")
+    shared = [meaning, ""] if isinstance(meaning, str) else []
+    if len(groups) == 1:
+        return [*shared, *(f"{about} Methods: {', '.join(names)}." for about, names in groups.items())]
+    return [*shared, *(f"- {', '.join(names)}: {about}" for about, names in groups.items())]
 
 
 def _first_sentence(kind: type) -> str:
@@ -104,16 +118,6 @@ def keys(kind: type) -> list[tuple[str, Any, Any]]:
     return [
         (field.name, hints[field.name], field.default) for field in dataclasses.fields(kind) if field.name != "settings"
     ]
-
-
-def of_method(meaning: str | dict[str, str], method: str) -> str:
-    """Return the meaning of a setting for one method."""
-    return meaning if isinstance(meaning, str) else meaning[method]
-
-
-def _row(key: str, hint: Any, default: Any, meaning: str) -> str:
-    short = key.partition(".")[2]
-    return f"| `{short}` | {type_name(hint)} | {default_name(key, default)} | {meaning} |"
 
 
 def type_name(hint: Any) -> str:

@@ -162,7 +162,7 @@ def run_python(block: Block, namespace: dict[str, object]) -> None:
     torch.manual_seed(0)
     code = "\n" * block.line + block.code
     with contextlib.redirect_stdout(io.StringIO()):
-        exec(compile(code, str(block.page), "exec"), namespace)
+        exec(compile(code, str(block.page), "exec", dont_inherit=True), namespace)
 
 
 def command(name: str, *words: str) -> None:

@@ -39,11 +39,21 @@ def test_the_page_of_recipes(script):
     page = script("recipe_page").page()
     kept = (ROOT / "docs" / "reference" / "recipes.md").read_text(encoding="utf-8")
     assert kept == page, "run python scripts/docs/recipe_page.py"
-    assert '| `eps` | number | `"8/255"` |' in page
-    assert '| `milestones` | list of numbers | `["24/30", "28/30"]` |' in page
-    assert '| `clip` | 2 numbers or multiples of eps or `"auto"` | `"auto"` |' in page
+    assert key_section(page, "method.eps").endswith('Type: number. Default: `"8/255"`.')
+    assert key_section(page, "schedule.milestones").endswith('Type: list of numbers. Default: `["24/30", "28/30"]`.')
+    assert key_section(page, "method.clip").endswith(
+        'Type: 2 numbers or multiples of eps or `"auto"`. Default: `"auto"`. Methods: `atas`, `atas-plus`.'
+    )
+    assert "- `trades`: Weight of the divergence" in key_section(page, "method.beta")
     for name in methods.names():
-        assert (f"### {name}\n" in page) == bool(methods.settings(name))
+        (row,) = re.findall(rf"^\| `{name}` \| (.*) \|$", page, re.MULTILINE)
+        assert re.findall(r"`(\w+)`", row) == list(methods.settings(name)), name
+
+
+def key_section(page: str, key: str) -> str:
+    """Return the text below the heading of a key."""
+    (text,) = re.findall(rf"^### {re.escape(key)}\n\n(.*?)\n\n(?=#|\Z)", page + "\n\n", re.MULTILINE | re.DOTALL)
+    return str(text)
 
 
 def test_the_names_for_completion(script):

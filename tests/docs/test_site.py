@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import html
+import json
 import os
 import re
 import shutil
@@ -85,8 +87,8 @@ def test_targets_of_links_exist(site, pages):
 
 def test_reference_pages_are_generated_from_the_code(site):
     recipes = (site / "reference" / "recipes.html").read_text(encoding="utf-8")
-    for key in ("on_collapse", "max_step", "checkpoints", "weight_decay"):
-        assert f"<code>{key}</code>" in recipes
+    for key in ("training.on_collapse", "method.max_step", "method.checkpoints", "optimizer.weight_decay"):
+        assert f'id="{key.replace(".", "")}">{key}<' in recipes
     command = re.sub(r"<[^>]*>", "", (site / "reference" / "command.html").read_text(encoding="utf-8"))
     for part in ("atas data verify", "--skip-damaged", "--attacks", "[default: 256]", "atas compare runs/atas"):
         assert part in command
@@ -95,21 +97,95 @@ def test_reference_pages_are_generated_from_the_code(site):
     assert "&gt;&gt;&gt;" in methods  # examples are shown as code
 
 
-def test_the_search_works_from_disk(site):
+def test_the_home_page_is_the_readme(site):
+    home = text_of(site / "index.html")
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    table = re.findall(r"^\|(?!-)(.*)\|$", readme, re.MULTILINE)
+    assert len(table) > 10
+    for row in table:
+        for cell in row.split(" | "):
+            assert re.sub(r"\[(.*?)\]\(.*?\)|`", r"\1", cell).strip() in home
+    assert "method.perturb(model, x, y, index, view)" in home
+
+
+def test_results_are_tables(site):
+    page = (site / "results.html").read_text(encoding="utf-8")
+    assert page.count("<table") >= 8
+    assert page.count("<img") >= 10
+    row = next(row for row in re.findall(r"<tr>.*?</tr>", page, re.DOTALL) if "<code>atas</code>" in row)
+    assert re.findall(r"<td[^>]*>([^<]*)</td>", row)[3] == "44.1 (44.0 to 44.3)"
+
+
+def test_every_recipe_key_has_an_entry_in_the_search(site):
+    entries = json.loads((site / "search" / "search_index.json").read_text(encoding="utf-8"))["docs"]
+    found = {entry["location"]: entry["title"] for entry in entries}
+    names = json.loads((ROOT / "src" / "atas" / "cli" / "completion.json").read_text(encoding="utf-8"))
+    keys = {f"{section}.{key}" for section, own in names["keys"].items() for key in own}
+    keys |= {f"method.{key}" for own in names["settings"].values() for key in own}
+    assert len(keys) > 80
+    for key in keys:
+        assert found[f"reference/recipes.html#{key.replace('.', '')}"] == key
+
+
+def test_wide_tables_with_sentences_are_stacked_on_a_phone(site):
+    methods = (site / "methods.html").read_text(encoding="utf-8")
+    assert '<td data-label="BatchNorm">' in methods
+    assert "<table data-stack>" not in (site / "glossary.html").read_text(encoding="utf-8")  # two columns
+
+
+@pytest.fixture(scope="module")
+def browser():
     playwright = pytest.importorskip("playwright.sync_api")
-    browser = shutil.which("chromium") or shutil.which("google-chrome")
-    if browser is None:
+    executable = shutil.which("chromium") or shutil.which("google-chrome")
+    if executable is None:
         pytest.skip("needs a browser: chromium or google-chrome on the path")
     with playwright.sync_playwright() as player:
-        opened = player.chromium.launch(executable_path=browser, args=["--no-sandbox"])
-        page = opened.new_page(viewport={"width": 1280, "height": 900})
-        requests, errors = [], []
-        page.on("request", lambda request: requests.append(request.url))
-        page.on("pageerror", lambda error: errors.append(str(error)))
-        page.goto((site / "index.html").as_uri())
-        page.keyboard.press("/")
-        page.keyboard.type("warmup_epochs")
-        page.wait_for_selector(".md-search-result__item", timeout=15000)
+        opened = player.chromium.launch(executable_path=executable, args=["--no-sandbox"])
+        yield opened
         opened.close()
+
+
+@pytest.mark.parametrize(
+    ("query", "target"),
+    [
+        ("schedule.peak", "reference/recipes.html#schedulepeak"),
+        ("reset_every", "reference/recipes.html#methodreset_every"),
+        ("on_collapse", "reference/recipes.html#trainingon_collapse"),
+        ("write an attack", "write-an-attack.html"),
+    ],
+)
+def test_the_search_leads_to_a_key_from_disk(site, browser, query, target):
+    page = browser.new_page(viewport={"width": 1280, "height": 900})
+    requests, errors = [], []
+    page.on("request", lambda request: requests.append(request.url))
+    page.on("pageerror", lambda error: errors.append(str(error)))
+    page.goto((site / "index.html").as_uri())
+    page.keyboard.press("/")
+    page.keyboard.type(query)
+    page.wait_for_selector(".md-search-result__link", timeout=15000)
+    # The first result is a page; below it is its best section, if one was found.
+    links = page.eval_on_selector_all(".md-search-result__link", "(all) => all.slice(0, 2).map((link) => link.href)")
+    page.close()
+    assert target in {re.sub(r"\?h=[^#]*", "", link).removeprefix(f"{site.as_uri()}/") for link in links}
     assert not errors
     assert not [url for url in requests if url.startswith("http")]
+
+
+def test_every_page_is_one_click_away(site):
+    for path in (site / "index.html", site / "reference" / "recipes.html"):
+        navigation = path.read_text(encoding="utf-8").partition("md-nav--primary")[2].partition("md-content")[0]
+        for page in ("write-a-method", "write-an-attack", "settings", "glossary", "results"):
+            assert re.search(rf'href="(\.\./)?{page}\.html"', navigation), (path, page)
+
+
+def test_no_page_is_wider_than_a_phone(site, pages, browser):
+    context = browser.new_context(viewport={"width": 390, "height": 844}, is_mobile=True)
+    page = context.new_page()
+    for path in pages:
+        page.goto(path.as_uri())
+        assert page.evaluate("document.documentElement.scrollWidth") <= 390, path.relative_to(site)
+    context.close()
+
+
+def text_of(path: Path) -> str:
+    return html.unescape(re.sub(r"<[^>]*>", "", path.read_text(encoding="utf-8")))

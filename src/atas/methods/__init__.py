@@ -4,7 +4,7 @@ from atas.data.loader import Batch
 from atas.methods.atas import ATAS, AdaptiveStepSizes, ATASLiteral
 from atas.methods.atas_plus import ATASPlus
 from atas.methods.atta import ATTA
-from atas.methods.base import InputPerturbation, Method, StepOutput
+from atas.methods.base import InputPerturbation, Method, PersistentPerturbation, StepOutput
 from atas.methods.consistency import Consistency
 from atas.methods.fgsm import FGSM, FGSMRS
 from atas.methods.fgsm_ga import FGSMGA
@@ -41,6 +41,7 @@ __all__ = [
     "LabelTargets",
     "Method",
     "OptimizerUpdate",
+    "PersistentPerturbation",
     "RememberedPredictions",
     "Standard",
     "StepOutput",

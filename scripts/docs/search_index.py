@@ -1,0 +1,23 @@
+"""Rank the sections of recipe keys in the search."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+_KEY = re.compile(r"[a-z]+\.[a-z_0-9]+")
+_BOOST = 8.0
+
+
+def rank_keys(entries: list[dict[str, Any]]) -> None:
+    """Raise keys that begin the names of others: the search completes words and prefers rare ones.
+
+    >>> entries = [{"title": "schedule.peak"}, {"title": "schedule.peak_at"}]
+    >>> rank_keys(entries)
+    >>> entries
+    [{'title': 'schedule.peak', 'boost': 8.0}, {'title': 'schedule.peak_at'}]
+    """
+    keys = {entry["title"] for entry in entries if _KEY.fullmatch(entry["title"])}
+    for entry in entries:
+        if any(key != entry["title"] and key.startswith(entry["title"]) for key in keys):
+            entry["boost"] = _BOOST
