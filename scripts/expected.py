@@ -15,7 +15,7 @@ from atas.sweeps import Record, Store, Trial
 from atas.sweeps.seed_stats import summarize_seeds
 
 _HERE = Path(__file__).parent.parent
-_RECIPES, _RECORDS = _HERE / "src" / "atas" / "recipes", _HERE / "results" / "cifar10"
+_RECIPES, _RESULTS = _HERE / "src" / "atas" / "recipes", _HERE / "results"
 _HEADER = "[expected]  # accuracy in percent; no part of the training\n"
 
 
@@ -45,7 +45,8 @@ def _accuracy(records: list[Record], name: str) -> str:
 
 def updated_recipes() -> dict[Path, str]:
     """Return the content of every recipe that was trained unchanged and attacked, with its table at the end."""
-    rows, contents = Store(_RECORDS).by_row(), {}
+    rows = Store(_RESULTS / "cifar10").by_row() | Store(_RESULTS / "record").by_row()
+    contents = {}
     for name in recipes.names():
         records = [record for record in rows.get(Trial(name).row, []) if len(record.attacks) > 1]
         if records:
