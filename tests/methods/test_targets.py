@@ -11,7 +11,8 @@ from atas.core.dispatch import use_fast_ops
 from atas.core.rng import CounterRNG, Stream
 from atas.errors import DataError, UsageError
 from atas.methods import LabelTargets, RememberedPredictions
-from atas.methods.targets import create
+from atas.recipes import TargetsConfig
+from atas.training.build import build_targets
 
 from .reference import Targets
 
@@ -45,7 +46,7 @@ def batch(seed=0, count=6, dtype=torch.float32):
     ids=["smoothing", "remembered", "all"],
 )
 def test_the_loss_equals_a_slow_reference(values):
-    slow, fast = Targets(CLASSES, **values), make(targets=create(CLASSES, **DEFAULTS | values)).double()
+    slow, fast = Targets(CLASSES, **values), make(targets=create(CLASSES, **values)).double()
     for epoch in range(4):
         fast.start_epoch(epoch, 30)
         for seed in (epoch, epoch + 10):
@@ -60,7 +61,8 @@ def test_the_loss_equals_a_slow_reference(values):
             torch.testing.assert_close(fast.targets.average[i], average, atol=1e-12, rtol=1e-10)
 
 
-DEFAULTS = {"smoothing": 0.0, "noise": "uniform", "share": 0.0, "decay": 0.7, "from_epoch": 0}
+def create(classes, **values):
+    return build_targets(TargetsConfig(**values), classes)
 
 
 def test_uniform_smoothing_is_that_of_torch():
@@ -182,7 +184,7 @@ def test_compiled_targets_are_the_plain_ones(noise, share):
     torch._dynamo.reset()
     results = []
     for backend in (None, "aot_eager"):
-        method = make(targets=create(CLASSES, **DEFAULTS | {"smoothing": 0.2, "noise": noise, "share": share}))
+        method = make(targets=create(CLASSES, smoothing=0.2, noise=noise, share=share))
         with use_fast_ops(backend):
             for seed in (0, 1):
                 logits, y, index = batch(seed)

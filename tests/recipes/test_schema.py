@@ -483,6 +483,14 @@ def test_of_the_engine_only_what_changes_the_training_tells_runs_apart():
         ("ssat", {"consistency.weight": 1.0}, "leave it out with method ssat"),
         ("atas-plus", {"targets.smoothing": 0.2}, "method atas-plus has targets of its own: set method.smoothing"),
         ("atas-plus", {"targets.share": 0.2}, "method atas-plus has targets of its own: set method.smoothing"),
+        ("atas-plus", {"targets.teacher_share": [0.7, 0.9]}, "method atas-plus has targets of its own"),
+        (
+            "atas",
+            {"targets.teacher_share": [0.7, 0.9]},
+            r"teacher_share is the average of the weights; set training\.ema",
+        ),
+        ("atas", {"targets.teacher_share": [0.7, 0.9], "targets.share": 0.4}, "for a teacher; set one"),
+        ("atas", {"targets.teacher_share": [0.7, 1.9]}, r"targets\.teacher_share must be in \[0, 1\]"),
         ("free", {"training.ema": 0.9, "training.ema_batchnorm": "re-estimate"}, "method free has no inputs"),
     ],
 )
@@ -513,9 +521,16 @@ def test_sections_and_keys_of_later_versions_are_written_where_they_say_somethin
 
 
 @pytest.mark.parametrize(
-    ("key", "value", "needed"), [("noise", "random", "smoothing"), ("decay", 0.9, "share"), ("from_epoch", 3, "share")]
+    ("key", "value", "needed"),
+    [
+        ("noise", "random", "smoothing"),
+        ("decay", 0.9, "share"),
+        ("from_epoch", 3, "share"),
+        ("teacher_temperature", (1.5, 1.0), "teacher_share"),
+    ],
 )
 def test_keys_of_targets_that_have_no_effect(key, value, needed):
     with pytest.raises(UsageError, match=rf"targets\.{key} has no effect without targets\.{needed}"):
         load("cifar10-preact-resnet18-atas").with_values({f"targets.{key}": value})
-    load("cifar10-preact-resnet18-atas").with_values({f"targets.{key}": value, f"targets.{needed}": 0.2})
+    enough = {"training.ema": 0.9, f"targets.{needed}": [0.2, 0.3] if needed == "teacher_share" else 0.2}
+    load("cifar10-preact-resnet18-atas").with_values({f"targets.{key}": value, **enough})

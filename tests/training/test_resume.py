@@ -63,6 +63,16 @@ def test_interrupted_with_everything_that_a_loss_can_have(form, tmp_path, train_
     assert_same_run(tmp_path / "whole", tmp_path / "parts")
 
 
+def test_interrupted_with_a_teacher(tmp_path, train_toy, interrupt_after, assert_same_run):
+    values = {"training.ema": 0.9, "training.epochs": 3, "targets.teacher_share": (0.7, 0.95)}
+    run = train_toy(tmp_path / "whole", "atas", values)
+    assert run.metrics != train_toy(tmp_path / "labels", "atas", {"training.ema": 0.9, "training.epochs": 3}).metrics
+    with pytest.raises(Interrupted):
+        train_toy(tmp_path / "parts", "atas", values, live=interrupt_after(6))
+    train_toy(tmp_path / "parts", "atas", values, resume=True)
+    assert_same_run(tmp_path / "whole", tmp_path / "parts")
+
+
 @pytest.mark.slow
 def test_interrupted_after_every_single_batch(tmp_path, train_toy, interrupt_after, assert_same_run):
     """The last batch of an epoch too, where the epoch's end is still to come; memory is reset in epoch 2."""

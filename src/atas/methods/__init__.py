@@ -15,6 +15,7 @@ from atas.methods.registry import create, get, names, setting_types, settings, t
 from atas.methods.ssat import SSAT
 from atas.methods.standard import Standard
 from atas.methods.targets import LabelTargets, RememberedPredictions
+from atas.methods.teacher import EMATeacher
 from atas.methods.trades import TRADES
 from atas.methods.update import OptimizerUpdate, Update
 from atas.methods.weight_perturbation import WeightPerturbation
@@ -35,6 +36,7 @@ __all__ = [
     "AdaptiveStepSizes",
     "Batch",
     "Consistency",
+    "EMATeacher",
     "FGSMRSAdaptive",
     "Free",
     "InputPerturbation",

@@ -151,7 +151,7 @@ class Method(CheckedSettings, nn.Module, ABC):
         self.targets, self.consistency = targets, None if consistency is None else consistency.to(device)
         if targets is not None:
             targets.setup(examples, device)
-            self.checks_indices = self.checks_indices or next(targets.buffers(), None) is not None
+            self.checks_indices = self.checks_indices or bool(targets.state_dict())
 
     def check_module(self, model: nn.Module, *, trains: bool = True) -> None:
         """Raise UsageError if this method cannot train the model, or with trains=False perturb its inputs."""
@@ -190,8 +190,9 @@ class Method(CheckedSettings, nn.Module, ABC):
         self._index_check.check()
         self._epoch_started = True
         self.current_epoch = epoch
-        if self.consistency is not None:
-            self.consistency.start_epoch(epoch, epochs)
+        for part in (self.targets, self.consistency):
+            if part is not None:
+                part.start_epoch(epoch, epochs)
         if epoch != int(self.epoch):
             self.epoch.fill_(epoch)
             self.on_new_epoch(epoch, epochs)
@@ -331,6 +332,11 @@ class Method(CheckedSettings, nn.Module, ABC):
         index = self.checks.index(index.long(), self.examples)
         targets = make_targets(self.targets, logits.detach(), y.long(), index, self.rng(index), self._remembers)
         return soft_cross_entropy(logits, targets)
+
+    def teach(self, teacher: nn.Module, x: Tensor) -> AbstractContextManager[None]:
+        """Return a context for the losses of a batch in which its targets have asked the teacher about the clean
+        images, if they are of a kind that does (`EMATeacher`)."""
+        return nullcontext() if self.targets is None else self.targets.teach(teacher, x)
 
     @contextmanager
     def keep_targets(self) -> Iterator[None]:

@@ -13,7 +13,8 @@ an average of earlier predictions does not follow there.
 
 from __future__ import annotations
 
-from typing import Any, Literal, TypeAlias
+from contextlib import AbstractContextManager, nullcontext
+from typing import Literal, TypeAlias
 
 import torch
 from torch import Tensor, nn
@@ -50,6 +51,9 @@ class LabelTargets(nn.Module):
     def setup(self, examples: int, device: torch.device | str | None) -> None:
         """Create the state of this many examples; called by the method that takes these targets."""
 
+    def start_epoch(self, epoch: int, epochs: int | None) -> None:
+        """Called by the method when an epoch starts."""
+
     def forward(self, logits: Tensor, y: Tensor, index: Tensor, rng: CounterRNG) -> Tensor:
         """Return the targets of a batch: a distribution over the classes for each example."""
         labels = _one_hot(y, to_float32(logits))
@@ -58,6 +62,10 @@ class LabelTargets(nn.Module):
             weights = rng.uniform(Stream.TARGET, (logits.shape[1],)).to(labels.dtype) * (1 - labels)
             spread = weights / weights.sum(1, keepdim=True)
         return (1 - self.smoothing) * labels + self.smoothing * spread
+
+    def teach(self, teacher: nn.Module, x: Tensor) -> AbstractContextManager[None]:
+        """Return a context for the losses of these clean images; only targets from a teacher ask it."""
+        return nullcontext()
 
     def remember(self, logits: Tensor, y: Tensor, index: Tensor) -> None:
         """Update the state with the predictions of a batch; smoothing has none."""
@@ -130,13 +138,6 @@ class RememberedPredictions(LabelTargets):
 def _one_hot(y: Tensor, like: Tensor) -> Tensor:
     """Return labels as distributions; unlike `F.one_hot` it never waits for the device."""
     return (y[:, None] == torch.arange(like.shape[1], device=y.device)).to(like.dtype)
-
-
-def create(classes: int, *, share: float, decay: float, from_epoch: int, **soft: Any) -> LabelTargets | None:
-    """Return the simplest targets with these settings; None for the labels themselves."""
-    if share:
-        return RememberedPredictions(classes, share=share, decay=decay, from_epoch=from_epoch, **soft)
-    return LabelTargets(**soft) if soft["smoothing"] else None
 
 
 @fast_op

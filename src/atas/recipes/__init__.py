@@ -22,6 +22,7 @@ if TYPE_CHECKING:
         OptimizerConfig,
         Recipe,
         ScheduleConfig,
+        TargetsConfig,
         TrainingConfig,
         from_dict,
     )
@@ -35,6 +36,7 @@ __all__ = [
     "OptimizerConfig",
     "Recipe",
     "ScheduleConfig",
+    "TargetsConfig",
     "TrainingConfig",
     "differences",
     "find",

@@ -138,13 +138,16 @@ def check_loss(recipe: Recipe, method: type[methods.Method] | None) -> None:
             f"consistency.weight is for methods whose attack begins at a start with known logits; leave it out with "
             f"method {recipe.method.name}"
         )
-    has_targets = recipe.targets.smoothing or recipe.targets.share
+    targets = recipe.targets
+    has_targets = targets.smoothing or targets.share or targets.teacher_share
     if has_targets and method is not None and issubclass(method, methods.ATASPlus):
         raise UsageError(
             f"method {recipe.method.name} has targets of its own: set method.smoothing, method.share, method.decay and "
             f"method.from_epoch, and leave out [targets]"
         )
-    _check_targets(recipe.targets)
+    _check_targets(targets)
+    if targets.teacher_share and not training.ema_decays:
+        raise UsageError("the teacher of targets.teacher_share is the average of the weights; set training.ema")
     if recipe.schedule.final and recipe.schedule.name == "piecewise":
         raise UsageError(
             "schedule.final is for schedule.name = cyclic or cosine; a piecewise schedule ends after its milestones"
@@ -163,7 +166,10 @@ def check_loss(recipe: Recipe, method: type[methods.Method] | None) -> None:
 def _check_targets(targets: TargetsConfig) -> None:
     """Raise UsageError for keys of [targets] that have no effect because the key that they belong to is not set."""
     default = type(targets)()
-    for key, needed in (("noise", "smoothing"), ("decay", "share"), ("from_epoch", "share")):
+    if targets.share and targets.teacher_share:
+        raise UsageError("targets.share is for remembered predictions, targets.teacher_share for a teacher; set one")
+    needs = {"noise": "smoothing", "decay": "share", "from_epoch": "share", "teacher_temperature": "teacher_share"}
+    for key, needed in needs.items():
         if getattr(targets, key) != getattr(default, key) and not getattr(targets, needed):
             raise UsageError(f"targets.{key} has no effect without targets.{needed}; set it, or leave {key} out")
 

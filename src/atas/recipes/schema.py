@@ -30,6 +30,7 @@ _MAX_EPOCHS = 100_000  # the learning rate of every update is kept on the device
 S = TypeVar("S")
 _AT_LEAST_1 = Range("must be at least 1", ge=1)
 _NOT_NEGATIVE = Range("must not be negative", ge=0)
+_POSITIVE = Range("must be above 0", gt=0)
 _BELOW_1 = Range("must be in [0, 1)", ge=0, lt=1)
 
 
@@ -120,13 +121,16 @@ class MethodConfig:
 class TargetsConfig:
     """What the training loss compares predictions with: the labels, with a share `smoothing` of the probability spread
     over the classes (`noise` uniform, or random over the other classes), and from `from_epoch` on mixed with a share
-    `share` of the moving average, with this `decay`, of the model's predictions for the example."""
+    `share` of the moving average, with this `decay`, of the model's predictions for the example. With `teacher_share`
+    they are mixed with the predictions of the averaged weights instead (`methods.EMATeacher`)."""
 
     smoothing: Annotated[float, _BELOW_1] = 0.0
     noise: Annotated[str, OneOf("uniform", "random")] = "uniform"
     share: Annotated[float, Range("must be in [0, 1]", ge=0, le=1)] = 0.0
     decay: Annotated[float, _BELOW_1] = 0.7
     from_epoch: Annotated[int, _NOT_NEGATIVE] = 0
+    teacher_share: Annotated[tuple[float, float] | None, Range("must be in [0, 1]", ge=0, le=1)] = None
+    teacher_temperature: Annotated[tuple[float, float], _POSITIVE] = (2.5, 2.0)
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ import hashlib
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Unpack
+from typing import Unpack, cast
 
 import torch
 from torch import Tensor, nn
@@ -30,10 +30,11 @@ from atas.distributed.sharding import DataShard
 from atas.distributed.state import broadcast_weights
 from atas.distributed.world import SINGLE, World, select_device
 from atas.errors import DataError, SettingsWarning, UsageError
-from atas.methods import Free, Method, targets
+from atas.methods import EMATeacher, Free, LabelTargets, Method, RememberedPredictions
 from atas.methods.consistency import Consistency
+from atas.methods.targets import Noise
 from atas.models.weights import GIVEN, per_channel
-from atas.recipes import Recipe, recipe_fingerprint
+from atas.recipes import Recipe, TargetsConfig, recipe_fingerprint
 from atas.training.data import eval_view, train_resolution
 from atas.training.engine import Engine
 from atas.training.model_checks import (
@@ -138,11 +139,30 @@ def split_rows(recipe: Recipe, examples: int, rows: Tensor | None) -> tuple[Tens
     return probe, rest
 
 
+def build_targets(config: TargetsConfig, outputs: int) -> LabelTargets | None:
+    """Return the simplest targets with these settings; None for the labels themselves."""
+    smoothing, noise = config.smoothing, cast(Noise, config.noise)
+    if config.teacher_share is not None:
+        return EMATeacher(
+            share=config.teacher_share, temperature=config.teacher_temperature, smoothing=smoothing, noise=noise
+        )
+    if config.share:
+        return RememberedPredictions(
+            outputs,
+            share=config.share,
+            decay=config.decay,
+            from_epoch=config.from_epoch,
+            smoothing=smoothing,
+            noise=noise,
+        )
+    return LabelTargets(smoothing=smoothing, noise=noise) if smoothing else None
+
+
 def build_method(recipe: Recipe, shard: DataShard, shape: Sequence[int], outputs: int, device: torch.device) -> Method:
     """Create the recipe's method for a model with this number of outputs, with rows for the examples of this shard."""
     name, hyperparameters = recipe.method.name, dict(recipe.method.settings)
-    if (label_targets := targets.create(outputs, **dataclasses.asdict(recipe.targets))) is not None:
-        hyperparameters["targets"] = label_targets
+    if (targets := build_targets(recipe.targets, outputs)) is not None:
+        hyperparameters["targets"] = targets
     if methods.takes_classes(name, trusted=recipe.trusted):
         hyperparameters["classes"] = outputs
     if recipe.consistency.weight:

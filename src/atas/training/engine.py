@@ -155,7 +155,7 @@ class Engine:
         batch = self.loader.take(index, self.method.epoch)
         if not self.compute_model.training:  # otherwise layers that their owner keeps in eval mode stay so
             self.compute_model.train()
-        with self.precision():
+        with self.precision(), self.method.teach(self.final_model, batch.x):
             step = self.method.training_step(self.network, self, batch)
         if size:
             accumulate_metrics(self.epoch_sums.sums, step.loss, step.logits, batch.y, index, self.method.step_sizes)

@@ -128,7 +128,8 @@ def _try_step(model: nn.Module, method: Method, batch: Batch, precision: Abstrac
         devices = [batch.x.device] if batch.x.device.type == "cuda" else []
         with torch.random.fork_rng(devices=devices), set_mode(model, training=True), precision:
             method.before_step(batch.index)
-            method.training_step(model, _TrialUpdate(model), batch)
+            with method.teach(model, batch.x):
+                method.training_step(model, _TrialUpdate(model), batch)
             method.after_step(batch.index)
     finally:
         torch.backends.cudnn.benchmark = benchmark
