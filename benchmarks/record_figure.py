@@ -25,7 +25,7 @@ RECORD = Path("results/record")
 PIECES = Path("results/speed/pieces.json")
 RUNS = (Path("results/cifar10/runs"), RECORD / "runs")
 NAMES = {"atas": "ATAS", "atta": "ATTA", "fgsm-rs": "FGSM-RS", "fgsm-ga": "FGSM-GA", "pgd": "PGD-10"}
-LABELLED = {"LIET", "N-FGSM", "GradAlign", "FGSM-RS", "PGD-AT, averaged", "PGD-AT, last epoch"}
+LABELLED = {"NuAT", "LIET", "N-FGSM", "GradAlign", "FGSM-RS", "PGD-AT, averaged", "PGD-AT, last epoch"}
 TICKS = (10, 30, 100, 300, 1_000, 3_000, 10_000)
 TEST_IMAGES = 10_000
 
@@ -85,7 +85,7 @@ def draw(points: dict[str, Point], published: dict[str, Any], path: Path) -> Non
         several = row["steps"] > 1
         axes.plot(row["seconds"], row["autoattack"], "D" if several else "o", color=RED if several else GREY, ms=5)
         if row["method"] in LABELLED:
-            _label(axes, row["method"], row["seconds"], row["autoattack"], left=True)
+            _label(axes, row["method"], row["seconds"], row["autoattack"], left=row["method"] != "NuAT")
     for recipe, point in points.items():
         x, y = mean(point.seconds), mean(point.accuracy)
         bars = [[y - min(point.accuracy)], [max(point.accuracy) - y]]
