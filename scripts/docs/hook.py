@@ -26,7 +26,10 @@ GENERATED = {
 }
 # Files of the repository that become pages of the site, and files that are copied.
 PAGES = {"CONTRIBUTING.md": "contributing.md", "CHANGELOG.md": "changelog.md"}
-COPIED = ("results/**/*.png", "results/**/*.json", "examples/*.py", "examples/*.ipynb", "benchmarks/*.py", "LICENSE", "CITATION.cff")
+COPIED = (
+    *("results/**/*.png", "results/**/*.json", "examples/*.py", "examples/*.ipynb", "benchmarks/*.py"),
+    *("LICENSE", "CITATION.cff"),
+)
 _LINK = re.compile(r"(\]\()([^)\s#]+)(#[^)\s]*)?(\))")
 
 
