@@ -29,7 +29,10 @@ GENERATED = {
 }
 # Files of the repository that become pages of the site, and files that are copied.
 PAGES = {"README.md": "index.md", "CONTRIBUTING.md": "contributing.md", "CHANGELOG.md": "changelog.md"}
-COPIED = ("results/**/*.png", "results/**/*.json", "examples/*.py", "benchmarks/*.py", "LICENSE", "CITATION.cff")
+COPIED = (
+    *("results/**/*.png", "results/**/*.json", "examples/*.py", "examples/*.ipynb", "benchmarks/*.py"),
+    *("LICENSE", "CITATION.cff"),
+)
 _LINK = re.compile(r"(\]\()([^)\s#]+)(#[^)\s]*)?(\))")
 
 

@@ -17,6 +17,7 @@ from atas.cli import app
 from atas.errors import AtasError
 from atas.evaluation import EvaluationWarning, Status
 from atas.evaluation.progress import EvaluationProgress
+from atas.training import TrainingProgress
 
 # Displays
 
@@ -76,6 +77,19 @@ def test_a_notebook_gets_plain_text(notebook, capsys):
     assert notebook.outputs == []
 
 
+def test_in_a_notebook_lines_of_short_epochs_replace_one_another(notebook, capsys):
+    now = [100.0]
+    with TrainingProgress(Console(), clock=lambda: now[0]) as live:
+        live.start("toy", 40, 0)
+        for epoch, seconds in enumerate((1, 1, 5, 1)):
+            now[0] += seconds
+            live.end_epoch(10 * (epoch + 1), {"epoch": epoch, "loss": 1.0}, 4)
+            if epoch == 1:
+                assert notebook.outputs == [{"text/plain": "epoch 2/4  loss 1.000  0:02 left"}]
+    assert notebook.outputs == [{"text/plain": ""}]
+    assert [line.split("  ")[0] for line in capsys.readouterr().out.splitlines()] == ["epoch 3/4", "epoch 4/4"]
+
+
 def test_a_display_that_writes_elsewhere_leaves_the_notebook_alone(notebook):
     for console in (Console(file=io.StringIO()), Console(quiet=True)):
         display = ProgressDisplay(console)
@@ -94,7 +108,8 @@ def test_training_in_a_real_notebook(tmp_path):
     nbclient.NotebookClient(book, kernel_name="python3", resources={"metadata": {"path": str(tmp_path)}}).execute()
     outputs = book.cells[0].outputs
     shown = "".join(output.text for output in outputs if output.output_type == "stream")
-    assert [line.split("  ")[0] for line in shown.splitlines()[1:3]] == ["epoch 1/2", "epoch 2/2"]
+    assert [line.split(" ")[0] for line in shown.splitlines()] == ["digits-small-cnn-fgsm:", "epoch", "time:"]
+    assert "epoch 2/2" in shown
     assert "\x1b" not in shown
     assert sum(output.output_type == "display_data" for output in outputs) <= 1
 

@@ -62,7 +62,8 @@ def test_perturbed_images_are_kept(command, copy_of, tmp_path):
     result = command("evaluate", folder, "--keep", tmp_path / "kept.npz")
     assert result.status == 0, result.err
     assert f"written: {tmp_path / 'kept.npz'}" in result.out
-    arrays = np.load(tmp_path / "kept.npz", allow_pickle=False)
+    with np.load(tmp_path / "kept.npz", allow_pickle=False) as file:
+        arrays = dict(file)
     assert arrays["x_adv.fgsm"].shape == (40, 1, 8, 8)
     found = json.loads((folder / "evaluation.json").read_text())
     assert arrays["correct.fgsm"].mean() == found["accuracy"]["fgsm"]

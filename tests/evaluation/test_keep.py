@@ -107,7 +107,8 @@ def test_files(kept, problem, tmp_path, ending):
     path = tmp_path / f"kept.{ending}"
     kept.save_adversarial(path)
     if ending == "npz":
-        arrays = {name: torch.from_numpy(array) for name, array in np.load(path, allow_pickle=False).items()}
+        with np.load(path, allow_pickle=False) as file:
+            arrays = {name: torch.from_numpy(array) for name, array in file.items()}
     else:
         arrays = load_file(path)
     assert torch.equal(arrays.pop("labels"), problem[2])

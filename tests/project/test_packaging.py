@@ -1,5 +1,6 @@
 """The wheel, the version, the changelog and the citation."""
 
+import email
 import json
 import os
 import re
@@ -91,6 +92,31 @@ def test_the_wheel_brings_the_command_and_the_extras(wheel):
     assert "atas = atas.cli:main" in points
     for extra in ("digits", "plots", "tensorboard", "wandb", "onnx"):
         assert f"Provides-Extra: {extra}\n" in metadata
+
+
+@pytest.mark.slow
+def test_the_wheel_says_what_it_is(wheel):
+    """PEP 639 allows either a licence expression or classifiers for the licence."""
+    with zipfile.ZipFile(wheel) as file:
+        folder = f"atas-{atas.__version__}.dist-info"
+        metadata = email.message_from_bytes(file.read(f"{folder}/METADATA"))
+        assert f"{folder}/licenses/LICENSE" in file.namelist()
+    assert metadata["License-Expression"] == "MIT"
+    classifiers = metadata.get_all("Classifier")
+    assert not [classifier for classifier in classifiers if classifier.startswith("License")]
+    for version in ("3.11", "3.12", "3.13"):
+        assert f"Programming Language :: Python :: {version}" in classifiers
+    assert "Operating System :: POSIX :: Linux" in classifiers
+    assert metadata.get_all("Project-URL") == ["Paper, https://arxiv.org/abs/2206.02417"]
+    assert metadata["Description-Content-Type"] == "text/markdown"
+
+
+def test_the_source_distribution_lists_what_exists():
+    lines = [line.split() for line in (ROOT / "MANIFEST.in").read_text(encoding="utf-8").splitlines()]
+    named = [name for command, *names in lines if command in ("include", "graft") for name in names]
+    assert len(named) > 10
+    assert all((ROOT / name).exists() for name in named)
+    assert not {"weights", "runs", "site"} & set(named)
 
 
 def test_the_version_is_semantic_and_in_one_place():

@@ -31,8 +31,8 @@ VALUES = {
 MODULE = """
 import numpy as np
 def load():
-    file = np.load("cells.npz")
-    return (file["x_train"], file["y_train"]), (file["x_test"], file["y_test"])
+    with np.load("cells.npz") as file:
+        return (file["x_train"], file["y_train"]), (file["x_test"], file["y_test"])
 """
 RECIPE = "digits-small-cnn-fgsm"
 

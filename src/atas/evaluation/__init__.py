@@ -6,7 +6,7 @@ from atas.evaluation.curve import AccuracyCurve, accuracy_curve
 from atas.evaluation.details import AttackedImages, EvaluationDetails, ExampleImages, LossLandscapes
 from atas.evaluation.evaluator import evaluate
 from atas.evaluation.intervals import wilson
-from atas.evaluation.progress import Status
+from atas.evaluation.progress import EvaluationProgress, Status
 from atas.evaluation.result import Evaluation, Stage
 from atas.evaluation.warnings import EvaluationWarning
 
@@ -15,6 +15,7 @@ __all__ = [
     "AttackedImages",
     "Evaluation",
     "EvaluationDetails",
+    "EvaluationProgress",
     "EvaluationWarning",
     "ExampleImages",
     "LossLandscapes",

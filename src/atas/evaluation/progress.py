@@ -87,9 +87,12 @@ class ProgressMeter:
 
 
 class EvaluationProgress(ProgressDisplay):
-    """Shows the status of an evaluation on stderr: a progress bar in a terminal, a line now and then elsewhere.
+    """Shows the status of an evaluation: a bar in a terminal, one line in a notebook, a line now and then elsewhere.
 
-    A callback for `evaluate(progress=...)`.
+    A callback for `evaluate(progress=...)`. It writes to standard error; a bar is removed at the end of the `with`.
+
+    >>> with EvaluationProgress() as progress:
+    ...     result = evaluate(model, x, y, threat, progress=progress)  # doctest: +SKIP
     """
 
     refresh_interval = 0.2

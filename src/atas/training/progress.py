@@ -17,6 +17,7 @@ from atas._utils.formatting import format_duration, printable
 _MANY_IMAGES = 1000  # decoding fewer takes no time worth a message
 _NO_TIME = 0.05  # seconds; less is shown as 0.0
 _SHORT = 100.0  # seconds
+_EPOCH_INTERVAL = 5.0  # seconds between the lines of epochs that stay in a notebook
 _ACCURACIES = {"clean": "clean", "fgsm": "FGSM", "pgd10": "PGD-10"}
 
 
@@ -53,6 +54,7 @@ class TrainingProgress(ProgressDisplay):
         self._total, self._done_before, self._done = total, done, done
         self._started = self.clock()
         self._epochs_ended, self._monitor_before = 0, self._seconds.get("monitor", 0.0)
+        self._epoch_logged = self._started
         rest = Column(ratio=1, no_wrap=True, overflow="ellipsis")  # a narrow terminal cuts this text, never a number
         self.add_bar(
             BarColumn(bar_width=12),
@@ -95,12 +97,17 @@ class TrainingProgress(ProgressDisplay):
             self.log(f"{self._label}time: {_describe_times(self._seconds)}")
 
     def end_epoch(self, done: int, row: dict[str, Any], epochs: int) -> None:
-        """Print one line for an epoch after its probe."""
+        """Print one line for an epoch after its probe. In a notebook, lines of short epochs replace one another."""
         self._done, self._epochs_ended = done, self._epochs_ended + 1
         number = f"{self._label}epoch {row['epoch'] + 1:>{len(str(epochs))}}/{epochs}"
         self.show("steps", "", completed=done, text=f"{number} done")  # a short epoch had no other update
         left = "" if done >= self._total else f"  {self._time_left(epochs - row['epoch'] - 1)} left"
-        self.log(f"{number}  {_status(row)}{left}")
+        line = f"{number}  {_status(row)}{left}"
+        if self._line is None or not left or self.clock() - self._epoch_logged >= _EPOCH_INTERVAL:
+            self._epoch_logged = self.clock()
+            self.log(line)
+        else:
+            self._line.update(printable(line))
 
     def _time_left(self, epochs: int) -> str:
         """Estimate the time of the remaining steps and of the monitor from that since the start or the resume."""
