@@ -1,0 +1,132 @@
+"""Try a training and an evaluation for real, and measure what they take on this machine."""
+
+from __future__ import annotations
+
+import copy
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import nn
+
+from atas import attacks
+from atas.attacks import StagedAttack
+from atas.core.autograd import eval_mode
+from atas.data import Dataset, Split
+from atas.evaluation import evaluate
+from atas.evaluation.runner import max_queries, query_cost
+from atas.recipes import Recipe
+from atas.threat import Linf
+from atas.training.build import build
+from atas.training.checkpoint import CheckpointManager
+from atas.training.engine import Engine
+
+_EPOCHS = 30  # of the training that is tried
+_WARMUP_STEPS, _MAX_STEPS = 2, 200
+_HARMLESS = 1e-6  # eps of an attack that breaks nothing, so that it makes all of its steps
+_TRIED = "pgd10"
+_GRADIENT_COST = 2.5  # of a query of PGD, in forward passes
+
+
+@dataclass(frozen=True)
+class TrainingCosts:
+    """Measured seconds: to prepare a training, of a step, of the monitor for an image, and to save a checkpoint of the
+    network and of the images."""
+
+    preparation: float
+    step: float
+    probe: float
+    saving: float
+
+
+def measure_training(recipe: Recipe, sample: Dataset, model: nn.Module, images: int, seconds: float) -> TrainingCosts:
+    """Try steps on some of the training images for about this many seconds, and all that an epoch ends with.
+
+    The training will have `images` images. The model stays as it is.
+    """
+    began = time.perf_counter()
+    recipe = recipe.with_values({"training.epochs": _EPOCHS, "data.loading": "resident"})
+    parts = build(recipe, sample, copy.deepcopy(model), _ignore)
+    engine, monitor = parts.engine, parts.monitor
+    engine.prepare(_EPOCHS - 1)
+    clock = Clock(engine.device)
+    preparation = clock() - began
+    _time_steps(engine, clock, _WARMUP_STEPS, seconds)
+    step = _time_steps(engine, clock, _MAX_STEPS, seconds)
+    monitor.probe(engine.eval_model, engine.run)
+    probe = _timed(lambda: monitor.probe(engine.eval_model, engine.run), clock) / len(monitor.images)
+    with tempfile.TemporaryDirectory() as folder:
+        checkpoints = CheckpointManager(Path(folder), engine, parts.data_fingerprints)
+        saving = _timed(lambda: checkpoints.save(Path(folder, "checkpoint"), {}), clock)
+    engine.loader.close()
+    return TrainingCosts(preparation, step, probe, saving * _growth(engine, images))
+
+
+class Clock:
+    """Tells the time in seconds, when the device has finished its work."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+
+    def __call__(self) -> float:
+        """Wait for the device, and return the time."""
+        if self._device.type == "cuda":
+            torch.cuda.synchronize(self._device)
+        return time.perf_counter()
+
+
+def _time_steps(engine: Engine, clock: Clock, most: int, seconds: float) -> float:
+    """Return the mean time of at most so many steps, or of one if it takes longer than `seconds`."""
+    began, made = clock(), 0
+    while made < most and (not made or clock() - began < seconds):
+        if made % len(engine.loader) == 0:
+            engine.start_epoch(_EPOCHS - 1, 0)
+        engine.step()
+        made += 1
+    return (clock() - began) / made
+
+
+def _timed(function: Callable[[], object], clock: Clock) -> float:
+    began = clock()
+    function()
+    return clock() - began
+
+
+def _growth(engine: Engine, images: int) -> float:
+    """Return how much larger a checkpoint is with this number of images, which have a perturbation each."""
+    of_images = engine.sharded_tensors()
+    sizes = {name: tensor.numel() * tensor.element_size() for name, tensor in engine.state_tensors().items()}
+    whole, per_image = sum(sizes.values()), sum(size for name, size in sizes.items() if name in of_images)
+    return 1 + per_image / whole * (images / len(engine.loader.labels) - 1)
+
+
+def measure_query(model: nn.Module, images: Split, device: torch.device) -> float:
+    """Return the seconds of a forward pass in an attack, for one image, with all that attacks do around it."""
+    model = eval_mode(copy.deepcopy(model).to(device))
+    x = images.images[:].float() / 255
+    with torch.no_grad():
+        predicted = model(x.to(device)).argmax(1).cpu()
+    fastest = float("inf")
+    for _ in range(2):  # the first compiles, and fills caches
+        result = evaluate(model, x, predicted, Linf(_HARMLESS), attacks=(_TRIED,), details=False)
+        fastest = min(fastest, result.seconds[_TRIED] / max(result.queries[_TRIED], 1) / _GRADIENT_COST)
+    return fastest
+
+
+def attack_work(names: Sequence[str], classes: int) -> float:
+    """Return the work of attacks on an image that withstands them, in forward passes.
+
+    >>> round(attack_work(["fgsm", "pgd50"], classes=10))
+    127
+    """
+    created = [attacks.create(name) for name in names]
+    searches = [search for attack in created if isinstance(attack, StagedAttack) for search in attack.stages]
+    single = len(created) - sum(isinstance(attack, StagedAttack) for attack in created)
+    return single * _GRADIENT_COST + sum(max_queries(search, classes) * query_cost(search) for search in searches)
+
+
+def _ignore(_: str) -> None:
+    """Show nothing: the training itself says the same again."""
