@@ -54,6 +54,14 @@ _COMPARED = "pgd10"
 _TRIAL_SHARE = 0.02  # of the time, for the steps that are tried
 _LONGEST_TRIAL = 10.0  # seconds
 _ENDING = 1.0  # seconds for weights, training examples and files after the last epoch
+_NO_VALUES = {
+    "data.name": "pass the data itself",
+    "method.name": "it is by atas-plus; for another method, train by a recipe",
+    "method.norm": "it is for linf; for another norm, train by a recipe",
+    "method.eps": "pass eps",
+    "model.weights": "pass the model with these weights, such as atas.load(...)",
+    "training.seed": "pass seed",
+}
 _DETAILS_QUERIES = 6000  # of the loss landscapes of an evaluation
 
 
@@ -95,11 +103,13 @@ def robustify(
     >>> print(result)  # doctest: +SKIP
     """
     began = time.perf_counter()
-    _check(model, eps, minutes)
+    values = dict(values or {})
+    _check(model, eps, minutes, values)
+    model = values.get("model.name") if model is None else model
     with init() as world:
         if world.size > 1:
             raise UsageError("robustify trains in one process; start it without torchrun, or train by a recipe")
-    values = {**(values or {}), "training.seed": seed}
+    values["training.seed"] = seed
     progress = live or TrainingProgress()
     if out is not None:
         check_folder(RunFolder(Path(out)), Recipe(), resume=False, overwrite=overwrite)
@@ -128,13 +138,18 @@ def robustify(
     return AutoTrainResult(run, findings.evaluation, findings.verdict(), choices)
 
 
-def _check(model: object, eps: float, minutes: float) -> None:
-    """Raise UsageError for arguments that no data fits."""
+def _check(model: object, eps: float, minutes: float, values: Mapping[str, Any]) -> None:
+    """Raise UsageError for arguments that are out of bounds or contradict each other."""
     if isinstance(model, nn.Module):
         check_module(model, trains=True, bare=True)
     for name, value in (("eps", eps), ("minutes", minutes)):
         if not 0 < value < math.inf:
             raise UsageError(f"{name} must be above zero; got {value:g}")
+    for key, remedy in _NO_VALUES.items():
+        if key in values:
+            raise UsageError(f"{key} cannot be set for an automatic training: {remedy}")
+    if model is not None and "model.name" in values:
+        raise UsageError("model and model.name are two networks; leave one of them out")
 
 
 @dataclass(frozen=True)
