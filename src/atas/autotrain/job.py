@@ -27,7 +27,7 @@ from atas.autotrain import settings
 from atas.autotrain.inputs import Inputs, open_inputs, sample
 from atas.autotrain.result import AutoTrainResult, Findings
 from atas.autotrain.settings import Costs, Network, Plan, Task
-from atas.autotrain.timing import TrainingCosts, attack_work, measure_query, measure_training
+from atas.autotrain.timing import TrainingCosts, attack_work, measure_forward, measure_query, measure_training
 from atas.core.validation import check_arguments, check_module
 from atas.data import Dataset, Split, display_name
 from atas.distributed.world import init, select_device
@@ -48,9 +48,8 @@ from atas.training.trainer import Interrupted
 
 _SAMPLE_BATCHES = 8  # of training images, to try steps on
 _SAMPLE_IMAGES = 256  # at least
-_TRIED_IMAGES = 100  # test images of a first attack
-_COMPARED_IMAGES = 200  # test images that a given model is compared on, before and after
-_COMPARED = "pgd10"
+_COMPARED, _COMPARED_WORK = "pgd10", 30  # a first attack, and its forward passes
+_COMPARED_IMAGES, _LEAST_COMPARED = 200, 32  # test images of a first attack
 _TRIAL_SHARE = 0.02  # of the time, for the steps that are tried
 _LONGEST_TRIAL = 10.0  # seconds
 _ENDING = 1.0  # seconds for weights, training examples and files after the last epoch
@@ -194,9 +193,10 @@ class _Job:
         there is time for that."""
         names = [self.model] if self.model is not None else settings.networks(self.inputs.dataset.shape)
         for name in names:
-            choice = self._try(name, self.inputs)
-            if not choice.plan.too_short:
+            choice = self._try(name, self.inputs, is_last=name is names[-1])
+            if choice is not None and not choice.plan.too_short:
                 break
+        assert choice is not None
         side, original = self.inputs.dataset.shape[1], self.inputs.original_side
         if original is None:
             return choice
@@ -205,10 +205,10 @@ class _Job:
         if larger == side:
             return choice
         inputs = self.inputs.resized(larger, self.seed)
-        return self._try(self.model or settings.networks(inputs.dataset.shape)[0], inputs)
+        return self._try(self.model or settings.networks(inputs.dataset.shape)[0], inputs) or choice
 
-    def _try(self, model: nn.Module | str, inputs: Inputs) -> _Choice:
-        """Measure what a network takes, and plan a training of it."""
+    def _try(self, model: nn.Module | str, inputs: Inputs, *, is_last: bool = True) -> _Choice | None:
+        """Measure what a network takes, and plan a training of it; return None if it is too slow and not the last."""
         dataset = inputs.dataset
         probed = resolve_probe(self._recipe(model, inputs, Network(), settings.MIN_EPOCHS), len(dataset.train))
         assert isinstance(probed.training.probe, int)
@@ -216,7 +216,11 @@ class _Job:
         module = build_model(probed, dataset) if isinstance(model, str) else model
         device = select_device(probed.engine.device)
         test = sample(dataset.test, _COMPARED_IMAGES, self.seed)
-        query = measure_query(module, test.subset(slice(_TRIED_IMAGES)), device)
+        forward = measure_forward(module, test, device)
+        if not is_last and settings.takes_too_long(forward, images, self.seconds):
+            return None
+        query = measure_query(module, test, device, forward, self._trial)
+        test = self._affordable(test, forward)
         before = None if isinstance(model, str) else self._compare(module, test, device)
         network = Network(_normalises_batches(module), before is not None)
         recipe = self._recipe(model, inputs, network, settings.MIN_EPOCHS, images)
@@ -224,8 +228,7 @@ class _Job:
         batch = recipe.training.batch_size
         train = sample(dataset.train, max(_SAMPLE_BATCHES * batch, _SAMPLE_IMAGES), self.seed)
         decoding = (time.perf_counter() - began) / len(train) / available_cpus() if inputs.original_side else 0.0
-        seconds = min(_TRIAL_SHARE * self.seconds, _LONGEST_TRIAL)
-        measured = measure_training(recipe, Dataset(dataset.name, train, test), module, images, seconds)
+        measured = measure_training(recipe, Dataset(dataset.name, train, test), module, images, forward, self._trial)
         decoded = decoding * (len(dataset.train) + len(dataset.test))
         costs = self._costs(measured, query, probed.training.probe, every, decoded)
         work = _work(dataset)
@@ -280,7 +283,7 @@ class _Job:
             f"batch: {training.batch_size} images, so that an epoch has {chosen.steps:,} updates; learning rate up to "
             f"{recipe.schedule.peak:g}"
         )
-        why = f"of {format_seconds(chosen.steps * costs.step + costs.epoch)} here, in {minutes:g} minutes in all"
+        why = f"of {format_seconds(chosen.steps * costs.step + costs.epoch)} here, with {minutes:g} min for everything"
         if "training.epochs" in self.values:
             why += ", as you set"
         elif plan.too_short:
@@ -309,7 +312,7 @@ class _Job:
     def evaluate(self, chosen: _Choice, run: Run) -> Findings:
         """Evaluate a run on as many test images as the time allows, save the result, and collect what was found."""
         dataset, folder = eval_view(chosen.inputs.dataset, chosen.recipe.data), RunFolder(run.folder)
-        few = sample(dataset.test, _TRIED_IMAGES, self.seed)
+        few = self._affordable(sample(dataset.test, _COMPARED_IMAGES, self.seed), chosen.costs.query)
         robust = evaluate(run.model, few, threat=self._threat, attacks=(_COMPARED,), details=False).accuracy["worst"]
         after = None
         if chosen.compared is not None:
@@ -337,6 +340,16 @@ class _Job:
             before=chosen.before,
             after=after,
         )
+
+    @property
+    def _trial(self) -> float:
+        """Seconds that a measurement may take."""
+        return min(_TRIAL_SHARE * self.seconds, _LONGEST_TRIAL)
+
+    def _affordable(self, images: Split, forward: float) -> Split:
+        """Return as many of the images as PGD-10 can attack in the time of a measurement, evenly spread."""
+        count = settings.affordable(2 * self._trial, _COMPARED_WORK * forward, _LEAST_COMPARED, len(images))
+        return sample(images, count, self.seed)
 
     @property
     def _threat(self) -> Linf:

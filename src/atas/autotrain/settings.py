@@ -17,7 +17,7 @@ from atas.errors import UsageError
 
 MIN_EPOCHS = 3  # fewer teach nothing
 MIN_EVALUATED = 100  # test images, if there are as many
-ATTACKS = (("fgsm", "pgd50", "autoattack"), ("fgsm", "pgd50", "apgd-t"), ("fgsm", "pgd50"))
+ATTACKS = (("fgsm", "pgd50", "autoattack"), ("fgsm", "pgd50", "apgd-t"), ("fgsm", "pgd50"), ("fgsm", "pgd10"))
 """The attacks of an evaluation, the strongest first; those that fit into the time are run."""
 
 _MAX_EPOCHS = 300  # of the longest recipe, or more on small data:
@@ -33,6 +33,7 @@ _GRID, _STORED_IN_FULL = 32, 96  # side of stored perturbations; largest side of
 _EVALUATION_SHARE, _LARGEST_EVALUATION_SHARE = 0.3, 0.4  # of the time
 _OVERRUN = 1.2  # of the time, for an evaluation of the least number of images
 _ASSUMED_ROBUST = 0.7  # share of the images that all attacks have to be run on, before it is known
+_STEP_WORK = 5  # forward passes that a step takes as long as: two, a backward pass to the input, one to the weights
 _UPRIGHT = ("digits", "mnist", "svhn")  # data whose classes a flip changes
 
 
@@ -246,6 +247,24 @@ def _optimizer_values(network: Network, batch: int, peak_at: float) -> dict[str,
 _SGD_PEAK, _ADAM_PEAK, _FINE_TUNING = 0.2, 1e-3, 0.25
 
 
+def affordable(seconds: float, of_image: float, least: int, most: int) -> int:
+    """Return how many images a measurement may use, if it may take these seconds and takes so many for each image.
+
+    >>> affordable(1.0, 0.1, least=4, most=100), affordable(1.0, 1.0, 4, 100), affordable(1.0, 1e-6, 4, 100)
+    (10, 4, 100)
+    """
+    return max(least, min(most, int(seconds / max(of_image, 1e-9))))
+
+
+def takes_too_long(forward: float, images: int, seconds: float) -> bool:
+    """Return whether the smallest training takes longer than the time, by the seconds of a forward pass for an image.
+
+    >>> takes_too_long(0.1, 500, 120), takes_too_long(0.001, 500, 120)
+    (True, False)
+    """
+    return MIN_EPOCHS * images * _STEP_WORK * forward > seconds
+
+
 def plan(
     seconds: float, steps: int, costs: Costs, test_images: int, work: Sequence[float], *, least: int = MIN_EPOCHS
 ) -> Plan:
@@ -273,9 +292,9 @@ def choose_attacks(
     `robust` is the share of images that a first attack did not break. The strongest attacks are chosen that the least
     number of images takes at most a fifth of the time too long for.
 
-    >>> choose_attacks(30, 100, 1e-5, 0.5, 10_000, (10_000, 2000, 100))
+    >>> choose_attacks(30, 100, 1e-5, 0.5, 10_000, (10_000, 2000, 100, 30))
     (600, ('fgsm', 'pgd50', 'autoattack'))
-    >>> choose_attacks(30, 100, 1e-3, 0.5, 10_000, (10_000, 2000, 100))[1]
+    >>> choose_attacks(30, 100, 1e-3, 0.5, 10_000, (10_000, 2000, 100, 30))[1]
     ('fgsm', 'pgd50')
     """
     least = min(MIN_EVALUATED, test_images)

@@ -14,6 +14,7 @@ from torch import nn
 
 from atas import attacks
 from atas.attacks import StagedAttack
+from atas.autotrain.settings import affordable
 from atas.core.autograd import eval_mode
 from atas.data import Dataset, Split
 from atas.evaluation import evaluate
@@ -27,7 +28,9 @@ from atas.training.engine import Engine
 _EPOCHS = 30  # of the training that is tried
 _WARMUP_STEPS, _MAX_STEPS = 2, 200
 _HARMLESS = 1e-6  # eps of an attack that breaks nothing, so that it makes all of its steps
-_TRIED = "pgd10"
+_TRIED, _TRIED_WORK = "pgd10", 30
+_TRIED_IMAGES, _PROBED, _FEW = 100, 64, 4
+_PROBE_PASSES = 27  # forward passes that the monitor takes as long as, for an image
 _GRADIENT_COST = 2.5  # of a query of PGD, in forward passes
 
 
@@ -42,13 +45,26 @@ class TrainingCosts:
     saving: float
 
 
-def measure_training(recipe: Recipe, sample: Dataset, model: nn.Module, images: int, seconds: float) -> TrainingCosts:
+def measure_forward(model: nn.Module, images: Split, device: torch.device) -> float:
+    """Return the seconds of a forward pass for an image, roughly: by a few images."""
+    model, x = eval_mode(copy.deepcopy(model).to(device)), (images.images[:_FEW].float() / 255).to(device)
+    clock = Clock(device)
+    with torch.no_grad():
+        return min(_timed(lambda: model(x), clock) for _ in range(2)) / len(x)
+
+
+def measure_training(
+    recipe: Recipe, sample: Dataset, model: nn.Module, images: int, forward: float, seconds: float
+) -> TrainingCosts:
     """Try steps on some of the training images for about this many seconds, and all that an epoch ends with.
 
-    The training will have `images` images. The model stays as it is.
+    The training will have `images` images; `forward` is the rough time of a pass. The model stays as it is.
     """
     began = time.perf_counter()
-    recipe = recipe.with_values({"training.epochs": _EPOCHS, "data.loading": "resident"})
+    probe_images = affordable(seconds, _PROBE_PASSES * forward, _FEW, min(_PROBED, len(sample.train) // 5))
+    recipe = recipe.with_values(
+        {"training.epochs": _EPOCHS, "data.loading": "resident", "training.probe": max(1, probe_images)}
+    )
     parts = build(recipe, sample, copy.deepcopy(model), _ignore)
     engine, monitor = parts.engine, parts.monitor
     engine.prepare(_EPOCHS - 1)
@@ -56,13 +72,14 @@ def measure_training(recipe: Recipe, sample: Dataset, model: nn.Module, images: 
     preparation = clock() - began
     _time_steps(engine, clock, _WARMUP_STEPS, seconds)
     step = _time_steps(engine, clock, _MAX_STEPS, seconds)
-    monitor.probe(engine.eval_model, engine.run)
-    probe = _timed(lambda: monitor.probe(engine.eval_model, engine.run), clock) / len(monitor.images)
+    probe = _timed(lambda: monitor.probe(engine.eval_model, engine.run), clock)
+    if probe < seconds:  # the first is slower
+        probe = _timed(lambda: monitor.probe(engine.eval_model, engine.run), clock)
     with tempfile.TemporaryDirectory() as folder:
         checkpoints = CheckpointManager(Path(folder), engine, parts.data_fingerprints)
         saving = _timed(lambda: checkpoints.save(Path(folder, "checkpoint"), {}), clock)
     engine.loader.close()
-    return TrainingCosts(preparation, step, probe, saving * _growth(engine, images))
+    return TrainingCosts(preparation, step, probe / len(monitor.images), saving * _growth(engine, images))
 
 
 class Clock:
@@ -103,14 +120,18 @@ def _growth(engine: Engine, images: int) -> float:
     return 1 + per_image / whole * (images / len(engine.loader.labels) - 1)
 
 
-def measure_query(model: nn.Module, images: Split, device: torch.device) -> float:
-    """Return the seconds of a forward pass in an attack, for one image, with all that attacks do around it."""
+def measure_query(model: nn.Module, images: Split, device: torch.device, forward: float, seconds: float) -> float:
+    """Return the seconds of a forward pass in an attack, for one image, with all that attacks do around it.
+
+    Images are attacked for about this many seconds; `forward` is the rough time of a pass.
+    """
     model = eval_mode(copy.deepcopy(model).to(device))
-    x = images.images[:].float() / 255
+    x = images.images[: affordable(seconds, _TRIED_WORK * forward, _FEW, _TRIED_IMAGES)].float() / 255
     with torch.no_grad():
         predicted = model(x.to(device)).argmax(1).cpu()
     fastest = float("inf")
-    for _ in range(2):  # the first compiles, and fills caches
+    began = time.perf_counter()
+    while fastest == float("inf") or time.perf_counter() - began < seconds / 2:  # the first compiles, and fills caches
         result = evaluate(model, x, predicted, Linf(_HARMLESS), attacks=(_TRIED,), details=False)
         fastest = min(fastest, result.seconds[_TRIED] / max(result.queries[_TRIED], 1) / _GRADIENT_COST)
     return fastest
