@@ -8,6 +8,7 @@ images is chosen.
 from __future__ import annotations
 
 import copy
+import dataclasses
 import math
 import re
 import time
@@ -28,7 +29,7 @@ from atas.autotrain.inputs import Inputs, open_inputs, sample
 from atas.autotrain.result import AutoTrainResult, Findings
 from atas.autotrain.settings import Costs, Network, Plan, Task
 from atas.autotrain.timing import TrainingCosts, attack_work, measure_forward, measure_query, measure_training
-from atas.core.validation import check_arguments, check_module
+from atas.core.validation import check_arguments, check_module, describe
 from atas.data import Dataset, Split, display_name
 from atas.distributed.world import init, select_device
 from atas.errors import UsageError
@@ -141,6 +142,8 @@ def _check(model: object, eps: float, minutes: float, values: Mapping[str, Any])
     """Raise UsageError for arguments that are out of bounds or contradict each other."""
     if isinstance(model, nn.Module):
         check_module(model, trains=True, bare=True)
+    elif model is not None and not isinstance(model, str):
+        raise UsageError(f"model must be a module, the name of a network, or None to choose one; got {describe(model)}")
     for name, value in (("eps", eps), ("minutes", minutes)):
         if not 0 < value < math.inf:
             raise UsageError(f"{name} must be above zero; got {value:g}")
@@ -234,6 +237,7 @@ class _Job:
         work = _work(dataset)
         plan = settings.plan(self.seconds, -(-images // batch), costs, len(dataset.test), work)
         recipe = self._recipe(model, inputs, network, plan.epochs, images)
+        plan = dataclasses.replace(plan, epochs=recipe.training.epochs)  # the values may set another number
         return _Choice(inputs, recipe, costs, plan, images, before, test if before is not None else None)
 
     def _recipe(

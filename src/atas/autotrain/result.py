@@ -179,9 +179,12 @@ class Findings:
     def _more_time(self) -> Iterator[str]:
         epochs, plan = self.recipe.training.epochs, self.plan
         if plan.too_short or epochs < _ENOUGH_EPOCHS:
-            minutes = plan.training_seconds / epochs * _ENOUGH_EPOCHS / _TRAINING_SHARE / 60
+            minutes = plan.seconds_for(_ENOUGH_EPOCHS) / _TRAINING_SHARE / 60
             short = "the time was too short for this data" if plan.too_short else f"{epochs} epochs are few"
-            yield f"More minutes are likely to help: {short}. {_ENOUGH_EPOCHS} epochs take about {_minutes(minutes)}."
+            yield (
+                f"More minutes are likely to help: {short}. {_ENOUGH_EPOCHS} epochs and an evaluation take about "
+                f"{_minutes(minutes)} here."
+            )
             return
         if self.at_chance or self.collapsed:
             return

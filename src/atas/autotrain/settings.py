@@ -81,12 +81,22 @@ class Plan:
     """The length of the training, and what the evaluation may take."""
 
     epochs: int
-    training_seconds: float
+    epoch_seconds: float
+    fixed_seconds: float
     evaluation_seconds: float
     too_short: bool
     """Whether the time is less than the smallest training takes."""
     longest: bool
     """Whether there is time for more epochs than are useful."""
+
+    @property
+    def training_seconds(self) -> float:
+        """The time until the end of the training."""
+        return self.seconds_for(self.epochs)
+
+    def seconds_for(self, epochs: int) -> float:
+        """Return the time until the end of a training of this many epochs."""
+        return self.fixed_seconds + epochs * self.epoch_seconds
 
 
 def held_out_images(images: int) -> int:
@@ -155,9 +165,13 @@ def without_single(batch: int, images: int) -> int:
     return batch
 
 
-def epoch_range(steps: int) -> tuple[int, int]:
-    """Return the least and the largest useful number of epochs of this many steps."""
-    return MIN_EPOCHS, max(_MAX_EPOCHS, -(-_MAX_UPDATES // steps))
+def most_epochs(steps: int) -> int:
+    """Return the largest useful number of epochs of this many steps.
+
+    >>> most_epochs(391), most_epochs(10)
+    (300, 2000)
+    """
+    return max(_MAX_EPOCHS, -(-_MAX_UPDATES // steps))
 
 
 def recipe_values(task: Task, network: Network, batch: int, epochs: int, steps: int) -> dict[str, Any]:
@@ -265,9 +279,7 @@ def takes_too_long(forward: float, images: int, seconds: float) -> bool:
     return MIN_EPOCHS * images * _STEP_WORK * forward > seconds
 
 
-def plan(
-    seconds: float, steps: int, costs: Costs, test_images: int, work: Sequence[float], *, least: int = MIN_EPOCHS
-) -> Plan:
+def plan(seconds: float, steps: int, costs: Costs, test_images: int, work: Sequence[float]) -> Plan:
     """Choose the number of epochs of `steps` steps, so that training and evaluation take `seconds`.
 
     The evaluation gets 30% of the time, up to 40% if the least number of images needs that, and less if all
@@ -279,9 +291,9 @@ def plan(
     evaluation = min(share, whole)
     per_epoch = steps * costs.step + costs.epoch
     fitting = int((seconds - evaluation - costs.fixed) / per_epoch)
-    _, most = epoch_range(steps)
-    epochs = min(max(fitting, least), max(most, least))
-    return Plan(epochs, epochs * per_epoch + costs.fixed, evaluation, fitting < least, fitting > most)
+    most = most_epochs(steps)
+    epochs = min(max(fitting, MIN_EPOCHS), most)
+    return Plan(epochs, per_epoch, costs.fixed, evaluation, fitting < MIN_EPOCHS, fitting > most)
 
 
 def choose_attacks(
