@@ -86,7 +86,7 @@ def test_a_trained_module_is_the_start(robustify, digits, tiny_net):
     assert all(torch.equal(value, before[name]) for name, value in net.state_dict().items())
     assert net.training
     assert "yours, Tiny, right on" in result.choices[1]
-    assert "a quarter of the learning rate" in result.choices[1]
+    assert "a quarter of the usual learning rate" in result.choices[1]
     (gain,) = (sentence for sentence in result.verdict if sentence.startswith("Your model had"))
     assert "on the same" in gain
     other = robustify(tiny_net(), *digits, out="untrained")

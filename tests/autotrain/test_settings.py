@@ -29,7 +29,7 @@ costs = st.builds(Costs, st.floats(1e-5, 100), st.floats(0, 1000), st.floats(0, 
     epochs=st.integers(3, 20_000),
 )
 def test_settings_are_always_a_valid_recipe(images, height, width, channels, eps, network, epochs):
-    task = Task(images, (channels, height, width), "photos", eps)
+    task = Task(images, (channels, height, width), False, "photos", eps)
     batch = settings.without_single(settings.batch_size(images), images)
     steps = math.ceil(images / batch)
     values = settings.recipe_values(task, network, batch, epochs, steps)
@@ -66,7 +66,7 @@ def test_at_least_a_hundred_images_are_evaluated(left, time, query, robust, test
 
 def test_the_recipes_of_cifar10_are_met():
     """With 391 steps in an epoch, settings are about those of `cifar10-preact-resnet18-plus-...`."""
-    task = Task(50_000, (3, 32, 32), "cifar10", 8 / 255)
+    task = Task(50_000, (3, 32, 32), False, "cifar10", 8 / 255)
     for name, epochs in (("sprint", 10), ("30s", 30), ("100s", 100), ("300s", 300)):
         recipe = recipes.load(f"cifar10-preact-resnet18-plus-{name}")
         values = settings.recipe_values(task, Network(), settings.batch_size(task.images), epochs, 391)
@@ -93,7 +93,7 @@ def test_few_images_cannot_be_split():
 
 
 def test_fine_tuning_and_no_batchnorm_learn_slowly():
-    task = Task(5000, (3, 32, 32), "photos", 4 / 255)
+    task = Task(5000, (3, 32, 32), False, "photos", 4 / 255)
     peak = {
         (batchnorm, trained): settings.recipe_values(task, Network(batchnorm, trained), 128, 30, 40)["schedule.peak"]
         for batchnorm in (True, False)
@@ -104,6 +104,6 @@ def test_fine_tuning_and_no_batchnorm_learn_slowly():
 
 
 def test_flips_are_for_photos():
-    assert Task(100, (3, 32, 32), "photos", 0.1).flips
-    assert not Task(100, (1, 28, 28), "photos", 0.1).flips
-    assert not Task(100, (3, 32, 32), "svhn", 0.1).flips
+    assert Task(100, (3, 32, 32), False, "photos", 0.1).flips
+    assert not Task(100, (1, 28, 28), True, "photos", 0.1).flips
+    assert not Task(100, (3, 32, 32), False, "svhn", 0.1).flips

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,6 +16,8 @@ from atas._utils.console import ProgressCallback
 from atas.autotrain import settings
 from atas.data import Dataset, ImageFiles, Split, find_source
 from atas.errors import MissingTestImagesError, UsageError
+
+_FEW = 32  # images that tell whether there are colours
 
 
 @dataclass(frozen=True)
@@ -34,6 +37,12 @@ class Inputs:
     def given(self) -> bool:
         """Whether the images were given in Python."""
         return not self.values
+
+    @functools.cached_property
+    def grey(self) -> bool:
+        """Whether images have no colours, by a few of them: one channel, or three equal ones as of grey files."""
+        few = self.dataset.train.images[:: max(1, len(self.dataset.train) // _FEW)]
+        return few.shape[1] == 1 or bool((few == few[:, :1]).all())
 
     def resized(self, side: int, seed: int) -> Inputs:
         """Return the photos at another side."""

@@ -28,7 +28,15 @@ from atas.autotrain import settings
 from atas.autotrain.inputs import Inputs, open_inputs, sample
 from atas.autotrain.result import AutoTrainResult, Findings
 from atas.autotrain.settings import Costs, Network, Plan, Task
-from atas.autotrain.timing import TrainingCosts, attack_work, measure_forward, measure_query, measure_training
+from atas.autotrain.timing import (
+    TRIED,
+    TrainingCosts,
+    attack_work,
+    measure_forward,
+    measure_query,
+    measure_training,
+    seconds_of_query,
+)
 from atas.core.validation import check_arguments, check_module, describe
 from atas.data import Dataset, Split, display_name
 from atas.distributed.world import init, select_device
@@ -49,7 +57,7 @@ from atas.training.trainer import Interrupted
 
 _SAMPLE_BATCHES = 8  # of training images, to try steps on
 _SAMPLE_IMAGES = 256  # at least
-_COMPARED, _COMPARED_WORK = "pgd10", 30  # a first attack, and its forward passes
+_COMPARED_WORK = 30  # forward passes that a first attack takes as long as, for an image
 _COMPARED_IMAGES, _LEAST_COMPARED = 200, 32  # test images of a first attack
 _TRIAL_SHARE = 0.02  # of the time, for the steps that are tried
 _LONGEST_TRIAL = 10.0  # seconds
@@ -245,7 +253,7 @@ class _Job:
     ) -> Recipe:
         """Return the recipe of so many epochs; `images` are trained on, if the number is known already."""
         dataset = inputs.dataset
-        task = Task(len(dataset.train), dataset.shape, str(inputs.values.get("data.name", "")), self.eps)
+        task = Task(len(dataset.train), dataset.shape, inputs.grey, str(inputs.values.get("data.name", "")), self.eps)
         batch = self.values.get("training.batch_size", settings.batch_size(task.images))
         if images is not None and "training.batch_size" not in self.values:
             batch = settings.without_single(batch, images)
@@ -267,7 +275,7 @@ class _Job:
     def _compare(self, model: nn.Module, images: Split, device: torch.device) -> Evaluation | None:
         """Evaluate a given model on a few images; return None if it is at chance, as with random weights."""
         model = copy.deepcopy(model).to(device)
-        result = evaluate(model, images, threat=self._threat, attacks=(_COMPARED,), details=False)
+        result = evaluate(model, images, threat=self._threat, attacks=(TRIED,), details=False)
         return None if any(warning.kind == "chance" for warning in result.warnings) else result
 
     def describe(self, chosen: _Choice, minutes: float) -> Iterator[str]:
@@ -276,15 +284,16 @@ class _Job:
         training, dataset = recipe.training, inputs.dataset
         shape = " x ".join(map(str, dataset.shape))
         held_out = "" if inputs.held_out is None else ", held out of the training images, as there were none"
-        flips = "flips" if recipe.data.flip else "no flips" + (", as images are grey" if dataset.shape[0] == 1 else "")
+        flips = "flips" if recipe.data.flip else "no flips" + (", as images are grey" if inputs.grey else "")
         yield (
             f"data: {len(dataset.train):,} training images of {shape} in {dataset.num_classes} classes, crops of "
             f"images padded by {recipe.data.pad}, {flips}; {len(dataset.test):,} test images{held_out}"
         )
         yield f"network: {self._describe_network(chosen)}"
+        updates = "update" if chosen.steps == 1 else "updates"
         yield f"attacks: {describe_threat(recipe.threat)}, by {recipe.method.name} with step sizes that follow eps"
         yield (
-            f"batch: {training.batch_size} images, so that an epoch has {chosen.steps:,} updates; learning rate up to "
+            f"batch: {training.batch_size} images, {chosen.steps:,} {updates} in an epoch; learning rate up to "
             f"{recipe.schedule.peak:g}"
         )
         why = f"of {format_seconds(chosen.steps * costs.step + costs.epoch)} here, with {minutes:g} min for everything"
@@ -311,19 +320,20 @@ class _Job:
         if chosen.before is None:
             return f"{given}; at chance before, so that it is trained as from random weights"
         clean = 100 * chosen.before.accuracy["clean"]
-        return f"{given}, right on {clean:.1f}% before; its weights are the start, with a quarter of the learning rate"
+        rate = "" if "schedule.peak" in self.values else ", with a quarter of the usual learning rate"
+        return f"{given}, right on {clean:.1f}% before; its weights are the start{rate}"
 
     def evaluate(self, chosen: _Choice, run: Run) -> Findings:
         """Evaluate a run on as many test images as the time allows, save the result, and collect what was found."""
         dataset, folder = eval_view(chosen.inputs.dataset, chosen.recipe.data), RunFolder(run.folder)
         few = self._affordable(sample(dataset.test, _COMPARED_IMAGES, self.seed), chosen.costs.query)
-        robust = evaluate(run.model, few, threat=self._threat, attacks=(_COMPARED,), details=False).accuracy["worst"]
-        after = None
+        tried, after = evaluate(run.model, few, threat=self._threat, attacks=(TRIED,), details=False), None
         if chosen.compared is not None:
-            after = evaluate(run.model, chosen.compared, threat=self._threat, attacks=(_COMPARED,), details=False)
-        query = chosen.costs.query
+            after = evaluate(run.model, chosen.compared, threat=self._threat, attacks=(TRIED,), details=False)
+        query = min(chosen.costs.query, seconds_of_query(tried))
         left = self.seconds - self.elapsed() - _DETAILS_QUERIES * query
-        count, attacks = settings.choose_attacks(left, self.seconds, query, robust, len(dataset.test), _work(dataset))
+        robust, tests = tried.accuracy["worst"], len(dataset.test)
+        count, attacks = settings.choose_attacks(left, self.seconds, query, robust, tests, _work(dataset))
         test = sample(dataset.test, count, self.seed)
         self.progress.log(f"evaluating on {count:,} of {len(dataset.test):,} test images: {join_names(list(attacks))}")
         console = self.progress.console

@@ -39,10 +39,12 @@ _UPRIGHT = ("digits", "mnist", "svhn")  # data whose classes a flip changes
 
 @dataclass(frozen=True)
 class Task:
-    """What is to be learnt: the number of training images, their shape (C, H, W), the name of the data, and eps."""
+    """What is to be learnt: the number of training images, their shape (C, H, W), whether they are grey, the name of
+    the data, and eps."""
 
     images: int
     shape: tuple[int, int, int]
+    grey: bool
     data: str
     eps: float
 
@@ -54,7 +56,7 @@ class Task:
     @property
     def flips(self) -> bool:
         """Whether training images are flipped. Grey images are often digits or letters, which a flip changes."""
-        return self.shape[0] > 1 and self.data not in _UPRIGHT
+        return not self.grey and self.data not in _UPRIGHT
 
 
 @dataclass(frozen=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import statistics
 import tempfile
 import time
 from collections.abc import Callable, Sequence
@@ -17,7 +18,7 @@ from atas.attacks import StagedAttack
 from atas.autotrain.settings import affordable
 from atas.core.autograd import eval_mode
 from atas.data import Dataset, Split
-from atas.evaluation import evaluate
+from atas.evaluation import Evaluation, evaluate
 from atas.evaluation.runner import max_queries, query_cost
 from atas.recipes import Recipe
 from atas.threat import Linf
@@ -26,9 +27,11 @@ from atas.training.checkpoint import CheckpointManager
 from atas.training.engine import Engine
 
 _EPOCHS = 30  # of the training that is tried
-_WARMUP_STEPS, _MAX_STEPS = 2, 200
+_WARMUP_STEPS, _MAX_STEPS = 8, 200
 _HARMLESS = 1e-6  # eps of an attack that breaks nothing, so that it makes all of its steps
-_TRIED, _TRIED_WORK = "pgd10", 30
+TRIED = "pgd10"
+"""The attack that evaluations are tried with."""
+_TRIED_WORK = 30  # forward passes that it takes as long as, for an image
 _TRIED_IMAGES, _PROBED, _FEW = 100, 64, 4
 _PROBE_PASSES = 27  # forward passes that the monitor takes as long as, for an image
 _GRADIENT_COST = 2.5  # of a query of PGD, in forward passes
@@ -61,9 +64,10 @@ def measure_training(
     The training will have `images` images; `forward` is the rough time of a pass. The model stays as it is.
     """
     began = time.perf_counter()
-    probe_images = affordable(seconds, _PROBE_PASSES * forward, _FEW, min(_PROBED, len(sample.train) // 5))
+    most = max(1, min(_PROBED, len(sample.train) // 5))
+    probe_images = affordable(seconds, _PROBE_PASSES * forward, min(_FEW, most), most)
     recipe = recipe.with_values(
-        {"training.epochs": _EPOCHS, "data.loading": "resident", "training.probe": max(1, probe_images)}
+        {"training.epochs": _EPOCHS, "data.loading": "resident", "training.probe": probe_images}
     )
     parts = build(recipe, sample, copy.deepcopy(model), _ignore)
     engine, monitor = parts.engine, parts.monitor
@@ -77,7 +81,7 @@ def measure_training(
         probe = _timed(lambda: monitor.probe(engine.eval_model, engine.run), clock)
     with tempfile.TemporaryDirectory() as folder:
         checkpoints = CheckpointManager(Path(folder), engine, parts.data_fingerprints)
-        saving = _timed(lambda: checkpoints.save(Path(folder, "checkpoint"), {}), clock)
+        saving = min(_timed(lambda: checkpoints.save(Path(folder, "checkpoint"), {}), clock) for _ in range(2))
     engine.loader.close()
     return TrainingCosts(preparation, step, probe / len(monitor.images), saving * _growth(engine, images))
 
@@ -96,14 +100,13 @@ class Clock:
 
 
 def _time_steps(engine: Engine, clock: Clock, most: int, seconds: float) -> float:
-    """Return the mean time of at most so many steps, or of one if it takes longer than `seconds`."""
-    began, made = clock(), 0
-    while made < most and (not made or clock() - began < seconds):
-        if made % len(engine.loader) == 0:
+    """Return the median time of at most so many steps, or of one if it takes longer than `seconds`."""
+    began, times = clock(), list[float]()
+    while len(times) < most and (not times or clock() - began < seconds):
+        if len(times) % len(engine.loader) == 0:
             engine.start_epoch(_EPOCHS - 1, 0)
-        engine.step()
-        made += 1
-    return (clock() - began) / made
+        times.append(_timed(engine.step, clock))
+    return statistics.median(times)
 
 
 def _timed(function: Callable[[], object], clock: Clock) -> float:
@@ -132,16 +135,21 @@ def measure_query(model: nn.Module, images: Split, device: torch.device, forward
     fastest = float("inf")
     began = time.perf_counter()
     while fastest == float("inf") or time.perf_counter() - began < seconds / 2:  # the first compiles, and fills caches
-        result = evaluate(model, x, predicted, Linf(_HARMLESS), attacks=(_TRIED,), details=False)
-        fastest = min(fastest, result.seconds[_TRIED] / max(result.queries[_TRIED], 1) / _GRADIENT_COST)
+        result = evaluate(model, x, predicted, Linf(_HARMLESS), attacks=(TRIED,), details=False)
+        fastest = min(fastest, seconds_of_query(result))
     return fastest
+
+
+def seconds_of_query(result: Evaluation) -> float:
+    """Return the seconds of a forward pass for one image, by an evaluation with PGD-10."""
+    return result.seconds[TRIED] / max(result.queries[TRIED], 1) / _GRADIENT_COST
 
 
 def attack_work(names: Sequence[str], classes: int) -> float:
     """Return the work of attacks on an image that withstands them, in forward passes.
 
     >>> round(attack_work(["fgsm", "pgd50"], classes=10))
-    127
+    128
     """
     created = [attacks.create(name) for name in names]
     searches = [search for attack in created if isinstance(attack, StagedAttack) for search in attack.stages]
