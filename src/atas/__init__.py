@@ -17,6 +17,7 @@ __version__ = "0.1.0"
 
 if TYPE_CHECKING:
     from atas import attacks, data, export, methods, models
+    from atas.autotrain import AutoTrainResult, robustify
     from atas.core.augment import View, random_view
     from atas.core.crop_shift import ShiftView, random_shift_view
     from atas.core.erasing import ErasedView, random_erasing
@@ -34,6 +35,7 @@ __all__ = [
     "L2",
     "AccuracyCurve",
     "AtasError",
+    "AutoTrainResult",
     "BoxView",
     "ErasedView",
     "Evaluation",
@@ -60,6 +62,7 @@ __all__ = [
     "random_resized_view",
     "random_shift_view",
     "random_view",
+    "robustify",
     "train",
 ]
 
@@ -69,6 +72,7 @@ _HOMES = {
     "L2": "atas.threat",
     "AccuracyCurve": "atas.evaluation",
     "AtasError": "atas.errors",
+    "AutoTrainResult": "atas.autotrain",
     "BoxView": "atas.core.resized_crop",
     "ErasedView": "atas.core.erasing",
     "Evaluation": "atas.evaluation",
@@ -89,11 +93,13 @@ _HOMES = {
     "random_resized_view": "atas.core.resized_crop",
     "random_shift_view": "atas.core.crop_shift",
     "random_view": "atas.core.augment",
+    "robustify": "atas.autotrain",
     "train": "atas.training",
 }
 # Packages that `import atas` makes available as attributes. `atas.cli` and `atas.ops` need an import of their own.
 _MODULES = (
     "attacks",
+    "autotrain",
     "core",
     "data",
     "distributed",

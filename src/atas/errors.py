@@ -26,6 +26,10 @@ class DataError(AtasError, ValueError):
     """Data is missing, damaged or of the wrong kind."""
 
 
+class MissingTestImagesError(DataError):
+    """Data has training images and no test images."""
+
+
 class CheckpointError(AtasError, RuntimeError):
     """A checkpoint cannot be written, cannot be read, or belongs to another run."""
 

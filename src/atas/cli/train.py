@@ -11,6 +11,7 @@ import typer
 from atas._utils.console import import_torch, print_json
 from atas._utils.formatting import shell_quote
 from atas.cli import options
+from atas.cli.auto import AutoOptions, train_auto
 from atas.cli.completion import complete_recipes
 from atas.cli.options import integer_parser, parse_list
 from atas.errors import UsageError
@@ -32,8 +33,13 @@ class Trained(NamedTuple):
 
 def train(
     recipe: str | None = typer.Argument(
-        None, help="Name or path of a recipe; optional with --resume.", autocompletion=complete_recipes
+        None, help="Name or path of a recipe; optional with --resume or --auto.", autocompletion=complete_recipes
     ),
+    auto: str | None = typer.Option(
+        None, "--auto", metavar="DATA", help="Folder or data set to train on and evaluate, with settings chosen for it."
+    ),
+    minutes: float | None = typer.Option(None, "--minutes", help="With --auto: the time for everything; default: 10."),
+    eps: str | None = typer.Option(None, "--eps", help="With --auto: budget of the attacks; default: 8/255."),
     out: Path | None = typer.Option(None, "--out", help="Run folder; default: runs/<recipe>."),
     assignments: list[str] = options.SET,
     seed: int | None = typer.Option(None, "--seed", help="Shorthand for --set training.seed=..."),
@@ -54,19 +60,29 @@ def train(
 ) -> None:
     """Train a robust model from a recipe. Under torchrun, all processes train one model.
 
-    --set overrides any recipe key; recipe.toml in a run folder lists all keys with their values.
+    --set overrides any recipe key; recipe.toml in a run folder lists all keys with their values. --auto needs no
+    recipe: it chooses settings from the images and the time, trains, evaluates, and says what the model withstands.
 
     \b
     Example: atas train cifar10-preact-resnet18-atas --set training.epochs=10 --out runs/first
+             atas train --auto photos --minutes 10 --eps 4/255
              atas train cifar10-preact-resnet18-atas --seeds 0,1,2 --evaluate --out runs/atas
              torchrun --nproc-per-node 8 -m atas train cifar10-preact-resnet18-atas
     """
     values = options.parse_assignments(assignments) | ({"data.skip_damaged": True} if skip_damaged else {})
+    given = AutoOptions(auto, minutes, eps)
+    given.validate({"a recipe": recipe, "--resume": resume, "--seeds": seeds, "--evaluate": evaluate_after})
+    if auto is not None:
+        import_torch(quiet=quiet)
+        train_auto(given, out=out, seed=seed, values=values, overwrite=overwrite, as_json=as_json, quiet=quiet)
+        return
     numbers = parse_list("seeds", seeds, integer_parser("--seeds"))
     if recipe is not None:
         loading.find(recipe)  # report a wrong name before importing torch
     elif not (resume and out is not None):
-        raise UsageError("pass a recipe, or --resume and a run folder (--out); `atas ls recipes` lists recipes")
+        raise UsageError(
+            "pass a recipe, --auto DATA, or --resume and a run folder (--out); `atas ls recipes` lists recipes"
+        )
     if numbers is not None:
         _check_seeds(recipe, seed, values)
 

@@ -41,6 +41,7 @@ class Stream(enum.IntEnum):
     ERASE = 14
     TARGET = 15
     CORRUPTION = 16
+    HELD_OUT = 17
 
 
 def _mix(word: Word) -> Word:

@@ -6,7 +6,8 @@ from atas.data.arrays import from_arrays
 from atas.data.conversion import as_dataset, check_given, given_name
 from atas.data.dataset import Dataset, Indexed, MapDataset, Split, indexed
 from atas.data.download import downloadable, fetch
-from atas.data.lazy_images import LazyImages
+from atas.data.held_out import hold_out, stratified_rows
+from atas.data.lazy_images import ImageFiles, LazyImages
 from atas.data.lazy_images import LazyImages as Stored  # the name of earlier versions
 from atas.data.loading import DEFAULT_SIZE, FOLDERS, default_size, is_official, load, num_train_images, official_hashes
 from atas.data.packed import verify
@@ -19,6 +20,7 @@ __all__ = [
     "FOLDERS",
     "FORMS",
     "Dataset",
+    "ImageFiles",
     "Indexed",
     "LazyImages",
     "MapDataset",
@@ -34,6 +36,7 @@ __all__ = [
     "from_arrays",
     "from_datasets",
     "given_name",
+    "hold_out",
     "indexed",
     "is_function",
     "is_official",
@@ -42,5 +45,6 @@ __all__ = [
     "num_train_images",
     "official_hashes",
     "pack",
+    "stratified_rows",
     "verify",
 ]

@@ -22,7 +22,8 @@ from torch import Tensor
 
 from atas.data.arrays import CHANNELS, from_arrays, to_tensor
 from atas.data.dataset import Dataset
-from atas.errors import DataError, first_few
+from atas.data.held_out import hold_out
+from atas.errors import DataError, MissingTestImagesError, UsageError, first_few
 
 _IMAGES = ("x", "images", "image", "imgs", "img", "data", "pixels")
 _LABELS = ("y", "labels", "label", "targets", "target")
@@ -39,8 +40,12 @@ Read = Callable[[str], Any]
 """Returns the array of a name."""
 
 
-def read_npz(path: Path, *, test_only: bool = False) -> Dataset:
-    """Read the arrays of an `.npz` file. With `test_only`, training arrays may be missing."""
+def read_npz(path: Path, *, test_only: bool = False, held_out: int | None = None, seed: int = 0) -> Dataset:
+    """Read the arrays of an `.npz` file.
+
+    With `test_only`, training arrays may be missing. With `held_out`, test arrays are missing, and that number of the
+    training images take their place, drawn by `seed`.
+    """
     with _open(path, b"PK", "savez") as stream:
         with _explain(path):
             file = np.load(stream, allow_pickle=False)
@@ -50,11 +55,13 @@ def read_npz(path: Path, *, test_only: bool = False) -> Dataset:
                 array = file[name]
             return _plain(array, name)
 
+        if held_out is not None:
+            return _with_held_out(list(file.files), read, path, path.stem, held_out, seed)
         return _from_names(list(file.files), read, path, path.stem, test_only)
 
 
-def read_npy_folder(folder: Path, *, test_only: bool = False) -> Dataset:
-    """Read a folder of `.npy` files, such as x_train.npy. With `test_only`, training arrays may be missing."""
+def read_npy_folder(folder: Path, *, test_only: bool = False, held_out: int | None = None, seed: int = 0) -> Dataset:
+    """Read a folder of `.npy` files, such as x_train.npy; the options are those of `read_npz`."""
     files = {path.stem: path for path in sorted(folder.glob("*.npy")) if not path.name.startswith(".")}
 
     def read(name: str) -> np.ndarray:
@@ -62,7 +69,10 @@ def read_npy_folder(folder: Path, *, test_only: bool = False) -> Dataset:
             array = np.load(stream, allow_pickle=False)
         return _plain(array, f"{name}.npy")
 
-    return _from_names(list(files), read, folder, folder.resolve().name, test_only)
+    name = folder.resolve().name
+    if held_out is not None:
+        return _with_held_out(list(files), read, folder, name, held_out, seed)
+    return _from_names(list(files), read, folder, name, test_only)
 
 
 def _open(path: Path, begin: bytes, function: str) -> BinaryIO:
@@ -119,7 +129,9 @@ def _from_names(names: list[str], read: Read, where: object, name: str, test_onl
         if test_only and split == "train" and (images is None or labels is None):
             continue
         if images is None or labels is None:
-            raise DataError(_missing(names, split, images, labels, where))
+            unsplit = _find(names, _IMAGES, ("",)) is not None
+            kind = MissingTestImagesError if unsplit or (split == "test" and images is labels is None) else DataError
+            raise kind(_missing(names, split, images, labels, where))
         try:
             splits[split] = _images(read(images), images), _labels(read(labels), labels)
         except DataError as error:
@@ -130,6 +142,23 @@ def _from_names(names: list[str], read: Read, where: object, name: str, test_onl
         return from_arrays(name, x, y, x_test, y_test, None if classes is None else _class_names(read(classes)))
     except DataError as error:
         raise DataError(f"{where}: {error}") from error
+
+
+def _with_held_out(names: list[str], read: Read, where: object, name: str, count: int, seed: int) -> Dataset:
+    """Return a data set whose test images are held-out training images."""
+    if _find(names, _IMAGES, _TEST) is not None:
+        raise UsageError(f"{where} has test images of its own; leave out data.held_out")
+    words = _TRAIN if _find(names, _IMAGES, _TRAIN) is not None else ("",)
+    images, labels = _find(names, _IMAGES, words), _find(names, _LABELS, words)
+    if images is None or labels is None:
+        raise DataError(_missing(names, "train", images, labels, where))
+    # The arrays under the names of both splits; then the training split is split.
+    both = {f"{kind}_{split}": array for split in _KINDS for kind, array in (("images", images), ("labels", labels))}
+    classes = _find(names, _CLASSES, ("",))
+    whole = _from_names(
+        [*both, *([] if classes is None else [classes])], lambda key: read(both.get(key, key)), where, name, False
+    )
+    return Dataset(name, *hold_out(whole.train, count, seed))
 
 
 def _find(names: list[str], what: tuple[str, ...], splits: tuple[str, ...]) -> str | None:

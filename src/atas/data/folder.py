@@ -16,7 +16,7 @@ from atas._utils.system import available_cpus, host_memory
 from atas.data.dataset import Dataset, Split
 from atas.data.decode import decode, error_text, is_io_error, to_chw
 from atas.data.lazy_images import ImageFiles
-from atas.data.listing import SplitFiles, labels_of, list_splits
+from atas.data.listing import SplitFiles, labels_of, list_held_out, list_splits
 from atas.errors import DataError, UsageError, first_few
 
 CHUNK = 64
@@ -34,6 +34,8 @@ def read_image_folder(
     root_given: bool = True,
     lazy: bool | Literal["train"] | None = None,
     skip_damaged: bool | Collection[str] = False,
+    held_out: int | None = None,
+    seed: int = 0,
     progress: ProgressCallback | None = None,
 ) -> Dataset:
     """Read root/train/<class>/ and root/test/<class>/ (or root/val/) as RGB images of size x size pixels.
@@ -41,10 +43,11 @@ def read_image_folder(
     `lazy` decodes images when they are accessed: True all of them, "train" only those for training. By default, all
     are lazy if they would take too much memory; False decodes all of them now. With `skip_damaged`, images that cannot
     be decoded are left out: True finds them, except among training images that are lazy alone; a collection names
-    them, as `Dataset.skipped` does, relative to `root`.
+    them, as `Dataset.skipped` does, relative to `root`. With `held_out`, that number of the images in root/train/, or
+    in root/<class>/, are the test images, drawn by `seed`.
     """
     _check_size(size)
-    splits = list_splits(root, root_given=root_given)
+    splits = list_splits(root, root_given=root_given) if held_out is None else list_held_out(root, held_out, seed)
     listed = {} if isinstance(skip_damaged, bool) else {root / name: "skipped before" for name in skip_damaged}
     train, test = (split.without(listed) for split in splits) if listed else splits
     eager = (False, False) if lazy is True else (lazy != "train", True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import os
 from abc import ABC, abstractmethod
@@ -15,7 +16,7 @@ import torch
 from torch import Tensor
 
 from atas._utils.system import available_cpus
-from atas.data.decode import decode, error_text, is_io_error, to_chw
+from atas.data.decode import decode, error_text, is_io_error, open_image, to_chw
 from atas.errors import DataError
 
 _CHUNK = 32  # images that a thread reads at a time
@@ -150,6 +151,14 @@ class ImageFiles(LazyImages):
         for name in map(str, self._files):
             digest.update(os.fsencode(f"{name.removeprefix(prefix)}\t{os.stat(name).st_size}\n"))
         return digest.hexdigest()
+
+    def median_side(self, sample: int = 64) -> int | None:
+        """Return the median of the short sides in pixels of some of the files; None if none of them can be opened."""
+        sides = []
+        for path in self._files[:: max(1, len(self._files) // sample)]:
+            with contextlib.suppress(OSError, ValueError), open_image(path) as file:
+                sides.append(min(file.size))
+        return int(np.median(sides)) if sides else None
 
     def read(self, rows: np.ndarray, out: np.ndarray) -> None:
         """Decode the images."""

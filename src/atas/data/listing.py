@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 from collections.abc import Collection
 from dataclasses import dataclass
@@ -11,10 +12,12 @@ import torch
 from PIL import Image
 
 from atas.data import tiny_imagenet
+from atas.data.held_out import check_held_out, stratified_rows
 from atas.data.packed import MANIFEST
-from atas.errors import DataError, first_few
+from atas.errors import DataError, MissingTestImagesError, UsageError, first_few
 
 SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".webp", ".gif", ".tif", ".tiff", ".ppm", ".pgm")
+_TEST_FOLDERS = ("test", "val")
 _UNSUPPORTED = {".heic", ".heif", ".avif"}  # images that Pillow may not list
 
 
@@ -33,12 +36,33 @@ class SplitFiles:
     def without(self, files: Collection[Path]) -> SplitFiles:
         """Return the files except these; raise DataError if nothing remains of a class."""
         left = {name: [path for path in paths if path not in files] for name, paths in self.classes.items()}
-        if empty := [name for name, paths in left.items() if not paths]:
+        if empty := [name for name, paths in left.items() if self.classes[name] and not paths]:
             raise DataError(
                 f"all images of {first_few(empty)} in {self.root} are damaged; repair them, or remove the class from "
                 "both splits."
             )
         return SplitFiles(self.root, left)
+
+
+def is_class_folder(root: Path) -> bool:
+    """Return whether a folder holds two or more folders with images in them, one for each class."""
+    folders = (path for path in root.iterdir() if path.is_dir() and not path.name.startswith("."))
+    with_images = (folder for folder in folders if any(path.suffix.lower() in SUFFIXES for path in folder.iterdir()))
+    return len(list(itertools.islice(with_images, 2))) == 2
+
+
+def list_held_out(root: Path, count: int, seed: int) -> tuple[SplitFiles, SplitFiles]:
+    """Return training files and `count` held-out test files of root/train/<class>/, or of root/<class>/."""
+    if (root / tiny_imagenet.MARKER).is_file() or any((root / name).is_dir() for name in _TEST_FOLDERS):
+        raise UsageError(f"{root} has test images of its own; leave out data.held_out")
+    whole = root / "train" if (root / "train").is_dir() else root
+    listed = SplitFiles(whole, _list_classes(whole))
+    files, labels = listed.files, labels_of(listed)
+    check_held_out(count, len(files))
+    held = {files[row] for row in stratified_rows(labels, count, seed).tolist()}
+    return listed.without(held), SplitFiles(
+        whole, {name: [path for path in paths if path in held] for name, paths in listed.classes.items()}
+    )
 
 
 def list_splits(root: Path, *, root_given: bool = True) -> tuple[SplitFiles, SplitFiles]:
@@ -68,11 +92,14 @@ def _split_folders(root: Path, root_given: bool) -> tuple[Path, Path]:
     if (root / MANIFEST).is_file():
         raise DataError(f"{root.absolute()} holds a packed set, not image files; load it with the name packed.")
     if not train.is_dir():
-        raise DataError(f"there is no folder train in {root.absolute()}{hint}; {remedy}.")
-    for name in ("test", "val"):
+        kind = MissingTestImagesError if root.is_dir() and is_class_folder(root) else DataError
+        raise kind(f"there is no folder train in {root.absolute()}{hint}; {remedy}.")
+    for name in _TEST_FOLDERS:
         if (root / name).is_dir():
             return train, root / name
-    raise DataError(f"there is neither a folder test nor val in {root.absolute()}{hint}; {remedy}.")
+    raise MissingTestImagesError(
+        f"there is neither a folder test nor val in {root.absolute()}{hint}; {remedy}, or set data.held_out."
+    )
 
 
 def _list_classes(split: Path) -> dict[str, list[Path]]:

@@ -61,6 +61,8 @@ def load(
     lazy: bool | Literal["train"] | None = None,
     skip_damaged: bool | Collection[str] = False,
     test_only: bool = False,
+    held_out: int | None = None,
+    seed: int = 0,
     progress: ProgressCallback | None = None,
     trusted: bool = True,
 ) -> Dataset:
@@ -77,7 +79,9 @@ def load(
     those for training, True all of them; by default all, if they would take more than half of the memory. Images of a
     packed set always stay on the disk. `skip_damaged` leaves out images of a folder that cannot be decoded, and lists
     them in `skipped`; the paths of such a list leave out the same images again. `test_only` accepts arrays without a
-    training split, and repeats the test split in its place. `progress` is called while images are read, with the task,
+    training split, and repeats the test split in its place. `held_out` is for folders of images and for arrays without
+    test images: that number of the training images, of each class by its share and drawn by `seed`, are the test
+    images. `progress` is called while images are read, with the task,
     the number done, and the total. Without `trusted`, a function is not imported.
 
     >>> digits = load("digits")
@@ -86,9 +90,9 @@ def load(
     """
     check_argument("name", name, str)
     source = find_source(name, root)
-    _check_options(name, source, size, lazy, skip_damaged)
+    _check_options(name, source, size, lazy, skip_damaged, held_out)
     if source.kind in FOLDERS:
-        return _read_folder(source, size, lazy, skip_damaged, progress)
+        return _read_folder(source, size, lazy, skip_damaged, held_out, seed, progress)
     if source.kind == "function":
         return _call_function(name, source.path, size, progress, trusted=trusted)
     if source.kind == "hub":
@@ -99,9 +103,9 @@ def load(
     if source.kind == "saved":
         return read_saved(source.path, size=size, progress=progress)
     if source.kind == "npz":
-        return read_npz(source.path, test_only=test_only)
+        return read_npz(source.path, test_only=test_only, held_out=held_out, seed=seed)
     if source.kind == "npy":
-        return read_npy_folder(source.path, test_only=test_only)
+        return read_npy_folder(source.path, test_only=test_only, held_out=held_out, seed=seed)
     if source.kind == "idx":
         return read_idx_folder(source.path)
     if source.kind == PACKED:
@@ -111,7 +115,13 @@ def load(
     return read_official(FILE_SETS[source.kind], source.path)
 
 
-def _check_options(name: str, source: Source, size: int | None, lazy: object, skip_damaged: object) -> None:
+def _check_options(
+    name: str, source: Source, size: int | None, lazy: object, skip_damaged: object, held_out: int | None
+) -> None:
+    if held_out is not None and source.kind not in (*FOLDERS, "npz", "npy"):
+        raise UsageError(
+            f"images are held out of image folders and of arrays in files; leave out data.held_out for {name}."
+        )
     if size is not None and source.kind not in _SIZED:
         raise UsageError(
             f"size is for imagefolder, tiny-imagenet, Hugging Face data sets and functions; images of {name} have a "
@@ -131,6 +141,8 @@ def _read_folder(
     size: int | None,
     lazy: bool | Literal["train"] | None,
     skip_damaged: bool | Collection[str],
+    held_out: int | None,
+    seed: int,
     progress: ProgressCallback | None,
 ) -> Dataset:
     assert source.path is not None
@@ -138,7 +150,14 @@ def _read_folder(
     folder = tiny_imagenet.locate_tiny_imagenet(source.path) if tiny else source.path
     side = default_size(source.kind) if size is None else size
     dataset = read_image_folder(
-        folder, side, root_given=source.root_given, lazy=lazy, skip_damaged=skip_damaged, progress=progress
+        folder,
+        side,
+        root_given=source.root_given,
+        lazy=lazy,
+        skip_damaged=skip_damaged,
+        held_out=held_out,
+        seed=seed,
+        progress=progress,
     )
     return tiny_imagenet.named(dataset, folder) if tiny else dataset
 

@@ -50,7 +50,8 @@ class DataConfig:
     `loading` is the location of the training images: `resident` on the device; `streaming` from files or host memory,
     from which `workers` processes (by default one per CPU core) read ahead; or `auto`, resident if they fit. `shards`
     is the number of shards of the examples, by default one for each rank that starts the run; each rank takes one or
-    more."""
+    more. `held_out` is the number of training images that are held out as test images, of each class by its share and
+    drawn by the seed, for image folders and arrays without test images."""
 
     name: str = "cifar10"
     root: str | None = None
@@ -70,6 +71,7 @@ class DataConfig:
     workers: Annotated[int | None, Range("must be at least 1, or left out", ge=1)] = None
     shards: Annotated[int | None, _AT_LEAST_1] = None
     skip_damaged: bool | None = None
+    held_out: Annotated[int | None, _AT_LEAST_1] = None
 
     @property
     def label(self) -> str:

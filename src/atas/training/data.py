@@ -130,6 +130,8 @@ def load_data(
             place,
             size=config.size,
             skip_damaged=bool(config.skip_damaged),
+            held_out=config.held_out,
+            seed=recipe.training.seed,
             progress=progress,
             trusted=recipe.trusted,
         )
@@ -142,13 +144,17 @@ def load_data(
         size=config.size,
         lazy=lazy,
         skip_damaged=bool(config.skip_damaged) if skipped is None else skipped,
+        held_out=config.held_out,
+        seed=recipe.training.seed,
         progress=progress,
         trusted=recipe.trusted,
     )
 
 
 def _load_packed(config: DataConfig, folder: str | None) -> Dataset:
-    packed = datasets.load(config.name, folder, skip_damaged=bool(config.skip_damaged), trusted=False)
+    packed = datasets.load(
+        config.name, folder, skip_damaged=bool(config.skip_damaged), held_out=config.held_out, trusted=False
+    )
     side = packed.shape[1]
     if config.size not in (None, side):
         raise DataError(

@@ -108,7 +108,7 @@ def train(
         with world.comm_errors(f"continue from the last checkpoint with {options}"):
 
             def resumes_run() -> bool:
-                return _resumes(run_folder, resolved, resume=resume, overwrite=overwrite)
+                return check_folder(run_folder, resolved, resume=resume, overwrite=overwrite)
 
             world.on_rank0(resumes_run)  # before anything is created: the folder may hold something else
             with (
@@ -288,8 +288,8 @@ def _finished_run(trainer: Trainer) -> Run:
     return Run(run_folder.path, trainer.recipe, eval_mode(model), [])
 
 
-def _resumes(run_folder: RunFolder, recipe: Recipe, *, resume: bool, overwrite: bool) -> bool:
-    """Return whether to resume the run in the folder; raise UsageError if the folder must not be overwritten."""
+def check_folder(run_folder: RunFolder, recipe: Recipe, *, resume: bool, overwrite: bool) -> bool:
+    """Return whether to resume the run in a folder; raise UsageError if the folder must not be overwritten."""
     if not run_folder.recipe.exists():
         if run_folder.path.exists() and any(not path.name.startswith(".") for path in run_folder.path.iterdir()):
             raise UsageError(

@@ -1,0 +1,320 @@
+"""Settings of a training from the size of its data and the time it may take: functions of numbers alone.
+
+The method is `atas-plus`. Its settings follow the recipes of 10 to 300 epochs for CIFAR-10, between which they are
+interpolated; crops, batches and the network follow the images, the number of epochs follows what a step was measured to
+take.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from atas.errors import UsageError
+
+MIN_EPOCHS = 3  # fewer teach nothing
+MIN_EVALUATED = 100  # test images, if there are as many
+ATTACKS = (("fgsm", "pgd50", "autoattack"), ("fgsm", "pgd50", "apgd-t"), ("fgsm", "pgd50"), ("fgsm", "pgd10"))
+"""The attacks of an evaluation, the strongest first; those that fit into the time are run."""
+
+_MAX_EPOCHS = 300  # of the longest recipe, or more on small data:
+_MAX_UPDATES = 20_000
+_MIN_HELD_OUT, _MAX_HELD_OUT = 100, 5000
+_LEAST_IMAGES = 10  # that can be split into training and test images
+_UPDATES_PER_EPOCH = 24  # at least, if the batch is not the smallest
+_MIN_BATCH, _MAX_BATCH = 16, 128
+_SMALL, _LARGE = 24, 64  # sides in pixels from which on the network is another one
+_SIDES = (64, 128, 224)  # to which photos are resized
+_EPOCHS_FOR_SIZE = 30  # that must fit into the time before photos are made larger
+_GRID, _STORED_IN_FULL = 32, 96  # side of stored perturbations; largest side of images at which every pixel has its own
+_EVALUATION_SHARE, _LARGEST_EVALUATION_SHARE = 0.3, 0.4  # of the time
+_OVERRUN = 1.2  # of the time, for an evaluation of the least number of images
+_ASSUMED_ROBUST = 0.7  # share of the images that all attacks have to be run on, before it is known
+_STEP_WORK = 5  # forward passes that a step takes as long as: two, a backward pass to the input, one to the weights
+_UPRIGHT = ("digits", "mnist", "svhn")  # data whose classes a flip changes
+
+
+@dataclass(frozen=True)
+class Task:
+    """What is to be learnt: the number of training images, their shape (C, H, W), whether they are grey, the name of
+    the data, and eps."""
+
+    images: int
+    shape: tuple[int, int, int]
+    grey: bool
+    data: str
+    eps: float
+
+    @property
+    def side(self) -> int:
+        """The short side of an image in pixels."""
+        return min(self.shape[1:])
+
+    @property
+    def flips(self) -> bool:
+        """Whether training images are flipped. Grey images are often digits or letters, which a flip changes."""
+        return not self.grey and self.data not in _UPRIGHT
+
+
+@dataclass(frozen=True)
+class Network:
+    """What settings depend on: whether the network normalises over batches, and whether its weights are trained."""
+
+    batchnorm: bool = True
+    trained: bool = False
+
+
+@dataclass(frozen=True)
+class Costs:
+    """Measured seconds: of a training step, of what follows each epoch (monitor, saving), of what a training takes
+    besides, and of a query of the evaluation for one image, as a forward pass."""
+
+    step: float
+    epoch: float
+    fixed: float
+    query: float
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The length of the training, and what the evaluation may take."""
+
+    epochs: int
+    epoch_seconds: float
+    fixed_seconds: float
+    evaluation_seconds: float
+    too_short: bool
+    """Whether the time is less than the smallest training takes."""
+    longest: bool
+    """Whether there is time for more epochs than are useful."""
+
+    @property
+    def training_seconds(self) -> float:
+        """The time until the end of the training."""
+        return self.seconds_for(self.epochs)
+
+    def seconds_for(self, epochs: int) -> float:
+        """Return the time until the end of a training of this many epochs."""
+        return self.fixed_seconds + epochs * self.epoch_seconds
+
+
+def held_out_images(images: int) -> int:
+    """Return how many of the training images to hold out as test images: a tenth, from 100 to 5,000, at most a third.
+
+    >>> held_out_images(2000), held_out_images(200), held_out_images(100_000)
+    (200, 66, 5000)
+    """
+    if images < _LEAST_IMAGES:
+        raise UsageError(f"there are {images} images in all, too few to train and to test on; add some")
+    return min(max(images // 10, _MIN_HELD_OUT), _MAX_HELD_OUT, images // 3)
+
+
+def networks(shape: Sequence[int]) -> tuple[str, ...]:
+    """Return networks for images of this shape, the best first; a later one is for less time.
+
+    >>> networks((1, 8, 8)), networks((3, 32, 32)), networks((3, 224, 224))
+    (('small-cnn',), ('preact-resnet18', 'small-cnn'), ('resnet18',))
+    """
+    side = min(shape[1:])
+    if side < _SMALL:
+        return ("small-cnn",)
+    return ("preact-resnet18", "small-cnn") if side < _LARGE else ("resnet18",)
+
+
+def stored_side(original: int | None) -> int:
+    """Return the side in pixels of photos in a first try: 64, or that of the originals if they are smaller."""
+    return _SIDES[0] if original is None else max(1, min(original, _SIDES[0]))
+
+
+def larger_side(original: int | None, side: int, epoch_seconds: float, seconds: float) -> int:
+    """Return the largest side of photos for which 30 epochs fit into the time, not above that of the originals.
+
+    >>> larger_side(500, 64, epoch_seconds=2, seconds=600), larger_side(100, 64, 1, 600), larger_side(500, 64, 9, 60)
+    (128, 64, 64)
+    """
+    fitting = [
+        larger
+        for larger in _SIDES
+        if side < larger <= (original or side)
+        and _EPOCHS_FOR_SIZE * epoch_seconds * (larger / side) ** 2 <= (1 - _EVALUATION_SHARE) * seconds
+    ]
+    return max(fitting, default=side)
+
+
+def batch_size(images: int) -> int:
+    """Return the batch size for this number of images: a power of two, 16 to 128, that gives an epoch 24 updates.
+
+    >>> batch_size(200), batch_size(1297), batch_size(50_000)
+    (16, 32, 128)
+    """
+    share = max(images // _UPDATES_PER_EPOCH, 1)
+    return min(max(2 ** int(math.log2(share)), _MIN_BATCH), _MAX_BATCH)
+
+
+def without_single(batch: int, images: int) -> int:
+    """Return the batch size, or the next larger one after which no batch of an epoch has a single image.
+
+    BatchNorm has no variance of one value.
+
+    >>> without_single(16, 33), without_single(16, 40)
+    (17, 16)
+    """
+    while images > 1 and images % batch == 1:
+        batch += 1
+    return batch
+
+
+def most_epochs(steps: int) -> int:
+    """Return the largest useful number of epochs of this many steps.
+
+    >>> most_epochs(391), most_epochs(10)
+    (300, 2000)
+    """
+    return max(_MAX_EPOCHS, -(-_MAX_UPDATES // steps))
+
+
+def recipe_values(task: Task, network: Network, batch: int, epochs: int, steps: int) -> dict[str, Any]:
+    """Return values of a recipe by dotted keys, for a training of `epochs` epochs of `steps` steps."""
+    share, decay, peak_at = (_interpolate(epochs, points) for points in (_SHARE, _DECAY, _PEAK_AT))
+    warmup = min(5, epochs // 5)
+    return {
+        "data.pad": min(task.side // 8, task.side - 1),
+        "data.flip": task.flips,
+        "method.name": "atas-plus",
+        "method.norm": "linf",
+        "method.eps": task.eps,
+        "method.c": "auto",
+        "method.max_step": "auto",
+        "method.clip": "auto",
+        "method.share": share,
+        "method.decay": decay,
+        "method.from_epoch": warmup,
+        "method.warmup_epochs": warmup,
+        **({"method.grid": _GRID} if max(task.shape[1:]) > _STORED_IN_FULL else {}),
+        **_optimizer_values(network, batch, peak_at),
+        "training.epochs": epochs,
+        "training.batch_size": batch,
+        "training.ema": averaging(epochs * steps),
+        "training.on_collapse": "rollback",
+        "training.loggers": (),
+    }
+
+
+# Settings of the recipes by their epochs: share and decay of the remembered predictions, and the learning rate's peak.
+_SHARE = ((3, 0.0), (10, 0.2), (30, 0.4), (100, 0.7))
+_DECAY = ((30, 0.7), (100, 0.9))
+_PEAK_AT = ((30, 0.4), (100, 0.1))
+_HORIZON = (500, 3910, 0.68)  # of averaged weights, in updates: of the recipe of 10 epochs, and its growth
+
+
+def _interpolate(epochs: int, points: Sequence[tuple[int, float]]) -> float:
+    """Return the value at a number of epochs, linear in its logarithm between the points, and constant outside.
+
+    >>> _interpolate(2, _SHARE), _interpolate(30, _SHARE), _interpolate(55, _SHARE), _interpolate(500, _SHARE)
+    (0.0, 0.4, 0.55, 0.7)
+    """
+    if epochs <= points[0][0]:
+        return points[0][1]
+    for (left, low), (right, high) in itertools.pairwise(points):
+        if epochs <= right:
+            return round(low + (high - low) * math.log(epochs / left) / math.log(right / left), 2)
+    return points[-1][1]
+
+
+def averaging(updates: int) -> float:
+    """Return the decay of averaged weights: its horizon grows with the training, and is an eighth of it at most.
+
+    >>> averaging(3910), averaging(39_100), averaging(800)
+    (0.998, 0.99958, 0.99)
+    """
+    at_first, of_updates, growth = _HORIZON
+    horizon = min(at_first * (updates / of_updates) ** growth, updates / 8)
+    return 0.0 if horizon < 2 else float(f"{1 - 1 / horizon:.{2 + int(math.log10(horizon))}f}")
+
+
+def _optimizer_values(network: Network, batch: int, peak_at: float) -> dict[str, Any]:
+    """Return the optimiser and the learning rate; that of trained weights is a quarter, so that they are not lost."""
+    factor = _FINE_TUNING if network.trained else 1.0
+    if network.batchnorm:
+        return {
+            "optimizer.name": "sgd",
+            "optimizer.momentum": 0.9,
+            "optimizer.weight_decay": 5e-4,
+            "schedule.name": "cyclic",
+            "schedule.peak": float(f"{_SGD_PEAK * factor * min(1.0, math.sqrt(batch / _MAX_BATCH)):.2g}"),
+            "schedule.peak_at": peak_at,
+            "schedule.final": 0.05,
+        }
+    return {
+        "optimizer.name": "adamw",
+        "optimizer.weight_decay": 0.05,
+        "optimizer.decay_norms": False,
+        "optimizer.clip_norm": 1.0,
+        "schedule.name": "cosine",
+        "schedule.peak": float(f"{_ADAM_PEAK * factor:.2g}"),
+        "schedule.warmup": 0.05,
+        "schedule.final": 0.01,
+    }
+
+
+_SGD_PEAK, _ADAM_PEAK, _FINE_TUNING = 0.2, 1e-3, 0.25
+
+
+def affordable(seconds: float, of_image: float, least: int, most: int) -> int:
+    """Return how many images a measurement may use, if it may take these seconds and takes so many for each image.
+
+    >>> affordable(1.0, 0.1, least=4, most=100), affordable(1.0, 1.0, 4, 100), affordable(1.0, 1e-6, 4, 100)
+    (10, 4, 100)
+    """
+    return max(least, min(most, int(seconds / max(of_image, 1e-9))))
+
+
+def takes_too_long(forward: float, images: int, seconds: float) -> bool:
+    """Return whether the smallest training takes longer than the time, by the seconds of a forward pass for an image.
+
+    >>> takes_too_long(0.1, 500, 120), takes_too_long(0.001, 500, 120)
+    (True, False)
+    """
+    return MIN_EPOCHS * images * _STEP_WORK * forward > seconds
+
+
+def plan(seconds: float, steps: int, costs: Costs, test_images: int, work: Sequence[float]) -> Plan:
+    """Choose the number of epochs of `steps` steps, so that training and evaluation take `seconds`.
+
+    The evaluation gets 30% of the time, up to 40% if the least number of images needs that, and less if all
+    `test_images` take less. `work` is that of each of `ATTACKS` on an image that withstands them, in queries.
+    """
+    strongest = costs.query * _ASSUMED_ROBUST * work[0]
+    smallest, whole = (strongest * min(images, test_images) for images in (MIN_EVALUATED, test_images))
+    share = min(max(_EVALUATION_SHARE * seconds, smallest), _LARGEST_EVALUATION_SHARE * seconds)
+    evaluation = min(share, whole)
+    per_epoch = steps * costs.step + costs.epoch
+    fitting = int((seconds - evaluation - costs.fixed) / per_epoch)
+    most = most_epochs(steps)
+    epochs = min(max(fitting, MIN_EPOCHS), most)
+    return Plan(epochs, per_epoch, costs.fixed, evaluation, fitting < MIN_EPOCHS, fitting > most)
+
+
+def choose_attacks(
+    seconds_left: float, total: float, query: float, robust: float, test_images: int, work: Sequence[float]
+) -> tuple[int, tuple[str, ...]]:
+    """Return the number of test images and the attacks that fit into the time left of `total` seconds.
+
+    `robust` is the share of images that a first attack did not break. The strongest attacks are chosen that the least
+    number of images takes at most a fifth of the time too long for.
+
+    >>> choose_attacks(30, 100, 1e-5, 0.5, 10_000, (10_000, 2000, 100, 30))
+    (600, ('fgsm', 'pgd50', 'autoattack'))
+    >>> choose_attacks(30, 100, 1e-3, 0.5, 10_000, (10_000, 2000, 100, 30))[1]
+    ('fgsm', 'pgd50')
+    """
+    least = min(MIN_EVALUATED, test_images)
+    allowed = seconds_left + (_OVERRUN - 1) * total
+    for attacks, queries in zip(ATTACKS, work, strict=True):
+        of_image = max(query * max(robust, 1 / least) * queries, 1e-12)
+        if least * of_image <= allowed:
+            return max(least, int(min(max(seconds_left, 0) / of_image, test_images))), attacks
+    return least, ATTACKS[-1]

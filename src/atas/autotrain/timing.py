@@ -1,0 +1,161 @@
+"""Try a training and an evaluation for real, and measure what they take on this machine."""
+
+from __future__ import annotations
+
+import copy
+import statistics
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import nn
+
+from atas import attacks
+from atas.attacks import StagedAttack
+from atas.autotrain.settings import affordable
+from atas.core.autograd import eval_mode
+from atas.data import Dataset, Split
+from atas.evaluation import Evaluation, evaluate
+from atas.evaluation.runner import max_queries, query_cost
+from atas.recipes import Recipe
+from atas.threat import Linf
+from atas.training.build import build
+from atas.training.checkpoint import CheckpointManager
+from atas.training.engine import Engine
+
+_EPOCHS = 30  # of the training that is tried
+_WARMUP_STEPS, _MAX_STEPS = 8, 200
+_HARMLESS = 1e-6  # eps of an attack that breaks nothing, so that it makes all of its steps
+TRIED = "pgd10"
+"""The attack that evaluations are tried with."""
+_TRIED_WORK = 30  # forward passes that it takes as long as, for an image
+_TRIED_IMAGES, _PROBED, _FEW = 100, 64, 4
+_PROBE_PASSES = 27  # forward passes that the monitor takes as long as, for an image
+_GRADIENT_COST = 2.5  # of a query of PGD, in forward passes
+
+
+@dataclass(frozen=True)
+class TrainingCosts:
+    """Measured seconds: to prepare a training, of a step, of the monitor for an image, and to save a checkpoint of the
+    network and of the images."""
+
+    preparation: float
+    step: float
+    probe: float
+    saving: float
+
+
+def measure_forward(model: nn.Module, images: Split, device: torch.device) -> float:
+    """Return the seconds of a forward pass for an image, roughly: by a few images."""
+    model, x = eval_mode(copy.deepcopy(model).to(device)), (images.images[:_FEW].float() / 255).to(device)
+    clock = Clock(device)
+    with torch.no_grad():
+        return min(_timed(lambda: model(x), clock) for _ in range(2)) / len(x)
+
+
+def measure_training(
+    recipe: Recipe, sample: Dataset, model: nn.Module, images: int, forward: float, seconds: float
+) -> TrainingCosts:
+    """Try steps on some of the training images for about this many seconds, and all that an epoch ends with.
+
+    The training will have `images` images; `forward` is the rough time of a pass. The model stays as it is.
+    """
+    began = time.perf_counter()
+    most = max(1, min(_PROBED, len(sample.train) // 5))
+    probe_images = affordable(seconds, _PROBE_PASSES * forward, min(_FEW, most), most)
+    recipe = recipe.with_values(
+        {"training.epochs": _EPOCHS, "data.loading": "resident", "training.probe": probe_images}
+    )
+    parts = build(recipe, sample, copy.deepcopy(model), _ignore)
+    engine, monitor = parts.engine, parts.monitor
+    engine.prepare(_EPOCHS - 1)
+    clock = Clock(engine.device)
+    preparation = clock() - began
+    _time_steps(engine, clock, _WARMUP_STEPS, seconds)
+    step = _time_steps(engine, clock, _MAX_STEPS, seconds)
+    probe = _timed(lambda: monitor.probe(engine.eval_model, engine.run), clock)
+    if probe < seconds:  # the first is slower
+        probe = _timed(lambda: monitor.probe(engine.eval_model, engine.run), clock)
+    with tempfile.TemporaryDirectory() as folder:
+        checkpoints = CheckpointManager(Path(folder), engine, parts.data_fingerprints)
+        saving = min(_timed(lambda: checkpoints.save(Path(folder, "checkpoint"), {}), clock) for _ in range(2))
+    engine.loader.close()
+    return TrainingCosts(preparation, step, probe / len(monitor.images), saving * _growth(engine, images))
+
+
+class Clock:
+    """Tells the time in seconds, when the device has finished its work."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+
+    def __call__(self) -> float:
+        """Wait for the device, and return the time."""
+        if self._device.type == "cuda":
+            torch.cuda.synchronize(self._device)
+        return time.perf_counter()
+
+
+def _time_steps(engine: Engine, clock: Clock, most: int, seconds: float) -> float:
+    """Return the median time of at most so many steps, or of one if it takes longer than `seconds`."""
+    began, times = clock(), list[float]()
+    while len(times) < most and (not times or clock() - began < seconds):
+        if len(times) % len(engine.loader) == 0:
+            engine.start_epoch(_EPOCHS - 1, 0)
+        times.append(_timed(engine.step, clock))
+    return statistics.median(times)
+
+
+def _timed(function: Callable[[], object], clock: Clock) -> float:
+    began = clock()
+    function()
+    return clock() - began
+
+
+def _growth(engine: Engine, images: int) -> float:
+    """Return how much larger a checkpoint is with this number of images, which have a perturbation each."""
+    of_images = engine.sharded_tensors()
+    sizes = {name: tensor.numel() * tensor.element_size() for name, tensor in engine.state_tensors().items()}
+    whole, per_image = sum(sizes.values()), sum(size for name, size in sizes.items() if name in of_images)
+    return 1 + per_image / whole * (images / len(engine.loader.labels) - 1)
+
+
+def measure_query(model: nn.Module, images: Split, device: torch.device, forward: float, seconds: float) -> float:
+    """Return the seconds of a forward pass in an attack, for one image, with all that attacks do around it.
+
+    Images are attacked for about this many seconds; `forward` is the rough time of a pass.
+    """
+    model = eval_mode(copy.deepcopy(model).to(device))
+    x = images.images[: affordable(seconds, _TRIED_WORK * forward, _FEW, _TRIED_IMAGES)].float() / 255
+    with torch.no_grad():
+        predicted = model(x.to(device)).argmax(1).cpu()
+    fastest = float("inf")
+    began = time.perf_counter()
+    while fastest == float("inf") or time.perf_counter() - began < seconds / 2:  # the first compiles, and fills caches
+        result = evaluate(model, x, predicted, Linf(_HARMLESS), attacks=(TRIED,), details=False)
+        fastest = min(fastest, seconds_of_query(result))
+    return fastest
+
+
+def seconds_of_query(result: Evaluation) -> float:
+    """Return the seconds of a forward pass for one image, by an evaluation with PGD-10."""
+    return result.seconds[TRIED] / max(result.queries[TRIED], 1) / _GRADIENT_COST
+
+
+def attack_work(names: Sequence[str], classes: int) -> float:
+    """Return the work of attacks on an image that withstands them, in forward passes.
+
+    >>> round(attack_work(["fgsm", "pgd50"], classes=10))
+    128
+    """
+    created = [attacks.create(name) for name in names]
+    searches = [search for attack in created if isinstance(attack, StagedAttack) for search in attack.stages]
+    single = len(created) - sum(isinstance(attack, StagedAttack) for attack in created)
+    return single * _GRADIENT_COST + sum(max_queries(search, classes) * query_cost(search) for search in searches)
+
+
+def _ignore(_: str) -> None:
+    """Show nothing: the training itself says the same again."""
