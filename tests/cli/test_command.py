@@ -183,7 +183,7 @@ def test_ls_describes_everything_in_numbers(command):
         (["train", "x", "--epochs", "3"], "no such option: --epochs; did you mean --set training.epochs=3? See atas"),
         (["train", "x", "--lr=0.1"], "did you mean --set schedule.peak=0.1?"),
         (["train", "x", "--batch-size", "8"], "did you mean --set training.batch_size=8?"),
-        (["train", "x", "--eps", "8/255", "--seed", "1"], "did you mean --set method.eps=8/255?"),
+        (["train", "x", "--eps", "8/255", "--seed", "1"], "with a recipe, pass --set method.eps=8/255"),
         (["train", "--model", "--seed", "1"], "did you mean --set model.name=VALUE?"),
         (["bench", "x", "--epoch", "3"], "did you mean --set training.epochs=3?"),
         (["reproduce", "table-cifar10", "--max-step", "0.1"], "did you mean --set method.max_step=0.1?"),

@@ -125,6 +125,7 @@ def _load(values: Mapping[str, Any], lazy: Literal[True] | None = None, seed: in
         skip_damaged=bool(values.get("data.skip_damaged")),
         held_out=values.get("data.held_out"),
         seed=seed,
+        trusted=True,  # the caller named it
     )
 
 

@@ -129,7 +129,7 @@ def _misused(error: Any) -> str:
 
 def _unknown_option(error: Any) -> str:
     """Name an unknown option with the option or the recipe key that was probably meant."""
-    option, similar = error.option_name, " or ".join(sorted(error.possibilities or ()))
+    option, similar = error.option_name, next(iter(error.possibilities or ()), "")  # the most similar is first
     hint = hint_for_option(option, sys.argv[1:], exact=bool(similar)) if _takes_assignments(error.ctx) else None
     meant = hint or similar
     return f"no such option: {option}" + (f"; did you mean {meant}?" if meant else "")
