@@ -221,8 +221,13 @@ def test_cross_entropy_with_distributions(batch, classes, kind):
 @pytest.mark.parametrize("smoothing", [0.0, 0.1])
 @pytest.mark.parametrize("remember", [True, False])
 def test_targets(batch, classes, share, smoothing, remember):
-    settings = {"smoothing": smoothing, "noise": "uniform", "share": share, "decay": 0.7, "from_epoch": 1}
-    ours, theirs = (targets.create(classes, **settings) or targets.LabelTargets() for _ in range(2))
+    remembered = {"share": share, "decay": 0.7, "from_epoch": 1}
+    ours, theirs = (
+        targets.RememberedPredictions(classes, smoothing=smoothing, **remembered)
+        if share
+        else targets.LabelTargets(smoothing=smoothing)
+        for _ in range(2)
+    )
     for each in (ours, theirs):
         each.setup(batch + 4, DEVICE)
     index = torch.randperm(batch + 4, device=DEVICE)[:batch]
