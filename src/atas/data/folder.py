@@ -10,7 +10,7 @@ from typing import Literal
 import numpy as np
 import torch
 
-from atas._utils.console import ProgressCallback
+from atas._utils.console import ProgressCallback, no_progress
 from atas._utils.formatting import format_bytes
 from atas._utils.system import available_cpus, host_memory
 from atas.data.dataset import Dataset, Split
@@ -114,7 +114,7 @@ def _decode_each(
     progress: ProgressCallback | None,
 ) -> Damaged:
     """Call `keep` with the number and the pixels of each image, in several threads; return those that are damaged."""
-    report = progress or (lambda what, done, total: None)
+    report = progress or no_progress
     if not files:
         return {}
 

@@ -18,7 +18,7 @@ import numpy as np
 import PIL
 
 from atas import __version__
-from atas._utils.console import ProgressCallback
+from atas._utils.console import ProgressCallback, no_progress
 from atas._utils.files import file_lock, read_json, remove_temporaries_in, write_text
 from atas._utils.formatting import format_bytes
 from atas.data.decode import FITS
@@ -107,7 +107,7 @@ def _write_shards(
 ) -> list[ShardResult]:
     processed = shared_array((len(shards),), np.int64)
     total = sum(len(job.files) for job in shards)
-    report = progress or (lambda what, done, total: None)
+    report = progress or no_progress
 
     def work(number: int) -> ShardResult:
         def count(done: int) -> None:

@@ -15,7 +15,7 @@ from importlib.resources import files
 from pathlib import Path
 from typing import TypedDict
 
-from atas._utils.console import ProgressCallback
+from atas._utils.console import ProgressCallback, no_progress
 from atas._utils.download import DownloadError, download
 from atas._utils.files import write_atomically
 from atas._utils.formatting import first_line
@@ -86,7 +86,7 @@ def _from_mirror(name: str, mirror: str, progress: ProgressCallback | None) -> P
     url = f"{mirror.rstrip('/')}/{name}/{FILE}"
 
     def fetch(temporary: Path) -> None:
-        download(url, temporary, progress)
+        download(url, temporary, progress or no_progress)
         _check(name, temporary, url)
 
     try:
