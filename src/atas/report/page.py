@@ -8,9 +8,9 @@ from pathlib import Path
 from atas._utils.files import check_writable, write_text
 from atas.models.weights import GIVEN
 from atas.report.elements import Section
-from atas.report.paper import Paper
 from atas.report.run_view import RunView
 from atas.report.sections import classes, comparison, examples, notes, seeds, summary, training
+from atas.report.sections.summary import Paper
 from atas.report.seed_groups import SeedGroup, run_folders, summarise_groups
 from atas.report.summary import RunSummary, summarise
 
