@@ -1,5 +1,7 @@
-"""A run: the folder of a training with its recipe, metrics, checkpoints and weights. Folders of several runs:
-the seeds of one recipe in `seed-0`, `seed-1`, ..., and runs side by side."""
+"""A run: the folder of a training with its recipe, metrics, checkpoints and weights; and folders of several runs.
+
+The seeds of one recipe are in `seed-0`, `seed-1`, ... of a folder.
+"""
 
 from __future__ import annotations
 
