@@ -22,7 +22,7 @@ from atas._utils.console import ProgressCallback, no_progress
 from atas._utils.files import file_lock, read_json, remove_temporaries_in, write_text
 from atas._utils.formatting import format_bytes
 from atas.data.decode import FITS
-from atas.data.listing import labels_of, list_splits
+from atas.data.folder import labels_of, list_splits
 from atas.data.packed import (
     CHECKSUM,
     KIND,

@@ -8,8 +8,8 @@ from pathlib import Path
 
 from atas._utils.imports import is_code
 from atas.data.cifar import SPECS
+from atas.data.folder import is_class_folder
 from atas.data.hugging_face import MARKERS, PREFIX
-from atas.data.listing import is_class_folder
 from atas.data.official import FILE_SETS, IDX_FILES, find_file
 from atas.data.packed import MANIFEST
 from atas.errors import DataError, UsageError, unknown
