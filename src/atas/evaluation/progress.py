@@ -37,13 +37,13 @@ class Status:
     """The warning that the note quotes. The result lists all warnings again."""
 
 
-ProgressCallback = Callable[[Status], None]
+StatusCallback = Callable[[Status], None]
 
 
 class ProgressMeter:
     """Measures work in forward passes: done by this process, done before a stop, and the maximum that is left."""
 
-    def __init__(self, callback: ProgressCallback | None) -> None:
+    def __init__(self, callback: StatusCallback | None) -> None:
         self._callback = callback
         self._left: dict[StageKey, float] = {}
         self._made = self._before = 0.0
