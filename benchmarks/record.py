@@ -53,7 +53,7 @@ from atas.evaluation import evaluate
 from atas.evaluation.intervals import paired_difference
 from atas.models.weights import load_weights
 from atas.sweeps import Measurement, Plan, PlanProgress, Store, Trial
-from atas.sweeps.execute import hold_out
+from atas.sweeps.execute import held_out_as_test
 from atas.sweeps.trial import FinishedTraining
 from atas.threat import Threat
 from atas.training.data import eval_view
@@ -82,7 +82,7 @@ class HeldOut(Measurement):
         models = {FINAL: training.model}
         for decay in recipe.training.ema_decays[1:]:
             models[f"{decay:g}"] = load_weights(folder.average(decay)).to(training.device)
-        images = eval_view(hold_out(training.data, training.trial.held_out), recipe.data).test
+        images = eval_view(held_out_as_test(training.data, training.trial.held_out), recipe.data).test
         return {"models": {name: self._figures(model, images, recipe.threat) for name, model in models.items()}}
 
     def _figures(self, model: nn.Module, images: Split, threat: Threat) -> dict[str, Any]:

@@ -11,9 +11,13 @@ from PIL import Image
 import atas
 from atas.errors import DataError, UsageError
 from atas.evaluation import Evaluation, evaluate
-from atas.evaluation.corruptions import corrupt, names
+from atas.evaluation.corruptions import Corruption, names
 
 GREY = torch.full((4, 3, 32, 32), 0.5)
+
+
+def corrupt(x, name, severity, **options):
+    return Corruption(name, severity)(None, x, None, None, **options)
 
 
 @pytest.mark.parametrize("name", names())

@@ -18,8 +18,7 @@ from atas.paper.subsets import NormSubset
 from atas.sweeps import Plan, PlanProgress, Store
 from atas.sweeps import locks as locks_module
 from atas.sweeps.locks import Locks
-from atas.sweeps.markdown import provenance
-from atas.sweeps.seed_stats import format_training_time
+from atas.sweeps.markdown import format_training_time, provenance
 from atas.training import train
 from atas.training.trainer import Interrupted
 

@@ -1,4 +1,4 @@
-"""Processors and memory that this process may use."""
+"""Processors, memory and the cache folder that this process may use."""
 
 from __future__ import annotations
 
@@ -26,3 +26,10 @@ def host_memory(limits: Sequence[str | Path] = _CGROUP_LIMITS) -> int:
 def available_cpus() -> int:
     """Return the number of processors that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def cache_dir() -> Path:
+    """Return $ATAS_CACHE, or `atas` in the user's cache folder."""
+    if named := os.environ.get("ATAS_CACHE"):
+        return Path(named).expanduser()
+    return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "atas"

@@ -93,11 +93,6 @@ class PointStore:
             self._log(f"cannot save the perturbed images in {path} ({error}); continuing without saving")
 
 
-def check_path(path: Path, option: str = "the file of perturbed images") -> None:
-    """Raise UsageError unless perturbed images can be written to a file of this name."""
-    check_output_path(path, option, *ENDINGS)
-
-
 def check_replaceable(path: Path) -> None:
     """Raise UsageError if the path holds something else than perturbed images, which must not be lost."""
     if path.exists() and not _holds_adversarial(path):
@@ -121,7 +116,7 @@ def save_adversarial(result: Evaluation, path: str | os.PathLike[str]) -> None:
     The arrays are `labels`, `x_adv.<attack>` and `correct.<attack>`, and `correct.clean`.
     """
     path = Path(path)
-    check_path(path)
+    check_output_path(path, "the file of perturbed images", *ENDINGS)
     check_replaceable(path)
     if result.labels is None:
         raise UsageError("the evaluation kept no perturbed images: pass keep=True to atas.evaluate")

@@ -126,23 +126,6 @@ def names() -> list[str]:
     return list(_CORRUPTIONS)
 
 
-def corrupt(x: Tensor, name: str, severity: int, *, seed: int = 0, index: Tensor | None = None) -> Tensor:
-    """Return corrupted images.
-
-    Args:
-        x: images in [0, 1], float (N, C, H, W).
-        name: a name of `names()`.
-        severity: from 1 to 5.
-        seed: another seed gives other noise.
-        index: position of each example (N,) in its data set; 0 to N-1 by default.
-
-    >>> x = torch.full((2, 1, 4, 4), 0.5)
-    >>> corrupt(x, "brightness", 2).unique().tolist() == [torch.tensor(0.6).item()]
-    True
-    """
-    return Corruption(name, severity)(None, x, None, None, seed=seed, index=index)
-
-
 @dataclass(frozen=True)
 class Corruption:
     """A corruption at one severity, in the form of an attack; it takes no notice of the model and the threat model."""

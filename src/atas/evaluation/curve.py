@@ -28,7 +28,7 @@ from atas.evaluation.backend import device_context, hookable, model_dtype, resol
 from atas.evaluation.evaluator import evaluate
 from atas.evaluation.inputs import ChunkReader, MapDataset, open_source
 from atas.evaluation.intervals import wilson
-from atas.evaluation.progress import ProgressCallback
+from atas.evaluation.progress import StatusCallback
 from atas.evaluation.result import CURVE_KIND, Evaluation
 from atas.evaluation.resume import SAVE_INTERVAL
 from atas.evaluation.warnings import EvaluationWarning
@@ -178,7 +178,7 @@ def accuracy_curve(
     seed: int = 0,
     step_size: float | None = None,
     precision: str = "auto",
-    progress: ProgressCallback | None = None,
+    progress: StatusCallback | None = None,
     progress_file: str | os.PathLike[str] | None = None,
     progress_interval: float = SAVE_INTERVAL,
 ) -> AccuracyCurve:

@@ -47,7 +47,7 @@ from atas.evaluation.inputs import (
     open_source,
     select_targets,
 )
-from atas.evaluation.progress import ProgressCallback, ProgressMeter
+from atas.evaluation.progress import ProgressMeter, StatusCallback
 from atas.evaluation.result import MAX_LABELS, WORST, Evaluation, Stage
 from atas.evaluation.resume import SAVE_INTERVAL, ProgressFile
 from atas.evaluation.runner import FIRST_STAGE, ROBUST, AttackOutcome, AttackRunner, total_max_queries
@@ -77,7 +77,7 @@ def evaluate(
     seed: int = 0,
     step_size: float | None = None,
     precision: str = "auto",
-    progress: ProgressCallback | None = None,
+    progress: StatusCallback | None = None,
     progress_file: str | os.PathLike[str] | None = None,
     progress_interval: float = SAVE_INTERVAL,
     chunk_bytes: int = CHUNK_BYTES,

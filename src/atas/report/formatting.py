@@ -7,13 +7,13 @@ from atas.evaluation import Evaluation
 from atas.threat import Threat
 
 
-def percent(share: float, digits: int = 1) -> str:
+def percent(share: float) -> str:
     """Format a share in percent, without the sign.
 
     >>> percent(0.6025)
     '60.2'
     """
-    return f"{100 * share:.{digits}f}"
+    return f"{100 * share:.1f}"
 
 
 def format_interval(ends: tuple[float, float]) -> str:

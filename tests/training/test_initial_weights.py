@@ -15,8 +15,8 @@ from atas.models.weights import read_weights, save_weights
 from atas.recipes import recipe_fingerprint
 from atas.training import Run
 from atas.training.build import build_model
+from atas.training.initial_weights import identify_weights, load_initial_weights
 from atas.training.run import RunFolder, load_recipe
-from atas.training.start import identify_weights, load_initial_weights
 from atas.training.trainer import Interrupted
 
 SMALL = {"model.name": "small-cnn", "training.epochs": 1}

@@ -1,30 +1,38 @@
-"""Load data of any form by its name; see `load`."""
+"""Data sets by name, of any form (see `load`), and what users pass as data in Python (see `as_dataset`)."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
+
+import numpy as np
+from torch import Tensor
 
 from atas._utils.console import ProgressCallback
 from atas._utils.imports import current_directory_importable, describe_error, import_object
-from atas.core.validation import check_argument
+from atas.core.validation import check_argument, describe
 from atas.data import digits, tiny_imagenet
-from atas.data.array_files import read_npy_folder, read_npz
+from atas.data.array_files import as_arrays, from_named, read_npy_folder, read_npz
+from atas.data.arrays import from_arrays
 from atas.data.cifar import SPECS, read_cifar
-from atas.data.conversion import as_dataset
-from atas.data.dataset import Dataset
+from atas.data.dataset import Dataset, Split
 from atas.data.folder import read_image_folder
-from atas.data.hugging_face import read_hub, read_saved
+from atas.data.hugging_face import from_splits, is_hugging_face, read_hub, read_saved
 from atas.data.official import FILE_SETS, read_idx_folder, read_official
 from atas.data.packed import read_packed
 from atas.data.sources import IMAGE_FOLDER, PACKED, Source, find_source
+from atas.data.torch_datasets import from_datasets
 from atas.errors import AtasError, DataError, UsageError
 
 DEFAULT_SIZE = 224
 FOLDERS = (IMAGE_FOLDER, tiny_imagenet.NAME)  # of image files
 _SIZED = (*FOLDERS, "hub", "saved", "function")
+_KINDS = (
+    "a Dataset, a pair (train, test) of datasets of (image, label), a pair ((x, y), (x_test, y_test)) of arrays, or a "
+    "dictionary of arrays x_train, y_train, x_test, y_test"
+)
 
 
 def is_official(name: str, sha256: str) -> bool:
@@ -184,3 +192,47 @@ def _call_function(
             "out, or resize them in the function."
         )
     return dataset
+
+
+def as_dataset(
+    value: Any, name: str = "dataset", *, size: int | None = None, progress: ProgressCallback | None = None
+) -> Dataset:
+    """Return what a user gave as data as a Dataset: one already, a pair of datasets, arrays, or arrays by name."""
+    if isinstance(value, Dataset):
+        return value
+    if is_hugging_face(value):
+        return from_splits(value, name, size=size, progress=progress)
+    if isinstance(value, Mapping) and value and all(isinstance(array, np.ndarray | Tensor) for array in value.values()):
+        return from_named(value, name)
+    if isinstance(value, tuple | list) and len(value) == 2:
+        train, test = value
+        if is_hugging_face(train) and is_hugging_face(test):
+            return from_splits({"train": train, "test": test}, name, size=size, progress=progress)
+        if isinstance(train, Split) and isinstance(test, Split):
+            return Dataset(name, train, test)
+        arrays, test_arrays = as_arrays(train), as_arrays(test)
+        if arrays is not None and test_arrays is not None:
+            return from_arrays(name, *arrays, *test_arrays)
+        if all(_is_map_style(part) for part in (train, test)):
+            return from_datasets(train, test, name, size=size, progress=progress)
+    raise UsageError(f"data must be {_KINDS}; got {describe(value)}.")
+
+
+def _is_map_style(value: object) -> bool:
+    is_array = isinstance(value, np.ndarray | Tensor | str | bytes)
+    return not is_array and hasattr(value, "__getitem__") and hasattr(value, "__len__")
+
+
+def check_given(value: object) -> None:
+    """Raise UsageError for what `as_dataset` can never take, before anything is read."""
+    if not isinstance(value, Dataset | Mapping | tuple | list):
+        raise UsageError(f"data must be {_KINDS}, or a name that atas.data.load takes; got {describe(value)}.")
+
+
+def given_name(value: object) -> str:
+    """Return a name for data that was passed in Python: that of a Dataset, or of the class of a training set."""
+    if isinstance(value, Dataset):
+        return value.name
+    train = value[0] if isinstance(value, tuple | list) and value else None
+    plain = train is None or isinstance(train, tuple | list | np.ndarray | Tensor)
+    return "arrays" if plain else type(train).__name__
