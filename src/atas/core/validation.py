@@ -24,6 +24,7 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
 from atas._utils.documents import union_members
+from atas._utils.system import is_out_of_memory
 from atas.errors import AtasError, DataError, UsageError
 
 P = ParamSpec("P")
@@ -290,6 +291,8 @@ def explain_model_errors(sentence: str) -> Iterator[None]:
     except AtasError:
         raise
     except (RuntimeError, TypeError, ValueError, AttributeError, AssertionError) as error:
+        if is_out_of_memory(error):
+            raise
         why = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise UsageError(sentence.format(why=why)) from error
 
