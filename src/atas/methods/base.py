@@ -22,6 +22,7 @@ from atas.core.autograd import (
     cross_entropy_sum,
     freeze,
     input_gradient,
+    keep_statistics,
     set_mode,
     soft_cross_entropy,
 )
@@ -435,8 +436,9 @@ class InputPerturbation(Method):
         return StepOutput(loss.detach(), inputs, logits.detach())
 
     def batchnorm_inputs(self, model: nn.Module, batch: Batch) -> Tensor:
-        """Return the inputs at which BatchNorm statistics are re-estimated: an attack in eval mode."""
-        with set_mode(model, training=False), freeze(model):
+        """Return the inputs at which BatchNorm statistics are re-estimated: an attack in eval mode, which leaves what
+        the method keeps of its examples as it was."""
+        with set_mode(model, training=False), freeze(model), keep_statistics(self):
             return self.attack(model, batch).detach()
 
     def start_gradient(self, model: nn.Module, start: Tensor, y: Tensor) -> Tensor:
