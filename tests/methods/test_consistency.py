@@ -47,6 +47,15 @@ def test_distances_equal_a_slow_reference(distance):
 
 
 @pytest.mark.parametrize("distance", DISTANCES)
+def test_distances_of_half_precision_are_computed_in_float32(distance):
+    z, start = (8 * torch.randn(2, 5, 7, generator=torch.Generator().manual_seed(0))).bfloat16()
+    term = Consistency(1.0, distance=distance)
+    found = term(z, start)
+    assert found.dtype == torch.float32
+    torch.testing.assert_close(found, term(z.float(), start.float()), atol=0, rtol=0)
+
+
+@pytest.mark.parametrize("distance", DISTANCES)
 def test_sure_predictions_have_finite_gradients(distance):
     z = torch.tensor([[1e3, 0.0, -1e3]], requires_grad=True)
     Consistency(1.0, distance=distance)(z, -z.detach()).backward()

@@ -61,6 +61,20 @@ def test_the_loss_equals_a_slow_reference(values):
             torch.testing.assert_close(fast.targets.average[i], average, atol=1e-12, rtol=1e-10)
 
 
+def test_atas_plus_is_atas_with_targets_of_its_settings():
+    own = {"smoothing": 0.3, "share": 0.2, "decay": 0.9, "from_epoch": 7}
+    plus = atas.methods.create("atas-plus", LINF, EXAMPLES, SHAPE, classes=CLASSES, beta=0.25, **own)
+    assert plus.beta == 0.25
+    for name, value in own.items():
+        assert getattr(plus.targets, name) == value, name
+    logits, y, index = batch(dtype=torch.float32)
+    twin = atas.methods.create("atas", LINF, EXAMPLES, SHAPE, beta=0.25, targets=RememberedPredictions(CLASSES, **own))
+    for epoch in (6, 7):
+        for method in (plus, twin):
+            method.start_epoch(epoch, 30)
+        assert torch.equal(plus.loss(logits, y, index), twin.loss(logits, y, index))
+
+
 def create(classes, **values):
     return build_targets(TargetsConfig(**values), classes)
 

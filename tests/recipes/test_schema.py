@@ -528,6 +528,12 @@ def test_sections_and_keys_of_later_versions_are_written_where_they_say_somethin
     assert fingerprint.differences(loaded, softened)[0] == "targets.smoothing: None became 0.1"
 
 
+def test_keys_of_a_weight_perturbation():
+    keys = {"optimizer.perturb": "ascent", "optimizer.perturb_gamma": 0.02, "optimizer.perturb_from": 3}
+    perturbation = load("cifar10-preact-resnet18-atas").with_values(keys).optimizer.weight_perturbation
+    assert repr(perturbation) == "WeightPerturbation(gamma=0.02, form='ascent', from_epoch=3)"
+
+
 PERTURBED = {"optimizer.perturb": "ascent"}
 AVERAGED = {"training.ema": 0.9}
 SHIFTED = {"data.view": "cropshift"}

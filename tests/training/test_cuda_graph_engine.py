@@ -151,6 +151,37 @@ def test_capture_leaves_the_state_unchanged_and_replays_train_as_eager_steps_do(
     assert len(meanwhile) == 2, "steps are replayed, not captured again"
 
 
+BY_EPOCH = {
+    "training.ema": (0.9, 0.5),
+    "consistency.weight": 1.0,
+    "consistency.ramp": 1.0,
+    "optimizer.perturb_from": 2,
+    "data.view": "cropshift",
+    "data.shift": 2,
+    "data.erase": 0.5,
+    "data.view_until": 0.75,
+}
+TEACHER = {"targets.teacher_share": (0.2, 0.9), "targets.teacher_temperature": (3, 1)}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("method", "values"),
+    [
+        ("atas-plus", {"optimizer.perturb": "ascent", "consistency.through": "both", "method.from_epoch": 1}),
+        ("atas-plus", {"optimizer.perturb": "attack", "method.from_epoch": 3}),
+        ("fgsm-rs", {"optimizer.perturb": "momentum", "targets.share": 0.5, "targets.from_epoch": 1}),
+        ("atas", {"optimizer.perturb": "ascent", **TEACHER}),
+    ],
+)
+def test_replays_follow_all_that_changes_from_epoch_to_epoch(method, values, make):
+    eager, engine = (make(method, BY_EPOCH | values, **backend) for backend in ({"backend": None}, {}))
+    for epoch in range(4):
+        for each in (eager, engine):
+            run_epoch(each, epoch)
+        assert not changed(state(eager), state(engine)), epoch
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("method", ["standard", "atas", "yopo"])
 def test_capture_at_a_new_resolution_between_epochs_leaves_the_state_unchanged(method, make):

@@ -190,6 +190,12 @@ def _resume_hint(run_folder: RunFolder, recipe: Recipe, rows: list[dict[str, Any
 
 def divergence_advice(recipe: Recipe) -> str:
     """Return what to change in the recipe of a training that diverged."""
+    consistency = recipe.consistency
+    if consistency.weight and consistency.distance == "logits" and consistency.through == "trained":
+        return (
+            "consistency.through = both or consistency.distance = js: logits of the start that are constants, and of "
+            "eval mode, can pull those of the trained point along without bound"
+        )
     large = recipe.optimizer.weight_decay >= 1
     return "a smaller optimizer.weight_decay or schedule.peak" if large else "a smaller schedule.peak"
 
