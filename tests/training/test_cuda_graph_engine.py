@@ -288,6 +288,21 @@ def test_an_accelerated_network_is_used_in_steps_and_by_the_monitor(make):
     assert not engine.compute_model.training
 
 
+class CountsNothing(EMA):
+    """Averages that leave whole numbers to `copy_integers`, as the kernel does."""
+
+    def update(self):
+        self._average(self._averaged, self.current_decay())
+        self.updates += 1
+
+
+def test_averages_by_a_kernel_have_the_counts_of_the_model(make):
+    plain, engine = make("fgsm", backend=None), make("fgsm", average=CountsNothing)
+    for each in (plain, engine):
+        run_epoch(each, 0)
+    assert not changed(state(plain), state(engine))
+
+
 def test_a_fast_step_that_fails_is_captured_with_the_plain_network(make):
     class Failing(FakeAccelerated):
         def forward(self, x):
