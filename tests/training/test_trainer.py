@@ -17,6 +17,7 @@ from atas.distributed.world import select_device
 from atas.errors import DataError, UsageError
 from atas.methods import Standard
 from atas.training import Run, TrainingProgress, checkpoint
+from atas.training.build import build
 from atas.training.engine import Engine
 from atas.training.model_checks import check_model
 
@@ -442,6 +443,19 @@ def test_a_device_that_is_not_there(device, match, tmp_path, train_toy):
         pytest.skip("this machine has a CUDA device")
     with pytest.raises(UsageError, match=match):
         train_toy(tmp_path / "run", values={"engine.device": device})
+
+
+def test_keys_of_epochs_after_the_last_are_named(toy_recipe, toy_data, tiny_net):
+    late = {"targets.share": 0.5, "targets.from_epoch": 3, "optimizer.perturb": "momentum", "optimizer.perturb_from": 7}
+    said = []
+    build(toy_recipe("atas", late), toy_data, tiny_net(), log=said.append)
+    assert [text for text in said if "no effect" in text] == [
+        "targets.from_epoch = 3 has no effect in 3 epochs, which are counted from 0",
+        "optimizer.perturb_from = 7 has no effect in 3 epochs, which are counted from 0",
+    ]
+    said.clear()
+    build(toy_recipe("atas", late | {"training.epochs": 8}), toy_data, tiny_net(), log=said.append)
+    assert not [text for text in said if "no effect" in text]
 
 
 def test_a_device_with_a_number_becomes_the_current_one(monkeypatch):

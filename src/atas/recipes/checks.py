@@ -126,6 +126,20 @@ def _check_effects(recipe: Recipe) -> None:
                 raise UsageError(f"{key} has no effect without {needed}; set {needed}, or leave {name} out")
 
 
+def unreached_epochs(recipe: Recipe) -> list[str]:
+    """Return a sentence for each key that has no effect because its first epoch comes after the training."""
+    epochs = recipe.training.epochs
+    first = {
+        "targets.from_epoch": recipe.targets.from_epoch if recipe.targets.share else 0,
+        "optimizer.perturb_from": recipe.optimizer.perturb_from or 0,
+    }
+    return [
+        f"{key} = {epoch} has no effect in {epochs} epochs, which are counted from 0"
+        for key, epoch in first.items()
+        if epoch >= epochs
+    ]
+
+
 def _resizes(data: DataConfig) -> bool:
     return data.eval_resolution is not None
 
