@@ -288,6 +288,29 @@ def test_an_accelerated_network_is_used_in_steps_and_by_the_monitor(make):
     assert not engine.compute_model.training
 
 
+class KeepsCounts(FakeAccelerated):
+    """Kernels do not touch BatchNorm's count of batches."""
+
+    def forward(self, x):
+        layers = [module for module in self.model.modules() if isinstance(module, torch.nn.BatchNorm2d)]
+        before = [layer.num_batches_tracked.clone() for layer in layers]
+        logits = super().forward(x)
+        for layer, count in zip(layers, before, strict=True):
+            layer.num_batches_tracked.copy_(count)
+        return logits
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("values", [{}, {"optimizer.perturb": "ascent", "optimizer.perturb_from": 1}])
+@pytest.mark.parametrize("method", ["fgsm", "atas"])
+def test_batches_are_counted_for_kernels(method, values, make):
+    plain, engine = make(method, values, backend=None), make(method, values, accelerate=KeepsCounts)
+    for epoch in range(2):
+        for each in (plain, engine):
+            run_epoch(each, epoch)
+        assert not changed(state(plain), state(engine)), epoch
+
+
 class CountsNothing(EMA):
     """Averages that leave whole numbers to `copy_integers`, as the kernel does."""
 
