@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 import atas
 from atas.core.dispatch import use_fast_ops
 from atas.core.rng import CounterRNG, Stream
+from atas.distributed.sharding import DataShard
 from atas.errors import DataError, UsageError
 from atas.methods import LabelTargets, RememberedPredictions
 from atas.recipes import TargetsConfig
@@ -96,6 +97,18 @@ def test_random_smoothing_spreads_over_the_other_classes():
         torch.testing.assert_close(row.double(), slow.of(i, label, 0, weights / weights.sum()), atol=1e-6, rtol=1e-6)
     method.start_epoch(1, 30)
     assert not torch.equal(found, method.targets(logits, y, index, method.rng(index)))
+
+
+def test_targets_of_a_process_are_those_of_its_examples():
+    whole, part = (make(targets=LabelTargets(smoothing=0.6, noise="random")) for _ in range(2))
+    shard = DataShard.for_rank(EXAMPLES, 2, 1, 2)
+    part.set_shard(shard)
+    logits, y, _ = batch()
+    own = torch.tensor([4, 0, 5, 2, 3, 1])
+    found = part.targets(logits, y, own, part.rng(own))
+    index = shard.global_index(own)
+    assert not torch.equal(index, own)
+    assert torch.equal(found, whole.targets(logits, y, index, whole.rng(index)))
 
 
 @settings(max_examples=30, deadline=None, derandomize=True)
