@@ -151,8 +151,9 @@ def test_weights_are_perturbed_along_the_gradient_of_all_processes(form, train, 
     ids=["streaming", "host", "ema", "averages"],
 )
 def test_wherever_images_and_memory_live(values, train, settings_of, tmp_path, rows_of):
-    train(1, tmp_path / "1", settings_of(**{key: values[key] for key in values if key.startswith("training")}))
-    train(2, tmp_path / "2", settings_of(**values))
+    same = {key: values[key] for key in values if key.startswith("training")}
+    train(1, tmp_path / "1", settings_of(**same), "norm")
+    train(2, tmp_path / "2", settings_of(**values), "norm")
     assert_same_training(tmp_path / "1", tmp_path / "2", rows_of)
 
 
