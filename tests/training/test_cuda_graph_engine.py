@@ -175,11 +175,19 @@ TEACHER = {"targets.teacher_share": (0.2, 0.9), "targets.teacher_temperature": (
     ],
 )
 def test_replays_follow_all_that_changes_from_epoch_to_epoch(method, values, make):
-    eager, engine = (make(method, BY_EPOCH | values, **backend) for backend in ({"backend": None}, {}))
+    graphs = []
+
+    def capture_and_count(function):
+        graphs.append(capture(function))
+        return graphs[-1]
+
+    eager = make(method, BY_EPOCH | values, backend=None)
+    engine = make(method, BY_EPOCH | values, capture=capture_and_count)
     for epoch in range(4):
         for each in (eager, engine):
             run_epoch(each, epoch)
         assert not changed(state(eager), state(engine)), epoch
+        assert len(graphs) == (2 if epoch < 2 else 4), "whole and last batches, without and with perturbed weights"
 
 
 @pytest.mark.slow
