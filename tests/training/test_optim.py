@@ -1,7 +1,5 @@
 """Averaged weights: equal to a slow reference, and what a run ends with."""
 
-import math
-
 import pytest
 import torch
 from helpers.probes import COLLAPSED, HEALTHY, scripted_probe
@@ -212,13 +210,6 @@ def test_the_floor_of_the_rate(final):
     expected = [0.0, 0.1, *(0.2 * (final + (1 - final) * (8 - update) / 6) for update in range(2, 9))]
     assert rates.tolist() == pytest.approx(expected)
     assert momentum_at(schedule, 0.9, torch.arange(9), 8)[[0, 2, 8]].tolist() == pytest.approx([0.9, 0.8, 0.9])
-
-
-def test_the_floor_of_a_cosine():
-    schedule = ScheduleConfig(name="cosine", peak=0.2, final=0.1, warmup=0.25)
-    rates = learning_rate(schedule, torch.arange(9), 8)
-    falling = [0.2 * (0.1 + 0.9 * (1 + math.cos(math.pi * step / 6)) / 2) for step in range(7)]
-    assert rates.tolist() == pytest.approx([0.1, 0.2, *falling])
 
 
 def test_averaged_weights_of_a_named_model_come_back(tmp_path, toy_data, toy_recipe):
