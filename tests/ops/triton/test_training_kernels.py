@@ -20,9 +20,8 @@ from atas.data import loader
 from atas.data.loader import DeviceLoader
 from atas.methods import atas as method_atas
 from atas.methods import base, targets
-from atas.recipes import TargetsConfig, load
+from atas.recipes import load
 from atas.training import metrics
-from atas.training.build import build_targets
 from atas.training.engine import Engine
 from atas.training.optim import EMA, FusedEMA
 
@@ -222,8 +221,13 @@ def test_cross_entropy_with_distributions(batch, classes, kind):
 @pytest.mark.parametrize("smoothing", [0.0, 0.1])
 @pytest.mark.parametrize("remember", [True, False])
 def test_targets(batch, classes, share, smoothing, remember):
-    config = TargetsConfig(smoothing=smoothing, share=share, decay=0.7, from_epoch=1)
-    ours, theirs = (build_targets(config, classes) or targets.LabelTargets() for _ in range(2))
+    remembered = {"share": share, "decay": 0.7, "from_epoch": 1}
+    ours, theirs = (
+        targets.RememberedPredictions(classes, smoothing=smoothing, **remembered)
+        if share
+        else targets.LabelTargets(smoothing=smoothing)
+        for _ in range(2)
+    )
     for each in (ours, theirs):
         each.setup(batch + 4, DEVICE)
     index = torch.randperm(batch + 4, device=DEVICE)[:batch]
