@@ -433,6 +433,8 @@ def test_a_loss_that_diverges_is_an_error_with_a_remedy(tmp_path, train_toy):
     values = {"consistency.weight": 1e30, "consistency.distance": "logits"}
     with pytest.raises(DataError, match=r"--overwrite and consistency\.through = both or consistency\.distance = js"):
         train_toy(tmp_path / "logits", values=values)
+    with pytest.raises(DataError, match=r"a smaller consistency\.weight or schedule\.peak"):
+        train_toy(tmp_path / "both", values=values | {"method.attack_mode": "train"})
     with pytest.raises(DataError, match=r"a smaller optimizer\.weight_decay or schedule\.peak"):
         train_toy(tmp_path / "decay", values={"optimizer.weight_decay": 1e30})
 

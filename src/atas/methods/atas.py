@@ -43,25 +43,6 @@ Bound = float | EpsMultiple  # of the step size, as a setting
 _RELEASED_C = 1.28  # at 8/255, for images of 3 x 32 x 32 pixels
 
 
-class ATASLiteralArgs(CommonArgs, total=False):
-    """Settings of `ATASLiteral`, with the defaults of `ATAS`."""
-
-    c: float | Literal["auto"]
-    max_step: Size
-    beta: float
-    reset_every: int
-    dtype: torch.dtype | Literal["auto"]
-    grid: int | None
-    store: Placement
-
-
-class ATASArgs(ATASLiteralArgs, total=False):
-    """Settings of `ATAS` that `ATASPlus` has too, with the same defaults."""
-
-    clip: tuple[Bound, Bound] | Literal["auto"] | None
-    warmup_epochs: int
-
-
 def adaptive_step(
     gradient: Tensor, average: Tensor, *, c: float, max_step: float, beta: float
 ) -> tuple[Tensor, Tensor]:
@@ -239,6 +220,25 @@ def take_adaptive_step(method: ATAS, x: Tensor, index: Tensor, start: Tensor, gr
     point, average, size = method.adaptive_update(x, start, gradient, method.norms.average[index])
     method.norms.store(index, average, size)
     return point
+
+
+class ATASLiteralArgs(CommonArgs, total=False):
+    """Settings of `ATASLiteral`, with the defaults of `ATAS`."""
+
+    c: float | Literal["auto"]
+    max_step: Size
+    beta: float
+    reset_every: int
+    dtype: torch.dtype | Literal["auto"]
+    grid: int | None
+    store: Placement
+
+
+class ATASArgs(ATASLiteralArgs, total=False):
+    """Settings of `ATAS` that `ATASPlus` has too, with the same defaults."""
+
+    clip: tuple[Bound, Bound] | Literal["auto"] | None
+    warmup_epochs: int
 
 
 class ATASLiteral(ATAS):

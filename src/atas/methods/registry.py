@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Sequence
-from typing import Any, get_args, get_type_hints
+from typing import Any, Unpack, get_args, get_origin, get_type_hints
 
 import torch
 
@@ -80,8 +80,8 @@ def _owners(method: type) -> dict[str, type]:
     owner, *bases = (kind for kind in method.__mro__ if "__init__" in vars(kind))
     parameters = inspect.signature(owner).parameters.values()
     owners = {p.name: owner for p in parameters if p.kind is p.KEYWORD_ONLY and p.name not in _COMMON}
-    rest = next((p for p in parameters if p.kind is p.VAR_KEYWORD and "Unpack" in str(p.annotation)), None)
-    if rest is not None:
+    rest = next((p for p in parameters if p.kind is p.VAR_KEYWORD), None)
+    if rest is not None and (get_origin(rest.annotation) is Unpack or "Unpack[" in str(rest.annotation)):
         handed_on = get_args(_hints(owner)[rest.name])[0].__annotations__
         owners |= {key: base for key, base in _owners(bases[0]).items() if key in handed_on}
     return owners
