@@ -203,3 +203,4 @@ def test_atas_plus_by_the_length_of_its_training(name, epochs, ema, peak_at, sha
     method = methods.create(loaded.method.name, loaded.threat, 4, (3, 32, 32), classes=10, **loaded.method.settings)
     targets = method.targets
     assert (targets.share, targets.decay, targets.smoothing) == (share, decay, 0.1)
+    assert targets.from_epoch == method.warmup_epochs == (2 if name == "sprint" else 5)

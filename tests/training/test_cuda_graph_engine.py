@@ -151,6 +151,45 @@ def test_capture_leaves_the_state_unchanged_and_replays_train_as_eager_steps_do(
     assert len(meanwhile) == 2, "steps are replayed, not captured again"
 
 
+BY_EPOCH = {
+    "training.ema": (0.9, 0.5),
+    "consistency.weight": 1.0,
+    "consistency.ramp": 1.0,
+    "optimizer.perturb_from": 2,
+    "data.view": "cropshift",
+    "data.shift": 2,
+    "data.erase": 0.5,
+    "data.view_until": 0.75,
+}
+TEACHER = {"targets.teacher_share": (0.2, 0.9), "targets.teacher_temperature": (3, 1)}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("method", "values"),
+    [
+        ("atas-plus", {"optimizer.perturb": "ascent", "consistency.through": "both", "method.from_epoch": 1}),
+        ("atas-plus", {"optimizer.perturb": "attack", "method.from_epoch": 3}),
+        ("fgsm-rs", {"optimizer.perturb": "momentum", "targets.share": 0.5, "targets.from_epoch": 1}),
+        ("atas", {"optimizer.perturb": "ascent", **TEACHER}),
+    ],
+)
+def test_replays_follow_all_that_changes_from_epoch_to_epoch(method, values, make):
+    graphs = []
+
+    def capture_and_count(function):
+        graphs.append(capture(function))
+        return graphs[-1]
+
+    eager = make(method, BY_EPOCH | values, backend=None)
+    engine = make(method, BY_EPOCH | values, capture=capture_and_count)
+    for epoch in range(4):
+        for each in (eager, engine):
+            run_epoch(each, epoch)
+        assert not changed(state(eager), state(engine)), epoch
+        assert len(graphs) == (2 if epoch < 2 else 4), "whole and last batches, without and with perturbed weights"
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("method", ["standard", "atas", "yopo"])
 def test_capture_at_a_new_resolution_between_epochs_leaves_the_state_unchanged(method, make):
@@ -255,6 +294,44 @@ def test_an_accelerated_network_is_used_in_steps_and_by_the_monitor(make):
     assert set(changed(plain.state_tensors(), engine.state_tensors())) <= set(counts)
     network.eval()
     assert not engine.compute_model.training
+
+
+class KeepsCounts(FakeAccelerated):
+    """Kernels do not touch BatchNorm's count of batches."""
+
+    def forward(self, x):
+        layers = [module for module in self.model.modules() if isinstance(module, torch.nn.BatchNorm2d)]
+        before = [layer.num_batches_tracked.clone() for layer in layers]
+        logits = super().forward(x)
+        for layer, count in zip(layers, before, strict=True):
+            layer.num_batches_tracked.copy_(count)
+        return logits
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("values", [{}, {"optimizer.perturb": "ascent", "optimizer.perturb_from": 1}])
+@pytest.mark.parametrize("method", ["fgsm", "atas"])
+def test_batches_are_counted_for_kernels(method, values, make):
+    plain, engine = make(method, values, backend=None), make(method, values, accelerate=KeepsCounts)
+    for epoch in range(2):
+        for each in (plain, engine):
+            run_epoch(each, epoch)
+        assert not changed(state(plain), state(engine)), epoch
+
+
+class CountsNothing(EMA):
+    """Averages that leave whole numbers to `copy_integers`, as the kernel does."""
+
+    def update(self):
+        self._average(self._averaged, self.current_decay())
+        self.updates += 1
+
+
+def test_averages_by_a_kernel_have_the_counts_of_the_model(make):
+    plain, engine = make("fgsm", backend=None), make("fgsm", average=CountsNothing)
+    for each in (plain, engine):
+        run_epoch(each, 0)
+    assert not changed(state(plain), state(engine))
 
 
 def test_a_fast_step_that_fails_is_captured_with_the_plain_network(make):

@@ -217,7 +217,7 @@ def test_a_start_that_is_none(kind, base, tmp_path, tune, capsys):
     ("values", "sentence"),
     [
         ({"model.weights": ""}, "model.weights must be the path"),
-        ({"model.weights_hash": "abc"}, "model.weights_hash identifies model.weights"),
+        ({"model.weights_hash": "abc"}, "model.weights_hash has no effect without model.weights"),
         ({"model.pretrained": True}, "model.pretrained is for networks of timm"),
         ({"model.name": "timm:x", "model.pretrained": True, "model.weights": "a"}, "are two starts of a training"),
     ],

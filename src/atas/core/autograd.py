@@ -102,7 +102,7 @@ def freeze(model: nn.Module) -> Iterator[None]:
 
 @contextmanager
 def keep_statistics(model: nn.Module) -> Iterator[None]:
-    """Restore all buffers of a model after the context, so that its passes leave no trace in running statistics."""
+    """Restore all buffers of a module after the context, for example the running statistics that passes change."""
     buffers = list(model.buffers())
     count = model.train_forward_count if isinstance(model, CountsForwards) else 0
     with temporary_values(buffers, buffers):

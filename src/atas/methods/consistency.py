@@ -52,8 +52,9 @@ class Consistency(nn.Module):
     """The distance between the logits at the trained point and at the start of the attack, as part of the loss.
 
     `distance` is `probabilities` or `logits` (squared, summed over the classes) or `js`; the term is the mean over the
-    batch. With `ramp` the weight rises linearly over this share of the training, from one part per epoch to all of it;
-    `start_epoch` then needs the number of epochs.
+    batch. Logits have no bound: with a method that attacks in eval mode, use them with `through="both"`. With `ramp`
+    the weight rises linearly over this share of the training, from one part per epoch to all of it; `start_epoch` then
+    needs the number of epochs.
 
     >>> term = Consistency(2.0, distance="logits")
     >>> float(term(torch.tensor([[1.0, 0.0]]), torch.tensor([[0.0, 2.0]])))

@@ -35,6 +35,7 @@ from atas.methods.consistency import Consistency
 from atas.methods.targets import Noise
 from atas.models.weights import GIVEN, per_channel
 from atas.recipes import Recipe, TargetsConfig, recipe_fingerprint
+from atas.recipes.checks import unreached_epochs
 from atas.training.data import eval_view, train_resolution
 from atas.training.engine import Engine
 from atas.training.model_checks import (
@@ -109,8 +110,9 @@ def build(
     )
     loader.set_shard(shard)
     method = build_method(recipe, shard, eval_data.shape, outputs, device)
-    if method.settings_warning is not None:
-        log(method.settings_warning)
+    for sentence in (method.settings_warning, *unreached_epochs(recipe)):
+        if sentence is not None:
+            log(sentence)
     method.check_module(model)
     if recipe.engine.sync_batchnorm and world.size > 1:
         convert_sync_batchnorm(model)

@@ -196,8 +196,18 @@ def _resume_hint(run_folder: RunFolder, recipe: Recipe, rows: list[dict[str, Any
 
 def divergence_advice(recipe: Recipe) -> str:
     """Return what to change in the recipe of a training that diverged."""
-    large = recipe.optimizer.weight_decay >= 1
-    return "a smaller optimizer.weight_decay or schedule.peak" if large else "a smaller schedule.peak"
+    consistency, method = recipe.consistency, recipe.method_class
+    mode = recipe.method.settings.get("attack_mode", "auto")
+    attacks_in = method.attack_mode if mode == "auto" and method is not None else mode
+    chases = consistency.distance == "logits" and consistency.through == "trained" and attacks_in == "eval"
+    if consistency.weight and chases:
+        return (
+            "consistency.through = both or consistency.distance = js: the start's logits are constants in eval mode, "
+            "and those of the trained point can run after them without bound"
+        )
+    if recipe.optimizer.weight_decay >= 1:
+        return "a smaller optimizer.weight_decay or schedule.peak"
+    return "a smaller consistency.weight or schedule.peak" if consistency.weight else "a smaller schedule.peak"
 
 
 def load_recipe(run_folder: RunFolder, *, trust: bool = False) -> Recipe:
