@@ -439,9 +439,12 @@ class InputPerturbation(Method):
         with set_mode(model, training=False), freeze(model):
             return self.attack(model, batch).detach()
 
-    def start_gradient(self, model: nn.Module, start: Tensor, y: Tensor) -> Tensor:
-        """Return the input gradient of the attack's loss at its start, and keep the logits for `consistency`."""
-        gradient, logits = input_gradient(model, start, y, self.attack_loss)
+    def start_gradient(
+        self, model: nn.Module, start: Tensor, y: Tensor, loss: Callable[[Tensor, Tensor], Tensor] | None = None
+    ) -> Tensor:
+        """Return the input gradient of the attack's loss at its start, and keep the logits for `consistency`. `loss`
+        replaces `attack_loss`; it is summed over the batch too."""
+        gradient, logits = input_gradient(model, start, y, loss or self.attack_loss)
         if self.consistency is not None:
             self._start = start, logits
         return gradient

@@ -216,9 +216,9 @@ def check_views(recipe: Recipe, method: type[methods.Method] | None) -> None:
             f"with data.view = {data.view} views are resized, so method {name} cannot keep a perturbation for every "
             f"stored pixel; set method.grid = 32"
         )
-    if method is methods.Free and data.view_start is not None:
+    if method in (methods.Free, methods.LIET, methods.TDAT) and data.view_start is not None:
         raise UsageError(
-            "free training carries perturbations of one size from batch to batch; leave out data.view_start"
+            f"method {name} carries perturbations of one size from batch to batch; leave out data.view_start"
         )
 
 
