@@ -371,7 +371,9 @@ def make_engine(name: str, views=None) -> Engine:
     images, labels = torch.randint(256, (EXAMPLES, *SHAPE), dtype=torch.uint8), torch.randint(4, (EXAMPLES,))
     place = torch.device(DEVICE)
     batches = DeviceLoader(images, labels, batch_size=BATCH, pad=2, flip=True, seed=0, device=place, views=views)
-    own = dict(settings.method.settings) | {"free": {"batch_size": BATCH}, "atas-plus": {"classes": 4}}.get(name, {})
+    own = dict(settings.method.settings)
+    own |= {"batch_size": BATCH} if "batch_size" in atas.methods.settings(name) else {}
+    own |= {"classes": 4} if atas.methods.takes_classes(name) else {}
     method = atas.methods.create(name, settings.threat, EXAMPLES, SHAPE, pad=2, device=place, **own)
     return Engine(settings, model.to(place), method, batches)
 
