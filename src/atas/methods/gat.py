@@ -22,14 +22,14 @@ from typing import Unpack
 import torch
 from torch import Tensor, nn
 
-from atas.core.autograd import freeze, input_gradient, set_mode
+from atas.core.autograd import freeze, input_gradient, set_mode, to_float32
 from atas.core.rng import Stream
 from atas.core.validation import check_logits
 from atas.data.loader import Batch
 from atas.errors import UsageError
 from atas.methods.base import CommonArgs, Method, StepOutput
 from atas.methods.checks import known_epochs
-from atas.methods.consistency import mean_distance
+from atas.methods.consistency import squared_probabilities
 from atas.methods.step_warnings import warn_of_steps
 from atas.methods.update import Update
 from atas.threat import Size, Threat
@@ -148,4 +148,4 @@ class GAT(GuidedTraining):
 
     def distance(self, logits: Tensor, clean: Tensor) -> Tensor:
         """Return the squared Euclidean distance of the predictions."""
-        return mean_distance(logits, clean, "probabilities") * len(logits)
+        return squared_probabilities(to_float32(logits), to_float32(clean)).sum()

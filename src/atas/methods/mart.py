@@ -20,7 +20,6 @@ import torch
 from torch import Tensor, nn
 
 from atas.core.autograd import freeze, input_gradient, set_mode, to_float32
-from atas.core.dispatch import fast_op
 from atas.core.rng import Stream
 from atas.data.loader import Batch
 from atas.errors import UsageError
@@ -83,7 +82,6 @@ class MART(Method):
         return point
 
 
-@fast_op
 def misclassification_terms(logits: Tensor, clean: Tensor, y: Tensor, beta: float) -> Tensor:
     """Return the margin and the weighted divergence, summed over the batch."""
     predicted, log_expected = to_float32(logits).softmax(1), to_float32(clean).log_softmax(1)

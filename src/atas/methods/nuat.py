@@ -24,7 +24,6 @@ import torch
 from torch import Tensor
 
 from atas.core.autograd import to_float32
-from atas.core.dispatch import fast_op
 from atas.errors import UsageError
 from atas.methods.base import CommonArgs
 from atas.methods.checks import known_epochs
@@ -74,7 +73,6 @@ class NuAT(GuidedTraining):
         return nuclear_norm(logits, clean)
 
 
-@fast_op
 def nuclear_norm(logits: Tensor, clean: Tensor) -> Tensor:
     """Return the nuclear norm of a difference of logits; its gradient is that at the nonzero singular values."""
     difference = to_float32(logits) - to_float32(clean)

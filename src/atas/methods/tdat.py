@@ -24,7 +24,6 @@ import torch
 from torch import Tensor, nn
 
 from atas.core.autograd import freeze, input_gradient, keep_statistics, soft_cross_entropy, to_float32
-from atas.core.dispatch import fast_op
 from atas.core.rng import CounterRNG, Stream
 from atas.core.validation import check_count, check_logits
 from atas.data.loader import Batch
@@ -106,7 +105,6 @@ class TDAT(Method):
         return soft_cross_entropy(logits, self.targets.of_attack(logits, y)) * len(y)
 
 
-@fast_op
 def doubtful_distance(logits: Tensor, start: Tensor, y: Tensor) -> Tensor:
     """Return the squared distance of logits, weighted by the doubt at the start, summed over the batch."""
     logits, start = to_float32(logits), to_float32(start)
