@@ -36,7 +36,7 @@ from atas.threat import Size, Threat
 
 
 class GuidedTraining(Method):
-    """What GAT and NuAT have in common: all but the distance, and how its weight changes."""
+    """What GAT and NuAT have in common: all but the distance and how its weight changes."""
 
     attack_mode = "eval"
     weight_perturbations = ("ascent", "momentum")
@@ -113,9 +113,8 @@ class GuidedTraining(Method):
 class GAT(GuidedTraining):
     """Guided adversarial training (Sriramanan et al., 2020).
 
-    `weight` is that of the squared distance of the predictions; from the share `late_from` of the training on, it is
-    `late_factor` times as large. `noise`, the size of the random start, is eps/2 and `step_size` is eps by default.
-    Cost: three forward and two backward passes in train mode, and a forward and an input gradient in eval mode.
+    `weight` is that of the distance; from the share `late_from` of the training on, it is `late_factor` times as large.
+    By default `noise`, the size of the random start, is eps/2 and `step_size` is eps. Cost: three times a standard step.
 
     >>> from atas import Linf
     >>> method = GAT(Linf(8/255), examples=100, shape=(3, 32, 32))

@@ -140,11 +140,14 @@ def check_loss(recipe: Recipe, method: type[methods.Method] | None) -> None:
         )
     targets = recipe.targets
     has_targets = targets.smoothing or targets.share or targets.teacher_share
-    if has_targets and method is not None and issubclass(method, methods.ATASPlus):
-        raise UsageError(
-            f"method {recipe.method.name} has targets of its own: set method.smoothing, method.share, method.decay and "
-            f"method.from_epoch, and leave out [targets]"
-        )
+    own = {
+        methods.ATASPlus: "method.smoothing, method.share, method.decay and method.from_epoch",
+        methods.LIET: "method.smoothing",
+        methods.TDAT: "method.label_factor and method.label_floor",
+    }
+    for kind, keys in own.items():
+        if has_targets and method is not None and issubclass(method, kind):
+            raise UsageError(f"method {recipe.method.name} has targets of its own: set {keys}, and leave out [targets]")
     _check_targets(targets)
     if targets.teacher_share and not training.ema_decays:
         raise UsageError("the teacher of targets.teacher_share is the average of the weights; set training.ema")
