@@ -114,7 +114,7 @@ class GAT(GuidedTraining):
     """Guided adversarial training (Sriramanan et al., 2020).
 
     `weight` is that of the distance; from the share `late_from` of the training on, it is `late_factor` times as large.
-    By default `noise`, the size of the random start, is eps/2 and `step_size` is eps. Cost: three times a standard step.
+    By default `noise`, the size of the random start, is eps/2 and `step_size` is eps. Cost: three standard steps.
 
     >>> from atas import Linf
     >>> method = GAT(Linf(8/255), examples=100, shape=(3, 32, 32))

@@ -37,7 +37,7 @@ class NuAT(GuidedTraining):
     """Nuclear-norm adversarial training (Sriramanan et al., 2021).
 
     `weight` is the full weight of the norm, reached after the share `ramp` of the training. `noise`, the size of the
-    random start, is eps/2 and `step_size` is eps by default. Cost: three times a standard step.
+    random start, is eps/2 and `step_size` is eps by default. Cost: three standard steps.
 
     >>> from atas import Linf
     >>> method = NuAT(Linf(8/255), examples=100, shape=(3, 32, 32))
