@@ -51,7 +51,7 @@ def check_shown_shape(x: Tensor, shape: Sequence[int], what: str) -> None:
     """Raise DataError unless images have the shape that the method keeps perturbations of; `what` says so."""
     if x.shape[1:] != tuple(shape):
         raise DataError(
-            f"{what} of one shape, {tuple(shape)} here; show the images at that size, or create the method with "
+            f"{what}, {tuple(shape)} here; show the images at that size, or create the method with "
             f"shape={tuple(x.shape[1:])}"
         )
 
@@ -64,7 +64,7 @@ def carried_rows(carried: Tensor, x: Tensor, name: str) -> Tensor:
             f"a batch of {len(x)} is larger than the {len(carried)} perturbations that {name} carries along; create "
             f"the method with batch_size={len(x)}"
         )
-    check_shown_shape(x, carried.shape[1:], f"{name} carries perturbations along")
+    check_shown_shape(x, carried.shape[1:], f"{name} carries perturbations of one shape along")
     return carried[: len(x)].to(x.dtype)
 
 

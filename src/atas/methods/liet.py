@@ -95,7 +95,7 @@ class LIET(InputPerturbation):
 
     def training_step(self, model: nn.Module, update: Update, batch: Batch) -> StepOutput:
         """Renew the perturbations of the classes if it is due, attack, and update the weights with both terms."""
-        check_shown_shape(batch.x, self.patterns.shape[1:], "liet keeps perturbations of the classes")
+        check_shown_shape(batch.x, self.patterns.shape[1:], "liet keeps perturbations of one shape")
         self._renew_patterns(model)
         output = super().training_step(model, update, batch)
         self.batches += 1
