@@ -53,6 +53,9 @@ class Recorder:
                 weight -= self._rate * self._collected[name]
         self._collected = {name: torch.zeros_like(weight) for name, weight in self._weights.items()}
 
+    def total(self, value):
+        return value
+
     def __call__(self, loss, *inputs):
         gradients = self.backward(loss, *inputs)
         self.apply()

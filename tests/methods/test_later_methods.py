@@ -12,7 +12,7 @@ from atas import attacks, data
 from atas.core.autograd import cross_entropy_sum
 from atas.distributed.sharding import DataShard
 from atas.methods.mart import misclassification_terms
-from atas.methods.nuat import nuclear_norm, orthogonal_factor
+from atas.methods.nuat import nuclear_norm
 
 SHAPE, EXAMPLES, CLASSES = (3, 8, 10), 12, 4
 LINF = atas.Linf(8 / 255)
@@ -75,6 +75,10 @@ def test_terms_of_mart_are_finite_at_any_margin(margin, right):
 # The nuclear norm
 
 
+def alone(matrix):
+    return matrix
+
+
 def with_singular_values(values, rows, columns, dtype=torch.float64):
     generator = torch.Generator().manual_seed(0)
     left, _ = torch.linalg.qr(torch.randn(rows, len(values), generator=generator, dtype=torch.float64))
@@ -87,7 +91,7 @@ def with_singular_values(values, rows, columns, dtype=torch.float64):
 def test_the_nuclear_norm_and_its_gradient(shape, scale):
     values = [scale * 0.5 ** (9 * k / min(shape)) for k in range(min(shape))]
     matrix = with_singular_values(values, *shape, torch.float32).requires_grad_()
-    norm = nuclear_norm(matrix, torch.zeros_like(matrix))
+    norm = nuclear_norm(matrix, alone)
     torch.testing.assert_close(norm, torch.tensor(sum(values)), rtol=1e-5, atol=0)
     (gradient,) = torch.autograd.grad(norm, matrix)
     left, _, right = torch.linalg.svd(matrix.detach().double(), full_matrices=False)
@@ -98,25 +102,37 @@ def test_the_nuclear_norm_and_its_gradient(shape, scale):
 def test_the_nuclear_norm_where_singular_values_vanish(values):
     """Nothing is divided by zero: a direction without a value counts nothing, and its slope is at most one."""
     matrix = with_singular_values(values, 32, 10, torch.float32).requires_grad_()
-    norm = nuclear_norm(matrix, torch.zeros_like(matrix))
+    norm = nuclear_norm(matrix, alone)
     torch.testing.assert_close(norm, torch.tensor(sum(values)), rtol=1e-5, atol=1e-7)
     (gradient,) = torch.autograd.grad(norm, matrix)
     assert torch.linalg.matrix_norm(gradient, 2) <= 1 + 1e-5
 
 
 def test_the_nuclear_norm_of_equal_logits_and_of_no_images():
-    logits = torch.randn(6, 4, requires_grad=True)
-    norm = nuclear_norm(logits, logits.detach().clone())
-    (gradient,) = torch.autograd.grad(norm, logits)
+    zero = torch.zeros(6, 4, requires_grad=True)
+    norm = nuclear_norm(zero, alone)
+    (gradient,) = torch.autograd.grad(norm, zero)
     assert norm == 0
     assert not gradient.any()
-    assert orthogonal_factor(torch.zeros(0, 4)).shape == (0, 4)
+    assert nuclear_norm(torch.zeros(0, 4), alone) == 0
+
+
+def test_parts_of_the_nuclear_norm_add_up_to_that_of_all_rows():
+    """As several processes compute it, of which one may have no rows."""
+    matrix = torch.randn(9, 4, dtype=torch.float64, requires_grad=True)
+    parts = matrix.split([5, 0, 4])
+    gram = (matrix.T @ matrix).detach()
+    norm = sum(nuclear_norm(part, lambda own: gram) for part in parts)
+    whole = torch.linalg.matrix_norm(matrix, "nuc")
+    torch.testing.assert_close(norm, whole)
+    gradients = [torch.autograd.grad(value, matrix)[0] for value in (norm, whole)]
+    torch.testing.assert_close(*gradients)
 
 
 def test_the_nuclear_norm_is_computed_in_float32_under_autocast():
     difference = torch.randn(64, 10)
     with torch.autocast("cpu", dtype=torch.bfloat16):
-        found = nuclear_norm(difference, torch.zeros_like(difference))
+        found = nuclear_norm(difference, alone)
     assert found.dtype == torch.float32
     torch.testing.assert_close(found, torch.linalg.matrix_norm(difference, "nuc"), rtol=1e-5, atol=0)
 

@@ -19,7 +19,7 @@ from atas.training import checkpoint
 
 METHODS = ("atas", "atta", "fgsm-rs", "free", "yopo", "trades")
 OTHERS = ("standard", "fgsm", "fgsm-rs-adaptive", "fgsm-ga", "ssat", "atas-literal", "atas-plus", "pgd")
-OTHERS += ("n-fgsm", "mart", "gat", "liet", "tdat")  # the norm of nuat is that of a process's part of the batch
+OTHERS += ("n-fgsm", "mart", "gat", "nuat", "liet", "tdat")
 OWN = {
     "atas": {"method.warmup_epochs": 1, "method.reset_every": 2, "method.max_step": 0.2, "method.clip": (0.02, 0.15)},
     "atta": {"method.reset_every": 2, "method.step_size": 0.05},

@@ -69,7 +69,7 @@ class GuidedTraining(Method):
         """Return the weight of the distance in an epoch."""
 
     @abstractmethod
-    def distance(self, logits: Tensor, clean: Tensor) -> Tensor:
+    def distance(self, logits: Tensor, clean: Tensor, update: Update) -> Tensor:
         """Return the distance of predictions, summed over the batch."""
 
     def start_epoch(self, epoch: int, epochs: int | None = None) -> None:
@@ -84,24 +84,24 @@ class GuidedTraining(Method):
     def training_step(self, model: nn.Module, update: Update, batch: Batch) -> StepOutput:
         """Attack, then update the weights with the loss at the images and the distance of both predictions."""
         with freeze(model):
-            inputs = self._attack(model, batch).detach()
+            inputs = self._attack(model, update, batch).detach()
         self.batches += 1
 
         def objective() -> tuple[Tensor, Tensor]:
             logits, clean = model(inputs), model(batch.x)
-            apart = self.current_weight / max(len(inputs), 1) * self.distance(logits, clean)
+            apart = self.current_weight / max(len(inputs), 1) * self.distance(logits, clean, update)
             return self.loss(clean, batch.y, batch.index) + apart, logits
 
         loss, logits, _ = self.minimize(model, update, objective)
         return StepOutput(loss.detach(), inputs, logits.detach())
 
-    def _attack(self, model: nn.Module, batch: Batch) -> Tensor:
+    def _attack(self, model: nn.Module, update: Update, batch: Batch) -> Tensor:
         with torch.no_grad():
             clean = check_logits(model(batch.x), len(batch.x))
         guide = self.current_weight * (self.batches % 2)
 
         def objective(logits: Tensor, y: Tensor) -> Tensor:
-            return self.attack_loss(logits, y) + guide * self.distance(logits, clean)
+            return self.attack_loss(logits, y) + guide * self.distance(logits, clean, update)
 
         signs = self.rng(batch.index).normal(Stream.START, batch.x.shape[1:]).to(batch.x.dtype)
         start = self.threat.ascend(batch.x, signs, self.noise, batch.x)
@@ -145,6 +145,6 @@ class GAT(GuidedTraining):
         late = self.late_factor != 1 and epoch >= self.late_from * known_epochs("gat with a late_factor", epochs)
         return self.weight * self.late_factor if late else self.weight
 
-    def distance(self, logits: Tensor, clean: Tensor) -> Tensor:
+    def distance(self, logits: Tensor, clean: Tensor, update: Update) -> Tensor:
         """Return the squared Euclidean distance of the predictions."""
         return squared_probabilities(to_float32(logits), to_float32(clean)).sum()

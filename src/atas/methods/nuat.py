@@ -9,15 +9,14 @@ matrices of logits Z at the clean images and Z' at the perturbed ones:
     weight   : rises linearly from 0 in the first epoch to its full value after `ramp` of the training
 
 Sriramanan et al., "Towards Efficient and Effective Adversarial Training", NeurIPS 2021. The norm takes the images of a
-batch together: it is smaller if the logits of all of them move in few directions. Its gradient is U V^T from the
-singular value decomposition, found by matrix products alone, so that a step can be captured as a CUDA graph. With
-several processes the norm is that of each process's part of the batch. The weight fits 10 classes: with 100 the same
-weight has failed in published comparisons.
+batch together: it is smaller if the logits of all of them move in few directions. A singular value decomposition cannot
+be captured as a CUDA graph; matrix products of size C x C can. Several processes add up one such matrix, so the norm is
+that of the global batch. The weight fits 10 classes: with 100 the same weight has failed in published comparisons.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Unpack
 
 import torch
@@ -28,6 +27,7 @@ from atas.errors import UsageError
 from atas.methods.base import CommonArgs
 from atas.methods.checks import known_epochs
 from atas.methods.gat import GuidedTraining
+from atas.methods.update import Update
 from atas.threat import Size, Threat
 
 _ITERATIONS = 20  # singular values above 1e-4 of the norm converge; the others count at most as much as they are
@@ -68,26 +68,28 @@ class NuAT(GuidedTraining):
             return self.weight
         return self.weight * min(1.0, epoch / (self.ramp * known_epochs("nuat with a ramp", epochs)))
 
-    def distance(self, logits: Tensor, clean: Tensor) -> Tensor:
-        """Return the nuclear norm of the difference of logits."""
-        return nuclear_norm(logits, clean)
+    def distance(self, logits: Tensor, clean: Tensor, update: Update) -> Tensor:
+        """Return the nuclear norm of the difference of logits; of this process's part, where there are several."""
+        return nuclear_norm(to_float32(logits) - to_float32(clean), update.total)
 
 
-def nuclear_norm(logits: Tensor, clean: Tensor) -> Tensor:
-    """Return the nuclear norm of a difference of logits; its gradient is that at the nonzero singular values."""
-    difference = to_float32(logits) - to_float32(clean)
-    return (difference * orthogonal_factor(difference.detach())).sum()
+def nuclear_norm(matrix: Tensor, total: Callable[[Tensor], Tensor]) -> Tensor:
+    """Return the nuclear norm of a matrix, or the part of it that belongs to these rows where `total` adds up a matrix
+    over processes with other rows. Its gradient U V^T is taken at the nonzero singular values."""
+    rows = matrix.detach().double()
+    factor = rows @ inverse_square_root(total(rows.T @ rows))
+    return (matrix * factor.to(matrix.dtype)).sum()
 
 
-def orthogonal_factor(matrix: Tensor) -> Tensor:
-    """Return U V^T of a matrix U diag(s) V^T, by the Newton-Schulz iteration; zero for a zero matrix.
+def inverse_square_root(gram: Tensor) -> Tensor:
+    """Return (M^T M)^(-1/2) for a matrix M^T M, by the Newton-Schulz iteration in matrix products alone.
 
-    Each step maps every singular value s in (0, 1] to (15 s - 10 s^3 + 3 s^5) / 8, which moves it towards 1.
+    A step maps every singular value s of M, scaled to (0, 1], to (15 s - 10 s^3 + 3 s^5) / 8, which is nearer to 1.
     """
-    with torch.autocast(matrix.device.type, enabled=False):  # products in half precision would not converge
-        wide = matrix.T if matrix.shape[0] < matrix.shape[1] else matrix
-        point = wide / torch.linalg.vector_norm(wide).clamp_min(torch.finfo(wide.dtype).tiny)
-        for _ in range(_ITERATIONS):
-            gram = point.T @ point
-            point = (15 * point - point @ (10 * gram - 3 * gram @ gram)) / 8
-        return point.T if matrix.shape[0] < matrix.shape[1] else point
+    identity = torch.eye(len(gram), dtype=gram.dtype, device=gram.device)
+    scale = gram.trace().clamp_min(torch.finfo(gram.dtype).tiny)
+    gram, root = gram / scale, identity / scale.sqrt()
+    for _ in range(_ITERATIONS):
+        step = (15 * identity - 10 * gram + 3 * gram @ gram) / 8
+        root, gram = root @ step, step @ gram @ step
+    return root

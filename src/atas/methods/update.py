@@ -29,6 +29,9 @@ class Update(Protocol):
     def __call__(self, loss: Tensor, *inputs: Tensor) -> tuple[Tensor, ...]:
         """Call `backward`, then `apply`."""
 
+    def total(self, value: Tensor) -> Tensor:
+        """Return the sum of a tensor without gradient over all processes."""
+
     # What a weight perturbation needs. All lists have one entry for each of `weights`.
 
     @property
@@ -78,6 +81,10 @@ class OptimizerUpdate:
         gradients = self.backward(loss, *inputs)
         self.apply()
         return gradients
+
+    def total(self, value: Tensor) -> Tensor:
+        """Return the tensor itself: this process knows of no other."""
+        return value
 
     @property
     def weights(self) -> Sequence[Tensor]:

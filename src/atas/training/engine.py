@@ -182,6 +182,10 @@ class Engine:
             of_inputs = tuple(gradient / self._batch_share for gradient in of_inputs)
         return gradients[: len(self._trainable)], of_inputs
 
+    def total(self, value: Tensor) -> Tensor:
+        """Return the sum of a tensor over all ranks; part of `Update`."""
+        return all_reduce_tensors([value], self.world)[0] if self._distributed else value
+
     @property
     def weights(self) -> Sequence[Tensor]:
         """The trainable weights in float32; part of `Update`."""

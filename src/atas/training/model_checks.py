@@ -156,6 +156,10 @@ class _TrialUpdate:
         """Call `backward`."""
         return self.backward(loss, *inputs)
 
+    def total(self, value: Tensor) -> Tensor:
+        """Return the tensor itself."""
+        return value
+
     def weight_gradients(
         self, loss: Tensor, *inputs: Tensor, summed: bool = False
     ) -> tuple[list[Tensor | None], tuple[Tensor, ...]]:
