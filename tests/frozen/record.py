@@ -532,10 +532,9 @@ _REPLAYS = {"free": {"method.replays": 2}, "yopo": {"method.outer": 2}}
 
 def record_trainings() -> Iterator[tuple[str, Any]]:
     for name in atas.methods.names():
-        recipe = f"digits-small-cnn-{name}"
-        known = recipe in recipes.names()
-        values = _REPLAYS.get(name, {}) | ({} if known else {"method.name": name})
-        yield f"train.{name}", training(f"runs/{name}", recipe if known else RECIPE, values)
+        if f"digits-small-cnn-{name}" not in recipes.names():
+            continue
+        yield f"train.{name}", training(f"runs/{name}", f"digits-small-cnn-{name}", _REPLAYS.get(name, {}))
     for name, values in _TRAININGS.items():
         yield f"train.atas.{name}", training(f"runs/atas-{name}", RECIPE, values)
     yield "train.own", training("runs/own", RECIPE, {}, model=Net(4, channels=1), rows=torch.arange(0, 300, 2))

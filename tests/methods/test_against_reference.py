@@ -53,13 +53,13 @@ class Recorder:
                 weight -= self._rate * self._collected[name]
         self._collected = {name: torch.zeros_like(weight) for name, weight in self._weights.items()}
 
-    def total(self, value):
-        return value
-
     def __call__(self, loss, *inputs):
         gradients = self.backward(loss, *inputs)
         self.apply()
         return gradients
+
+    def total(self, *sums):
+        return [value.detach() for value in sums]
 
 
 def close(actual, expected):
@@ -448,15 +448,15 @@ def test_liet(compared_method, threat, scale, inside):
             state.update(epoch=epoch, count=0)
         count = state["count"]
         if count % 2 == 0:
-            numbers = EXAMPLES + 4 * count + torch.arange(4)
-            weights = uniform(epoch, numbers, Stream.ATTACK_TARGET, (4,))
+            numbers = 2 * EXAMPLES + 4 * count + torch.arange(4)
+            weights = uniform(epoch, numbers, Stream.TARGET, (4,))
             state["patterns"] = reference.liet_patterns(s.net, s.ball, weights, SHAPE, 0.3)
         ratio, sign = uniform(epoch, torch.tensor([count]), Stream.BATCH, (2,))[0]
         chance = {
             "noise": noisy.sample(CounterRNG(3, torch.tensor(epoch), index), SHAPE).double(),
             "replaced": uniform(epoch, index, Stream.MASK, SHAPE) < 0.2 + 0.7 * ratio,
             "sign": -1 if sign < 0.5 else 1,
-            "attack": uniform(epoch, index, Stream.ATTACK_TARGET, (4,)),
+            "attack": uniform(epoch, index + EXAMPLES, Stream.TARGET, (4,)),
             "train": uniform(epoch, index, Stream.TARGET, (4,)),
         }
         state["count"] += 1

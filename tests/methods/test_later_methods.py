@@ -75,8 +75,21 @@ def test_terms_of_mart_are_finite_at_any_margin(margin, right):
 # The nuclear norm
 
 
-def alone(matrix):
-    return matrix
+class Alone:
+    """An update without other processes."""
+
+    def total(self, *sums):
+        return list(sums)
+
+
+class Together(Alone):
+    """An update with other processes, which have the rest of a sum."""
+
+    def __init__(self, *totals):
+        self.totals = totals
+
+    def total(self, *sums):
+        return list(self.totals)
 
 
 def with_singular_values(values, rows, columns, dtype=torch.float64):
@@ -91,7 +104,7 @@ def with_singular_values(values, rows, columns, dtype=torch.float64):
 def test_the_nuclear_norm_and_its_gradient(shape, scale):
     values = [scale * 0.5 ** (9 * k / min(shape)) for k in range(min(shape))]
     matrix = with_singular_values(values, *shape, torch.float32).requires_grad_()
-    norm = nuclear_norm(matrix, alone)
+    norm = nuclear_norm(matrix, Alone())
     torch.testing.assert_close(norm, torch.tensor(sum(values)), rtol=1e-5, atol=0)
     (gradient,) = torch.autograd.grad(norm, matrix)
     left, _, right = torch.linalg.svd(matrix.detach().double(), full_matrices=False)
@@ -102,7 +115,7 @@ def test_the_nuclear_norm_and_its_gradient(shape, scale):
 def test_the_nuclear_norm_where_singular_values_vanish(values):
     """Nothing is divided by zero: a direction without a value counts nothing, and its slope is at most one."""
     matrix = with_singular_values(values, 32, 10, torch.float32).requires_grad_()
-    norm = nuclear_norm(matrix, alone)
+    norm = nuclear_norm(matrix, Alone())
     torch.testing.assert_close(norm, torch.tensor(sum(values)), rtol=1e-5, atol=1e-7)
     (gradient,) = torch.autograd.grad(norm, matrix)
     assert torch.linalg.matrix_norm(gradient, 2) <= 1 + 1e-5
@@ -110,11 +123,11 @@ def test_the_nuclear_norm_where_singular_values_vanish(values):
 
 def test_the_nuclear_norm_of_equal_logits_and_of_no_images():
     zero = torch.zeros(6, 4, requires_grad=True)
-    norm = nuclear_norm(zero, alone)
+    norm = nuclear_norm(zero, Alone())
     (gradient,) = torch.autograd.grad(norm, zero)
     assert norm == 0
     assert not gradient.any()
-    assert nuclear_norm(torch.zeros(0, 4), alone) == 0
+    assert nuclear_norm(torch.zeros(0, 4), Alone()) == 0
 
 
 def test_parts_of_the_nuclear_norm_add_up_to_that_of_all_rows():
@@ -122,7 +135,7 @@ def test_parts_of_the_nuclear_norm_add_up_to_that_of_all_rows():
     matrix = torch.randn(9, 4, dtype=torch.float64, requires_grad=True)
     parts = matrix.split([5, 0, 4])
     gram = (matrix.T @ matrix).detach()
-    norm = sum(nuclear_norm(part, lambda own: gram) for part in parts)
+    norm = sum(nuclear_norm(part, Together(gram)) for part in parts)
     whole = torch.linalg.matrix_norm(matrix, "nuc")
     torch.testing.assert_close(norm, whole)
     gradients = [torch.autograd.grad(value, matrix)[0] for value in (norm, whole)]
@@ -132,7 +145,7 @@ def test_parts_of_the_nuclear_norm_add_up_to_that_of_all_rows():
 def test_the_nuclear_norm_is_computed_in_float32_under_autocast():
     difference = torch.randn(64, 10)
     with torch.autocast("cpu", dtype=torch.bfloat16):
-        found = nuclear_norm(difference, alone)
+        found = nuclear_norm(difference, Alone())
     assert found.dtype == torch.float32
     torch.testing.assert_close(found, torch.linalg.matrix_norm(difference, "nuc"), rtol=1e-5, atol=0)
 
@@ -198,8 +211,7 @@ def test_perturbations_of_the_classes_raise_their_loss(small_net, make_images):
 def test_labels_of_the_attack_and_of_the_training_get_other_weights(small_net, make_images):
     method = make("liet", smoothing=0.6)
     seen = []
-    soften = method.targets.soften
-    method.targets.soften = lambda *args: seen.append(soften(*args)) or seen[-1]
+    method.targets.register_forward_hook(lambda _targets, _inputs, found: seen.append(found))
     take_steps(method, small_net().train(), 1, make_images)
     classes, attack, training = seen
     assert classes.shape == (CLASSES, CLASSES)

@@ -42,9 +42,8 @@ class Stream(enum.IntEnum):
     TARGET = 15
     CORRUPTION = 16
     HELD_OUT = 17
-    ATTACK_TARGET = 18
-    MASK = 19
-    BATCH = 20
+    MASK = 18
+    BATCH = 19
 
 
 def _mix(word: Word) -> Word:

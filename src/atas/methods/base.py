@@ -351,9 +351,10 @@ class Method(CheckedSettings, nn.Module, ABC):
         """Return the attack loss: summed cross-entropy, so an example's gradient does not depend on its batch."""
         return cross_entropy_sum(logits, self.checks.labels(y, check_logits(logits, len(y)).shape[1]))
 
-    def rng(self, index: Tensor) -> CounterRNG:
-        """Return the random numbers of these examples in this epoch."""
-        return CounterRNG(self.seed, self.epoch, self.shard.global_index(index))
+    def rng(self, index: Tensor, draw: int = 0) -> CounterRNG:
+        """Return the random numbers of these examples in this epoch. Each `draw` has other ones, for methods that need
+        several of a kind."""
+        return CounterRNG(self.seed, self.epoch, self.shard.global_index(index) + draw * self.shard.examples)
 
     def load_state_dict(self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False) -> Any:
         """Restore the state that `state_dict` of such a method returned.

@@ -108,7 +108,7 @@ class LIET(InputPerturbation):
         share = self.ratio[0] + (self.ratio[1] - self.ratio[0]) * chance[:, 0]
         start = hidden_start(self._noisy, x, self.patterns[y], rng, share, chance[:, 1] < 0.5)
         with keep_statistics(model):
-            gradient = self.start_gradient(model, start, y, self._attack_loss(rng))
+            gradient = self.start_gradient(model, start, y, self._attack_loss(self.rng(batch.index, 1)))
         return self._reach.ascend(start, gradient, self.step_size * self.step_scale, x)
 
     def _attack_loss(self, rng: CounterRNG) -> Callable[[Tensor, Tensor], Tensor]:
@@ -117,13 +117,13 @@ class LIET(InputPerturbation):
         def loss(logits: Tensor, y: Tensor) -> Tensor:
             if check_logits(logits, len(y)).shape[1] != self.classes:
                 raise UsageError(f"the model has {logits.shape[1]} outputs; create the method with that many classes")
-            return soft_cross_entropy(logits, self.targets.soften(logits, y, rng, Stream.ATTACK_TARGET)) * len(y)
+            return soft_cross_entropy(logits, self.targets(logits, y, rng.index, rng)) * len(y)
 
         return loss
 
     def _renew_patterns(self, model: nn.Module) -> None:
         labels = torch.arange(self.classes, device=self.patterns.device)
-        number = self.shard.examples + self.batches * self.classes + labels  # no example has these numbers
+        number = 2 * self.shard.examples + self.batches * self.classes + labels  # no example's draws have them
         loss = self._attack_loss(CounterRNG(self.seed, self.epoch, number))
         with set_mode(model, training=False), freeze(model):
             gradient, _ = input_gradient(model, torch.full_like(self.patterns, 0.5), labels, loss)

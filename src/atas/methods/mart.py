@@ -25,7 +25,6 @@ from atas.data.loader import Batch
 from atas.errors import UsageError
 from atas.methods.base import CommonArgs, Method, StepOutput
 from atas.methods.step_warnings import warn_of_steps
-from atas.methods.targets import one_hot
 from atas.methods.update import Update
 from atas.threat import Size, Threat
 
@@ -86,7 +85,7 @@ def misclassification_terms(logits: Tensor, clean: Tensor, y: Tensor, beta: floa
     """Return the margin and the weighted divergence, summed over the batch."""
     predicted, log_expected = to_float32(logits).softmax(1), to_float32(clean).log_softmax(1)
     expected = log_expected.exp()
-    labels = one_hot(y, predicted)
+    labels = (y[:, None] == torch.arange(predicted.shape[1], device=y.device)).to(predicted.dtype)
     largest_wrong = (predicted * (1 - labels)).amax(1)
     margin = -torch.log(1.0001 - largest_wrong + 1e-12)
     doubt = 1.0000001 - (expected * labels).sum(1)

@@ -16,7 +16,7 @@ that of the global batch. The weight fits 10 classes: with 100 the same weight h
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Unpack
 
 import torch
@@ -70,14 +70,15 @@ class NuAT(GuidedTraining):
 
     def distance(self, logits: Tensor, clean: Tensor, update: Update) -> Tensor:
         """Return the nuclear norm of the difference of logits; of this process's part, where there are several."""
-        return nuclear_norm(to_float32(logits) - to_float32(clean), update.total)
+        return nuclear_norm(to_float32(logits) - to_float32(clean), update)
 
 
-def nuclear_norm(matrix: Tensor, total: Callable[[Tensor], Tensor]) -> Tensor:
-    """Return the nuclear norm of a matrix, or the part of it that belongs to these rows where `total` adds up a matrix
-    over processes with other rows. Its gradient U V^T is taken at the nonzero singular values."""
+def nuclear_norm(matrix: Tensor, update: Update) -> Tensor:
+    """Return the nuclear norm of a matrix, or the part of it that belongs to these rows where other processes have
+    others. Its gradient U V^T is taken at the nonzero singular values."""
     rows = matrix.detach().double()
-    factor = rows @ inverse_square_root(total(rows.T @ rows))
+    (gram,) = update.total(rows.T @ rows)
+    factor = rows @ inverse_square_root(gram)
     return (matrix * factor.to(matrix.dtype)).sum()
 
 

@@ -58,14 +58,10 @@ class LabelTargets(nn.Module):
 
     def forward(self, logits: Tensor, y: Tensor, index: Tensor, rng: CounterRNG) -> Tensor:
         """Return the targets of a batch: a distribution over the classes for each example."""
-        return self.soften(logits, y, rng)
-
-    def soften(self, logits: Tensor, y: Tensor, rng: CounterRNG, stream: Stream = Stream.TARGET) -> Tensor:
-        """Return the softened labels, with random weights from a stream."""
-        labels = one_hot(y, to_float32(logits))
+        labels = _one_hot(y, to_float32(logits))
         spread: Tensor | float = 1 / logits.shape[1]
         if self.noise == "random" and self.smoothing:
-            weights = rng.uniform(stream, (logits.shape[1],)).to(labels.dtype) * (1 - labels)
+            weights = rng.uniform(Stream.TARGET, (logits.shape[1],)).to(labels.dtype) * (1 - labels)
             spread = weights / weights.sum(1, keepdim=True)
         return (1 - self.smoothing) * labels + self.smoothing * spread
 
@@ -138,7 +134,7 @@ class RememberedPredictions(LabelTargets):
         """Return the averages as distributions: float16 rows do not add up to one exactly."""
         rows = to_float32(self.average[index])
         total = rows.sum(1, keepdim=True)
-        return torch.where(total > 0, rows / torch.where(total > 0, total, 1), one_hot(y, rows))
+        return torch.where(total > 0, rows / torch.where(total > 0, total, 1), _one_hot(y, rows))
 
 
 class RelaxedLabels(LabelTargets):
@@ -165,15 +161,15 @@ class RelaxedLabels(LabelTargets):
 
     def forward(self, logits: Tensor, y: Tensor, index: Tensor, rng: CounterRNG) -> Tensor:
         """Return the targets of the training loss."""
-        return self.kept * one_hot(y, to_float32(logits)) + (1 - self.kept) / logits.shape[1]
+        return self.kept * _one_hot(y, to_float32(logits)) + (1 - self.kept) / logits.shape[1]
 
     def of_attack(self, logits: Tensor, y: Tensor) -> Tensor:
         """Return the targets of the attack, which spread the rest over the other classes alone."""
-        labels = one_hot(y, to_float32(logits))
+        labels = _one_hot(y, to_float32(logits))
         return self.kept * labels + (1 - self.kept) / (logits.shape[1] - 1) * (1 - labels)
 
 
-def one_hot(y: Tensor, like: Tensor) -> Tensor:
+def _one_hot(y: Tensor, like: Tensor) -> Tensor:
     """Return labels as distributions; unlike `F.one_hot` it never waits for the device."""
     return (y[:, None] == torch.arange(like.shape[1], device=y.device)).to(like.dtype)
 

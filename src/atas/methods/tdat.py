@@ -33,7 +33,7 @@ from atas.methods.base import CommonArgs, Method, StepOutput
 from atas.methods.checks import carried_rows, check_own_targets
 from atas.methods.consistency import squared_logits
 from atas.methods.step_warnings import warn_of_steps
-from atas.methods.targets import RelaxedLabels, one_hot
+from atas.methods.targets import RelaxedLabels
 from atas.methods.update import Update
 from atas.threat import Size, Threat
 
@@ -108,5 +108,6 @@ class TDAT(Method):
 def doubtful_distance(logits: Tensor, start: Tensor, y: Tensor) -> Tensor:
     """Return the squared distance of logits, weighted by the doubt at the start, summed over the batch."""
     logits, start = to_float32(logits), to_float32(start)
-    probability = (one_hot(y, start) * start.softmax(1)).sum(1)
+    is_label = y[:, None] == torch.arange(start.shape[1], device=y.device)
+    probability = torch.where(is_label, start.softmax(1), 0.0).sum(1)
     return (torch.tanh(1.0000001 - probability) * squared_logits(logits, start)).sum()

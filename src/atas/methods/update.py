@@ -29,8 +29,9 @@ class Update(Protocol):
     def __call__(self, loss: Tensor, *inputs: Tensor) -> tuple[Tensor, ...]:
         """Call `backward`, then `apply`."""
 
-    def total(self, value: Tensor) -> Tensor:
-        """Return the sum of a tensor without gradient over all processes."""
+    def total(self, *sums: Tensor) -> list[Tensor]:
+        """Return sums over the global batch of what this process has summed over its part; no gradient goes through
+        them."""
 
     # What a weight perturbation needs. All lists have one entry for each of `weights`.
 
@@ -82,9 +83,9 @@ class OptimizerUpdate:
         self.apply()
         return gradients
 
-    def total(self, value: Tensor) -> Tensor:
-        """Return the tensor itself: this process knows of no other."""
-        return value
+    def total(self, *sums: Tensor) -> list[Tensor]:
+        """Return the sums of this process: in a loop of one's own, it knows of no other."""
+        return [value.detach() for value in sums]
 
     @property
     def weights(self) -> Sequence[Tensor]:

@@ -182,9 +182,11 @@ class Engine:
             of_inputs = tuple(gradient / self._batch_share for gradient in of_inputs)
         return gradients[: len(self._trainable)], of_inputs
 
-    def total(self, value: Tensor) -> Tensor:
-        """Return the sum of a tensor over all ranks; part of `Update`."""
-        return all_reduce_tensors([value], self.world)[0] if self._distributed else value
+    def total(self, *sums: Tensor) -> list[Tensor]:
+        """Return sums over all ranks; part of `Update`."""
+        if not self._distributed:
+            return [value.detach() for value in sums]
+        return all_reduce_tensors(sums, self.world)
 
     @property
     def weights(self) -> Sequence[Tensor]:
