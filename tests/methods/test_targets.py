@@ -20,8 +20,8 @@ from .reference import Targets
 SHAPE, EXAMPLES, CLASSES = (3, 8, 10), 12, 4
 LINF = atas.Linf(8 / 255)
 OWN = {"free": {"batch_size": 6, "replays": 2}, "yopo": {"outer": 2, "inner": 1}, "pgd": {"steps": 2}}
-OWN["trades"] = {"steps": 2}
-NAMES = [name for name in atas.methods.names() if name != "atas-plus"]  # it has its own
+OWN["trades"] = OWN["mart"] = {"steps": 2}
+NAMES = [name for name in atas.methods.names() if name not in ("atas-plus", "liet", "tdat")]  # they have their own
 
 
 def make(name="standard", targets=None, **hyper):

@@ -279,8 +279,9 @@ class FakeAccelerated(AcceleratedNetwork):
         self.precompiled = x.shape
 
 
-def test_an_accelerated_network_is_used_in_steps_and_by_the_monitor(make):
-    plain, engine = make("pgd"), make("pgd", accelerate=FakeAccelerated)
+@pytest.mark.parametrize("name", ["pgd", "gat", "nuat", "liet", "tdat"])
+def test_an_accelerated_network_is_used_in_steps_and_by_the_monitor(make, name):
+    plain, engine = make(name), make(name, accelerate=FakeAccelerated)
     for each in (plain, engine):
         each.start_epoch(0, 0)
         each.step()

@@ -19,6 +19,7 @@ from atas.training import checkpoint
 
 METHODS = ("atas", "atta", "fgsm-rs", "free", "yopo", "trades")
 OTHERS = ("standard", "fgsm", "fgsm-rs-adaptive", "fgsm-ga", "ssat", "atas-literal", "atas-plus", "pgd")
+OTHERS += ("n-fgsm", "mart", "gat", "nuat", "liet", "tdat")
 OWN = {
     "atas": {"method.warmup_epochs": 1, "method.reset_every": 2, "method.max_step": 0.2, "method.clip": (0.02, 0.15)},
     "atta": {"method.reset_every": 2, "method.step_size": 0.05},
@@ -26,6 +27,7 @@ OWN = {
     "yopo": {"method.outer": 2, "method.inner": 2, "method.step_size": 0.03},
     "trades": {"method.steps": 2},
     "pgd": {"method.steps": 2},
+    "mart": {"method.steps": 2},
 }
 
 

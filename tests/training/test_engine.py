@@ -43,7 +43,8 @@ def make_engine(
     place = torch.device(device)
     batches = DeviceLoader(images, labels, batch_size=BATCH, pad=2, flip=True, seed=0, device=place)
     own = dict(settings.method.settings)
-    own |= {"free": {"batch_size": BATCH}, "atas-plus": {"classes": 4}}.get(name, {})
+    own |= {"batch_size": BATCH} if "batch_size" in atas.methods.settings(name) else {}
+    own |= {"classes": 4} if atas.methods.takes_classes(name) else {}
     method = atas.methods.create(name, settings.threat, EXAMPLES, SHAPE, pad=2, device=place, **own)
     return kind(settings, (model or network()).to(place), method, batches)
 
@@ -165,7 +166,7 @@ def test_methods_that_cannot_be_compiled_say_so():
 
 def test_every_method_but_yopo_at_another_layer_uses_the_fast_network():
     for name in atas.methods.names():
-        classes = {"classes": 4} if name == "atas-plus" else {}
+        classes = {"classes": 4} if atas.methods.takes_classes(name) else {}
         assert atas.methods.create(name, atas.Linf(8 / 255), EXAMPLES, SHAPE, **classes).uses_fast_network
     assert not atas.methods.create("yopo", atas.Linf(8 / 255), EXAMPLES, SHAPE, layer="layer1").uses_fast_network
 

@@ -370,9 +370,10 @@ class Method(CheckedSettings, nn.Module, ABC):
         """Return the attack loss: summed cross-entropy, so an example's gradient does not depend on its batch."""
         return cross_entropy_sum(logits, self.checks.labels(y, check_logits(logits, len(y)).shape[1]))
 
-    def rng(self, index: Tensor) -> CounterRNG:
-        """Return the random numbers of these examples in this epoch."""
-        return CounterRNG(self.seed, self.epoch, self.shard.global_index(index))
+    def rng(self, index: Tensor, draw: int = 0) -> CounterRNG:
+        """Return the random numbers of these examples in this epoch. Each `draw` has other ones, for methods that need
+        several of a kind."""
+        return CounterRNG(self.seed, self.epoch, self.shard.global_index(index) + draw * self.shard.examples)
 
     # State
 
@@ -461,9 +462,12 @@ class InputPerturbation(Method):
         with set_mode(model, training=False), freeze(model), keep_statistics(self):
             return self.attack(model, batch).detach()
 
-    def start_gradient(self, model: nn.Module, start: Tensor, y: Tensor) -> Tensor:
-        """Return the input gradient of the attack's loss at its start, and keep the logits for `consistency`."""
-        gradient, logits = input_gradient(model, start, y, self.attack_loss)
+    def start_gradient(
+        self, model: nn.Module, start: Tensor, y: Tensor, loss: Callable[[Tensor, Tensor], Tensor] | None = None
+    ) -> Tensor:
+        """Return the input gradient of the attack's loss at its start, and keep the logits for `consistency`. `loss`
+        replaces `attack_loss`; it is summed over the batch too."""
+        gradient, logits = input_gradient(model, start, y, loss or self.attack_loss)
         if self.consistency is not None:
             self._start = start, logits
         return gradient

@@ -20,6 +20,7 @@ from atas.core.autograd import to_float32
 from atas.core.dispatch import fast_op
 from atas.core.validation import check_arguments
 from atas.errors import UsageError, unknown
+from atas.methods.checks import known_epochs
 
 Through: TypeAlias = Literal["trained", "both"]
 
@@ -79,9 +80,7 @@ class Consistency(nn.Module):
         """Set the weight of this epoch."""
         if not self.ramp:
             return
-        if epochs is None or epochs < 1:
-            raise UsageError("consistency with a ramp needs the number of epochs: start_epoch(epoch, epochs=...)")
-        self.scale.fill_(min(1.0, (epoch + 1) / (self.ramp * epochs)))
+        self.scale.fill_(min(1.0, (epoch + 1) / (self.ramp * known_epochs("consistency with a ramp", epochs))))
 
     def forward(self, logits: Tensor, start: Tensor) -> Tensor:
         """Return the term of a batch."""

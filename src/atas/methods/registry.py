@@ -19,9 +19,15 @@ from atas.methods.fgsm import FGSM, FGSMRS
 from atas.methods.fgsm_ga import FGSMGA
 from atas.methods.fgsm_rs_adaptive import FGSMRSAdaptive
 from atas.methods.free import Free
+from atas.methods.gat import GAT
+from atas.methods.liet import LIET
+from atas.methods.mart import MART
+from atas.methods.n_fgsm import NFGSM
+from atas.methods.nuat import NuAT
 from atas.methods.pgd import PGD
 from atas.methods.ssat import SSAT
 from atas.methods.standard import Standard
+from atas.methods.tdat import TDAT
 from atas.methods.trades import TRADES
 from atas.methods.yopo import YOPO
 from atas.threat import Threat
@@ -41,6 +47,12 @@ _CLASSES: dict[str, type[Method]] = {
     "atas-plus": ATASPlus,
     "pgd": PGD,
     "trades": TRADES,
+    "n-fgsm": NFGSM,
+    "mart": MART,
+    "gat": GAT,
+    "nuat": NuAT,
+    "liet": LIET,
+    "tdat": TDAT,
 }
 
 _COMMON = ("pad", "device", "seed", "targets", "consistency", "classes")  # `atas.train` passes them itself

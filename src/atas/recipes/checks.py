@@ -179,11 +179,14 @@ def check_loss(recipe: Recipe, method: type[methods.Method] | None) -> None:
         )
     targets = recipe.targets
     has_targets = targets.smoothing or targets.share or targets.teacher_share
-    if has_targets and method is not None and issubclass(method, methods.ATASPlus):
-        raise UsageError(
-            f"method {recipe.method.name} has targets of its own: set method.smoothing, method.share, method.decay and "
-            f"method.from_epoch, and leave out [targets]"
-        )
+    own = {
+        methods.ATASPlus: "method.smoothing, method.share, method.decay and method.from_epoch",
+        methods.LIET: "method.smoothing",
+        methods.TDAT: "method.label_factor and method.label_floor",
+    }
+    for kind, keys in own.items():
+        if has_targets and method is not None and issubclass(method, kind):
+            raise UsageError(f"method {recipe.method.name} has targets of its own: set {keys}, and leave out [targets]")
     if targets.share and targets.teacher_share:
         raise UsageError("targets.share is for remembered predictions, targets.teacher_share for a teacher; set one")
     if targets.teacher_share and not training.ema_decays:
@@ -235,9 +238,9 @@ def check_views(recipe: Recipe, method: type[methods.Method] | None) -> None:
             f"with data.view = {data.view} views are resized, so method {name} cannot keep a perturbation for every "
             f"stored pixel; set method.grid = 32"
         )
-    if method is methods.Free and data.view_start is not None:
+    if method in (methods.Free, methods.LIET, methods.TDAT) and data.view_start is not None:
         raise UsageError(
-            "free training carries perturbations of one size from batch to batch; leave out data.view_start"
+            f"method {name} carries perturbations of one size from batch to batch; leave out data.view_start"
         )
 
 

@@ -30,7 +30,7 @@ from atas.distributed.sharding import DataShard
 from atas.distributed.state import broadcast_weights
 from atas.distributed.world import SINGLE, World, select_device
 from atas.errors import DataError, SettingsWarning, UsageError
-from atas.methods import EMATeacher, Free, LabelTargets, Method, RememberedPredictions
+from atas.methods import EMATeacher, LabelTargets, Method, RememberedPredictions
 from atas.methods.consistency import Consistency
 from atas.methods.targets import Noise
 from atas.models.weights import GIVEN, per_channel
@@ -169,7 +169,7 @@ def build_method(recipe: Recipe, shard: DataShard, shape: Sequence[int], outputs
         hyperparameters["classes"] = outputs
     if recipe.consistency.weight:
         hyperparameters["consistency"] = Consistency(**dataclasses.asdict(recipe.consistency))
-    if methods.get(name, trusted=recipe.trusted) is Free:
+    if methods.get(name, trusted=recipe.trusted) in (methods.Free, methods.TDAT):
         hyperparameters["batch_size"] = shard.local_count(hyperparameters.get("batch_size", recipe.training.batch_size))
     hyperparameters |= {"pad": recipe.data.frame_pad, "device": device, "seed": recipe.training.seed}
     with warnings.catch_warnings():
