@@ -3,8 +3,8 @@
     python scripts/publish.py cifar10-preact-resnet18-plus-300s     # seed 0 in results/record
 
 The training must be finished there, and judged by AutoAttack on all test images (benchmarks/record.py with
-record-test.toml does both). The files go to weights/<recipe>/, the entry to src/atas/models/published.json. From then on
-`atas.load("<recipe>")` gives the model in this clone, and refuses any other file of that name.
+record-test.toml does both). The files go to weights/<recipe>/, the entry to src/atas/models/published.json. In this
+clone, `atas.load("<recipe>")` then gives the model, and refuses any other file of that name.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The commands for evidence that is not run yet: each has something to run, and ends in the file that the list names."""
+"""The commands for evidence that is not run yet: each has something to run, and ends in the file that is named."""
 
 import re
 import runpy
