@@ -9,8 +9,8 @@
 
 The list is evidence.toml. Commands run one after the other from the root of the repository, each in a process of its
 own with its output in OUT/<name>.log. They find the data by the environment variable ATAS_DATA. When the time is up, or
-after Ctrl-C, the running command gets an interrupt: `atas` saves its progress, and the same command continues to the
-same bits. Use --whole on a machine whose files are lost afterwards.
+after Ctrl-C, the running command gets an interrupt: `atas` saves its progress, and the same command continues there.
+Use --whole on a machine whose files are lost afterwards.
 
 After every command a line of JSON with name, status, seconds and commit is added to OUT/evidence.jsonl. A command is
 finished once it has ended with status 0. A command that failed does not stop the others; the next call tries it again,
