@@ -166,3 +166,14 @@ def test_what_is_wrong_is_said_in_a_sentence(robustify, digits, options, sentenc
     model, train, test = (given.pop(name) for name in ("model", "train", "test"))
     with pytest.raises((UsageError, DataError), match=sentence):
         robustify(model, train, test, **given)
+
+
+@pytest.mark.gpu
+def test_on_a_gpu(robustify, digits):
+    """From arrays, and from a given model on the GPU."""
+    values = {"training.epochs": 2}
+    result = robustify(None, *digits, out="run", values=values, minutes=0.5)
+    assert result.run.recipe.training.epochs == 2
+    assert result.evaluation.environment["device"] == torch.cuda.get_device_name()
+    again = robustify(result.model.cuda(), *digits, out="again", values=values, minutes=0.5)
+    assert again.evaluation.n == result.evaluation.n == 60

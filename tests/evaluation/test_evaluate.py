@@ -16,8 +16,9 @@ from torch.utils.data import Subset, TensorDataset
 
 import atas
 from atas import attacks
+from atas.attacks import APGD
 from atas.errors import DataError, UsageError
-from atas.evaluation import evaluate
+from atas.evaluation import accuracy_curve, evaluate
 from atas.evaluation.inputs import ChunkReader, open_source
 
 
@@ -555,6 +556,35 @@ def test_evaluate_finds_the_same_on_a_gpu(problem, images, ball, result):
     with pytest.raises(UsageError, match="the model is on cuda:0 and is never moved"):
         evaluate(model, images, y, ball, device="cpu")
     assert evaluate(model, images, y, ball, attacks=[], device="cuda").protocol["batch_size"] == 1024
+
+
+@pytest.mark.gpu
+def test_every_kind_of_evaluation_finds_the_same_on_a_gpu(problem, ball, tiny):
+    """Targets, masks, kept images, corruptions, details and curves; two images in thirty may differ."""
+    model, x, y = problem
+    mask = torch.zeros(len(x), 1, *x.shape[2:])
+    mask[..., :3] = 1
+    attacks = ("fgsm", "pgd10", tiny)
+    cases = [
+        {"attacks": attacks, "keep": True, "corruptions": "all"},
+        {"attacks": attacks, "targets": 1},
+        {"attacks": attacks, "threat": ball.masked(mask)},
+        {"attacks": ("pgd10", APGD(iterations=8)), "threat": atas.L2(0.2).masked(mask[0])},
+    ]
+    found = {}
+    for device in ("cpu", "cuda"):
+        model.to(device)
+        results = [evaluate(model, x, y, **{"threat": ball, **case}) for case in cases]
+        curve = accuracy_curve(model, x, y, ball, eps=[0, 1 / 255, 4 / 255], attack="pgd10")
+        found[device] = results, torch.tensor(curve.num_correct)
+    for here, there in zip(found["cpu"][0], found["cuda"][0], strict=True):
+        for name, correct in here.correct.items():
+            assert int((correct != there.correct[name]).sum()) <= 2, name
+    assert int((found["cpu"][1] - found["cuda"][1]).abs().max()) <= 2
+    first = found["cuda"][0][0]
+    assert first.details is not None
+    assert first.details.landscapes is not None
+    assert {points.device.type for points in first.adversarial.values()} == {"cpu"}
 
 
 def test_evaluations_in_threads_are_each_as_alone(small_net):

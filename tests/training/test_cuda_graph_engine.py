@@ -5,12 +5,14 @@ import dataclasses
 
 import pytest
 import torch
+from helpers.fake_device import capturing, work_elsewhere
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 import atas
 from atas.core.autograd import HookedSplit
 from atas.ops.networks import AcceleratedNetwork
+from atas.training import build as build_module
 from atas.training.build import build
 from atas.training.cuda_graph_engine import CudaBackend, CudaGraphEngine, channels_last
 from atas.training.engine import Engine
@@ -21,6 +23,25 @@ CASES = [(name, {}) for name in atas.methods.names() if name not in ("atas", "at
 CASES += [(name, values) for name in ("atas", "atta") for values in MEMORIES]
 CASES += [("atas", {"optimizer.name": "adamw", "optimizer.clip_norm": 0.1, "schedule.warmup": 0.2})]
 CASES += [("free", {"optimizer.clip_norm": 0.1, "optimizer.decay_norms": False})]
+CASES += [("atas", {"targets.teacher_share": (0.7, 0.95)}), ("atas", {"method.write_back": False})]
+EXCHANGES = [
+    *((name, {}) for name in atas.methods.names()),
+    *(("atas", values) for values in (
+        {"targets.teacher_share": (0.7, 0.95), "targets.smoothing": 0.1},
+        {"targets.smoothing": 0.2, "targets.noise": "random"},
+        {"optimizer.name": "adamw", "optimizer.clip_norm": 0.1},
+        {"optimizer.clip_norm": 0.1, "optimizer.decay_norms": False},
+        *({"optimizer.perturb": form} for form in ("ascent", "attack", "momentum")),
+        {"consistency.weight": 1.0, "consistency.through": "both"},
+        {"method.write_back": False, "method.attack_mode": "train", "training.ema": [0.9, 0.99]},
+        {"data.view": "cropshift", "data.shift": 2, "data.pad": 0, "data.erase": 0.5},
+        {"data.view": "resized", "data.view_size": 6, "data.pad": 0, "method.grid": 4},
+        {"method.norm": "l2", "method.eps": 0.5, "method.max_step": "auto", "method.clip": "auto"},
+    )),
+    ("free", {"method.clamp": "inputs"}),
+    ("free", {"method.clamp": "carried"}),
+    ("pgd", {"method.attack_mode": "eval"}),
+]  # fmt: skip
 CROP = {"data.view": "crop", "data.view_size": 6, "data.pad": 0, "method.grid": 4}
 
 
@@ -188,6 +209,22 @@ def test_replays_follow_all_that_changes_from_epoch_to_epoch(method, values, mak
             run_epoch(each, epoch)
         assert not changed(state(eager), state(engine)), epoch
         assert len(graphs) == (2 if epoch < 2 else 4), "whole and last batches, without and with perturbed weights"
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:.*meta")
+@pytest.mark.parametrize(("method", "values"), EXCHANGES, ids=str)
+def test_a_step_exchanges_nothing_with_the_host(method, values, monkeypatch, toy_recipe, toy_data, tiny_net):
+    """Or it could not be captured; on a fake device, so no GPU is needed."""
+    recipe = toy_recipe(method, {"training.epochs": 4, "training.ema": 0.9, **values})
+    with work_elsewhere(monkeypatch, build_module):
+        engine = build(recipe, toy_data, tiny_net(), log=lambda text: None).engine
+        for epoch in (0, 2):
+            engine.start_epoch(epoch, 0)
+            engine.step()  # what is allocated or computed once
+            engine.method.before_step(index := engine._epoch_batches[1])
+            with capturing():
+                engine.training_step(len(index))
 
 
 @pytest.mark.slow

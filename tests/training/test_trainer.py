@@ -659,3 +659,13 @@ def test_a_state_that_cannot_be_saved_is_refused_before_anything_begins(tmp_path
     with pytest.raises(UsageError, match=r"cannot be saved.*'graph' .* is a sparse coo tensor"):
         train_toy(tmp_path / "run", model=model)
     assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.slow
+def test_a_model_with_averaged_weights_can_be_trained_further(tmp_path, train_toy, tiny_net):
+    """What was kept from training stays so."""
+    net = tiny_net()
+    net.conv1.weight.requires_grad_(False)
+    run = train_toy(tmp_path / "first", values={"training.ema": 0.9, "training.epochs": 1}, model=net)
+    assert [name for name, weight in run.model.named_parameters() if not weight.requires_grad] == ["conv1.weight"]
+    train_toy(tmp_path / "second", values={"training.epochs": 1}, model=run.model)

@@ -282,7 +282,10 @@ def _save_examples(trainer: Trainer, train: datasets.Split, rows: Tensor | None)
 
 
 def _finished_run(trainer: Trainer) -> Run:
-    model, run_folder, world = revert_sync_batchnorm(trainer.engine.final_model), trainer.run_folder, trainer.world
+    engine, run_folder, world = trainer.engine, trainer.run_folder, trainer.world
+    for averaged, trained in zip(engine.final_model.parameters(), engine.model.parameters(), strict=True):
+        averaged.requires_grad_(trained.requires_grad)  # or a model with averaged weights could not be trained further
+    model = revert_sync_batchnorm(engine.final_model)
     if world.is_main:
         return Run.load(run_folder.path, model=model, trust=trainer.recipe.trusted)
     return Run(run_folder.path, trainer.recipe, eval_mode(model), [])
