@@ -316,3 +316,22 @@ def test_clean_images_alone(problem, ball):
     details = evaluate(*problem, ball, attacks=()).details
     assert details.landscapes is None
     assert list(details.examples.attacks) == ["clean"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("recorded", [512, 6])
+def test_a_resumed_evaluation_shows_the_same_examples(problem, ball, tiny, monkeypatch, tmp_path, recorded):
+    monkeypatch.setattr("atas.evaluation.evaluator.RECORDED_EXAMPLES", recorded)
+    options = {"attacks": ("fgsm", tiny, "pgd10"), "batch_size": 8, "chunk_bytes": 4000, "seed": 2}
+    expected = evaluate(*problem, ball, **options).details
+
+    def stop(status):
+        if status.note is None and status.stage == "fab-t":
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        evaluate(*problem, ball, progress=stop, progress_file=tmp_path / "p.json", **options)
+    found = evaluate(*problem, ball, progress_file=tmp_path / "p.json", **options).details
+    assert torch.equal(found.examples.index, expected.examples.index)
+    assert torch.equal(found.landscapes.index, expected.landscapes.index)
+    assert all(torch.equal(found.predicted[name], values) for name, values in expected.predicted.items())

@@ -16,6 +16,7 @@ from torch.utils.data import Subset, TensorDataset
 
 import atas
 from atas import attacks
+from atas.attacks import APGD, FAB, AttackEnsemble
 from atas.errors import DataError, UsageError
 from atas.evaluation import evaluate
 from atas.evaluation.inputs import ChunkReader, open_source
@@ -306,6 +307,24 @@ def test_an_attack_of_one_s_own_can_be_given(problem, ball):
     Grey.name = "fgsm"
     with pytest.raises(UsageError, match="the name 'fgsm' is taken"):
         evaluate(model, x, y, ball, attacks=[Grey(), "fgsm"])
+    with pytest.raises(UsageError, match="an attack must be an object; got the class Grey: create it"):
+        evaluate(model, x, y, ball, attacks=[Grey])
+
+
+@pytest.mark.parametrize("name", ["", " ", None, 5, ["a"], b"a", "a\nb", "\x1b[31m", "\ud800", "a\0b"])
+def test_names_that_no_file_can_hold_are_refused_before_the_work(problem, ball, name):
+    class Mine(APGD):
+        pass
+
+    Mine.name = name
+    seen = []
+    for attack in (SimpleNamespace(name=name, settings=str, __call__=print), AttackEnsemble("both", (Mine(), FAB()))):
+        with pytest.raises(UsageError, match="the name of .* must be a text that can be printed; got"):
+            evaluate(*problem, ball, attacks=[attack], progress=seen.append)
+    assert not seen
+    Mine.name = "clean"
+    with pytest.raises(UsageError, match="the name 'clean' is taken; rename the search of 'both'"):
+        evaluate(*problem, ball, attacks=[AttackEnsemble("both", (Mine(), FAB()))])
 
 
 @dataclass(frozen=True)
