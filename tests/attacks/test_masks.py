@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from atas import attacks, threat
 from atas.attacks import APGD, FAB, FGSM, PGD, AttackEnsemble, Square
+from atas.attacks.square import restrict_proposal
 from atas.core.rng import CounterRNG
 from atas.errors import DataError, UsageError
 from atas.threat import L2, Linf
@@ -158,3 +159,15 @@ def test_a_mask_on_another_device_is_refused(attack, problem):
     model, x, y = problem
     with pytest.raises(DataError, match="the mask is on meta, the images on cpu"):
         attack(model, x, y, threat.Masked(Linf(0.1), torch.ones(1, *x.shape[2:], device="meta")))
+
+
+def test_square_spends_the_whole_l2_budget_on_the_pixels_that_may_change():
+    """Whatever share of a proposal's change lies on other pixels, unless the image ends at 0 or 1."""
+    generator = torch.Generator().manual_seed(0)
+    x = torch.full((6, 2, 5, 4), 0.5, dtype=torch.float64)
+    proposal = x + 0.02 * torch.randn(x.shape, dtype=torch.float64, generator=generator)
+    masks = random_mask((6, 1, 5, 4))
+    found = restrict_proposal(L2(0.1).masked(masks), proposal, x)
+    for i in range(6):
+        change = (proposal[i] - x[i]) * masks[i]
+        torch.testing.assert_close(found[i], x[i] + 0.1 * change / change.square().sum().sqrt(), rtol=0, atol=1e-9)

@@ -165,16 +165,32 @@ def test_at_no_budget_accuracy_is_that_of_clean_images(problem):
         assert curve.num_correct[0] == int((model(x).argmax(1) == y).sum()) < len(y)
 
 
+class Edge(nn.Module):
+    """Predicts class 0 above a threshold, and class 1 from the next smaller number on."""
+
+    def __init__(self, threshold):
+        super().__init__()
+        self.threshold = torch.nextafter(threshold, torch.ones(())).squeeze()
+
+    def forward(self, x):
+        above = x.flatten(1)[:, :1] - self.threshold
+        return torch.cat([above, torch.zeros_like(above)], 1)
+
+
 def test_a_perturbation_at_the_edge_of_a_budget_counts_as_inside():
-    """A step function: what flips the prediction is the whole budget, in numbers that float32 rounds up."""
-    model = nn.Sequential(nn.Flatten(), nn.Linear(2, 2)).double()
-    model[1].weight.data, model[1].bias.data = torch.tensor([[1.0, 0], [0, 0]]).double(), torch.zeros(2).double()
+    """The whole budget is needed, and its difference in float32 may be larger than the budget."""
+    rounded_up = 0
     for eps in (0.1, 0.3, 1 / 255, 7 / 255):
-        x = torch.tensor([eps * (1 - 1e-9), 0.5], dtype=torch.float64).view(1, 1, 1, 2)
-        model[1].bias.data[1] = 1e-12
-        curve = accuracy_curve(model, x, torch.zeros(1).long(), atas.Linf(eps), eps=[eps / 2, eps], attack="pgd20")
-        assert curve.accuracy == (1.0, 0.0)
-        assert curve.smallest[0] <= eps
+        for value in torch.linspace(0.31, 0.97, 5):
+            x = value.view(1, 1, 1, 1)
+            point = x - eps
+            rounded_up += float(x - point) > eps
+            curve = accuracy_curve(
+                Edge(point), x, torch.zeros(1).long(), atas.Linf(eps), eps=[eps / 2, eps], attack="pgd20"
+            )
+            assert curve.accuracy == (1.0, 0.0)
+            assert eps * (1 - 1e-5) < curve.smallest[0] <= eps
+    assert rounded_up
 
 
 def test_an_attack_for_another_threat_model_is_refused(problem):

@@ -215,8 +215,8 @@ def test_the_strongest_of_several_points_is_kept(generator):
         found = torch.randn(6, dtype=torch.float64, generator=generator) + 1
         new = torch.rand(6, 1, 1, 1, generator=generator)
         kept.update(rows, new, found)
-        for row, point, margin in zip(rows.tolist(), new.flatten().tolist(), found.tolist(), strict=True):
-            if margin < margins[row]:
-                points[row], margins[row] = point, margin
+        for row, point, least in zip(rows.tolist(), new.flatten().tolist(), found.tolist(), strict=True):
+            if least < margins[row]:
+                points[row], margins[row] = point, least
         assert kept.points.flatten().tolist() == points
         assert kept.margins.tolist() == margins
