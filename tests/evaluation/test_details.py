@@ -356,5 +356,5 @@ def test_positions_that_are_none_are_refused(stored, tmp_path, index):
     }
     examples = dataclasses.replace(details.examples, index=torch.tensor(index), attacks=attacks)
     dataclasses.replace(stored, details=dataclasses.replace(details, examples=examples)).save(tmp_path / "a.json")
-    with pytest.raises(DataError, match="damaged .examples.index is not a list of positions"):
+    with pytest.raises(DataError, match=r"damaged .examples\.index is not a list of positions"):
         atas.Evaluation.load(tmp_path / "a.json")
