@@ -204,3 +204,16 @@ def test_many_restarts_and_too_many_searches(problem, tiny):
     assert len(accuracy_curve(*problem, atas.Linf(0.1), attack="pgd1x10").eps) == 8
     with pytest.raises(UsageError, match="'tiny' with 4 searches at each of 16 budgets has more: pass fewer budgets"):
         accuracy_curve(*problem, atas.Linf(0.1), eps=[k / 255 for k in range(1, 17)], attack=tiny)
+
+
+def test_a_network_that_takes_no_empty_batch(problem):
+    """Where nothing is broken there is nothing to shorten."""
+
+    class Refusing(nn.Sequential):
+        def forward(self, x):
+            assert len(x)
+            return super().forward(x)
+
+    model, x, y = problem
+    curve = accuracy_curve(Refusing(model), x, y, atas.Linf(1e-6), eps=[0, 1e-6], attack="pgd2")
+    assert curve.accuracy[0] == curve.accuracy[1] > 0

@@ -147,6 +147,8 @@ def test_success_is_counted_by_a_slow_loop(make_images, classes):
     result = evaluate(
         model, x, y, atas.Linf(0.2), attacks=["fgsm", "apgd-t", "fab-t"], targets=targets, keep=True, batch_size=4
     )
+    points = atas.attacks.fgsm(model, x, y, atas.Linf(0.2), targets=targets)
+    torch.testing.assert_close(result.adversarial["fgsm"], points, rtol=0, atol=1e-12)
     weight, bias = model[1].weight.detach().numpy(), model[1].bias.detach().numpy()
     for name in ("clean", "fgsm", "apgd-t", "fab-t"):
         points = x if name == "clean" else result.adversarial[name]

@@ -306,7 +306,7 @@ def _smallest(
     rows = ((smallest > 0) & (smallest < torch.inf)).nonzero().flatten()
     size = batch_size or default_batch_size(on)
     with device_context(on), torch.no_grad(), set_mode(model, training=False), strict_float32(on):
-        for batch in rows.split(size):
+        for batch in rows.split(size) if len(rows) else ():  # not every network takes a batch of no images
             image, point = x[batch].to(on), found.adversarial[_NAME][batch].to(on)
             shortest = _shorten(model, image, point, y[batch].to(on))
             smallest[batch] = torch.minimum(smallest[batch], threat.distance(shortest, image).double().cpu())

@@ -68,12 +68,19 @@ class _LabelValues(TypedDict):
     examples: str
 
 
+class _MaskValues(TypedDict):
+    share: float
+    hash: str
+
+
 class _ProtocolValues(TypedDict, total=False):
     attacks: dict[str, dict[str, Any]]
     seed: int
     precision: str
     search_notes: list[str]
     image_shape: list[int]
+    targets: dict[str, Any]
+    mask: _MaskValues
 
 
 class _FirstValues(TypedDict):
