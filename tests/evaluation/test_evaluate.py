@@ -16,7 +16,7 @@ from torch.utils.data import Subset, TensorDataset
 
 import atas
 from atas import attacks
-from atas.attacks import APGD
+from atas.attacks import APGD, FAB, AttackEnsemble
 from atas.errors import DataError, UsageError
 from atas.evaluation import accuracy_curve, evaluate
 from atas.evaluation.inputs import ChunkReader, open_source
@@ -307,6 +307,24 @@ def test_an_attack_of_one_s_own_can_be_given(problem, ball):
     Grey.name = "fgsm"
     with pytest.raises(UsageError, match="the name 'fgsm' is taken"):
         evaluate(model, x, y, ball, attacks=[Grey(), "fgsm"])
+    with pytest.raises(UsageError, match=r"an attack must be an object; got the class Grey: create it, Grey\(\)"):
+        evaluate(model, x, y, ball, attacks=[Grey])
+
+
+@pytest.mark.parametrize("name", ["", " ", None, 5, ["a"], b"a", "a\nb", "\x1b[31m", "\ud800", "a\0b"])
+def test_names_that_no_file_can_hold_are_refused_before_the_work(problem, ball, name):
+    class Mine(APGD):
+        pass
+
+    Mine.name = name
+    seen = []
+    for attack in (SimpleNamespace(name=name, settings=str, __call__=print), AttackEnsemble("both", (Mine(), FAB()))):
+        with pytest.raises(UsageError, match=r"the name of .* must be a text that can be printed; got"):
+            evaluate(*problem, ball, attacks=[attack], progress=seen.append)
+    assert not seen
+    Mine.name = "clean"
+    with pytest.raises(UsageError, match="the name 'clean' is taken; rename the search of 'both'"):
+        evaluate(*problem, ball, attacks=[AttackEnsemble("both", (Mine(), FAB()))])
 
 
 @dataclass(frozen=True)
@@ -615,3 +633,27 @@ def test_a_waiting_evaluation_says_so(small_net):
         evaluate(model, x, y, atas.Linf(0.1), attacks=("pgd2",), progress=lambda status: said.append(status.note))
         first.result()
     assert said[0] == "waiting for another evaluation in this process ..."
+
+
+def test_an_attack_gets_the_positions_of_its_images(problem, ball):
+    """In several chunks and batches; so does a corruption."""
+
+    @dataclass
+    class Recorder:
+        name: str = "recorder"
+
+        def settings(self, threat):
+            return {}
+
+        def __call__(self, model, x, y, threat, *, seed=0, index=None):
+            seen.extend(zip(index.tolist(), x.sum((1, 2, 3)).tolist(), y.tolist(), strict=True))
+            return x
+
+    model, x, y = problem
+    seen = []
+    result = evaluate(
+        model, x, y, ball, attacks=[Recorder()], corruptions="impulse-noise", batch_size=3, chunk_bytes=3000
+    )
+    assert seen[: len(x)] == list(zip(range(len(x)), x.sum((1, 2, 3)).tolist(), y.tolist(), strict=True))
+    whole = evaluate(model, x, y, ball, attacks=[], corruptions="impulse-noise")
+    assert result.corruptions == whole.corruptions

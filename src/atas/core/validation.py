@@ -117,8 +117,10 @@ def check_fields(settings: Any) -> None:
 
 
 def check_interface(name: str, values: Sequence[object], methods: Sequence[str]) -> None:
-    """Raise UsageError unless every value has these methods."""
+    """Raise UsageError unless every value is an object, not a class, with these methods."""
     for value in values:
+        if isinstance(value, type):
+            raise UsageError(f"{name} must be an object; got the class {value.__name__}: create it, {value.__name__}()")
         if not all(callable(getattr(value, method, None)) for method in methods):
             raise UsageError(f"{name} must have the methods {', '.join(methods)}; got {describe(value)}")
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import io
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,6 +20,7 @@ from PIL import Image
 from torch import Tensor, nn
 
 from atas.core.rng import CounterRNG, Stream
+from atas.core.validation import check_argument
 from atas.data.decode import open_image
 from atas.errors import UsageError, unknown
 from atas.threat import Threat
@@ -90,8 +91,6 @@ def _pixelate(x: Tensor, share: float, rng: CounterRNG) -> Tensor:
 
 
 def _jpeg(x: Tensor, quality: float, rng: CounterRNG) -> Tensor:
-    if x.shape[1] not in (1, 3):
-        raise UsageError(f"jpeg needs images of 1 or 3 channels; got {x.shape[1]}: name other corruptions")
     pixels = (x * 255).round().to(torch.uint8).permute(0, 2, 3, 1).cpu().numpy()
     coded = [torch.from_numpy(_recode(image, int(quality))) for image in pixels]
     return (torch.stack(coded).to(x.device).to(x.dtype) / 255).reshape(len(x), *x.shape[2:], -1).permute(0, 3, 1, 2)
@@ -144,6 +143,11 @@ class Corruption:
         """The name with the severity."""
         return f"{self.kind}-{self.severity}"
 
+    def check_shape(self, shape: Sequence[int]) -> None:
+        """Raise UsageError unless images of this shape (C, H, W) can be corrupted."""
+        if self.kind == "jpeg" and shape[0] not in (1, 3):
+            raise UsageError(f"jpeg needs images of 1 or 3 channels; got {shape[0]}: name other corruptions")
+
     def settings(self, threat: Threat) -> dict[str, Any]:
         """Return the parameter."""
         return {"value": _CORRUPTIONS[self.kind][1][self.severity - 1]}
@@ -169,6 +173,8 @@ class Corruption:
 def resolve(requested: Iterable[str] | str) -> dict[str, Corruption]:
     """Return corruptions at every severity by name; `all` stands for every corruption."""
     kinds = [kind.strip() for kind in requested.split(",")] if isinstance(requested, str) else list(requested)
+    for kind in kinds:
+        check_argument("a corruption", kind, str)
     kinds = names() if kinds == ["all"] else list(dict.fromkeys(kinds))
     found = [Corruption(kind, severity) for kind in kinds for severity in SEVERITIES]
     return {corruption.name: corruption for corruption in found}

@@ -50,10 +50,10 @@ def describe_outcome(label: str | None) -> str:
     """Describe the outcome of an example.
 
     >>> describe_outcome("autoattack: apgd-t"), describe_outcome("clean"), describe_outcome(None)
-    ('AutoAttack: APGD-T', 'wrong without an attack', 'holds')
+    ('first broken by AutoAttack: APGD-T', 'wrong without an attack', 'holds')
     """
     if label is None:
         return "holds"
     if label == "clean":
         return "wrong without an attack"
-    return ": ".join(display_name(part) for part in label.split(": "))
+    return f"first broken by {': '.join(display_name(part) for part in label.split(': '))}"
