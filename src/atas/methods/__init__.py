@@ -1,17 +1,21 @@
 """Training methods, one per file. `create` makes one by name."""
 
 from atas.data.loader import Batch
+from atas.methods.aaer import AAER
 from atas.methods.atas import ATAS, AdaptiveStepSizes, ATASLiteral
 from atas.methods.atas_plus import ATASPlus
 from atas.methods.atta import ATTA
 from atas.methods.base import InputPerturbation, Method, PersistentPerturbation, StepOutput
 from atas.methods.consistency import Consistency
+from atas.methods.elle import ELLE
 from atas.methods.fgsm import FGSM, FGSMRS
 from atas.methods.fgsm_ga import FGSMGA
+from atas.methods.fgsm_pgi import FGSMPGI
 from atas.methods.fgsm_rs_adaptive import FGSMRSAdaptive
 from atas.methods.free import Free
 from atas.methods.pgd import PGD
 from atas.methods.registry import create, get, names, setting_types, settings, takes_classes
+from atas.methods.sora import SORA
 from atas.methods.ssat import SSAT
 from atas.methods.standard import Standard
 from atas.methods.targets import LabelTargets, RememberedPredictions
@@ -20,14 +24,19 @@ from atas.methods.trades import TRADES
 from atas.methods.update import OptimizerUpdate, Update
 from atas.methods.weight_perturbation import WeightPerturbation
 from atas.methods.yopo import YOPO
+from atas.methods.zerograd import MultiGrad, ZeroGrad
 
 __all__ = [
+    "AAER",
     "ATAS",
     "ATTA",
+    "ELLE",
     "FGSM",
     "FGSMGA",
+    "FGSMPGI",
     "FGSMRS",
     "PGD",
+    "SORA",
     "SSAT",
     "TRADES",
     "YOPO",
@@ -42,6 +51,7 @@ __all__ = [
     "InputPerturbation",
     "LabelTargets",
     "Method",
+    "MultiGrad",
     "OptimizerUpdate",
     "PersistentPerturbation",
     "RememberedPredictions",
@@ -49,6 +59,7 @@ __all__ = [
     "StepOutput",
     "Update",
     "WeightPerturbation",
+    "ZeroGrad",
     "create",
     "get",
     "names",

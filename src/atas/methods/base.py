@@ -351,9 +351,10 @@ class Method(CheckedSettings, nn.Module, ABC):
         """Return the attack loss: summed cross-entropy, so an example's gradient does not depend on its batch."""
         return cross_entropy_sum(logits, self.checks.labels(y, check_logits(logits, len(y)).shape[1]))
 
-    def rng(self, index: Tensor) -> CounterRNG:
-        """Return the random numbers of these examples in this epoch."""
-        return CounterRNG(self.seed, self.epoch, self.shard.global_index(index))
+    def rng(self, index: Tensor, draw: int = 0) -> CounterRNG:
+        """Return the random numbers of these examples in this epoch. Each `draw` has other ones, for methods that need
+        several of a kind."""
+        return CounterRNG(self.seed, self.epoch, self.shard.global_index(index) + draw * self.shard.examples)
 
     def load_state_dict(self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False) -> Any:
         """Restore the state that `state_dict` of such a method returned.
@@ -399,6 +400,7 @@ class InputPerturbation(Method):
     """A method that trains with its loss on perturbed inputs. Subclasses implement `attack`."""
 
     _start: tuple[Tensor, Tensor] | None = None  # where the attack on the current batch began, and the logits there
+    _total: Callable[..., Sequence[Tensor]] | None = None  # sums over all processes, within a training step
 
     weight_perturbations = FORMS
 
@@ -425,14 +427,23 @@ class InputPerturbation(Method):
 
     def training_step(self, model: nn.Module, update: Update, batch: Batch) -> StepOutput:
         """Attack, then update the weights with the loss at the perturbed inputs."""
-        inputs, gradients = self._attack_with_gradients(model, update, batch)
 
         def objective() -> tuple[Tensor, Tensor]:
             logits = self._logits(model, inputs)
             return self.loss(logits, batch.y, batch.index), logits
 
-        loss, logits, _ = self.minimize(model, update, objective, attack_gradients=gradients)
+        self._total = update.total
+        try:
+            inputs, gradients = self._attack_with_gradients(model, update, batch)
+            loss, logits, _ = self.minimize(model, update, objective, attack_gradients=gradients)
+        finally:
+            self._total = None
         return StepOutput(loss.detach(), inputs, logits.detach())
+
+    def total(self, *sums: Tensor) -> Sequence[Tensor]:
+        """Return sums over the global batch of what attack or loss have summed over this process's part; in a loop of
+        one's own, the sums themselves."""
+        return [value.detach() for value in sums] if self._total is None else self._total(*sums)
 
     def batchnorm_inputs(self, model: nn.Module, batch: Batch) -> Tensor:
         """Return the inputs at which BatchNorm statistics are re-estimated: an attack in eval mode."""

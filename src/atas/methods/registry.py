@@ -11,19 +11,24 @@ import torch
 from atas._utils.imports import describe_error, import_object, is_code
 from atas.core.validation import check_argument
 from atas.errors import AtasError, UsageError, unknown
+from atas.methods.aaer import AAER
 from atas.methods.atas import ATAS, ATASLiteral
 from atas.methods.atas_plus import ATASPlus
 from atas.methods.atta import ATTA
 from atas.methods.base import Method
+from atas.methods.elle import ELLE
 from atas.methods.fgsm import FGSM, FGSMRS
 from atas.methods.fgsm_ga import FGSMGA
+from atas.methods.fgsm_pgi import FGSMPGI
 from atas.methods.fgsm_rs_adaptive import FGSMRSAdaptive
 from atas.methods.free import Free
 from atas.methods.pgd import PGD
+from atas.methods.sora import SORA
 from atas.methods.ssat import SSAT
 from atas.methods.standard import Standard
 from atas.methods.trades import TRADES
 from atas.methods.yopo import YOPO
+from atas.methods.zerograd import MultiGrad, ZeroGrad
 from atas.threat import Threat
 
 _CLASSES: dict[str, type[Method]] = {
@@ -32,7 +37,13 @@ _CLASSES: dict[str, type[Method]] = {
     "fgsm-rs": FGSMRS,
     "fgsm-rs-adaptive": FGSMRSAdaptive,
     "fgsm-ga": FGSMGA,
+    "fgsm-pgi": FGSMPGI,
     "ssat": SSAT,
+    "zerograd": ZeroGrad,
+    "multigrad": MultiGrad,
+    "elle": ELLE,
+    "aaer": AAER,
+    "sora": SORA,
     "free": Free,
     "yopo": YOPO,
     "atta": ATTA,

@@ -182,6 +182,12 @@ class Engine:
             of_inputs = tuple(gradient / self._batch_share for gradient in of_inputs)
         return gradients[: len(self._trainable)], of_inputs
 
+    def total(self, *sums: Tensor) -> list[Tensor]:
+        """Return sums over all ranks; part of `Update`."""
+        if not self._distributed:
+            return [value.detach() for value in sums]
+        return all_reduce_tensors(sums, self.world)
+
     @property
     def weights(self) -> Sequence[Tensor]:
         """The trainable weights in float32; part of `Update`."""
