@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 import atas
 from atas.core.augment import View
 from atas.errors import CheckpointError, DataError, SettingsWarning, UsageError
-from atas.methods import LabelTargets
+from atas.methods import Consistency, LabelTargets
 
 SHAPE, PAD, EXAMPLES = (3, 8, 10), 2, 12
 NAMES = atas.methods.names()
@@ -27,6 +27,7 @@ REACH = {"elle": 1.0, "aaer": 3.0, "sora": 3.0}  # times eps, of methods that do
 THREATS = {"linf": atas.Linf(8 / 255), "l2": atas.L2(0.5)}
 SMALL = {
     "atas-plus": {"classes": 4},
+    "elle": {"adaptive": False},  # the adaptive weight is zero at first
     "fgsm-ga": {"weight": 0.5},
     "free": {"batch_size": EXAMPLES, "replays": 2},
     "yopo": {"outer": 2, "inner": 2},
@@ -45,6 +46,13 @@ def make(name, threat=THREATS["linf"], *, begin=True, **hyper):
     if begin:
         method.start_epoch(6, 30)
     return method
+
+
+def beyond(name, threat, inputs, x):
+    """How far inputs leave what the method may reach: its part of the ball, and [0, 1] if it clamps."""
+    over = threat.distance(inputs.double(), x.double()).max() - REACH.get(name, 1.0) * threat.eps
+    outside = torch.maximum(-inputs, inputs - 1).max() - (threat.eps if name == "elle" else 0.0)
+    return float(torch.maximum(over, outside))
 
 
 def sgd(model):
@@ -165,11 +173,7 @@ def test_steps_stay_inside_the_budget(small_net, data, name, threat):
         for seed in (0, 1):
             x, y, index, view = data(seed=seed)
             step = method.step(model, optimizer, x, y, index, view)
-            reach = REACH.get(name, 1.0) * threat.eps
-            assert threat.distance(step.inputs.double(), x.double()).max() <= reach + 1e-6
-            beyond = threat.eps + 1e-6 if name == "elle" else 0.0  # its authors do not clamp
-            assert step.inputs.min() >= -beyond
-            assert step.inputs.max() <= 1 + beyond
+            assert beyond(name, threat, step.inputs, x) <= 1e-6
             assert step.inputs.dtype == x.dtype
             assert step.logits.shape == (len(x), 4)
             assert step.loss.shape == ()
@@ -184,9 +188,7 @@ def test_perturbed_inputs_stay_inside_the_budget(small_net, data, name, threat):
     x, y, index, view = data()
     inputs = method.perturb(model, x, y, index, view)
     assert inputs.shape == x.shape
-    assert threat.distance(inputs.double(), x.double()).max() <= REACH.get(name, 1.0) * threat.eps + 1e-6
-    assert inputs.min() >= 0
-    assert inputs.max() <= 1
+    assert beyond(name, threat, inputs, x) <= 1e-6
     assert not inputs.requires_grad
     assert torch.equal(inputs, x) == (name == "standard")
 
@@ -436,11 +438,11 @@ def test_equal_seeds_give_equal_bits_and_other_seeds_or_epochs_others(small_net,
     torch.rand(7)  # a generator's history has no part in it
     assert same(first, run(seed=1, epoch=6))
     others = [run(seed=2, epoch=6), run(seed=1 + 2**32, epoch=6)]
-    if name not in REMEMBERING:  # the noise of these belongs to resets, not to every epoch
+    if name not in (*REMEMBERING, "fgsm-pgi"):  # the noise of these belongs to resets, not to every epoch
         others.append(run(seed=1, epoch=7))
     for other in others:
         assert torch.equal(first["loss"], other["loss"]) == (name in WITHOUT_CHANCE)
-        if name not in (*WITHOUT_CHANCE, "fgsm-ga"):  # there chance is in the regulariser alone
+        if name not in (*WITHOUT_CHANCE, "fgsm-ga", "elle"):  # there chance is in the regulariser alone
             assert not torch.equal(first["inputs"], other["inputs"])
 
 
@@ -492,6 +494,14 @@ def test_names_shapes_and_types_of_the_state_never_change(name, threat):
         expected |= NORMS
     if name == "atas-plus":
         expected |= {"targets.average": ((EXAMPLES, 4), torch.float32)}
+    if name == "fgsm-pgi":
+        kept = torch.int8 if isinstance(threat, atas.Linf) else torch.float16
+        rows = (EXAMPLES, *SHAPE)
+        expected |= {"memory.delta": (rows, kept), "momentum.delta": (rows, torch.bfloat16)}
+    if name == "elle":
+        expected |= dict.fromkeys(("penalty_weight", "seen", "mean", "squares"), ((), torch.float32))
+    if name == "sora":
+        expected |= {"linearity": ((), torch.float32)}
     found = make(name, threat).state_dict()
     assert {key: (tuple(value.shape), value.dtype) for key, value in found.items()} == expected
 
@@ -618,8 +628,13 @@ def test_shrinking_steps_to_nothing_ends_the_attack(small_net, data, name):
     x, y, index, view = data()
     if name in REMEMBERING:
         start = method.threat.project(x + method.memory.load(index, view, x.dtype), x)
-    elif name in (*WITHOUT_CHANCE, "fgsm-ga"):
+    elif name in (*WITHOUT_CHANCE, "fgsm-ga", "multigrad", "elle"):
         start = x
+    elif name == "fgsm-pgi":
+        centre = View.centre(len(x), 0)
+        start = method.threat.project(x + method.memory.load(index, centre, x.dtype), x)
+    elif name == "aaer":
+        start = (x + 2 * method.threat.sample(method.rng(index), SHAPE)).clamp(0, 1)
     else:
         start = method.threat.random_start(x, method.rng(index))
     assert torch.equal(method.step(model, sgd(model), x, y, index, view).inputs, start)
@@ -658,9 +673,7 @@ def test_any_images_any_budget(small_net, name, norm, eps, epoch, count, seed, k
         step = method.step(model, sgd(model), x, y, torch.arange(count), view)
         assert torch.isfinite(step.inputs).all()
         assert torch.isfinite(step.loss)
-        assert step.inputs.min() >= 0
-        assert step.inputs.max() <= 1
-        assert threat.distance(step.inputs.double(), x.double()).max() <= eps + 1e-6
+        assert beyond(name, threat, step.inputs, x) <= 1e-6
     assert all(torch.isfinite(value).all() for value in method.state_dict().values() if value.is_floating_point())
 
 
@@ -687,11 +700,12 @@ def test_the_defaults_of_atas_by_norm():
 
 
 _BY_STEP = {"fgsm-rs": 1.25, "ssat": 1.25, "free": 1.0, "pgd": 0.25, "trades": 0.25, "yopo": 0.25, "atta": 0.5}
+_BY_STEP |= {"fgsm-pgi": 1.0, "zerograd": 2.0, "multigrad": 2.0, "aaer": 1.0}
 
 
 @pytest.mark.parametrize("eps", [2 / 255, 8 / 255, 0.1, 0.39])
 def test_default_steps_follow_the_budget(eps):
-    for name in ("atas", "atas-plus", "atas-literal", "fgsm-rs-adaptive"):
+    for name in ("atas", "atas-plus", "atas-literal", "fgsm-rs-adaptive", "sora"):
         method = atas.methods.create(name, atas.Linf(eps), 2, SHAPE, **SMALL.get(name, {}))
         assert method.max_step == 2 * eps
         if name in ("atas", "atas-plus"):
@@ -745,6 +759,11 @@ def test_the_automatic_c_is_inverse_to_the_radius(threat):
         ("atta", 0.1, {"step_size": 4 / 255}, "the attack hardly moves"),
         ("fgsm-rs", 2 / 255, {"step_size": 10 / 255}, r"10/255, 5 times eps \(2/255\)"),
         ("pgd", 0.1, {"step_size": 0.001, "steps": 10}, "0.1 eps in 10 steps"),
+        ("fgsm-pgi", 0.1, {"step_size": 4 / 255}, "the attack hardly moves"),
+        ("zerograd", 2 / 255, {"step_size": 10 / 255}, "5 times eps"),
+        ("multigrad", 2 / 255, {"step_size": 10 / 255}, "5 times eps"),
+        ("aaer", 0.1, {"step_size": 4 / 255}, "the attack hardly moves"),
+        ("sora", 0.1, {"max_step": 16 / 255}, r"method\.max_step is 16/255, 0\.627 times eps"),
     ],
 )
 def test_steps_that_cannot_work_are_said(name, eps, hyper, words):
@@ -780,6 +799,7 @@ def test_a_memory_type_by_name(text, dtype):
 
 
 WITH_A_STEP = ("fgsm", "fgsm-rs", "ssat", "free", "yopo", "atta", "pgd", "trades")
+WITH_A_STEP += ("fgsm-pgi", "zerograd", "multigrad", "aaer")
 
 
 @pytest.mark.parametrize(
@@ -825,6 +845,23 @@ WITH_A_STEP = ("fgsm", "fgsm-rs", "ssat", "free", "yopo", "atta", "pgd", "trades
         ("yopo", "linf", {"outer": 0}, "outer >= 1"),
         ("yopo", "linf", {"inner": 0}, "inner >= 1"),
         ("fgsm-ga", "l2", {}, "set weight"),
+        ("fgsm-pgi", "linf", {"momentum": 1.0}, "momentum must be in [0, 1); got 1.0"),
+        ("fgsm-pgi", "linf", {"smoothing": 1.0}, "smoothing is a share"),
+        ("fgsm-pgi", "linf", {"weight": -1.0}, "weight >= 0"),
+        ("fgsm-pgi", "linf", {"reset_every": 0}, "reset_every must be at least 1"),
+        ("fgsm-pgi", "linf", {"frame": "crop"}, "frame must be 'view' or 'image'; got 'crop'"),
+        ("fgsm-pgi", "linf", {"targets": LabelTargets(smoothing=0.1)}, "targets and consistency of its own"),
+        ("fgsm-pgi", "l2", {"dtype": torch.int8}, "int8 steps are too coarse"),
+        ("zerograd", "linf", {"quantile": 1.1}, "quantile is a share of the pixels in [0, 1]; got 1.1"),
+        ("multigrad", "linf", {"starts": 0}, "starts must be at least 1"),
+        ("elle", "linf", {"weight": -1.0}, "weight >= 0"),
+        ("elle", "linf", {"decay": 1.1}, "decay in [0, 1]"),
+        ("aaer", "linf", {"attack_by": "fgsm"}, "attack_by must be 'n-fgsm' or 'fgsm-rs'; got 'fgsm'"),
+        ("aaer", "linf", {"logit_weight": -1.0}, "must not be negative; got 0.0 and -1.0"),
+        ("aaer", "linf", {"consistency": Consistency(1.0)}, "AAER has no start to be consistent with"),
+        ("sora", "linf", {"curvature": 0.0}, "curvature > 0"),
+        ("sora", "linf", {"decay": 1.0}, "decay in [0, 1); got 0.02 and 1.0"),
+        ("sora", "linf", {"max_step": 16}, "write 16/255"),
         ("atas", "linf", {"pad": -1}, "pad >= 0"),
         ("atas-plus", "linf", {}, "missing 1 required keyword-only argument: 'classes'"),
         ("atas-plus", "linf", {"classes": 4, "share": 1.1}, "0 <= share <= 1"),

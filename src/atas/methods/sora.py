@@ -26,7 +26,7 @@ from atas.core.rng import CounterRNG, Stream
 from atas.data.loader import Batch
 from atas.errors import UsageError
 from atas.methods.base import CommonArgs, Method, StepOutput
-from atas.methods.step_warnings import warn_of_steps
+from atas.methods.step_warnings import warn_of_adaptive_steps
 from atas.methods.update import Update
 from atas.threat import Size, Threat
 
@@ -60,7 +60,7 @@ class SORA(Method):
             raise UsageError(f"SORA needs curvature > 0 and decay in [0, 1); got {curvature} and {decay}")
         self.curvature, self.decay = curvature, decay
         self.max_step = threat.size("max_step", max_step, auto=2.0)
-        self.settings_warning = warn_of_steps(threat, self.max_step)
+        self.settings_warning = warn_of_adaptive_steps(threat, self.max_step)
         self.register_buffer("linearity", torch.tensor(_FIRST, device=common.get("device")))
 
     def training_step(self, model: nn.Module, update: Update, batch: Batch) -> StepOutput:
