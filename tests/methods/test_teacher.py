@@ -14,7 +14,7 @@ from atas.methods import EMATeacher
 SHAPE, EXAMPLES, CLASSES, EPOCHS = (3, 8, 10), 12, 4, 9
 OWN = {"free": {"batch_size": 6, "replays": 2}, "yopo": {"outer": 2, "inner": 1}, "pgd": {"steps": 2}}
 OWN["trades"] = {"steps": 2}
-NAMES = [name for name in atas.methods.names() if name != "atas-plus"]  # it has targets of its own
+NAMES = [name for name in atas.methods.names() if name not in ("atas-plus", "fgsm-pgi")]  # they have their own
 
 
 def make(name="standard", **hyper):

@@ -12,6 +12,7 @@ code, attacks run in train mode, one pass for each start, and MultiGrad steps fr
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Unpack
 
@@ -92,5 +93,8 @@ class MultiGrad(InputPerturbation):
 def keep_largest(gradient: Tensor, quantile: float) -> Tensor:
     """Return the gradients, zero where they are smaller than this quantile of the absolute values of their image."""
     sizes = gradient.flatten(1).abs()
-    limit = torch.quantile(sizes, quantile, dim=1, keepdim=True)
-    return torch.where(sizes < limit, 0.0, gradient.flatten(1)).view_as(gradient)
+    ordered = sizes.sort(1).values
+    place = quantile * (ordered.shape[1] - 1)
+    low, high = math.floor(place), math.ceil(place)
+    limit = torch.lerp(ordered[:, low], ordered[:, high], place - low)  # as torch.quantile, of inputs of any size
+    return torch.where(sizes < limit[:, None], 0.0, gradient.flatten(1)).view_as(gradient)

@@ -156,6 +156,10 @@ class _TrialUpdate:
         """Call `backward`."""
         return self.backward(loss, *inputs)
 
+    def total(self, *sums: Tensor) -> list[Tensor]:
+        """Return the sums of this process; nothing is exchanged with others."""
+        return [value.detach() for value in sums]
+
     def weight_gradients(
         self, loss: Tensor, *inputs: Tensor, summed: bool = False
     ) -> tuple[list[Tensor | None], tuple[Tensor, ...]]:
