@@ -617,6 +617,48 @@ def test_aaer(compared_method, threat, scale, attack_by, weights):
     assert any(notes["abnormal"] for notes in found), "some examples should be abnormal"
 
 
+class Wavy(torch.nn.Module):
+    """A network whose loss goes up and down within the ball."""
+
+    def __init__(self):
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.randn(math.prod(SHAPE), 4, generator=torch.Generator().manual_seed(0)))
+        self.bias = torch.nn.Parameter(torch.zeros(4))
+
+    def forward(self, x):
+        return 2 * torch.sin(10 * x.flatten(1) @ self.weight) + self.bias
+
+
+def test_aaer_compares_with_the_examples_of_all_processes(compared_method, small_net):
+    """Two parts of a batch, weighted by their sizes, have the loss and the gradient of the whole."""
+    s = compared_method("aaer", LINF, net=small_net(), logit_weight=0.5)
+    s.model = Wavy().double()
+    s.method.start_epoch(0, 30)
+    found, sums = [], {}
+
+    def loss_of(rows):
+        x, y = s.images[rows], s.labels[rows]
+        loss = s.method.loss(s.model(s.method.perturb(s.model, x, y, rows)), y, rows)
+        return loss, torch.autograd.grad(loss, list(s.model.parameters()))
+
+    def note(*values):
+        sums[len(sums)] = torch.stack([value.detach() for value in values])
+        return list(sums[len(sums) - 1])
+
+    parts = torch.arange(EXAMPLES).split([6, 5])
+    s.method._total = note
+    whole, gradients = loss_of(torch.arange(EXAMPLES))
+    for part in parts:
+        loss_of(part)
+    close(sums[1] + sums[2], sums[0])
+    assert 0 < sums[0][2] < EXAMPLES, "some examples should be abnormal"
+    s.method._total = lambda *values: list(sums[0])
+    found = [(len(part) / EXAMPLES, *loss_of(part)) for part in parts]
+    close(sum(share * loss for share, loss, _ in found), whole)
+    for row, gradient in enumerate(gradients):
+        close(sum(share * parts[row] for share, _, parts in found), gradient)
+
+
 @pytest.mark.parametrize(("threat", "scale"), CASES)
 @pytest.mark.parametrize("settings", [{}, {"decay": 0.5, "curvature": 0.05, "max_step": 0.1}], ids=["default", "other"])
 def test_sora(compared_method, threat, scale, settings):

@@ -38,7 +38,6 @@ OWN = {
     "trades": {"method.steps": 2},
     "pgd": {"method.steps": 2},
     "elle": {"method.sensitivity": 0.0},  # its penalty jumps in ten steps
-    "fgsm-pgi": {"method.reset_every": 1},
 }
 
 
