@@ -562,9 +562,9 @@ ELLE = [{}, {"adaptive": False}, {"weight": 50.0, "decay": 0.5, "sensitivity": 0
 @pytest.mark.parametrize(("threat", "scale"), CASES)
 @pytest.mark.parametrize("settings", ELLE, ids=["adaptive", "constant", "sensitive"])
 def test_elle(compared_method, threat, scale, settings):
-    s = compared_method("elle", threat, scale, sharpness=20.0, rate=0.01, **settings)
-    constant = 1000.0 if threat is LINF else 10000.0
-    usual = {"adaptive": True, "weight": constant if "adaptive" in settings else 4000.0}
+    given = {} if threat is LINF else {"weight": 1000.0 if "adaptive" in settings else 4000.0}
+    s = compared_method("elle", threat, scale, sharpness=20.0, rate=0.01, **given | settings)
+    usual = {"adaptive": True, "weight": 1000.0 if "adaptive" in settings else 4000.0}
     slow = reference.Elle(s.ball, step=scale * threat.eps, **{**usual, **settings})
 
     def refer(epoch, x, y, index, view):
@@ -600,17 +600,15 @@ def test_the_published_weights_of_elle_and_aaer():
 
 @pytest.mark.parametrize(("threat", "scale"), CASES)
 @pytest.mark.parametrize("attack_by", ["n-fgsm", "fgsm-rs"])
-@pytest.mark.parametrize("weights", [{"logit_weight": 0.7}, {"logit_weight": 0.5, "loss_weight": 1.5}, {}])
+@pytest.mark.parametrize("weights", [{"logit_weight": 0.7}, {"logit_weight": 0.5, "loss_weight": 1.5}])
 def test_aaer(compared_method, threat, scale, attack_by, weights):
     s = compared_method("aaer", threat, scale, sharpness=60.0, rate=0.01, attack_by=attack_by, **weights)
     free = attack_by == "n-fgsm"
-    at_least = 0 if threat is LINF else 2  # the weights of the largest budget
-    usual = (0.15, 1.5)[at_least // 2] if free else (1.5, 3.25)[at_least // 2]
 
     def refer(epoch, x, y, index, view):
         return reference.aaer(
             s.net, s.ball, s.noise(epoch, index), x, y, s.rate, step=scale * threat.eps * (1 if free else 1.25),
-            free=free, loss_weight=weights.get("loss_weight", 0.0), logit_weight=weights.get("logit_weight", usual),
+            free=free, loss_weight=weights.get("loss_weight", 0.0), logit_weight=weights["logit_weight"],
         )  # fmt: skip
 
     found = [expected.notes for _, expected in s.compare(range(4), refer)]

@@ -27,7 +27,8 @@ REACH = {"elle": 1.0, "aaer": 3.0, "sora": 3.0}  # times eps, of methods that do
 THREATS = {"linf": atas.Linf(8 / 255), "l2": atas.L2(0.5)}
 SMALL = {
     "atas-plus": {"classes": 4},
-    "elle": {"adaptive": False},  # the adaptive weight is zero at first
+    "aaer": {"logit_weight": 0.5},
+    "elle": {"adaptive": False, "weight": 1000.0},  # the adaptive weight is zero at first
     "fgsm-ga": {"weight": 0.5},
     "free": {"batch_size": EXAMPLES, "replays": 2},
     "yopo": {"outer": 2, "inner": 2},
@@ -845,6 +846,8 @@ WITH_A_STEP += ("fgsm-pgi", "zerograd", "multigrad", "aaer")
         ("yopo", "linf", {"outer": 0}, "outer >= 1"),
         ("yopo", "linf", {"inner": 0}, "inner >= 1"),
         ("fgsm-ga", "l2", {}, "set weight"),
+        ("elle", "l2", {}, "ELLE has a default weight for Linf alone; set weight"),
+        ("aaer", "l2", {}, "AAER has default weights for Linf alone; set logit_weight"),
         ("fgsm-pgi", "linf", {"momentum": 1.0}, "momentum must be in [0, 1); got 1.0"),
         ("fgsm-pgi", "linf", {"smoothing": 1.0}, "smoothing is a share"),
         ("fgsm-pgi", "linf", {"weight": -1.0}, "weight >= 0"),

@@ -176,10 +176,13 @@ def test_a_loop_that_ignores_the_method_s_loss_is_noticed(make_images, small_net
     plain.start_epoch(1, 30)
     with pytest.raises(UsageError, match=r"use loss = method\.loss\(model\(x_adv\), y, index\)"):
         method.start_epoch(1, 30)
-    method = make(targets=LabelTargets(smoothing=0.1))
-    method.loss(model(method.perturb(model, x, y, index)), y, index)
-    method.perturb(model, x, y, index)  # to look at them
-    method.start_epoch(1, 30)
+    for method in (make(targets=LabelTargets(smoothing=0.1)), make("aaer")):
+        method.loss(model(method.perturb(model, x, y, index)), y, index)
+        method.perturb(model, x, y, index)  # to look at them
+        method.start_epoch(1, 30)
+        method.perturb(model, x, y, index)
+        with pytest.raises(UsageError, match="another loss than method"):
+            method.start_epoch(2, 30)
 
 
 @pytest.mark.slow

@@ -27,7 +27,7 @@ from atas.data.loader import Batch
 from atas.errors import UsageError
 from atas.methods.base import CommonArgs, InputPerturbation
 from atas.methods.step_warnings import warn_of_steps
-from atas.threat import Size, Threat
+from atas.threat import Linf, Size, Threat
 
 # The authors' weights for CIFAR-10 at 8/255, 12/255 and 16/255: of losses, and of logits.
 _PUBLISHED = {
@@ -36,9 +36,11 @@ _PUBLISHED = {
 }
 
 
-def default_weight(values: tuple[float, float, float], eps: float) -> float:
+def default_weight(values: tuple[float, float, float], threat: Threat) -> float:
     """Return the weight at this budget, linear between the published ones and constant beyond them."""
-    place = min(max((255 * eps - 8) / 4, 0.0), 2.0)
+    if not isinstance(threat, Linf):
+        raise UsageError("AAER has default weights for Linf alone; set logit_weight for this norm")
+    place = min(max((255 * threat.eps - 8) / 4, 0.0), 2.0)
     low = min(int(place), 1)
     return values[low] + (place - low) * (values[low + 1] - values[low])
 
@@ -63,9 +65,9 @@ class AAER(InputPerturbation):
         **common: Unpack[CommonArgs],
     ) -> None:
         super().__init__(threat, examples, shape, **common)
-        of_losses, of_logits = (default_weight(values, threat.eps) for values in _PUBLISHED[attack_by])
-        self.loss_weight = of_losses if loss_weight == "auto" else loss_weight
-        self.logit_weight = of_logits if logit_weight == "auto" else logit_weight
+        of_losses, of_logits = _PUBLISHED[attack_by]
+        self.loss_weight = default_weight(of_losses, threat) if loss_weight == "auto" else loss_weight
+        self.logit_weight = default_weight(of_logits, threat) if logit_weight == "auto" else logit_weight
         if not (self.loss_weight >= 0 and self.logit_weight >= 0):
             given = f"{self.loss_weight} and {self.logit_weight}"
             raise UsageError(f"loss_weight and logit_weight must not be negative; got {given}")

@@ -98,6 +98,7 @@ class Method(CheckedSettings, nn.Module, ABC):
     updates_per_step: int = 1
     settings_warning: str | None = None  # about steps that cannot work; `atas.train` prints it
     _remembers: bool = True  # whether `loss` updates what the targets remember
+    _own_loss: ClassVar[bool] = False  # whether a class adds to the loss what targets and consistency are not
     epoch: Tensor
     step_scale: Tensor
 
@@ -106,6 +107,8 @@ class Method(CheckedSettings, nn.Module, ABC):
         super().__init_subclass__(**keywords)
         if "training_step" in vars(cls) and "weight_perturbations" not in vars(cls):
             cls.weight_perturbations = ()
+        if "loss" in vars(cls) and "_own_loss" not in vars(cls):
+            cls._own_loss = True
 
     def __init__(
         self,
@@ -180,10 +183,10 @@ class Method(CheckedSettings, nn.Module, ABC):
                 f"epoch {epoch}, counted from 0, is beyond the last of epochs={epochs}; pass the number of all epochs "
                 f"as epochs, or leave it out"
             )
-        if self._ignores_loss and (self.targets is not None or self.consistency is not None):
+        if self._ignores_loss and (self.targets is not None or self.consistency is not None or self._own_loss):
             raise UsageError(
                 "the last epoch was trained with another loss than method.loss, which has this method's targets and "
-                "consistency; use loss = method.loss(model(x_adv), y, index)"
+                "terms; use loss = method.loss(model(x_adv), y, index)"
             )
         self._ignores_loss = None
         self.checks.raise_if_set()
@@ -399,6 +402,7 @@ class Method(CheckedSettings, nn.Module, ABC):
 class InputPerturbation(Method):
     """A method that trains with its loss on perturbed inputs. Subclasses implement `attack`."""
 
+    _own_loss = False
     _start: tuple[Tensor, Tensor] | None = None  # where the attack on the current batch began, and the logits there
     _total: Callable[..., Sequence[Tensor]] | None = None  # sums over all processes, within a training step
 

@@ -32,14 +32,16 @@ from atas.data.loader import Batch
 from atas.errors import UsageError
 from atas.methods.base import CommonArgs, Method, StepOutput
 from atas.methods.update import Update
-from atas.threat import Threat
+from atas.threat import Linf, Threat
 
 
-def default_weight(eps: float, adaptive: bool) -> float:
+def default_weight(threat: Threat, adaptive: bool) -> float:
     """Return the authors' lambda for Linf: the constant one, by budget, or the one that a jump of R switches on."""
+    if not isinstance(threat, Linf):
+        raise UsageError("ELLE has a default weight for Linf alone; set weight for this norm")
     if adaptive:
         return 4000.0
-    levels = round(255 * eps)
+    levels = round(255 * threat.eps)
     return 1000.0 if levels < 10 else 5000.0 if levels < 22 else 10000.0
 
 
@@ -69,7 +71,7 @@ class ELLE(Method):
         **common: Unpack[CommonArgs],
     ) -> None:
         super().__init__(threat, examples, shape, **common)
-        self.weight = default_weight(threat.eps, adaptive) if weight == "auto" else weight
+        self.weight = default_weight(threat, adaptive) if weight == "auto" else weight
         if not (0 <= self.weight < math.inf and 0 <= decay <= 1 and sensitivity >= 0):
             given = f"weight={self.weight}, {decay=}, {sensitivity=}"
             raise UsageError(f"ELLE needs weight >= 0, decay in [0, 1] and sensitivity >= 0; got {given}")
