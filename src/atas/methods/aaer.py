@@ -96,6 +96,7 @@ class AAER(InputPerturbation):
         if self._start is None or len(self._start[1]) != len(logits):
             raise UsageError("the loss needs the start of this batch's attack: call method.perturb on it first")
         loss = super().loss(logits, y, index)
+        y = self.checks.labels(y, logits.shape[1])
         drops, variations, abnormal = compare_with_start(logits, self._start[1], y)
         normal = ~abnormal
         sums = ((of * variations.detach()).sum() for of in (abnormal, normal))

@@ -404,7 +404,7 @@ class InputPerturbation(Method):
 
     _own_loss = False
     _start: tuple[Tensor, Tensor] | None = None  # where the attack on the current batch began, and the logits there
-    _total: Callable[..., Sequence[Tensor]] | None = None  # sums over all processes, within a training step
+    _update: Update | None = None  # of the training step that runs
 
     weight_perturbations = FORMS
 
@@ -436,18 +436,18 @@ class InputPerturbation(Method):
             logits = self._logits(model, inputs)
             return self.loss(logits, batch.y, batch.index), logits
 
-        self._total = update.total
+        self._update = update
         try:
             inputs, gradients = self._attack_with_gradients(model, update, batch)
             loss, logits, _ = self.minimize(model, update, objective, attack_gradients=gradients)
         finally:
-            self._total = None
+            self._update = None
         return StepOutput(loss.detach(), inputs, logits.detach())
 
     def total(self, *sums: Tensor) -> Sequence[Tensor]:
         """Return sums over the global batch of what attack or loss have summed over this process's part; in a loop of
         one's own, the sums themselves."""
-        return [value.detach() for value in sums] if self._total is None else self._total(*sums)
+        return [value.detach() for value in sums] if self._update is None else self._update.total(*sums)
 
     def batchnorm_inputs(self, model: nn.Module, batch: Batch) -> Tensor:
         """Return the inputs at which BatchNorm statistics are re-estimated: an attack in eval mode."""

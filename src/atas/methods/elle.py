@@ -27,7 +27,6 @@ from torch import Tensor, nn
 from atas.core.autograd import freeze, input_gradient, to_float32
 from atas.core.dispatch import fast_op
 from atas.core.rng import Stream
-from atas.core.validation import check_logits
 from atas.data.loader import Batch
 from atas.errors import UsageError
 from atas.methods.base import CommonArgs, Method, StepOutput
@@ -93,7 +92,7 @@ class ELLE(Method):
             nonlocal errors
             logits = model(inputs)
             loss = self.loss(logits, y, index)
-            errors = squared_errors(check_logits(model(points), len(points)), y, part)
+            errors = squared_errors(model(points), self.checks.labels(y, logits.shape[1]), part)
             return loss + self.penalty_weight * errors.sum() / max(len(x), 1), logits
 
         loss, logits, _ = self.minimize(model, update, objective)
