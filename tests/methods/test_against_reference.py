@@ -485,6 +485,7 @@ def noises(s, epoch, index, count):
 
 @pytest.mark.parametrize(("threat", "scale"), CASES)
 @pytest.mark.parametrize("frame", ["view", "image"])
+@pytest.mark.slow
 def test_fgsm_pgi(compared_method, threat, scale, frame):
     s = compared_method("fgsm-pgi", threat, scale, frame=frame, dtype=torch.float32)
     corners = s.method.memory.delta.clone()
@@ -547,7 +548,6 @@ def test_zerograd(compared_method, threat, scale, settings):
 @pytest.mark.parametrize("starts", [3, 2])
 def test_multigrad(compared_method, threat, scale, starts):
     s = compared_method("multigrad", threat, scale, sharpness=30.0, starts=starts)
-    agreed = []
 
     def refer(epoch, x, y, index, view):
         several = noises(s, epoch, index, starts)
@@ -562,6 +562,7 @@ ELLE = [{}, {"adaptive": False}, {"weight": 50.0, "decay": 0.5, "sensitivity": 0
 
 @pytest.mark.parametrize(("threat", "scale"), CASES)
 @pytest.mark.parametrize("settings", ELLE, ids=["adaptive", "constant", "sensitive"])
+@pytest.mark.slow
 def test_elle(compared_method, threat, scale, settings):
     given = {} if threat is LINF else {"weight": 1000.0 if "adaptive" in settings else 4000.0}
     s = compared_method("elle", threat, scale, sharpness=20.0, rate=0.01, **given | settings)
