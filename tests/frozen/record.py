@@ -449,6 +449,8 @@ def record_methods() -> Iterator[tuple[str, Any]]:
     for name in atas.methods.names():
         for norm, threat in THREATS.items():
             needed = {"weight": 0.2} if name == "fgsm-ga" and norm == "l2" else {}
+            needed |= {"weight": 1000.0} if name == "elle" and norm == "l2" else {}
+            needed |= {"logit_weight": 0.5} if name == "aaer" and norm == "l2" else {}
             needed |= {"classes": 10} if atas.methods.takes_classes(name) else {}
             variants = {"": {}} | (_MORE_METHODS.get(name, {}) if norm == "linf" else {})
             for variant, settings in variants.items():

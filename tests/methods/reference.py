@@ -575,3 +575,145 @@ class Atas(Remembering):
             for i, size in enumerate(raw):
                 sizes[i] = min(max(float(size), self.clip[0]), self.clip[1])
         return self.scale * sizes, {"raw": raw}
+
+
+# Later single-step methods.
+
+
+def smoothed_loss(logits, y, true):
+    """The mean cross-entropy with the probability `true` for the label and the same one for each other class."""
+    total, classes = 0.0, logits.shape[1]
+    for row, label in zip(log_probabilities(logits), y.tolist(), strict=True):
+        for c in range(classes):
+            total = total - (true if c == label else (1 - true) / (classes - 1)) * row[c]
+    return total / len(y)
+
+
+class Pgi:
+    """FGSM-MEP as released, which keeps the graph of the first pass. `stored` has the corners that it begins with."""
+
+    def __init__(self, ball, stored, pad, *, step, true, weight, decay):
+        self.ball, self.stored, self.momenta, self.pad = ball, stored.clone(), torch.zeros_like(stored), pad
+        self.size, self.true, self.weight, self.decay = step, true, weight, decay
+
+    def step(self, net, x, y, index, views, rate):
+        """`views` are where images and their rows are looked at together; None: rows lie over what is shown."""
+        height, width = x.shape[2:]
+        pairs = list(zip(index.tolist(), views or [(0, 0, False)] * len(x), strict=True))
+        d, m = (
+            torch.stack([look(rows[i], v, height, width) for i, v in pairs]) for rows in (self.stored, self.momenta)
+        )
+        start = (x + d).requires_grad_()
+        before = net(start, True)
+        (gradient,) = torch.autograd.grad(smoothed_loss(before, y, self.true), start, retain_graph=True)
+        start = start.detach()
+        inputs = self.ball.move(start, gradient, self.size, x)
+        m = gradient / gradient.abs().sum() + self.decay * m
+        following = self.ball.move(start, m, self.size, x) - x
+        for place, (i, view) in enumerate(pairs):
+            paste(self.momenta[i], view, m[place])
+            paste(self.stored[i], view, following[place])
+        logits = net(inputs, True)
+        difference = ((logits - before) ** 2).sum() / logits.numel()
+        loss = smoothed_loss(logits, y, self.true) + self.weight * difference
+        gradients, _ = net.gradients(loss)
+        net.descend(gradients, rate)
+        return Outcome(inputs, loss.detach(), logits.detach(), [gradients])
+
+
+def zerograd(net, ball, noise, x, y, rate, *, step, quantile):
+    start = ball.project(x + noise, x)
+    gradient, _ = input_gradients(net, start, y, training=True)
+    zeros = 0
+    for g in gradient:
+        ordered = sorted(g.abs().flatten().tolist())
+        place = quantile * (len(ordered) - 1)
+        low = int(place)
+        high = min(low + 1, len(ordered) - 1)
+        limit = ordered[low] + (place - low) * (ordered[high] - ordered[low])
+        small = g.abs() < limit
+        g[small] = 0
+        zeros += int(small.sum())
+    return train_on(net, ball.move(start, gradient, step, x), y, rate, zeros=zeros)
+
+
+def multigrad(net, ball, noises, x, y, rate, *, step):
+    signs = []
+    for noise in noises:
+        gradient, _ = input_gradients(net, ball.project(x + noise, x), y, training=True)
+        signs.append(gradient.sign())
+    agreed = torch.where(sum(signs).abs() == len(signs), signs[0], torch.zeros_like(x))
+    return train_on(net, ball.move(x, agreed, step, x), y, rate, agreed=int((agreed != 0).sum()))
+
+
+class Elle:
+    """ELLE-A, or with a constant weight ELLE; `weight` is what the penalty counts now."""
+
+    def __init__(self, ball, *, step, weight, adaptive, decay=0.99, sensitivity=2.0):
+        self.ball, self.size, self.high, self.adaptive = ball, step, weight, adaptive
+        self.decay, self.sensitivity = decay, sensitivity
+        self.weight, self.history = 0.0 if adaptive else weight, []
+
+    def step(self, net, noises, part, x, y, rate):
+        gradient, _ = input_gradients(net, x, y, training=True)
+        inputs = x + self.size * self.ball.direction(gradient)
+        logits = net(inputs, True)
+        a, b = (x + noise for noise in noises)
+        c = torch.stack([(1 - u) * one + u * other for u, one, other in zip(part, a, b, strict=True)])
+        at_a, at_b, at_c = losses(net(torch.cat([a, b, c]), True), torch.cat([y, y, y])).split(len(y))
+        error = sum((at_c[i] - (1 - part[i]) * at_a[i] - part[i] * at_b[i]) ** 2 for i in range(len(y))) / len(y)
+        loss = losses(logits, y).sum() / len(y) + self.weight * error
+        gradients, _ = net.gradients(loss)
+        net.descend(gradients, rate)
+        if self.adaptive:
+            self._adapt(float(error.detach()))
+        return Outcome(inputs, loss.detach(), logits.detach(), [gradients])
+
+    def _adapt(self, error):
+        jump = False
+        if len(self.history) > 2:
+            mean = sum(self.history) / len(self.history)
+            deviation = (sum((value - mean) ** 2 for value in self.history) / len(self.history)) ** 0.5
+            jump = error > mean + self.sensitivity * deviation
+        self.weight = self.high if jump else self.decay * self.weight
+        self.history.append(error)
+
+
+def aaer(net, ball, noise, x, y, rate, *, step, free, loss_weight, logit_weight):
+    start = (x + 2 * noise).clip(0, 1) if free else ball.project(x + noise, x)
+    gradient, before = input_gradients(net, start, y, training=True)
+    inputs = (start + step * ball.direction(gradient)).clip(0, 1) if free else ball.move(start, gradient, step, x)
+    logits = net(inputs, True)
+    old, new = losses(before, y), losses(logits, y)
+    variations = ((logits - before) ** 2).sum(1)
+    abnormal = [i for i in range(len(y)) if old[i] > new[i]]
+    normal = [i for i in range(len(y)) if old[i] <= new[i]]
+    loss, excess = new.sum() / len(y), None
+    if abnormal and normal:
+        excess = sum(variations[abnormal]) / len(abnormal) - sum(variations[normal]).detach() / len(normal)
+        fall = sum(old[i] - new[i] for i in abnormal) / len(abnormal)
+        term = loss_weight * fall + logit_weight * excess.clip(min=0)
+        loss = loss + len(abnormal) / len(y) * term
+    gradients, _ = net.gradients(loss)
+    net.descend(gradients, rate)
+    notes = {"abnormal": len(abnormal), "excess": None if excess is None else float(excess.detach())}
+    return Outcome(inputs, loss.detach(), logits.detach(), [gradients], notes)
+
+
+def sora(net, ball, linearity, noise, part, x, y, rate, *, longest, scale, curvature, share):
+    """`linearity` is a list with K, which changes."""
+    start = ball.project(x + noise, x)
+    gradient, _ = input_gradients(net, start, y, training=True)
+    size = scale * longest * min(1.0, curvature / (1 - linearity[0]))
+    inputs = (start + size * part * ball.direction(gradient)).clip(0, 1).requires_grad_()
+    logits = net(inputs, True)
+    loss = losses(logits, y).sum() / len(y)
+    gradients, (at_end,) = net.gradients(loss, inputs)
+    ratios = []
+    for g, direction, end in zip(gradient, ball.direction(gradient), len(y) * at_end, strict=True):
+        length = g.abs().sum() if ball.norm == "linf" else (g * g).sum().sqrt()
+        ratios.append(float((direction * end).sum() / length))
+    net.descend(gradients, rate)
+    k = min(max(sum(ratios) / len(ratios), -1.0), 1.0)
+    linearity[0] = (1 - share) * linearity[0] + share * k
+    return Outcome(inputs.detach(), loss.detach(), logits.detach(), [gradients], {"k": k, "size": size})

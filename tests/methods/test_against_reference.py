@@ -2,6 +2,7 @@
 BatchNorm statistics and what is remembered, over several steps."""
 
 import math
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -587,6 +588,219 @@ def test_yopo_takes_the_first_layer_before_an_activation_in_place(compared_metho
 
     for _ in s.compare(range(1), refer):
         pass
+
+
+def drawn(s, epoch, index, draw):
+    """Random numbers of a later draw within a step."""
+    return CounterRNG(3, torch.tensor(epoch), index + draw * len(s.images))
+
+
+def noises(s, epoch, index, count):
+    """Several random points of the ball for each example."""
+    return [s.method.threat.sample(drawn(s, epoch, index, k), SHAPE).double() for k in range(count)]
+
+
+@pytest.mark.parametrize(("threat", "scale"), CASES)
+@pytest.mark.parametrize("frame", ["view", "image"])
+@pytest.mark.slow
+def test_fgsm_pgi(compared_method, threat, scale, frame):
+    s = compared_method("fgsm-pgi", threat, scale, frame=frame, dtype=torch.float32)
+    corners = s.method.memory.delta.clone()
+    if threat is LINF:
+        close(corners.abs(), torch.full_like(corners, LINF.eps).float().double())
+        assert 0.4 < (corners > 0).double().mean() < 0.6
+    else:
+        assert threat.distance(corners, torch.zeros_like(corners)).tolist() == pytest.approx([threat.eps] * EXAMPLES)
+    settings = {"step": scale * threat.eps, "true": 0.6, "weight": 10.0, "decay": 0.3}
+    slow = reference.Pgi(s.ball, corners, PAD, **settings)
+
+    def refer(epoch, x, y, index, view):
+        return slow.step(s.net, x, y, index, triples(view) if frame == "image" else None, RATE)
+
+    for _ in s.compare(range(3), refer):
+        close(s.method.memory.delta, slow.stored)
+        close(s.method.momentum.delta * slow.momenta.abs().max() ** -1, slow.momenta / slow.momenta.abs().max())
+    assert slow.momenta.abs().amax((1, 2, 3)).min() > 0
+
+
+def test_fgsm_pgi_with_other_settings(compared_method):
+    given = {"smoothing": 0.1, "weight": 2.0, "momentum": 0.8, "step_size": 0.01}
+    s = compared_method("fgsm-pgi", LINF, dtype=torch.float32, **given)
+    settings = {"step": 0.01, "true": 0.9, "weight": 2.0, "decay": 0.8}
+    slow = reference.Pgi(s.ball, s.method.memory.delta, PAD, **settings)
+    for _ in s.compare(range(2), lambda epoch, x, y, index, view: slow.step(s.net, x, y, index, None, RATE)):
+        close(s.method.memory.delta, slow.stored)
+
+
+@pytest.mark.parametrize(("reset_every", "expected"), [(40, [40, 80]), (10, [10, 20, 30, 40, 50, 60, 70, 80, 90, 100])])
+def test_when_fgsm_pgi_begins_anew(reset_every, expected):
+    """Also momentum, and in the epochs that the authors' program resets in, which it counts from 0."""
+    method, resets = atas.methods.create("fgsm-pgi", LINF, 3, SHAPE, reset_every=reset_every), []
+    for epoch in range(110):
+        method.momentum.delta.fill_(1)
+        before = method.memory.delta.clone()
+        method.start_epoch(epoch, 110)
+        if not torch.equal(before, method.memory.delta):
+            assert set(method.memory.delta.unique().tolist()) == {-127, 127}
+            resets.append(epoch)
+        assert bool(method.momentum.delta.any()) == (epoch not in expected)
+    assert resets == expected
+
+
+@pytest.mark.parametrize(("threat", "scale"), CASES)
+@pytest.mark.parametrize("settings", [{}, {"quantile": 0.7, "step_size": "0.5 eps"}], ids=["default", "other"])
+def test_zerograd(compared_method, threat, scale, settings):
+    s = compared_method("zerograd", threat, scale, **settings)
+    quantile, step = (0.7, 0.5 * threat.eps) if settings else (0.35, 2 * threat.eps)
+
+    def refer(epoch, x, y, index, view):
+        noise = s.noise(epoch, index)
+        return reference.zerograd(s.net, s.ball, noise, x, y, RATE, step=scale * step, quantile=quantile)
+
+    zeros = sum(expected.notes["zeros"] for _, expected in s.compare(range(2), refer))
+    assert zeros / (2 * s.images.numel()) == pytest.approx(quantile, abs=0.01)
+
+
+@pytest.mark.parametrize(("threat", "scale"), CASES)
+@pytest.mark.parametrize("starts", [3, 2])
+def test_multigrad(compared_method, threat, scale, starts):
+    s = compared_method("multigrad", threat, scale, sharpness=30.0, starts=starts)
+
+    def refer(epoch, x, y, index, view):
+        several = noises(s, epoch, index, starts)
+        return reference.multigrad(s.net, s.ball, several, x, y, RATE, step=scale * 2 * threat.eps)
+
+    agreed = sum(expected.notes["agreed"] for _, expected in s.compare(range(2), refer))
+    assert 0.1 < agreed / (2 * s.images.numel()) < 0.99
+
+
+ELLE = [{}, {"adaptive": False}, {"weight": 50.0, "decay": 0.5, "sensitivity": 0.3}]
+
+
+@pytest.mark.parametrize(("threat", "scale"), CASES)
+@pytest.mark.parametrize("settings", ELLE, ids=["adaptive", "constant", "sensitive"])
+@pytest.mark.slow
+def test_elle(compared_method, threat, scale, settings):
+    given = {} if threat is LINF else {"weight": 1000.0 if "adaptive" in settings else 4000.0}
+    s = compared_method("elle", threat, scale, sharpness=20.0, rate=0.01, **given | settings)
+    usual = {"adaptive": True, "weight": 1000.0 if "adaptive" in settings else 4000.0}
+    slow = reference.Elle(s.ball, step=scale * threat.eps, **{**usual, **settings})
+
+    def refer(epoch, x, y, index, view):
+        part = drawn(s, epoch, index, 2).uniform(Stream.START).double()
+        return slow.step(s.net, noises(s, epoch, index, 2), part, x, y, s.rate)
+
+    weights = []
+    for _ in s.compare(range(6), refer):
+        close(s.method.penalty_weight, torch.tensor(slow.weight, dtype=torch.float64))
+        weights.append(slow.weight)
+    if "sensitivity" in settings:
+        assert 50.0 in weights[3:], "the penalty should jump"
+        assert any(0 < weight < 50 for weight in weights), "and decay"
+
+
+def test_the_published_weights_of_elle_and_aaer():
+    budgets = {2: 1000, 8: 1000, 10: 5000, 20: 5000, 22: 10000, 26: 10000}
+    for eps, weight in budgets.items():
+        ball = atas.Linf(eps / 255)
+        assert atas.methods.create("elle", ball, 2, SHAPE, adaptive=False).weight == weight
+        assert atas.methods.create("elle", ball, 2, SHAPE).weight == 4000
+    published = {
+        ("n-fgsm", 8): (1.5, 0.15), ("n-fgsm", 12): (5.0, 0.55), ("n-fgsm", 16): (8.5, 1.5),
+        ("fgsm-rs", 8): (2.5, 1.5), ("fgsm-rs", 12): (5.0, 2.75), ("fgsm-rs", 16): (7.0, 3.25),
+        ("n-fgsm", 4): (1.5, 0.15), ("n-fgsm", 10): (3.25, 0.35), ("n-fgsm", 24): (8.5, 1.5),
+    }  # fmt: skip
+    for (attack_by, eps), weights in published.items():
+        method = atas.methods.create("aaer", atas.Linf(eps / 255), 2, SHAPE, attack_by=attack_by, loss_weight="auto")
+        assert (method.loss_weight, method.logit_weight) == pytest.approx(weights)
+        assert method.step_size == pytest.approx(eps / 255 * (1 if attack_by == "n-fgsm" else 1.25))
+    assert atas.methods.create("aaer", LINF, 2, SHAPE).loss_weight == 0
+
+
+@pytest.mark.parametrize(("threat", "scale"), CASES)
+@pytest.mark.parametrize("attack_by", ["n-fgsm", "fgsm-rs"])
+@pytest.mark.parametrize("weights", [{"logit_weight": 0.7}, {"logit_weight": 0.5, "loss_weight": 1.5}])
+def test_aaer(compared_method, threat, scale, attack_by, weights):
+    s = compared_method("aaer", threat, scale, sharpness=60.0, rate=0.01, attack_by=attack_by, **weights)
+    free = attack_by == "n-fgsm"
+
+    def refer(epoch, x, y, index, view):
+        return reference.aaer(
+            s.net, s.ball, s.noise(epoch, index), x, y, s.rate, step=scale * threat.eps * (1 if free else 1.25),
+            free=free, loss_weight=weights.get("loss_weight", 0.0), logit_weight=weights["logit_weight"],
+        )  # fmt: skip
+
+    found = [expected.notes for _, expected in s.compare(range(4), refer)]
+    assert any(notes["abnormal"] for notes in found), "some examples should be abnormal"
+
+
+class Wavy(torch.nn.Module):
+    """A network whose loss goes up and down within the ball."""
+
+    def __init__(self):
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.randn(math.prod(SHAPE), 4, generator=torch.Generator().manual_seed(0)))
+        self.bias = torch.nn.Parameter(torch.zeros(4))
+
+    def forward(self, x):
+        return 2 * torch.sin(10 * x.flatten(1) @ self.weight) + self.bias
+
+
+def test_aaer_compares_with_the_examples_of_all_processes(compared_method, small_net):
+    """Two parts of a batch, weighted by their sizes, have the loss and the gradient of the whole."""
+    s = compared_method("aaer", LINF, net=small_net(), logit_weight=0.5)
+    s.model = Wavy().double()
+    s.method.start_epoch(0, 30)
+    found, sums = [], {}
+
+    def loss_of(rows):
+        x, y = s.images[rows], s.labels[rows]
+        loss = s.method.loss(s.model(s.method.perturb(s.model, x, y, rows)), y, rows)
+        return loss, torch.autograd.grad(loss, list(s.model.parameters()))
+
+    def note(*values):
+        sums[len(sums)] = torch.stack([value.detach() for value in values])
+        return list(sums[len(sums) - 1])
+
+    parts = torch.arange(EXAMPLES).split([6, 5])
+    s.method._update = SimpleNamespace(total=note)
+    whole, gradients = loss_of(torch.arange(EXAMPLES))
+    for part in parts:
+        loss_of(part)
+    close(sums[1] + sums[2], sums[0])
+    assert 0 < sums[0][2] < EXAMPLES, "some examples should be abnormal"
+    s.method._update = SimpleNamespace(total=lambda *values: list(sums[0]))
+    found = [(len(part) / EXAMPLES, *loss_of(part)) for part in parts]
+    close(sum(share * loss for share, loss, _ in found), whole)
+    for row, gradient in enumerate(gradients):
+        close(sum(share * parts[row] for share, _, parts in found), gradient)
+
+
+@pytest.mark.parametrize(("threat", "scale"), CASES)
+@pytest.mark.parametrize("settings", [{}, {"decay": 0.5, "curvature": 0.05, "max_step": 0.1}], ids=["default", "other"])
+def test_sora(compared_method, threat, scale, settings):
+    s = compared_method("sora", threat, scale, sharpness=100.0, rate=0.01, **settings)
+    linearity, sizes = [0.99], []
+
+    def refer(epoch, x, y, index, view):
+        part = drawn(s, epoch, index, 1).uniform(Stream.START, SHAPE).double()
+        return reference.sora(
+            s.net, s.ball, linearity, s.noise(epoch, index), part, x, y, s.rate, scale=scale,
+            longest=settings.get("max_step", 2 * threat.eps), curvature=settings.get("curvature", 0.02),
+            share=1 - settings.get("decay", 0.95),
+        )  # fmt: skip
+
+    assert s.method.linearity == pytest.approx(linearity[0])
+    for epoch, first in ((0, 0.99), (1, 0.9), (2, -0.5)):  # which this network's own loss is too linear to come to
+        linearity[0] = first
+        s.method.linearity.fill_(first)
+        for _, expected in s.compare([epoch], refer):
+            close(s.method.linearity, torch.tensor(linearity[0], dtype=torch.float64))
+            sizes.append(expected.notes["size"])
+            assert linearity[0] != first
+    assert sizes[0] == scale * settings.get("max_step", 2 * threat.eps)
+    assert sizes[2] < 0.6 * sizes[0]
+    assert sizes[4] < 0.1 * sizes[0]
 
 
 def fresh(s, epoch):

@@ -18,8 +18,9 @@ OWN = {"pgd": {"steps": 2}, "atas-plus": {"classes": 4}}
 def slow(distance, z, start):
     """One example at a time, in float64."""
     p, q = (torch.softmax(row.double(), 0) for row in (z, start))
-    if distance == "logits":
-        return sum((a - b) ** 2 for a, b in zip(z.double(), start.double(), strict=True))
+    if distance in ("logits", "mse"):
+        total = sum((a - b) ** 2 for a, b in zip(z.double(), start.double(), strict=True))
+        return total / len(z) if distance == "mse" else total
     if distance == "probabilities":
         return sum((a - b) ** 2 for a, b in zip(p, q, strict=True))
     middle = (p + q) / 2

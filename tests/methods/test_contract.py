@@ -22,14 +22,16 @@ GUIDED = ["gat", "nuat"]  # by a pass in train mode, before their attack in eval
 ADAPTIVE = ["fgsm-rs-adaptive", "atas", "atas-literal", "atas-plus"]
 REMEMBERING = ["atta", "atas", "atas-literal", "atas-plus"]
 EVAL_MODE = ["ssat", "trades", "mart", *GUIDED, *REMEMBERING]
-NO_PERTURB = ["fgsm-ga", "free", "yopo", "trades", "mart", "gat", "nuat", "liet", "tdat"]
+NO_PERTURB = ["fgsm-ga", "free", "yopo", "trades", "sora", "elle", "gat", "nuat", "fgsm-pgi", "tdat", "liet", "mart"]
 PERTURB = [name for name in NAMES if name not in NO_PERTURB]
 OTHER_STARTS = ["ssat", "trades", "n-fgsm", "mart", "gat", "nuat", "liet", "tdat"]  # by rules of their own
 WITHOUT_CHANCE = ["standard", "fgsm", "free"]
-REACH = {"n-fgsm": 3}  # how far inputs may be from their images, in eps, where it is not 1
+REACH = {"n-fgsm": 3.0, "aaer": 3.0, "sora": 3.0}  # how far inputs may be from their images, in eps, where it is not 1
 THREATS = {"linf": atas.Linf(8 / 255), "l2": atas.L2(0.5)}
 SMALL = {
     "atas-plus": {"classes": 4},
+    "aaer": {"logit_weight": 0.5},
+    "elle": {"adaptive": False, "weight": 1000.0},  # the adaptive weight is zero at first
     "fgsm-ga": {"weight": 0.5},
     "free": {"batch_size": EXAMPLES, "replays": 2},
     "yopo": {"outer": 2, "inner": 2},
@@ -51,6 +53,13 @@ def make(name, threat=THREATS["linf"], *, begin=True, **hyper):
     if begin:
         method.start_epoch(6, 30)
     return method
+
+
+def beyond(name, threat, inputs, x):
+    """How far inputs leave what the method may reach: its part of the ball, and [0, 1] if it clamps."""
+    over = threat.distance(inputs.double(), x.double()).max() - REACH.get(name, 1.0) * threat.eps
+    outside = torch.maximum(-inputs, inputs - 1).max() - (threat.eps if name == "elle" else 0.0)
+    return float(torch.maximum(over, outside))
 
 
 def sgd(model):
@@ -171,10 +180,7 @@ def test_steps_stay_inside_the_budget(small_net, data, name, threat):
         for seed in (0, 1):
             x, y, index, view = data(seed=seed)
             step = method.step(model, optimizer, x, y, index, view)
-            farthest = REACH.get(name, 1) * threat.eps
-            assert threat.distance(step.inputs.double(), x.double()).max() <= farthest + 1e-6
-            assert step.inputs.min() >= 0
-            assert step.inputs.max() <= 1
+            assert beyond(name, threat, step.inputs, x) <= 1e-6
             assert step.inputs.dtype == x.dtype
             assert step.logits.shape == (len(x), 4)
             assert step.loss.shape == ()
@@ -189,9 +195,7 @@ def test_perturbed_inputs_stay_inside_the_budget(small_net, data, name, threat):
     x, y, index, view = data()
     inputs = method.perturb(model, x, y, index, view)
     assert inputs.shape == x.shape
-    assert threat.distance(inputs.double(), x.double()).max() <= REACH.get(name, 1) * threat.eps + 1e-6
-    assert inputs.min() >= 0
-    assert inputs.max() <= 1
+    assert beyond(name, threat, inputs, x) <= 1e-6
     assert not inputs.requires_grad
     assert torch.equal(inputs, x) == (name == "standard")
 
@@ -249,7 +253,8 @@ def test_no_view_is_the_view_of_the_stored_image(small_net, data, name):
 # Modes, statistics, flags
 
 FORWARD_PASSES = {
-    "standard": 1, "fgsm": 2, "fgsm-rs": 2, "fgsm-rs-adaptive": 2, "fgsm-ga": 3, "ssat": 1, "free": 2, "yopo": 2,
+    "standard": 1, "fgsm": 2, "fgsm-rs": 2, "fgsm-rs-adaptive": 2, "fgsm-ga": 3, "fgsm-pgi": 2, "ssat": 1,
+    "zerograd": 2, "multigrad": 4, "elle": 3, "aaer": 2, "sora": 2, "free": 2, "yopo": 2,
     "atta": 1, "atas": 1, "atas-literal": 1, "atas-plus": 1, "pgd": 4, "trades": 2,
     "n-fgsm": 2, "mart": 2, "gat": 3, "nuat": 3, "liet": 2, "tdat": 2,
 }  # fmt: skip
@@ -441,11 +446,11 @@ def test_equal_seeds_give_equal_bits_and_other_seeds_or_epochs_others(small_net,
     torch.rand(7)  # a generator's history has no part in it
     assert same(first, run(seed=1, epoch=6))
     others = [run(seed=2, epoch=6), run(seed=1 + 2**32, epoch=6)]
-    if name not in (*REMEMBERING, "tdat"):  # the noise of these belongs to resets, not to every epoch
+    if name not in (*REMEMBERING, "fgsm-pgi", "tdat"):  # the noise of these belongs to resets, not to every epoch
         others.append(run(seed=1, epoch=7))
     for other in others:
         assert torch.equal(first["loss"], other["loss"]) == (name in WITHOUT_CHANCE)
-        if name not in (*WITHOUT_CHANCE, "fgsm-ga"):  # there chance is in the regulariser alone
+        if name not in (*WITHOUT_CHANCE, "fgsm-ga", "elle"):  # there chance is in the regulariser alone
             assert not torch.equal(first["inputs"], other["inputs"])
 
 
@@ -501,6 +506,14 @@ def test_names_shapes_and_types_of_the_state_never_change(name, threat):
         expected |= NORMS
     if name == "atas-plus":
         expected |= {"targets.average": ((EXAMPLES, 4), torch.float32)}
+    if name == "fgsm-pgi":
+        kept = torch.int8 if isinstance(threat, atas.Linf) else torch.float16
+        rows = (EXAMPLES, *SHAPE)
+        expected |= {"memory.delta": (rows, kept), "momentum.delta": (rows, torch.bfloat16)}
+    if name == "elle":
+        expected |= dict.fromkeys(("penalty_weight", "seen", "mean", "squares"), ((), torch.float32))
+    if name == "sora":
+        expected |= {"linearity": ((), torch.float32)}
     found = make(name, threat).state_dict()
     assert {key: (tuple(value.shape), value.dtype) for key, value in found.items()} == expected
 
@@ -627,8 +640,13 @@ def test_shrinking_steps_to_nothing_ends_the_attack(small_net, data, name):
     x, y, index, view = data()
     if name in REMEMBERING:
         start = method.threat.project(x + method.memory.load(index, view, x.dtype), x)
-    elif name in (*WITHOUT_CHANCE, "fgsm-ga"):
+    elif name in (*WITHOUT_CHANCE, "fgsm-ga", "multigrad", "elle"):
         start = x
+    elif name == "fgsm-pgi":
+        centre = View.centre(len(x), 0)
+        start = method.threat.project(x + method.memory.load(index, centre, x.dtype), x)
+    elif name == "aaer":
+        start = (x + 2 * method.threat.sample(method.rng(index), SHAPE)).clamp(0, 1)
     else:
         start = method.threat.random_start(x, method.rng(index))
     assert torch.equal(method.step(model, sgd(model), x, y, index, view).inputs, start)
@@ -667,9 +685,7 @@ def test_any_images_any_budget(small_net, name, norm, eps, epoch, count, seed, k
         step = method.step(model, sgd(model), x, y, torch.arange(count), view)
         assert torch.isfinite(step.inputs).all()
         assert torch.isfinite(step.loss)
-        assert step.inputs.min() >= 0
-        assert step.inputs.max() <= 1
-        assert threat.distance(step.inputs.double(), x.double()).max() <= REACH.get(name, 1) * eps + 1e-6
+        assert beyond(name, threat, step.inputs, x) <= 1e-6
     assert all(torch.isfinite(value).all() for value in method.state_dict().values() if value.is_floating_point())
 
 
@@ -696,12 +712,13 @@ def test_the_defaults_of_atas_by_norm():
 
 
 _BY_STEP = {"fgsm-rs": 1.25, "ssat": 1.25, "free": 1.0, "pgd": 0.25, "trades": 0.25, "yopo": 0.25, "atta": 0.5}
-_BY_STEP |= {"n-fgsm": 1.0, "mart": 0.25, "gat": 1.0, "nuat": 1.0, "liet": 1.0, "tdat": 1.0}
+_BY_STEP |= {"n-fgsm": 1.0, "zerograd": 2.0, "multigrad": 2.0, "aaer": 1.0, "gat": 1.0, "nuat": 1.0, "fgsm-pgi": 1.0}
+_BY_STEP |= {"tdat": 1.0, "liet": 1.0, "mart": 0.25}
 
 
 @pytest.mark.parametrize("eps", [2 / 255, 8 / 255, 0.1, 0.39])
 def test_default_steps_follow_the_budget(eps):
-    for name in ("atas", "atas-plus", "atas-literal", "fgsm-rs-adaptive"):
+    for name in ("atas", "atas-plus", "atas-literal", "fgsm-rs-adaptive", "sora"):
         method = atas.methods.create(name, atas.Linf(eps), 2, SHAPE, **SMALL.get(name, {}))
         assert method.max_step == 2 * eps
         if name in ("atas", "atas-plus"):
@@ -758,6 +775,11 @@ def test_the_automatic_c_is_inverse_to_the_radius(threat):
         ("atta", 0.1, {"step_size": 4 / 255}, "the attack hardly moves"),
         ("fgsm-rs", 2 / 255, {"step_size": 10 / 255}, r"10/255, 5 times eps \(2/255\)"),
         ("pgd", 0.1, {"step_size": 0.001, "steps": 10}, "0.1 eps in 10 steps"),
+        ("fgsm-pgi", 0.1, {"step_size": 4 / 255}, "the attack hardly moves"),
+        ("zerograd", 2 / 255, {"step_size": 10 / 255}, "5 times eps"),
+        ("multigrad", 2 / 255, {"step_size": 10 / 255}, "5 times eps"),
+        ("aaer", 0.1, {"step_size": 4 / 255}, "the attack hardly moves"),
+        ("sora", 0.1, {"max_step": 16 / 255}, r"method\.max_step is 16/255, 0\.627 times eps"),
     ],
 )
 def test_steps_that_cannot_work_are_said(name, eps, hyper, words):
@@ -793,7 +815,7 @@ def test_a_memory_type_by_name(text, dtype):
 
 
 WITH_A_STEP = ("fgsm", "fgsm-rs", "ssat", "free", "yopo", "atta", "pgd", "trades")
-WITH_A_STEP += ("n-fgsm", "mart", "gat", "nuat", "tdat")
+WITH_A_STEP += ("n-fgsm", "zerograd", "multigrad", "aaer", "gat", "nuat", "fgsm-pgi", "tdat", "mart")
 
 
 @pytest.mark.parametrize(
@@ -846,9 +868,14 @@ WITH_A_STEP += ("n-fgsm", "mart", "gat", "nuat", "tdat")
         ("liet", "linf", {"classes": 4, "refresh_every": 0}, "refresh_every must be at least 1"),
         ("liet", "linf", {"classes": 4, "smoothing": 1.0}, "smoothing is a share"),
         ("liet", "linf", {"classes": 4, "weight": -1.0}, "weight >= 0"),
-        ("liet", "linf", {"classes": 4, "targets": LabelTargets()}, "liet has targets of its own"),
-        ("liet", "linf", {"classes": 4, "consistency": Consistency(1.0)}, "a consistency term of its own"),
-        ("tdat", "linf", {"targets": LabelTargets()}, "tdat has targets of its own"),
+        ("liet", "linf", {"classes": 4, "targets": LabelTargets()}, "LIET has targets of its own: set smoothing"),
+        (
+            "liet",
+            "linf",
+            {"classes": 4, "consistency": Consistency(1.0)},
+            "LIET has consistency of its own",
+        ),
+        ("tdat", "linf", {"targets": LabelTargets()}, "TDAT has targets of its own: set label_factor, label_floor"),
         ("tdat", "linf", {"label_factor": 0.7}, "factor in [0, 0.642]"),
         ("tdat", "linf", {"label_floor": 0.0}, "floor in (0, 1]"),
         ("tdat", "linf", {"weight": -1.0}, "weight must be a number that is not negative"),
@@ -859,6 +886,26 @@ WITH_A_STEP += ("n-fgsm", "mart", "gat", "nuat", "tdat")
         ("yopo", "linf", {"outer": 0}, "outer >= 1"),
         ("yopo", "linf", {"inner": 0}, "inner >= 1"),
         ("fgsm-ga", "l2", {}, "set weight"),
+        ("elle", "l2", {}, "ELLE has a default weight for Linf alone; set weight"),
+        ("aaer", "l2", {}, "AAER has default weights for Linf alone; set logit_weight"),
+        ("fgsm-pgi", "linf", {"momentum": 1.0}, "momentum must be in [0, 1); got 1.0"),
+        ("fgsm-pgi", "linf", {"smoothing": 1.0}, "smoothing is a share"),
+        ("fgsm-pgi", "linf", {"weight": -1.0}, "weight >= 0"),
+        ("fgsm-pgi", "linf", {"reset_every": 0}, "reset_every must be at least 1"),
+        ("fgsm-pgi", "linf", {"frame": "crop"}, "frame must be 'view' or 'image'; got 'crop'"),
+        ("fgsm-pgi", "linf", {"targets": LabelTargets(smoothing=0.1)}, "FGSMPGI has targets of its own"),
+        ("fgsm-pgi", "linf", {"consistency": Consistency(1.0)}, "FGSMPGI has consistency of its own"),
+        ("fgsm-pgi", "l2", {"dtype": torch.int8}, "int8 steps are too coarse"),
+        ("zerograd", "linf", {"quantile": 1.1}, "quantile is a share of the pixels in [0, 1]; got 1.1"),
+        ("multigrad", "linf", {"starts": 0}, "starts must be at least 1"),
+        ("elle", "linf", {"weight": -1.0}, "weight >= 0"),
+        ("elle", "linf", {"decay": 1.1}, "decay in [0, 1]"),
+        ("aaer", "linf", {"attack_by": "fgsm"}, "attack_by must be 'n-fgsm' or 'fgsm-rs'; got 'fgsm'"),
+        ("aaer", "linf", {"logit_weight": -1.0}, "must not be negative; got 0.0 and -1.0"),
+        ("aaer", "linf", {"consistency": Consistency(1.0)}, "AAER has no start to be consistent with"),
+        ("sora", "linf", {"curvature": 0.0}, "curvature > 0"),
+        ("sora", "linf", {"decay": 1.0}, "decay in [0, 1); got 0.02 and 1.0"),
+        ("sora", "linf", {"max_step": 16}, "write 16/255"),
         ("atas", "linf", {"pad": -1}, "pad >= 0"),
         ("atas-plus", "linf", {}, "missing 1 required keyword-only argument: 'classes'"),
         ("atas-plus", "linf", {"classes": 4, "share": 1.1}, "0 <= share <= 1"),

@@ -160,6 +160,8 @@ def test_a_view_that_does_not_fit_is_named(small_net, make_images):
     free, optimizer = make("free", batch_size=BATCH), torch.optim.SGD(net.parameters(), lr=0.1)
     with pytest.raises(DataError, match=r"carries perturbations of one shape along, \(3, 12, 12\)"):
         free.step(net, optimizer, shown, index % 4, index, view)
+    with pytest.raises(DataError, match=r"keeps perturbations .* of one shape, \(3, 12, 12\) here"):
+        make("fgsm-pgi").step(net, optimizer, shown, index % 4, index, view)
     with pytest.raises(UsageError, match="store must be 'device' or 'host'; got 'disk'"):
         make("atas", store="disk")
 

@@ -21,7 +21,7 @@ SHAPE, EXAMPLES, CLASSES = (3, 8, 10), 12, 4
 LINF = atas.Linf(8 / 255)
 OWN = {"free": {"batch_size": 6, "replays": 2}, "yopo": {"outer": 2, "inner": 1}, "pgd": {"steps": 2}}
 OWN["trades"] = OWN["mart"] = {"steps": 2}
-NAMES = [name for name in atas.methods.names() if name not in ("atas-plus", "liet", "tdat")]  # they have their own
+NAMES = [name for name in atas.methods.names() if not atas.methods.get(name).own_targets]
 
 
 def make(name="standard", targets=None, **hyper):
@@ -86,6 +86,12 @@ def test_uniform_smoothing_is_that_of_torch():
     torch.testing.assert_close(loss, F.cross_entropy(logits, y, label_smoothing=0.3))
 
 
+def test_smoothing_over_the_other_classes_alone():
+    found = LabelTargets(smoothing=0.3, noise="others")(*batch(), None)
+    for row, label in zip(found.tolist(), batch()[1].tolist(), strict=True):
+        assert row == pytest.approx([0.7 if c == label else 0.1 for c in range(CLASSES)])
+
+
 def test_random_smoothing_spreads_over_the_other_classes():
     method = make(targets=LabelTargets(smoothing=0.6, noise="random"))
     logits, y, index = batch()
@@ -114,7 +120,7 @@ def test_targets_of_a_process_are_those_of_its_examples():
 @settings(max_examples=30, deadline=None, derandomize=True)
 @given(
     smoothing=st.sampled_from([0.0, 0.1, 0.9]),
-    noise=st.sampled_from(["uniform", "random"]),
+    noise=st.sampled_from(["uniform", "others", "random"]),
     share=st.sampled_from([0.1, 0.7, 1.0]),
     decay=st.sampled_from([0.0, 0.5, 0.99]),
     classes=st.sampled_from([2, 4, 150]),
@@ -184,7 +190,7 @@ def test_wrong_use_is_named():
     targets = make(targets=RememberedPredictions(CLASSES)).targets
     with pytest.raises(UsageError, match="belong to a method already"):
         make(targets=targets)
-    with pytest.raises(UsageError, match="noise must be 'uniform' or 'random'; got 'gaussian'"):
+    with pytest.raises(UsageError, match="noise must be 'uniform' or 'others' or 'random'; got 'gaussian'"):
         LabelTargets(smoothing=0.1, noise="gaussian")
 
 
@@ -197,15 +203,18 @@ def test_a_loop_that_ignores_the_method_s_loss_is_noticed(make_images, small_net
     plain.start_epoch(1, 30)
     with pytest.raises(UsageError, match=r"use loss = method\.loss\(model\(x_adv\), y, index\)"):
         method.start_epoch(1, 30)
-    method = make(targets=LabelTargets(smoothing=0.1))
-    method.loss(model(method.perturb(model, x, y, index)), y, index)
-    method.perturb(model, x, y, index)  # to look at them
-    method.start_epoch(1, 30)
+    for method in (make(targets=LabelTargets(smoothing=0.1)), make("aaer")):
+        method.loss(model(method.perturb(model, x, y, index)), y, index)
+        method.perturb(model, x, y, index)  # to look at them
+        method.start_epoch(1, 30)
+        method.perturb(model, x, y, index)
+        with pytest.raises(UsageError, match="another loss than method"):
+            method.start_epoch(2, 30)
 
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")  # dynamo looks at it itself
-@pytest.mark.parametrize("noise", ["uniform", "random"])
+@pytest.mark.parametrize("noise", ["uniform", "others", "random"])
 @pytest.mark.parametrize("share", [0.0, 0.6])
 def test_compiled_targets_are_the_plain_ones(noise, share):
     torch._dynamo.reset()

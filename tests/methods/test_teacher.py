@@ -15,7 +15,7 @@ from atas.training.build import build
 SHAPE, EXAMPLES, CLASSES, EPOCHS = (3, 8, 10), 12, 4, 9
 OWN = {"free": {"batch_size": 6, "replays": 2}, "yopo": {"outer": 2, "inner": 1}, "pgd": {"steps": 2}}
 OWN["trades"] = OWN["mart"] = {"steps": 2}
-NAMES = [name for name in atas.methods.names() if name not in ("atas-plus", "liet", "tdat")]  # they have their own
+NAMES = [name for name in atas.methods.names() if not atas.methods.get(name).own_targets]
 
 
 def make(name="standard", **hyper):

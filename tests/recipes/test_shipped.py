@@ -56,6 +56,18 @@ OTHERS = {
         {"c": 1.28, "max_step": 16 / 255, "beta": 0.5, "clip": None, "warmup_epochs": 0, "reset_every": 10},
     ),
     "cifar10-preact-resnet18-trades": (PIECEWISE, {"beta": 6.0, "steps": 10, "step_size": 2 / 255}),
+    "cifar10-preact-resnet18-fgsm-pgi": (
+        PIECEWISE,
+        {"step_size": 8 / 255, "smoothing": 0.4, "decay": 0.3, "reset_every": 40},
+    ),
+    "cifar10-preact-resnet18-zerograd": (CYCLIC | {"peak": 0.2}, {"quantile": 0.35, "step_size": 16 / 255}),
+    "cifar10-preact-resnet18-multigrad": (CYCLIC | {"peak": 0.2}, {"starts": 3, "step_size": 16 / 255}),
+    "cifar10-preact-resnet18-elle": (CYCLIC | {"peak": 0.2}, {"weight": 4000, "decay": 0.99, "sensitivity": 2.0}),
+    "cifar10-preact-resnet18-aaer": (
+        CYCLIC | {"peak": 0.2},
+        {"step_size": 8 / 255, "logit_weight": 0.15, "loss_weight": 0.0},
+    ),
+    "cifar10-preact-resnet18-sora": (CYCLIC | {"peak": 0.2}, {"max_step": 16 / 255, "curvature": 0.02, "decay": 0.95}),
 }
 
 ROWS = [

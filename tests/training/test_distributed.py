@@ -17,9 +17,8 @@ from atas.distributed.world import init
 from atas.errors import AtasError, UsageError
 from atas.training import checkpoint
 
-METHODS = ("atas", "atta", "fgsm-rs", "free", "yopo", "trades")
-OTHERS = ("standard", "fgsm", "fgsm-rs-adaptive", "fgsm-ga", "ssat", "atas-literal", "atas-plus", "pgd")
-OTHERS += ("n-fgsm", "mart", "gat", "nuat", "liet", "tdat")
+METHODS = ("atas", "atta", "fgsm-rs", "free", "yopo", "trades", "sora", "aaer", "elle", "fgsm-pgi")
+OTHERS = tuple(name for name in atas.methods.names() if name not in METHODS)
 OWN = {
     "atas": {"method.warmup_epochs": 1, "method.reset_every": 2, "method.max_step": 0.2, "method.clip": (0.02, 0.15)},
     "atta": {"method.reset_every": 2, "method.step_size": 0.05},
@@ -28,6 +27,7 @@ OWN = {
     "trades": {"method.steps": 2},
     "pgd": {"method.steps": 2},
     "mart": {"method.steps": 2},
+    "elle": {"method.sensitivity": 0.0},  # its penalty jumps in ten steps
 }
 
 
@@ -75,7 +75,7 @@ def settings_of(toy_recipe):
 
     def make(method="atas", **values):
         usual = {"training.batch_size": 8, "training.epochs": 2, "data.shards": 4, "engine.sync_batchnorm": True}
-        exact = {"method.dtype": "float32"} if method.startswith("at") else {}
+        exact = {"method.dtype": "float32"} if method.startswith("at") or method == "fgsm-pgi" else {}
         return toy_recipe(method, usual | exact | OWN.get(method, {}) | values)
 
     return make

@@ -6,15 +6,13 @@ import signal
 import pytest
 import torch
 
+import atas
 from atas.errors import UsageError
 from atas.training import checkpoint
 from atas.training.trainer import Interrupted
 
-METHODS = ["standard", "fgsm", "fgsm-rs", "fgsm-rs-adaptive", "fgsm-ga", "ssat", "free", "yopo", "atta", "atas"]
-METHODS += ["atas-literal", "atas-plus", "pgd", "trades", "n-fgsm", "mart", "gat", "nuat", "liet", "tdat"]
 
-
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", atas.methods.names())
 @pytest.mark.slow
 def test_interrupted_in_the_middle_of_an_epoch(method, tmp_path, train_toy, interrupt_after, assert_same_run):
     values = {"training.ema": 0.9, "training.epochs": 2}

@@ -93,8 +93,15 @@ class PerturbationStore(nn.Module, ABC):
             return self.delta, index
         return self.offload.rows, torch.arange(len(index), device=index.device)
 
-    def reset(self, seed: int, epoch: int, global_index: Callable[[Tensor], Tensor] | None = None) -> None:
-        """Fill every row with uniform noise.
+    def reset(
+        self,
+        seed: int,
+        epoch: int,
+        global_index: Callable[[Tensor], Tensor] | None = None,
+        *,
+        corners: bool = False,
+    ) -> None:
+        """Fill every row with uniform noise, or with steps of eps along it: for Linf the corners of the ball.
 
         `global_index` maps rows to examples of the whole training set, where this process holds a shard of it.
         """
@@ -105,6 +112,8 @@ class PerturbationStore(nn.Module, ABC):
             examples = index if global_index is None else global_index(index)
             rng = CounterRNG(seed, torch.tensor(epoch, device=device), examples)
             noise = self.threat.sample(rng, self.delta.shape[1:], reset=True)
+            if corners:
+                noise = self.threat.step(torch.zeros_like(noise), noise, self.threat.eps)
             self.delta[first : first + _CHUNK] = self.encode(noise).to(self.delta.device)
 
     def prefetch(self, index: Tensor) -> None:

@@ -1,13 +1,16 @@
 """Training methods, one per file. `create` makes one by name."""
 
 from atas.data.loader import Batch
+from atas.methods.aaer import AAER
 from atas.methods.atas import ATAS, AdaptiveStepSizes, ATASLiteral
 from atas.methods.atas_plus import ATASPlus
 from atas.methods.atta import ATTA
 from atas.methods.base import InputPerturbation, Method, PersistentPerturbation, StepOutput
 from atas.methods.consistency import Consistency
+from atas.methods.elle import ELLE
 from atas.methods.fgsm import FGSM, FGSMRS
 from atas.methods.fgsm_ga import FGSMGA
+from atas.methods.fgsm_pgi import FGSMPGI
 from atas.methods.fgsm_rs_adaptive import FGSMRSAdaptive
 from atas.methods.free import Free
 from atas.methods.gat import GAT
@@ -17,6 +20,7 @@ from atas.methods.n_fgsm import NFGSM
 from atas.methods.nuat import NuAT
 from atas.methods.pgd import PGD
 from atas.methods.registry import create, get, names, setting_types, settings, takes_classes
+from atas.methods.sora import SORA
 from atas.methods.ssat import SSAT
 from atas.methods.standard import Standard
 from atas.methods.targets import LabelTargets, RememberedPredictions
@@ -26,18 +30,23 @@ from atas.methods.trades import TRADES
 from atas.methods.update import OptimizerUpdate, Update
 from atas.methods.weight_perturbation import WeightPerturbation
 from atas.methods.yopo import YOPO
+from atas.methods.zerograd import MultiGrad, ZeroGrad
 
 __all__ = [
+    "AAER",
     "ATAS",
     "ATTA",
+    "ELLE",
     "FGSM",
     "FGSMGA",
+    "FGSMPGI",
     "FGSMRS",
     "GAT",
     "LIET",
     "MART",
     "NFGSM",
     "PGD",
+    "SORA",
     "SSAT",
     "TDAT",
     "TRADES",
@@ -53,6 +62,7 @@ __all__ = [
     "InputPerturbation",
     "LabelTargets",
     "Method",
+    "MultiGrad",
     "NuAT",
     "OptimizerUpdate",
     "PersistentPerturbation",
@@ -61,6 +71,7 @@ __all__ = [
     "StepOutput",
     "Update",
     "WeightPerturbation",
+    "ZeroGrad",
     "create",
     "get",
     "names",

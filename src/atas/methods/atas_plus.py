@@ -21,7 +21,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Unpack
 
-from atas.errors import UsageError
 from atas.methods.atas import ATAS, ATASArgs
 from atas.methods.targets import RememberedPredictions
 from atas.threat import Threat
@@ -39,6 +38,8 @@ class ATASPlus(ATAS):
     >>> method.start_epoch(0, epochs=30)
     """
 
+    own_targets = ("smoothing", "share", "decay", "from_epoch")
+
     def __init__(
         self,
         threat: Threat,
@@ -52,11 +53,7 @@ class ATASPlus(ATAS):
         from_epoch: int = 5,
         **settings: Unpack[ATASArgs],
     ) -> None:
-        if settings.get("targets") is not None:
-            raise UsageError(
-                "atas-plus has targets of its own; set its smoothing, share, decay and from_epoch, or use atas with "
-                "other targets"
-            )
+        self.check_own_parts(settings)
         settings["targets"] = RememberedPredictions(
             classes, share=share, decay=decay, from_epoch=from_epoch, smoothing=smoothing
         )

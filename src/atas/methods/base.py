@@ -101,12 +101,15 @@ class Method(CheckedSettings, nn.Module, ABC):
     needs_second_derivative: ClassVar[bool] = False  # True if the input gradient is differentiated
     checks_indices: bool = False  # True if the method keeps state for each index
     has_start: ClassVar[bool] = False  # True if the attack keeps its logits at the start, for `consistency`
+    own_targets: ClassVar[tuple[str, ...]] = ()  # the settings that a class makes targets of its own from
+    own_consistency: ClassVar[tuple[str, ...]] = ()  # the settings that it makes a consistency term of its own from
     replicated_buffers: ClassVar[frozenset[str]] = frozenset()  # equal in all processes, such as a row per class
     uses_fast_network: bool = True  # False if a pass needs what accelerated networks lack
     weight_perturbations: ClassVar[tuple[str, ...]] = ()  # forms of weight perturbation that its step implements
     updates_per_step: int = 1
     settings_warning: str | None = None  # about steps that cannot work; `atas.train` prints it
     _remembers: bool = True  # whether `loss` updates what the targets remember
+    _own_loss: ClassVar[bool] = False  # whether a class adds to the loss what targets and consistency are not
     epoch: Tensor
     step_scale: Tensor
 
@@ -115,6 +118,8 @@ class Method(CheckedSettings, nn.Module, ABC):
         super().__init_subclass__(**keywords)
         if "training_step" in vars(cls) and "weight_perturbations" not in vars(cls):
             cls.weight_perturbations = ()
+        if "loss" in vars(cls) and "_own_loss" not in vars(cls):
+            cls._own_loss = True
 
     def __init__(
         self,
@@ -162,6 +167,14 @@ class Method(CheckedSettings, nn.Module, ABC):
             targets.setup(examples, device)
             self.checks_indices = self.checks_indices or bool(targets.state_dict())
 
+    @classmethod
+    def check_own_parts(cls, given: Mapping[str, Any]) -> None:
+        """Raise UsageError if arguments contain targets or consistency that the class makes itself."""
+        for part, settings in (("targets", cls.own_targets), ("consistency", cls.own_consistency)):
+            if settings and given.get(part) is not None:
+                names = ", ".join(settings)
+                raise UsageError(f"{cls.__name__} has {part} of its own: set {names}, and leave out {part}")
+
     # What a method is asked to do before its steps
 
     def check_module(self, model: nn.Module, *, trains: bool = True) -> None:
@@ -191,10 +204,10 @@ class Method(CheckedSettings, nn.Module, ABC):
                 f"epoch {epoch}, counted from 0, is beyond the last of epochs={epochs}; pass the number of all epochs "
                 f"as epochs, or leave it out"
             )
-        if self._ignores_loss and (self.targets is not None or self.consistency is not None):
+        if self._ignores_loss and (self.targets is not None or self.consistency is not None or self._own_loss):
             raise UsageError(
                 "the last epoch was trained with another loss than method.loss, which has this method's targets and "
-                "consistency; use loss = method.loss(model(x_adv), y, index)"
+                "terms; use loss = method.loss(model(x_adv), y, index)"
             )
         self._ignores_loss = None
         self.checks.raise_if_set()
@@ -420,7 +433,9 @@ class Method(CheckedSettings, nn.Module, ABC):
 class InputPerturbation(Method):
     """A method that trains with its loss on perturbed inputs. Subclasses implement `attack`."""
 
+    _own_loss = False
     _start: tuple[Tensor, Tensor] | None = None  # where the attack on the current batch began, and the logits there
+    _update: Update | None = None  # of the training step that runs
 
     weight_perturbations = FORMS
 
@@ -447,14 +462,23 @@ class InputPerturbation(Method):
 
     def training_step(self, model: nn.Module, update: Update, batch: Batch) -> StepOutput:
         """Attack, then update the weights with the loss at the perturbed inputs."""
-        inputs, gradients = self._attack_with_gradients(model, update, batch)
 
         def objective() -> tuple[Tensor, Tensor]:
             logits = self._logits(model, inputs)
             return self.loss(logits, batch.y, batch.index), logits
 
-        loss, logits, _ = self.minimize(model, update, objective, attack_gradients=gradients)
+        self._update = update
+        try:
+            inputs, gradients = self._attack_with_gradients(model, update, batch)
+            loss, logits, _ = self.minimize(model, update, objective, attack_gradients=gradients)
+        finally:
+            self._update = None
         return StepOutput(loss.detach(), inputs, logits.detach())
+
+    def total(self, *sums: Tensor) -> Sequence[Tensor]:
+        """Return sums over the global batch of what attack or loss have summed over this process's part; in a loop of
+        one's own, the sums themselves."""
+        return [value.detach() for value in sums] if self._update is None else self._update.total(*sums)
 
     def batchnorm_inputs(self, model: nn.Module, batch: Batch) -> Tensor:
         """Return the inputs at which BatchNorm statistics are re-estimated: an attack in eval mode, which leaves what

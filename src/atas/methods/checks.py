@@ -68,12 +68,6 @@ def carried_rows(carried: Tensor, x: Tensor, name: str) -> Tensor:
     return carried[: len(x)].to(x.dtype)
 
 
-def check_own_targets(name: str, settings: str, common: Mapping[str, Any]) -> None:
-    """Raise UsageError if targets are given to a method that makes its own from these settings."""
-    if common.get("targets") is not None:
-        raise UsageError(f"{name} has targets of its own; set its {settings}, and leave out targets")
-
-
 def check_kind(name: str, value: object, kind: type) -> None:
     """Raise UsageError unless a part of a method is of its class or None."""
     if value is not None and not isinstance(value, kind):

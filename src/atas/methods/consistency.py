@@ -35,6 +35,11 @@ def squared_logits(logits: Tensor, start: Tensor) -> Tensor:
     return (logits - start).square().sum(1)
 
 
+def mean_squared_logits(logits: Tensor, start: Tensor) -> Tensor:
+    """Return the mean squared difference of the logits of each example."""
+    return (logits - start).square().mean(1)
+
+
 def jensen_shannon(logits: Tensor, start: Tensor) -> Tensor:
     """Return the Jensen-Shannon divergence of the predictions of each example."""
     one, other = logits.log_softmax(1), start.log_softmax(1)
@@ -45,6 +50,7 @@ def jensen_shannon(logits: Tensor, start: Tensor) -> Tensor:
 DISTANCES: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
     "probabilities": squared_probabilities,
     "logits": squared_logits,
+    "mse": mean_squared_logits,
     "js": jensen_shannon,
 }
 
@@ -52,10 +58,10 @@ DISTANCES: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
 class Consistency(nn.Module):
     """The distance between the logits at the trained point and at the start of the attack, as part of the loss.
 
-    `distance` is `probabilities` or `logits` (squared, summed over the classes) or `js`; the term is the mean over the
-    batch. Logits have no bound: with a method that attacks in eval mode, use them with `through="both"`. With `ramp`
-    the weight rises linearly over this share of the training, from one part per epoch to all of it; `start_epoch` then
-    needs the number of epochs.
+    `distance` is `probabilities` or `logits` (squared, summed over the classes), `mse` (of the logits, their mean over
+    the classes) or `js`; the term is the mean over the batch. Logits have no bound: with a method that attacks in eval
+    mode, use them with `through="both"`. With `ramp` the weight rises linearly over this share of the training, from
+    one part per epoch to all of it; `start_epoch` then needs the number of epochs.
 
     >>> term = Consistency(2.0, distance="logits")
     >>> float(term(torch.tensor([[1.0, 0.0]]), torch.tensor([[0.0, 2.0]])))

@@ -30,8 +30,9 @@ from atas.core.validation import check_count, check_logits
 from atas.data.loader import Batch
 from atas.errors import UsageError
 from atas.methods.base import CommonArgs, InputPerturbation, StepOutput
-from atas.methods.checks import check_own_targets, check_shown_shape
+from atas.methods.checks import check_shown_shape
 from atas.methods.consistency import Consistency
+from atas.methods.n_fgsm import wide_balls
 from atas.methods.step_warnings import warn_of_steps
 from atas.methods.targets import LabelTargets
 from atas.methods.update import Update
@@ -50,6 +51,8 @@ class LIET(InputPerturbation):
     """
 
     has_start = True
+    own_targets = ("smoothing",)
+    own_consistency = ("weight",)
     weight_perturbations = FORMS
     replicated_buffers = frozenset({"patterns"})
     batches: Tensor
@@ -71,9 +74,7 @@ class LIET(InputPerturbation):
         step_size: Size = "auto",
         **common: Unpack[CommonArgs],
     ) -> None:
-        check_own_targets("liet", "smoothing", common)
-        if common.get("consistency") is not None:
-            raise UsageError("liet has a consistency term of its own; set its weight, and leave out consistency")
+        self.check_own_parts(common)
         common["targets"] = LabelTargets(smoothing=smoothing, noise="random")
         common["consistency"] = Consistency(weight, distance="js", ramp=1.0, through="both")
         super().__init__(threat, examples, shape, **common)
@@ -83,9 +84,9 @@ class LIET(InputPerturbation):
         self.refresh_every = check_count("refresh_every", refresh_every)
         self.step_size = threat.size("step_size", step_size, auto=1.0)
         self.settings_warning = warn_of_steps(threat, self.step_size)
-        noise = threat.eps if inside else min(2 * threat.eps, threat.largest_size)
-        self._noisy = threat.with_eps(noise)
-        self._reach = threat if inside else threat.with_eps(min(noise + self.step_size, threat.largest_size))
+        self._noisy, self._reach = threat, threat
+        if not inside:
+            self._noisy, self._reach = wide_balls(threat, 2 * threat.eps, self.step_size)
         self.register_buffer("batches", torch.zeros_like(self.epoch))  # of this epoch so far
         self.register_buffer("patterns", torch.zeros(classes, *shape, device=self.epoch.device))
 

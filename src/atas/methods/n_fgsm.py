@@ -53,11 +53,16 @@ class NFGSM(InputPerturbation):
         self.noise = threat.size("noise", noise, auto=2.0)
         self.step_size = threat.size("step_size", step_size, auto=1.0)
         self.settings_warning = warn_of_steps(threat, self.step_size)
-        self._noisy = threat.with_eps(self.noise)
-        self._reach = threat.with_eps(min(self.noise + self.step_size, threat.largest_size))
+        self._noisy, self._reach = wide_balls(threat, self.noise, self.step_size)
 
     def attack(self, model: nn.Module, batch: Batch) -> Tensor:
         """Take a step from a noisy start, clamped to [0, 1] alone."""
         start = self._noisy.random_start(batch.x, self.rng(batch.index))
         gradient = self.start_gradient(model, start, batch.y)
         return self._reach.ascend(start, gradient, self.step_size * self.step_scale, batch.x)
+
+
+def wide_balls(threat: Threat, noise: float, step_size: float) -> tuple[Threat, Threat]:
+    """Return the balls of the random start, and of the inputs that a step from there can reach."""
+    largest = threat.largest_size
+    return threat.with_eps(min(noise, largest)), threat.with_eps(min(noise + step_size, largest))

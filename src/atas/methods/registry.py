@@ -11,12 +11,15 @@ import torch
 from atas._utils.imports import describe_error, import_object, is_code
 from atas.core.validation import check_argument
 from atas.errors import AtasError, UsageError, unknown
+from atas.methods.aaer import AAER
 from atas.methods.atas import ATAS, ATASLiteral
 from atas.methods.atas_plus import ATASPlus
 from atas.methods.atta import ATTA
 from atas.methods.base import Method
+from atas.methods.elle import ELLE
 from atas.methods.fgsm import FGSM, FGSMRS
 from atas.methods.fgsm_ga import FGSMGA
+from atas.methods.fgsm_pgi import FGSMPGI
 from atas.methods.fgsm_rs_adaptive import FGSMRSAdaptive
 from atas.methods.free import Free
 from atas.methods.gat import GAT
@@ -25,11 +28,13 @@ from atas.methods.mart import MART
 from atas.methods.n_fgsm import NFGSM
 from atas.methods.nuat import NuAT
 from atas.methods.pgd import PGD
+from atas.methods.sora import SORA
 from atas.methods.ssat import SSAT
 from atas.methods.standard import Standard
 from atas.methods.tdat import TDAT
 from atas.methods.trades import TRADES
 from atas.methods.yopo import YOPO
+from atas.methods.zerograd import MultiGrad, ZeroGrad
 from atas.threat import Threat
 
 _CLASSES: dict[str, type[Method]] = {
@@ -48,11 +53,17 @@ _CLASSES: dict[str, type[Method]] = {
     "pgd": PGD,
     "trades": TRADES,
     "n-fgsm": NFGSM,
-    "mart": MART,
+    "sora": SORA,
+    "zerograd": ZeroGrad,
+    "multigrad": MultiGrad,
+    "aaer": AAER,
+    "elle": ELLE,
     "gat": GAT,
     "nuat": NuAT,
-    "liet": LIET,
+    "fgsm-pgi": FGSMPGI,
     "tdat": TDAT,
+    "liet": LIET,
+    "mart": MART,
 }
 
 _COMMON = ("pad", "device", "seed", "targets", "consistency", "classes")  # `atas.train` passes them itself

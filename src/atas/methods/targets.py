@@ -27,15 +27,15 @@ from atas.core.validation import check_arguments
 from atas.errors import UsageError
 from atas.methods.checks import known_epochs
 
-Noise: TypeAlias = Literal["uniform", "random"]
+Noise: TypeAlias = Literal["uniform", "others", "random"]
 _MANY_CLASSES = 100  # with more of them, averages are float16: 2.6 GB for ImageNet
 
 
 class LabelTargets(nn.Module):
     """Labels with smoothing: the share `smoothing` of the probability is spread over the classes.
 
-    With noise `uniform` every class gets an equal part, the true one too, as in PyTorch. With `random` the others share
-    it by weights in (0, 1), new in every epoch for every example (LIET).
+    With noise `uniform` every class gets an equal part, the true one too, as in PyTorch. With `others` the others share
+    it equally, and with `random` by weights in (0, 1), new in every epoch for every example (LIET).
 
     >>> targets = LabelTargets(smoothing=0.4)
     >>> rng = CounterRNG(0, torch.tensor(0), torch.tensor([7]))
@@ -60,8 +60,10 @@ class LabelTargets(nn.Module):
         """Return the targets of a batch: a distribution over the classes for each example."""
         labels = _one_hot(y, to_float32(logits))
         spread: Tensor | float = 1 / logits.shape[1]
-        if self.noise == "random" and self.smoothing:
-            weights = rng.uniform(Stream.TARGET, (logits.shape[1],)).to(labels.dtype) * (1 - labels)
+        if self.noise != "uniform" and self.smoothing:
+            weights = 1 - labels
+            if self.noise == "random":
+                weights = weights * rng.uniform(Stream.TARGET, (logits.shape[1],)).to(labels.dtype)
             spread = weights / weights.sum(1, keepdim=True)
         return (1 - self.smoothing) * labels + self.smoothing * spread
 

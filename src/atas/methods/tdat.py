@@ -30,7 +30,7 @@ from atas.data.loader import Batch
 from atas.distributed.sharding import DataShard
 from atas.errors import UsageError
 from atas.methods.base import CommonArgs, Method, StepOutput
-from atas.methods.checks import carried_rows, check_own_targets
+from atas.methods.checks import carried_rows
 from atas.methods.consistency import squared_logits
 from atas.methods.step_warnings import warn_of_steps
 from atas.methods.targets import RelaxedLabels
@@ -46,6 +46,7 @@ class TDAT(Method):
     forward, one input and two weight passes.
     """
 
+    own_targets = ("label_factor", "label_floor")
     weight_perturbations = ("ascent", "momentum")
     carried: Tensor
     targets: RelaxedLabels
@@ -63,7 +64,7 @@ class TDAT(Method):
         batch_size: int = 128,
         **common: Unpack[CommonArgs],
     ) -> None:
-        check_own_targets("tdat", "label_factor and label_floor", common)
+        self.check_own_parts(common)
         common["targets"] = RelaxedLabels(factor=label_factor, floor=label_floor)
         super().__init__(threat, examples, shape, **common)
         if not 0 <= weight < math.inf:

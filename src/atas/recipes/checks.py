@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, get_type_hints
 
@@ -179,14 +179,10 @@ def check_loss(recipe: Recipe, method: type[methods.Method] | None) -> None:
         )
     targets = recipe.targets
     has_targets = targets.smoothing or targets.share or targets.teacher_share
-    own = {
-        methods.ATASPlus: "method.smoothing, method.share, method.decay and method.from_epoch",
-        methods.LIET: "method.smoothing",
-        methods.TDAT: "method.label_factor and method.label_floor",
-    }
-    for kind, keys in own.items():
-        if has_targets and method is not None and issubclass(method, kind):
-            raise UsageError(f"method {recipe.method.name} has targets of its own: set {keys}, and leave out [targets]")
+    if method is not None and has_targets:
+        _check_own(recipe, "targets", method.own_targets)
+    if method is not None and recipe.consistency.weight:
+        _check_own(recipe, "consistency", method.own_consistency)
     if targets.share and targets.teacher_share:
         raise UsageError("targets.share is for remembered predictions, targets.teacher_share for a teacher; set one")
     if targets.teacher_share and not training.ema_decays:
@@ -201,6 +197,13 @@ def check_loss(recipe: Recipe, method: type[methods.Method] | None) -> None:
             f"method {recipe.method.name} has no inputs to re-estimate BatchNorm statistics at; leave out "
             f"training.ema_batchnorm"
         )
+
+
+def _check_own(recipe: Recipe, section: str, settings: Sequence[str]) -> None:
+    """Raise UsageError if a method makes what the section describes itself, from these settings."""
+    if settings:
+        keys = ", ".join(f"method.{key}" for key in settings)
+        raise UsageError(f"method {recipe.method.name} has {section} of its own: set {keys}, and leave out [{section}]")
 
 
 def check_bounds(section: str, config: Any) -> None:

@@ -53,7 +53,8 @@ def find(source: str | Path) -> RecipeFile:
         raise UsageError(f"there is no recipe file {path}; `atas ls recipes` lists those that come with atas")
     name = str(source)
     if name not in names():
-        raise unknown("recipe", name, names(), see="`atas ls recipes` lists them")
+        known = sorted(names(), key=lambda recipe: not recipe.endswith("-atas"))  # the one to start with is named first
+        raise unknown("recipe", name, known, see="`atas ls recipes` lists them")
     return RecipeFile(name, name, packaged_content(name))
 
 

@@ -127,7 +127,7 @@ class TargetsConfig:
     they are mixed with the predictions of the averaged weights instead (`methods.EMATeacher`)."""
 
     smoothing: Annotated[float, _BELOW_1] = 0.0
-    noise: Annotated[str, OneOf("uniform", "random")] = "uniform"
+    noise: Annotated[str, OneOf("uniform", "others", "random")] = "uniform"
     share: Annotated[float, Range("must be in [0, 1]", ge=0, le=1)] = 0.0
     decay: Annotated[float, _BELOW_1] = 0.7
     from_epoch: Annotated[int, _NOT_NEGATIVE] = 0
@@ -142,7 +142,7 @@ class ConsistencyConfig:
     or through both by another pass."""
 
     weight: Annotated[float, _NOT_NEGATIVE] = 0.0
-    distance: Annotated[str, OneOf("probabilities", "logits", "js")] = "probabilities"
+    distance: Annotated[str, OneOf("probabilities", "logits", "mse", "js")] = "probabilities"
     ramp: Annotated[float, Range("is a share of the training in [0, 1]", ge=0, le=1)] = 0.0
     through: Annotated[str, OneOf("trained", "both")] = "trained"
 

@@ -1,0 +1,144 @@
+"""FGSM-PGI: a start and a loss that are guided by the attacks of earlier epochs. This file is the whole method.
+
+Two things are kept for every training example (FGSM-MEP of Jia et al., "Prior-Guided Adversarial Initialization for
+Fast Adversarial Training", 2022): its perturbation d and a momentum m of its gradients. A training step is
+
+    z0 = f(x + d),  g = gradient of l(z0, t) with respect to x      t: 0.6 for the true class; x + d may leave [0, 1]
+    x1 = P[x + d + a sgn g]                                        a = eps
+    m <- mu m + g / |g|,  d <- P[x + d + a sgn m] - x               |g|: the L1 norm over the whole batch
+    one SGD step on l(f(x1), t) + lambda MSE(f(x1), z0)             the gradient goes through both
+
+d starts, and every `reset_every` epochs starts again, as random corners of the ball, and m as zero. All passes run in
+train mode. This follows the released code, in which d and m stay in place while the image is cropped and flipped below
+them (`frame="view"`). That code keeps the graph of z0; here the start is passed once more, to the same logits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Literal, Unpack
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from atas.core.augment import View
+from atas.core.autograd import keep_statistics, to_float32
+from atas.core.dispatch import fast_op
+from atas.core.perturbations import FullResolution
+from atas.core.resized_crop import AnyView
+from atas.core.validation import check_count, check_logits
+from atas.data.loader import Batch
+from atas.distributed.sharding import DataShard
+from atas.errors import DataError, UsageError
+from atas.methods.base import CommonArgs, InputPerturbation
+from atas.methods.consistency import Consistency
+from atas.methods.step_warnings import warn_of_steps
+from atas.methods.targets import LabelTargets
+from atas.threat import Size, Threat
+
+_TINY = 1e-30  # keeps the quotient finite where all gradients are zero
+
+
+class FGSMPGI(InputPerturbation):
+    """FGSM with prior-guided initialisation and regularisation, by the momentum of all epochs (FGSM-MEP).
+
+    `smoothing` is the share of the probability that goes to the other classes, in attack and loss, `weight` is lambda,
+    and `momentum` is mu. With `frame="image"`, d and m follow crop and flip, as in ATTA and ATAS. The authors reset
+    every 40 epochs on CIFAR-10 and every 10 on CIFAR-100 and Tiny-ImageNet. A pixel takes one byte for d (`dtype`) and
+    two for m.
+    """
+
+    has_start = True
+    own_targets = ("smoothing",)
+    own_consistency = ("weight",)
+    checks_indices = True
+
+    def __init__(
+        self,
+        threat: Threat,
+        examples: int,
+        shape: Sequence[int],
+        *,
+        step_size: Size = "auto",
+        smoothing: float = 0.4,
+        weight: float = 10.0,
+        momentum: float = 0.3,
+        reset_every: int = 40,
+        frame: Literal["view", "image"] = "view",
+        dtype: torch.dtype | Literal["auto"] = "auto",
+        **common: Unpack[CommonArgs],
+    ) -> None:
+        self.check_own_parts(common)
+        common["targets"] = LabelTargets(smoothing=smoothing, noise="others")
+        common["consistency"] = Consistency(weight, distance="mse", through="both")
+        super().__init__(threat, examples, shape, **common)
+        if not 0 <= momentum < 1:
+            raise UsageError(f"momentum must be in [0, 1); got {momentum}")
+        self.smoothing, self.decay, self.frame = smoothing, momentum, frame
+        self.reset_every = check_count("reset_every", reset_every)
+        self.step_size = threat.size("step_size", step_size, auto=1.0)
+        self.settings_warning = warn_of_steps(threat, self.step_size)
+        if dtype == "auto":
+            dtype = torch.int8 if threat.fits_int8 else torch.float16
+        pad, device = self.pad if frame == "image" else 0, common.get("device")
+        self.memory = FullResolution(threat, examples, shape, pad=pad, dtype=dtype, device=device)
+        wide = torch.float32 if dtype == torch.float32 else torch.bfloat16  # float16 has too small a range
+        self.momentum = FullResolution(threat, examples, shape, pad=pad, dtype=wide, device=device)
+        self._reset(0)
+
+    def set_shard(self, shard: DataShard) -> None:
+        """Start with the corners of this shard's examples."""
+        super().set_shard(shard)
+        self._reset(0)
+
+    def on_new_epoch(self, epoch: int, epochs: int | None) -> None:
+        """Reset perturbations and momentum when it is due: in the epochs that `reset_every` divides, from 0."""
+        if epoch > 0 and epoch % self.reset_every == 0:
+            self._reset(epoch)
+
+    def _reset(self, epoch: int) -> None:
+        self.memory.reset(self.seed, epoch, self.shard.global_index, corners=True)
+        self.momentum.delta.zero_()
+
+    def attack(self, model: nn.Module, batch: Batch) -> Tensor:
+        """Take one step from the stored perturbation; store the one that the momentum leads to."""
+        view = self._view(batch.x, batch.view)
+        start = batch.x + self.memory.load(batch.index, view, batch.x.dtype)
+        with keep_statistics(model):  # they see the start in the pass that the weights are trained through
+            gradient = self.start_gradient(model, start, batch.y)
+        (norm,) = self.total(to_float32(gradient.abs()).sum())
+        momentum = self.decay * self.momentum.load(batch.index, view, gradient.dtype) + gradient / (norm + _TINY)
+        size = self.step_size * self.step_scale
+        self.momentum.store(batch.index, view, momentum)
+        self.memory.store(batch.index, view, self.threat.ascend(start, momentum, size, batch.x) - batch.x)
+        return self.threat.ascend(start, gradient, size, batch.x)
+
+    def batchnorm_inputs(self, model: nn.Module, batch: Batch) -> Tensor:
+        """Return the images with their stored perturbations, which costs no attack."""
+        stored = self.memory.load(batch.index, self._view(batch.x, batch.view), batch.x.dtype)
+        return self.threat.project(batch.x + stored, batch.x)
+
+    def attack_loss(self, logits: Tensor, y: Tensor) -> Tensor:
+        """Return the summed cross-entropy with the smoothed labels."""
+        y = self.checks.labels(y, check_logits(logits, len(y)).shape[1])
+        return smoothed_cross_entropy_sum(logits, y, self.smoothing)
+
+    def _view(self, x: Tensor, view: AnyView) -> AnyView:
+        """Return the view by which d and m are read and written."""
+        if self.frame == "image":
+            return view
+        if x.shape[1:] != self.memory.delta.shape[1:]:
+            raise DataError(
+                f"fgsm-pgi keeps perturbations of the images as shown, of one shape, {tuple(self.shape)} here; show "
+                f"images at that size, or use atta with grid=32"
+            )
+        return View.centre(len(x), 0, x.device)
+
+
+@fast_op
+def smoothed_cross_entropy_sum(logits: Tensor, y: Tensor, smoothing: float) -> Tensor:
+    """Return the summed cross-entropy with labels of which the other classes have this share."""
+    classes = logits.shape[1]
+    of_all = smoothing * classes / (classes - 1)  # PyTorch's share goes to the true class too
+    return F.cross_entropy(to_float32(logits), y, reduction="sum", label_smoothing=of_all)
