@@ -405,7 +405,12 @@ def test_a_captured_step_is_the_eager_step_at_every_size(method, tiny_net):
         ({"method.grid": None}, "method atas cannot keep a perturbation for every stored pixel; set method.grid"),
         ({"method.name": "atta"}, "method atta cannot keep a perturbation for every stored pixel; set method.grid"),
         ({"method.name": "fgsm-rs"}, None),
-        ({"method.name": "free", "data.view_start": 128, "data.view_ramp": 0.5}, "leave out data.view_start"),
+        *(
+            ({"method.name": name, "data.view_start": 128, "data.view_ramp": 0.5}, "leave out data.view_start")
+            for name in ("free", "fgsm-pgi", "tdat", "liet")
+        ),
+        ({"method.name": "fgsm-pgi"}, None),
+        ({"method.name": "fgsm-pgi", "method.frame": "image"}, "leave out method.frame"),
     ],
 )
 def test_wrong_settings(values, part):

@@ -100,6 +100,7 @@ class Method(CheckedSettings, nn.Module, ABC):
     needs_hooks: ClassVar[bool] = False  # True if a pass needs hooks of the model's layers
     needs_second_derivative: ClassVar[bool] = False  # True if the input gradient is differentiated
     checks_indices: bool = False  # True if the method keeps state for each index
+    one_size: ClassVar[bool] = False  # True if it keeps perturbations of images as shown, which stay of one size then
     has_start: ClassVar[bool] = False  # True if the attack keeps its logits at the start, for `consistency`
     own_targets: ClassVar[tuple[str, ...]] = ()  # the settings that a class makes targets of its own from
     own_consistency: ClassVar[tuple[str, ...]] = ()  # the settings that it makes a consistency term of its own from

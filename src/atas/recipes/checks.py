@@ -241,10 +241,13 @@ def check_views(recipe: Recipe, method: type[methods.Method] | None) -> None:
             f"with data.view = {data.view} views are resized, so method {name} cannot keep a perturbation for every "
             f"stored pixel; set method.grid = 32"
         )
-    if method in (methods.Free, methods.LIET, methods.TDAT) and data.view_start is not None:
+    if hyperparameters.get("frame") == "image":
         raise UsageError(
-            f"method {name} carries perturbations of one size from batch to batch; leave out data.view_start"
+            f"with data.view = {data.view} views are resized, so perturbations of stored pixels cannot follow them; "
+            f"leave out method.frame"
         )
+    if method.one_size and data.view_start is not None:
+        raise UsageError(f"method {name} keeps perturbations of one size; leave out data.view_start")
 
 
 def _check_shift(recipe: Recipe) -> None:
