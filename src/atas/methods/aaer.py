@@ -1,4 +1,4 @@
-"""AAER: a term of the loss for the examples whose loss an attack step has lowered. This file is the whole method.
+"""AAER: a term of the loss for examples whose loss an attack step has lowered; its attack is that of N-FGSM or FGSM-RS.
 
 An example is abnormal if its loss falls from the start x0 of the attack to its end x1. Their number rises as a collapse
 begins. A training step on a batch of B examples (Lin et al., "Eliminating Catastrophic Overfitting Via Abnormal
