@@ -61,7 +61,7 @@ class Findings:
     """What a verdict is made from.
 
     `most_frequent` is the share of the most frequent class among the evaluated images; `events` are those of the
-    metrics. `before` and `after` are evaluations of a given model and of the trained one on the same images.
+    metrics. `before` and `after` are first attacks on a given model and on the trained one, on the same images.
     """
 
     recipe: Recipe

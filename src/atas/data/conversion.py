@@ -30,7 +30,7 @@ def as_dataset(
     if isinstance(value, Dataset):
         return value
     if is_hugging_face(value):
-        return from_splits(value, name, size=size, progress=progress)
+        return from_splits(value, name, size=size, progress=progress, given=f"the {type(value).__name__}")
     if isinstance(value, Mapping) and value and all(isinstance(array, np.ndarray | Tensor) for array in value.values()):
         return from_named(value, name)
     if isinstance(value, tuple | list) and len(value) == 2:
@@ -42,14 +42,15 @@ def as_dataset(
         arrays, test_arrays = as_arrays(train), as_arrays(test)
         if arrays is not None and test_arrays is not None:
             return from_arrays(name, *arrays, *test_arrays)
-        if all(_is_map_style(part) for part in (train, test)):
+        if arrays is test_arrays is None and all(map(_holds_items, value)):
             return from_datasets(train, test, name, size=size, progress=progress)
+        raise UsageError(f"data must be {_KINDS}; got the pair of {describe(train)} and {describe(test)}.")
     raise UsageError(f"data must be {_KINDS}; got {describe(value)}.")
 
 
-def _is_map_style(value: object) -> bool:
+def _holds_items(value: object) -> bool:
     is_array = isinstance(value, np.ndarray | Tensor | str | bytes)
-    return not is_array and hasattr(value, "__getitem__") and hasattr(value, "__len__")
+    return not is_array and (hasattr(value, "__getitem__") or hasattr(value, "__iter__"))
 
 
 def check_given(value: object) -> None:

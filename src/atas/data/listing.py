@@ -88,18 +88,19 @@ def list_splits(root: Path, *, root_given: bool = True) -> tuple[SplitFiles, Spl
 def _split_folders(root: Path, root_given: bool) -> tuple[Path, Path]:
     hint = "" if root_given else " (the default, as no root was given)"
     remedy = "pass the folder that holds train/<class>/ and test/<class>/ (or val/<class>/) as root"
+    hold_out = f"{remedy}, or set data.held_out to the number of images to test on"
     train = root / "train"
     if (root / MANIFEST).is_file():
         raise DataError(f"{root.absolute()} holds a packed set, not image files; load it with the name packed.")
     if not train.is_dir():
-        kind = MissingTestImagesError if root.is_dir() and is_class_folder(root) else DataError
-        raise kind(f"there is no folder train in {root.absolute()}{hint}; {remedy}.")
+        missing = f"there is no folder train in {root.absolute()}{hint}"
+        if root.is_dir() and is_class_folder(root):
+            raise MissingTestImagesError(f"{missing}; {hold_out}.")
+        raise DataError(f"{missing}; {remedy}.")
     for name in _TEST_FOLDERS:
         if (root / name).is_dir():
             return train, root / name
-    raise MissingTestImagesError(
-        f"there is neither a folder test nor val in {root.absolute()}{hint}; {remedy}, or set data.held_out."
-    )
+    raise MissingTestImagesError(f"there is neither a folder test nor val in {root.absolute()}{hint}; {hold_out}.")
 
 
 def _list_classes(split: Path) -> dict[str, list[Path]]:

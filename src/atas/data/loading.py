@@ -25,6 +25,7 @@ from atas.errors import AtasError, DataError, UsageError
 DEFAULT_SIZE = 224
 FOLDERS = (IMAGE_FOLDER, tiny_imagenet.NAME)  # of image files
 _SIZED = (*FOLDERS, "hub", "saved", "function")
+_HELD_OUT = (*FOLDERS, "npz", "npy", "hub", "saved")  # data of which training images can be held out
 
 
 def is_official(name: str, sha256: str) -> bool:
@@ -79,10 +80,10 @@ def load(
     those for training, True all of them; by default all, if they would take more than half of the memory. Images of a
     packed set always stay on the disk. `skip_damaged` leaves out images of a folder that cannot be decoded, and lists
     them in `skipped`; the paths of such a list leave out the same images again. `test_only` accepts arrays without a
-    training split, and repeats the test split in its place. `held_out` is for folders of images and for arrays without
-    test images: that number of the training images, of each class by its share and drawn by `seed`, are the test
-    images. `progress` is called while images are read, with the task,
-    the number done, and the total. Without `trusted`, a function is not imported.
+    training split, and repeats the test split in its place. `held_out` is for folders of images, arrays and Hugging
+    Face data sets without test images: that number of the training images, of each class by its share and drawn by
+    `seed`, are the test images. `progress` is called while images are read, with the task, the number done, and the
+    total. Without `trusted`, a function is not imported.
 
     >>> digits = load("digits")
     >>> len(digits.train), len(digits.test), digits.shape, digits.num_classes
@@ -96,12 +97,12 @@ def load(
     if source.kind == "function":
         return _call_function(name, source.path, size, progress, trusted=trusted)
     if source.kind == "hub":
-        return read_hub(name, source.path, size=size, progress=progress)
+        return read_hub(name, source.path, size=size, held_out=held_out, seed=seed, progress=progress)
     if source.kind == "digits":
         return digits.read_digits()
     assert source.path is not None
     if source.kind == "saved":
-        return read_saved(source.path, size=size, progress=progress)
+        return read_saved(source.path, size=size, held_out=held_out, seed=seed, progress=progress)
     if source.kind == "npz":
         return read_npz(source.path, test_only=test_only, held_out=held_out, seed=seed)
     if source.kind == "npy":
@@ -118,9 +119,10 @@ def load(
 def _check_options(
     name: str, source: Source, size: int | None, lazy: object, skip_damaged: object, held_out: int | None
 ) -> None:
-    if held_out is not None and source.kind not in (*FOLDERS, "npz", "npy"):
+    if held_out is not None and source.kind not in _HELD_OUT:
         raise UsageError(
-            f"images are held out of image folders and of arrays in files; leave out data.held_out for {name}."
+            "images are held out of image folders, of arrays in files and of Hugging Face data sets; leave out "
+            f"data.held_out for {name}."
         )
     if size is not None and source.kind not in _SIZED:
         raise UsageError(
