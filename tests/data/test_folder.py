@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -204,6 +205,19 @@ def test_no_class_folders(root):
     (root / "flat" / "test").mkdir()
     with pytest.raises(DataError, match="has no class folders"):
         data.load("imagefolder", root / "flat")
+
+
+@pytest.mark.parametrize("folder", ["test", "alone"])
+def test_a_single_split_is_for_evaluation(root, folder):
+    """Class folders alone, or in test/ without train/."""
+    expected = data.load(str(root), size=8).test
+    shutil.rmtree(root / "train")
+    path = root / "test" if folder == "alone" else root
+    loaded = data.load(str(path), size=8, lazy="train", test_only=True)
+    assert torch.equal(loaded.test.images, expected.images)
+    assert (loaded.test.labels.tolist(), loaded.test.classes) == (expected.labels.tolist(), expected.classes)
+    with pytest.raises(DataError, match="there is no folder train"):
+        data.load(str(path), size=8)
 
 
 def test_missing_halves(root, tmp_path, monkeypatch):

@@ -48,7 +48,8 @@ class Inputs:
     def resized(self, side: int, seed: int) -> Inputs:
         """Return the photos at another side."""
         values = {**self.values, "data.size": side}
-        return dataclasses.replace(self, dataset=_load(values, True, seed), values=values)
+        damaged = [name for name, _ in self.dataset.skipped] or None  # known from the first time
+        return dataclasses.replace(self, dataset=_load(values, True, seed, damaged), values=values)
 
 
 def open_inputs(
@@ -123,13 +124,15 @@ def _open_named(name: str, values: Mapping[str, Any], seed: int) -> Inputs:
     return inputs
 
 
-def _load(values: Mapping[str, Any], lazy: Literal[True] | None = None, seed: int = 0) -> Dataset:
+def _load(
+    values: Mapping[str, Any], lazy: Literal[True] | None = None, seed: int = 0, damaged: list[str] | None = None
+) -> Dataset:
     return datasets.load(
         values["data.name"],
         values.get("data.root"),
         size=values.get("data.size"),
         lazy=lazy,
-        skip_damaged=bool(values.get("data.skip_damaged")),
+        skip_damaged=bool(values.get("data.skip_damaged")) if damaged is None else damaged,
         held_out=values.get("data.held_out"),
         seed=seed,
     )

@@ -70,6 +70,8 @@ _NO_VALUES = {
     "method.eps": "pass eps",
     "model.weights": "pass the model with these weights, such as atas.load(...)",
     "training.seed": "pass seed",
+    "evaluation.attacks": "they follow the time; for others, run atas evaluate afterwards",
+    "evaluation.examples": "they follow the time; for all, run atas evaluate afterwards",
 }
 _DETAILS_QUERIES = 6000  # of the loss landscapes of an evaluation
 

@@ -161,6 +161,8 @@ class Findings:
                 f"The data had no test images: {self.held_out:,} of its training images were held out and not trained "
                 "on. They may be more alike to the others than new images are."
             )
+            if self.before is not None:
+                yield "If your model was trained on these images before, all figures are higher than on new ones."
         yield from (f"Warning: {warning}." for warning in self.evaluation.warnings if warning.kind != "chance")
         yield f"These are figures of one training with seed {self.recipe.training.seed}; other seeds give others."
 

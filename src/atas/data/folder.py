@@ -34,6 +34,7 @@ def read_image_folder(
     root_given: bool = True,
     lazy: bool | Literal["train"] | None = None,
     skip_damaged: bool | Collection[str] = False,
+    test_only: bool = False,
     held_out: int | None = None,
     seed: int = 0,
     progress: ProgressCallback | None = None,
@@ -44,10 +45,15 @@ def read_image_folder(
     are lazy if they would take too much memory; False decodes all of them now. With `skip_damaged`, images that cannot
     be decoded are left out: True finds them, except among training images that are lazy alone; a collection names
     them, as `Dataset.skipped` does, relative to `root`. With `held_out`, that number of the images in root/train/, or
-    in root/<class>/, are the test images, drawn by `seed`.
+    in root/<class>/, are the test images, drawn by `seed`. With `test_only`, root/test/<class>/ or root/<class>/ may be
+    alone, and is both splits.
     """
     _check_size(size)
-    splits = list_splits(root, root_given=root_given) if held_out is None else list_held_out(root, held_out, seed)
+    splits = (
+        list_splits(root, root_given=root_given, test_only=test_only)
+        if held_out is None
+        else list_held_out(root, held_out, seed)
+    )
     listed = {} if isinstance(skip_damaged, bool) else {root / name: "skipped before" for name in skip_damaged}
     train, test = (split.without(listed) for split in splits) if listed else splits
     eager = (False, False) if lazy is True else (lazy != "train", True)

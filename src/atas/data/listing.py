@@ -53,7 +53,7 @@ def is_class_folder(root: Path) -> bool:
 
 def list_held_out(root: Path, count: int, seed: int) -> tuple[SplitFiles, SplitFiles]:
     """Return training files and `count` held-out test files of root/train/<class>/, or of root/<class>/."""
-    if (root / tiny_imagenet.MARKER).is_file() or any((root / name).is_dir() for name in _TEST_FOLDERS):
+    if (root / tiny_imagenet.MARKER).is_file() or find_test_folder(root) is not None:
         raise UsageError(f"{root} has test images of its own; leave out data.held_out")
     whole = root / "train" if (root / "train").is_dir() else root
     listed = SplitFiles(whole, _list_classes(whole))
@@ -65,8 +65,21 @@ def list_held_out(root: Path, count: int, seed: int) -> tuple[SplitFiles, SplitF
     )
 
 
-def list_splits(root: Path, *, root_given: bool = True) -> tuple[SplitFiles, SplitFiles]:
-    """Return the files of both splits; raise DataError if their classes differ."""
+def find_test_folder(root: Path) -> Path | None:
+    """Return the folder of the test images in a folder, if it has one."""
+    return next((root / name for name in _TEST_FOLDERS if (root / name).is_dir()), None)
+
+
+def list_splits(root: Path, *, root_given: bool = True, test_only: bool = False) -> tuple[SplitFiles, SplitFiles]:
+    """Return the files of both splits; raise DataError if their classes differ.
+
+    With `test_only`, root/test/<class>/ or root/<class>/ alone is both of them.
+    """
+    if test_only and root.is_dir() and not (root / "train").is_dir() and not (root / MANIFEST).is_file():
+        whole = find_test_folder(root) or root
+        if is_class_folder(whole):
+            split = SplitFiles(whole, _list_classes(whole))
+            return split, split
     if (root / tiny_imagenet.MARKER).is_file():
         train, test = tiny_imagenet.train_files(root), tiny_imagenet.val_files(root)
         return SplitFiles(root / "train", train), SplitFiles(root / "val", test)
@@ -97,9 +110,8 @@ def _split_folders(root: Path, root_given: bool) -> tuple[Path, Path]:
         if root.is_dir() and is_class_folder(root):
             raise MissingTestImagesError(f"{missing}; {hold_out}.")
         raise DataError(f"{missing}; {remedy}.")
-    for name in _TEST_FOLDERS:
-        if (root / name).is_dir():
-            return train, root / name
+    if (test := find_test_folder(root)) is not None:
+        return train, test
     raise MissingTestImagesError(f"there is neither a folder test nor val in {root.absolute()}{hint}; {hold_out}.")
 
 

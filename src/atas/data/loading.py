@@ -79,11 +79,11 @@ def load(
     Face data sets and functions. `lazy` is for folders of images and decodes them when they are accessed: "train" only
     those for training, True all of them; by default all, if they would take more than half of the memory. Images of a
     packed set always stay on the disk. `skip_damaged` leaves out images of a folder that cannot be decoded, and lists
-    them in `skipped`; the paths of such a list leave out the same images again. `test_only` accepts arrays without a
-    training split, and repeats the test split in its place. `held_out` is for folders of images, arrays and Hugging
-    Face data sets without test images: that number of the training images, of each class by its share and drawn by
-    `seed`, are the test images. `progress` is called while images are read, with the task, the number done, and the
-    total. Without `trusted`, a function is not imported.
+    them in `skipped`; the paths of such a list leave out the same images again. `test_only` accepts arrays and folders
+    of images without a training split, and repeats the test split in its place. `held_out` is for folders of images,
+    arrays and Hugging Face data sets without test images: that number of the training images, of each class by its
+    share and drawn by `seed`, are the test images. `progress` is called while images are read, with the task, the
+    number done, and the total. Without `trusted`, a function is not imported.
 
     >>> digits = load("digits")
     >>> len(digits.train), len(digits.test), digits.shape, digits.num_classes
@@ -93,7 +93,7 @@ def load(
     source = find_source(name, root)
     _check_options(name, source, size, lazy, skip_damaged, held_out)
     if source.kind in FOLDERS:
-        return _read_folder(source, size, lazy, skip_damaged, held_out, seed, progress)
+        return _read_folder(source, size, lazy, skip_damaged, test_only, held_out, seed, progress)
     if source.kind == "function":
         return _call_function(name, source.path, size, progress, trusted=trusted)
     if source.kind == "hub":
@@ -143,6 +143,7 @@ def _read_folder(
     size: int | None,
     lazy: bool | Literal["train"] | None,
     skip_damaged: bool | Collection[str],
+    test_only: bool,
     held_out: int | None,
     seed: int,
     progress: ProgressCallback | None,
@@ -157,6 +158,7 @@ def _read_folder(
         root_given=source.root_given,
         lazy=lazy,
         skip_damaged=skip_damaged,
+        test_only=test_only,
         held_out=held_out,
         seed=seed,
         progress=progress,
