@@ -120,7 +120,8 @@ def _open_named(name: str, values: Mapping[str, Any], seed: int) -> Inputs:
     inputs = Inputs(dataset, values, held_out)
     if resizable and isinstance(dataset.train.images, ImageFiles):
         original = dataset.train.images.median_side()
-        inputs = dataclasses.replace(inputs, original_side=original).resized(settings.stored_side(original), seed)
+        inputs, side = dataclasses.replace(inputs, original_side=original), settings.stored_side(original)
+        return inputs if side == dataset.shape[1] else inputs.resized(side, seed)
     return inputs
 
 

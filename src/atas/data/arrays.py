@@ -67,7 +67,8 @@ def from_arrays(
         if isinstance(classes, str) or not isinstance(classes, Iterable):
             raise DataError(f"classes are a list of names, one for each class; got {describe(classes)}.")
         names = tuple(classes)
-    return Dataset(name, *(_split(*split, names) for split in zip(_SPLITS, images, labels, strict=True)))
+    train, test = (_split(*split, names) for split in zip(_SPLITS, images, labels, strict=True))
+    return Dataset(name, train, test)
 
 
 def _split(kind: str, images: Tensor, labels: Tensor, classes: tuple[str, ...]) -> Split:
