@@ -30,7 +30,7 @@ def check_output_path(path: Path, option: str, *endings: str) -> None:
         such_as = f" such as result{endings[0]}" if endings else ""
         raise UsageError(f"{option} names a file, and {path} is a folder; add a file's name{such_as}")
     if endings and path.suffix.lower() not in endings:
-        raise UsageError(f"{option} names a file that ends in {endings[0]}; got {path}")
+        raise UsageError(f"{option} names a file that ends in {' or '.join(endings)}; got {path}")
 
 
 def check_writable(path: Path) -> None:

@@ -17,7 +17,7 @@ from atas._utils.console import is_rank0
 from atas._utils.formatting import printable
 from atas.cli import bench, compare, data, demo, evaluate, export, ls, report, reproduce, train
 from atas.cli.completion import hint_for_option
-from atas.errors import AtasError
+from atas.errors import AtasError, nearest
 
 app = typer.Typer(
     name="atas",
@@ -54,7 +54,15 @@ _OUT_OF_MEMORY = re.compile(
     r"can't allocate memory|not enough memory|out of memory|[Cc]annot allocate memory|failed to map segment|"
     r"unable to mmap|can't start new thread|could not create a primitive"  # the last is oneDNN's
 )
+_CIRCLE = "Symlink loop from"  # a RuntimeError of pathlib before Python 3.13
 _TRIED = re.compile(r"[Tt]ried to allocate ([\d.]+)(?: (bytes|KiB|MiB|GiB|TiB))?")
+
+# What typer's checks of numbers say.
+_PLAINER = (
+    (r"Input should be a valid integer, .*", "it must be a whole number"),
+    (r"Input should be a valid number, .*", "it must be a number"),
+    (r"Input should be greater than or equal to", "it must be at least"),
+)
 
 _Misuse: Any = typer.BadParameter.__base__  # click's UsageError; newer versions of typer vendor click
 
@@ -106,6 +114,8 @@ def report_errors() -> Iterator[None]:
 def _system_error(error: Exception) -> str | None:
     """Return what the system refused and what to do about it; None for other errors."""
     if not isinstance(error, OSError):
+        if str(error).startswith(_CIRCLE):
+            return f"{str(error)[:1].lower()}{str(error)[1:]}; remove the link, or check the path"
         if not isinstance(error, MemoryError) and not _OUT_OF_MEMORY.search(str(error)):
             return None
         size = _TRIED.search(str(error))
@@ -121,18 +131,26 @@ def _misused(error: Any) -> str:
     message = " ".join(error.format_message().split()).removesuffix(".")  # choices are on separate lines
     if hasattr(error, "possibilities") and hasattr(error, "option_name"):
         message = _unknown_option(error)
+    for given, plain in _PLAINER:
+        message = re.sub(given, plain, message)
     message = message.replace(": Value error, ", ": ").replace(". Choose from:", ", one of").replace(". Did", "; did")
-    command = error.ctx.command_path if error.ctx else "atas"
+    command = error.ctx.command_path if error.ctx else _named_command()
     see = " See" if message.endswith("?") else "; see"
     return f"{message[:1].lower()}{message[1:]}{see} {command} --help"
 
 
 def _unknown_option(error: Any) -> str:
     """Name an unknown option with the option or the recipe key that was probably meant."""
-    option, similar = error.option_name, " or ".join(sorted(error.possibilities or ()))
-    hint = hint_for_option(option, sys.argv[1:], exact=bool(similar)) if _takes_assignments(error.ctx) else None
-    meant = hint or similar
+    option, similar = error.option_name, sorted(error.possibilities or ())
+    hint = hint_for_option(option, sys.argv[1:], similar) if _takes_assignments(error.ctx) else None
+    meant = hint or nearest(option, similar)
     return f"no such option: {option}" + (f"; did you mean {meant}?" if meant else "")
+
+
+def _named_command() -> str:
+    """Return the sub-command that the arguments name; an option without its value is found before it is known."""
+    names = {command.name for command in app.registered_commands} & set(sys.argv[1:2])
+    return " ".join(["atas", *names])
 
 
 def _takes_assignments(context: Any) -> bool:
