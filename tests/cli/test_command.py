@@ -128,6 +128,12 @@ def test_ls_methods_tells_settings_and_mode(command):
     assert (rows["atas"]["settings"]["c"], rows["pgd"]["settings"]["steps"]) == (1.28, 10)
     assert "c=1.28, max_step=auto" in command("ls", "methods").out
     assert all(row["what"] for row in rows.values())
+    assert "first_layer_twice=false, layer=none" in command("ls", "methods").out
+
+
+def test_ls_models_tells_them_apart(command):
+    rows = json.loads(command("ls", "models", "--json").out)
+    assert len({row["what"] for row in rows}) == len(rows)
 
 
 def test_ls_alone_is_an_overview(command):
