@@ -149,8 +149,8 @@ def _unknown_option(error: Any) -> str:
 
 def _named_command() -> str:
     """Return the sub-command that the arguments name; an option without its value is found before it is known."""
-    names = {command.name for command in app.registered_commands} & set(sys.argv[1:2])
-    return " ".join(["atas", *names])
+    known = [command.name for command in app.registered_commands]
+    return " ".join(["atas", *(name for name in sys.argv[1:2] if name in known)])
 
 
 def _takes_assignments(context: Any) -> bool:
