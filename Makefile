@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 DEMO := runs/demo
 
-.PHONY: demo test test-kernels torture quick check format docs clean
+.PHONY: demo test test-kernels gpu-tests torture quick check format docs clean
 
 $(INSTALLED): pyproject.toml constraints.txt
 	@echo "installing atas into $(VENV): PyTorch and the packages of the tests, several hundred megabytes, once ..."
@@ -27,6 +27,14 @@ quick: $(INSTALLED)
 # The kernels on the CPU. In a process of its own: once imported, they would run interpreted in all other tests as well.
 test-kernels: $(INSTALLED)
 	TRITON_INTERPRET=1 OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 --dist worksteal -m "not slow" tests/ops/triton
+
+# All tests that need a GPU, the kernels among them; they end within four minutes, and the output is in runs/gpu-tests.log.
+# With a Python that has PyTorch for CUDA already: make gpu-tests INSTALLED= PYTEST="python -m pytest"
+PYTEST = $(BIN)/pytest
+gpu-tests: $(INSTALLED)
+	@mkdir -p runs
+	set -o pipefail; PYTHONPATH=src OMP_NUM_THREADS=1 TORCHINDUCTOR_COMPILE_THREADS=1 timeout -s INT -k 15 220 \
+		$(PYTEST) -m gpu -n auto --maxprocesses 12 --dist worksteal -rfE --durations=10 tests 2>&1 | tee runs/gpu-tests.log
 
 # The fault suite: kills, damaged files, wrong values, scarce machines, two of everything at once. Minutes.
 torture: $(INSTALLED)

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from atas.sweeps import Plan, PlanProgress, Store, Trial
-from atas.sweeps.seed_stats import summarize_seeds
+from atas.sweeps.record import summarize_seeds
 
 _SEEDS = range(3)
 _BUDGET = {"method.eps": 0.1, "engine.device": "cpu"}

@@ -14,7 +14,7 @@ from pathlib import Path
 from atas.cli.demo import ATTACKS, IMAGES, VALUES
 from atas.cli.options import parse_assignments
 from atas.sweeps import Plan, PlanProgress, Record, Store, Trial
-from atas.sweeps.seed_stats import summarize_seeds
+from atas.sweeps.record import summarize_seeds
 
 _SEEDS = range(5, 15)
 

@@ -12,7 +12,7 @@ import sys
 from pathlib import Path
 
 from atas.sweeps import Plan, PlanProgress, Record, Store, Trial
-from atas.sweeps.seed_stats import summarize_seeds
+from atas.sweeps.record import summarize_seeds
 
 _METHODS = ("fgsm-rs", "atta", "atas")
 _SEEDS = range(5, 20)

@@ -23,7 +23,7 @@ every further average of `training.ema` are attacked by PGD-50, and by APGD-CE a
 AutoAttack up to a few examples in ten thousand. `margin` is the mean over all images of the smallest logit margin that
 20 gradient steps on the margin find: it varies less between runs than a share of images, but scales with the logits.
 
-With `held_out = 0` the models are judged on all test images instead, by `attacks` (PGD-50 and AutoAttack) or those of
+With `held_out = 0` the models are judged on all test images instead, by `attacks` (PGD and AutoAttack) or those of
 `--attacks`; that is for the chosen recipes, once. Trainings are timed if nothing else uses the GPU, so train with a
 cheap attack first, and let several processes add AutoAttack afterwards.
 
@@ -34,6 +34,7 @@ repeated. Differences to the first variant are paired by example, with 95% inter
 from __future__ import annotations
 
 import argparse
+import sys
 import tomllib
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -48,12 +49,13 @@ from atas.attacks.auto_attack import AttackEnsemble
 from atas.attacks.losses import margin
 from atas.core.autograd import freeze, input_gradient
 from atas.data import Split
-from atas.errors import UsageError
+from atas.errors import AtasError, UsageError
 from atas.evaluation import evaluate
 from atas.evaluation.intervals import paired_difference
 from atas.models.weights import load_weights
 from atas.sweeps import Measurement, Plan, PlanProgress, Store, Trial
-from atas.sweeps.execute import hold_out
+from atas.sweeps.execute import held_out_as_test
+from atas.sweeps.plan import Failure
 from atas.sweeps.trial import FinishedTraining
 from atas.threat import Threat
 from atas.training.data import eval_view
@@ -61,7 +63,7 @@ from atas.training.run import RunFolder
 
 ENSEMBLE = AttackEnsemble("apgd", (APGD(loss="ce"), APGD(loss="t")))
 ATTACKS = "clean", "pgd50", "apgd"
-TEST_ATTACKS = "pgd50", "autoattack"
+TEST_ATTACKS = "pgd10", "pgd50", "autoattack"
 FINAL = "final"
 STEPS, BATCH = 20, 500
 
@@ -82,7 +84,7 @@ class HeldOut(Measurement):
         models = {FINAL: training.model}
         for decay in recipe.training.ema_decays[1:]:
             models[f"{decay:g}"] = load_weights(folder.average(decay)).to(training.device)
-        images = eval_view(hold_out(training.data, training.trial.held_out), recipe.data).test
+        images = eval_view(held_out_as_test(training.data, training.trial.held_out), recipe.data).test
         return {"models": {name: self._figures(model, images, recipe.threat) for name, model in models.items()}}
 
     def _figures(self, model: nn.Module, images: Split, threat: Threat) -> dict[str, Any]:
@@ -198,8 +200,8 @@ def _difference(figures: dict[str, Any], first: dict[str, Any]) -> str:
     return f"{100 * float(own.double().mean() - other.double().mean()):+6.2f} [{100 * low:+.2f}, {100 * high:+.2f}]"
 
 
-def main() -> None:
-    """Run what is missing, and print the table after each run."""
+def main() -> int:
+    """Run what is missing, print the table after each run, and return the exit status: 1 if a run failed."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("variants", type=Path, help="TOML file of variants")
     parser.add_argument("--out", type=Path, default=Path("runs/record"), help="folder of the runs")
@@ -214,15 +216,20 @@ def main() -> None:
     store = Store(chosen.out)
     if unknown := set(chosen.only or ()) - set(variants):
         parser.error(f"no variant is called {', '.join(sorted(unknown))}")
+    failures: list[Failure] = []
     if not chosen.table:
         trials = [
             trial for name, group in variants.items() if not chosen.only or name in chosen.only for trial in group
         ]
-        plan = Plan(trials, store)
-        for failure in plan.run(PlanProgress(), lambda _: print(table(variants, store), flush=True)):
-            print(f"failed: {failure.trial.label}: {failure.sentence}")
+        failures = Plan(trials, store).run(PlanProgress(), lambda _: print(table(variants, store), flush=True))
     print(table(variants, store))
+    for failure in failures:
+        print(f"failed: {failure.trial.label}: {failure.sentence}")
+    return 1 if failures else 0
 
 
 if __name__ == "__main__":
-    main()
+    try:
+        sys.exit(main())
+    except AtasError as error:  # also a stop by Ctrl-C, which says how to continue
+        sys.exit(f"record.py: {error}")

@@ -37,7 +37,8 @@ def engine(name: str, args: argparse.Namespace, device: torch.device) -> Engine:
     labels = torch.randint(10, (examples,))
     batches = DeviceLoader(images, labels, batch_size=args.batch, pad=4, flip=True, seed=0, device=device)
     own = dict(settings.method.settings)
-    own |= {"free": {"batch_size": args.batch}, "atas-plus": {"classes": 10}}.get(name, {})
+    own |= {"batch_size": args.batch} if "batch_size" in atas.methods.settings(name) else {}
+    own |= {"classes": 10} if atas.methods.takes_classes(name) else {}
     method = atas.methods.create(name, settings.threat, examples, (3, 32, 32), device=device, **own)
     made = Engine(settings, atas.models.create(args.model, 10).to(device), method, batches)
     made.start_epoch(min(10, settings.training.epochs - 1), 0)

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from atas import recipes
 from atas.sweeps import Record, Store, Trial
-from atas.sweeps.seed_stats import summarize_seeds
+from atas.sweeps.record import summarize_seeds
 
 _HERE = Path(__file__).parent.parent
 _RECIPES, _RESULTS = _HERE / "src" / "atas" / "recipes", _HERE / "results"

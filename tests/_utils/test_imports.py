@@ -13,7 +13,7 @@ PACKAGE = Path(atas.__file__).parent
 
 # What can turn a text or a file into code, and where the package uses it.
 RUNS_CODE = {
-    "import_object": {"data/loading.py", "methods/registry.py", "models/registry.py"},
+    "import_object": {"data/registry.py", "methods/registry.py", "models/registry.py"},
     "import_module": {
         "__init__.py",  # names of this package
         "_utils/imports.py",

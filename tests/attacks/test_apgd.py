@@ -215,6 +215,23 @@ def test_a_gradient_or_a_loss_that_is_no_number_does_no_harm(ball):
     assert seen.isfinite().all()
 
 
+def test_any_loss_is_greater_than_one_that_is_no_number(small_net, make_images, ball):
+    """As of a start where a half-precision search overflows."""
+    net, x, calls = small_net().eval(), make_images(6), []
+    y = net(x).argmax(1)
+
+    def model(point):
+        calls.append(point)
+        return net(point) * (torch.nan if len(calls) == 1 else 1)
+
+    slots = filled(x, y)
+    seen, _ = course(APGD(loss="ce", iterations=20), slots, model, ball)
+    losses = torch.stack([cross_entropy(net(point), y, y) for point in seen[1:]])
+    right = torch.stack([net(point).argmax(1) == y for point in seen[1:]]).all(0)
+    assert right.any()
+    torch.testing.assert_close(cross_entropy(net(slots.point), y, y)[right], losses.amax(0)[right])
+
+
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")  # dynamo looks at it itself
 def test_the_step_can_be_compiled_whole(small_net, make_images, small_ball):

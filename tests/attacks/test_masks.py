@@ -6,9 +6,11 @@ import torch
 from helpers.references import pgd as reference
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch import nn
 
 from atas import attacks, threat
 from atas.attacks import APGD, FAB, FGSM, PGD, AttackEnsemble, Square
+from atas.attacks.square import restrict_proposal
 from atas.core.rng import CounterRNG
 from atas.errors import DataError, UsageError
 from atas.threat import L2, Linf
@@ -158,3 +160,38 @@ def test_a_mask_on_another_device_is_refused(attack, problem):
     model, x, y = problem
     with pytest.raises(DataError, match="the mask is on meta, the images on cpu"):
         attack(model, x, y, threat.Masked(Linf(0.1), torch.ones(1, *x.shape[2:], device="meta")))
+
+
+def test_square_spends_the_whole_l2_budget_on_the_pixels_that_may_change():
+    """Whatever share of a proposal's change lies on other pixels, unless the image ends at 0 or 1."""
+    generator = torch.Generator().manual_seed(0)
+    x = torch.full((6, 2, 5, 4), 0.5, dtype=torch.float64)
+    proposal = x + 0.02 * torch.randn(x.shape, dtype=torch.float64, generator=generator)
+    masks = random_mask((6, 1, 5, 4))
+    found = restrict_proposal(L2(0.1).masked(masks), proposal, x)
+    for i in range(6):
+        change = (proposal[i] - x[i]) * masks[i]
+        torch.testing.assert_close(found[i], x[i] + 0.1 * change / change.square().sum().sqrt(), rtol=0, atol=1e-9)
+
+
+@pytest.mark.parametrize("kind", [Linf, L2])
+def test_fab_goes_to_the_boundary_along_the_pixels_that_may_change(kind):
+    """Of a linear model one iteration reaches it, 5% beyond the smallest perturbation of these pixels."""
+    generator = torch.Generator().manual_seed(0)
+    model = nn.Sequential(nn.Flatten(), nn.Linear(24, 2)).double()
+    model[1].weight.data.normal_(generator=generator)
+    x = 0.45 + 0.1 * torch.rand(20, 2, 4, 3, dtype=torch.float64, generator=generator)
+    weight = (model[1].weight[0] - model[1].weight[1]).detach()
+    model[1].bias.data[0] -= (model(x)[:, 0] - model(x)[:, 1]).mean().detach()
+    masks = random_mask((20, 2, 4, 3), 1)
+    free = masks.flatten(1) * weight
+    margin = (model(x)[:, 0] - model(x)[:, 1]).detach().abs()
+    exact = margin / (free.abs().sum(1) if kind is Linf else free.norm(dim=1))
+    assert exact.max() < 0.4, "no pixel is clipped"
+    y = model(x).argmax(1)
+    for factor, broken in ((0.99, False), (1.06, True)):
+        for i in range(len(x)):
+            row = slice(i, i + 1)
+            ball = kind(factor * float(exact[i])).masked(masks[i])
+            point = FAB(iterations=1)(model, x[row], y[row], ball)
+            assert bool(model(point).argmax(1) != y[row]) == broken

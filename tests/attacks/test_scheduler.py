@@ -358,3 +358,25 @@ def test_without_a_job_nothing_happens(search, model, data, small_ball):
 def test_labels_that_the_model_does_not_have_are_refused(model, data):
     with pytest.raises(DataError, match="outside of"):
         examples_of(model, (data[0], data[1] + 3, data[2]))
+
+
+@pytest.mark.parametrize("slots", [8, 60])
+def test_every_example_is_reported_and_none_after_it_is_broken(search, model, data, small_ball, slots):
+    """Several targets of an example may end at one poll, one of them with success: the others are not reported."""
+    scheduler = make_scheduler(model, slots=slots, poll_interval=7)
+    examples = scheduler.examples(*data)
+    progress, broken, reported = new_progress(search, examples), set(), set()
+
+    def on_verified(rows, points, logits):
+        torch.testing.assert_close(logits, model(points))
+        fooled = ~examples.select(rows).resists(logits)
+        for row, is_broken in zip(rows.tolist(), fooled.tolist(), strict=True):
+            assert row not in broken
+            reported.add(row)
+            broken.update({row} if is_broken else set())
+
+    scheduler.run(search, examples, small_ball, progress, on_verified=on_verified)
+    attacked = ~examples.misclassified()
+    assert broken == set((progress.broken & attacked).nonzero().flatten().tolist())
+    assert reported == set(attacked.nonzero().flatten().tolist())
+    assert 0 < len(broken) < len(reported)

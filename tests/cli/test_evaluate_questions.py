@@ -41,6 +41,18 @@ def test_a_mask(command, copy_of, tmp_path):
     assert load_results(folder) == []
 
 
+def test_another_mask_is_another_result(command, copy_of, tmp_path):
+    folder = copy_of()
+    for rows in (4, 2, 4, 2):
+        pixels = np.zeros((8, 8), dtype=np.uint8)
+        pixels[:rows] = 255
+        Image.fromarray(pixels).save(tmp_path / "mask.png")
+        assert command("evaluate", folder, "--mask", tmp_path / "mask.png", "--attacks", "fgsm").status == 0
+    found = [json.loads(path.read_text())["protocol"]["mask"]["share"] for path in folder.glob("masked-*.json")]
+    assert sorted(found) == [0.25, 0.5]
+    assert load_results(folder) == []
+
+
 def test_a_mask_that_cannot_be_used_is_refused(command, copy_of, tmp_path):
     folder = copy_of()
     Image.new("L", (9, 8), 255).save(tmp_path / "large.png")

@@ -12,6 +12,7 @@ from atas.core.autograd import (
     freeze,
     gradient_penalty,
     input_gradient,
+    keep_statistics,
     set_mode,
     to_float32,
 )
@@ -271,3 +272,23 @@ def test_recurrent_layers_have_a_second_derivative_on_a_gpu(kind):
         gradient_penalty(model, x.to(device), y.to(device), cross_entropy_sum, lambda g: g.square().sum()).backward()
         found[device] = [weight.grad.cpu().clone() for weight in model.parameters() if weight.grad is not None]
     torch.testing.assert_close(found["cuda"], found["cpu"], rtol=1e-2, atol=1e-5)
+
+
+class Counting(nn.Module):
+    """Counts its passes on the host, as networks of kernels do."""
+
+    train_forward_count = 0
+
+    def forward(self, x):
+        self.train_forward_count += 1
+        return x
+
+
+def test_statistics_that_are_kept_include_the_counts_of_a_wrapped_network():
+    network = Counting()
+    model = nn.Sequential(network, nn.BatchNorm1d(3))
+    with keep_statistics(model):
+        model(torch.randn(4, 3))
+    assert network.train_forward_count == 0
+    assert model[1].num_batches_tracked == 0
+    assert not model[1].running_mean.any()

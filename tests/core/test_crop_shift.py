@@ -209,6 +209,18 @@ def test_rectangles_are_those_of_random_erasing(source):
         assert abs(float(((start + 0.5) / (33 - side)).mean()) - 0.5) < 0.01
 
 
+def test_large_rectangles_fit_the_image():
+    """They are drawn again until they do."""
+    count = 300
+    view = ErasedView.draw(rng(count), shifts(count), SIZE, 1.0, (0.5, 0.95))
+    assert (view.height > 0).float().mean() > 0.7
+    for start, side, length in ((view.top, view.height, SIZE[0]), (view.left, view.width, SIZE[1])):
+        assert (side < length).all()
+        assert (start + side <= length).all()
+    area = (view.height * view.width)[view.height > 0]
+    assert (area >= 0.4 * SIZE[0] * SIZE[1]).all()
+
+
 def test_golden_values():
     """Streams are frozen: these numbers were recorded once."""
     view = ShiftView.draw(CounterRNG(7, torch.tensor(2), torch.tensor([0, 1, 12345])), (32, 32), 10)

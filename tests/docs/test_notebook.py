@@ -64,7 +64,6 @@ def outputs(book, kind):
 
 @pytest.mark.slow
 def test_the_cells_run(book, script, pictures, tmp_path, monkeypatch, capsys):
-    pytest.importorskip("sklearn")
     monkeypatch.chdir(tmp_path)
     sources = {cell["id"]: "".join(cell["source"]) for cell in script.code_cells(book)}
     for setting, small in SMALL.items():

@@ -11,9 +11,13 @@ from PIL import Image
 import atas
 from atas.errors import DataError, UsageError
 from atas.evaluation import Evaluation, evaluate
-from atas.evaluation.corruptions import corrupt, names
+from atas.evaluation.corruptions import Corruption, names
 
 GREY = torch.full((4, 3, 32, 32), 0.5)
+
+
+def corrupt(x, name, severity, **options):
+    return Corruption(name, severity)(None, x, None, None, **options)
 
 
 @pytest.mark.parametrize("name", names())
@@ -130,6 +134,59 @@ def test_wrong_corruptions_are_refused(problem, ball):
         evaluate(*problem, ball, corruptions="all", targets=1)
     with pytest.raises(UsageError, match="severity must be one of 1 to 5; got 6"):
         corrupt(GREY, "jpeg", 6)
-    with pytest.raises(UsageError, match="jpeg needs images of 1 or 3 channels; got 2"):
-        corrupt(GREY[:, :2], "jpeg", 1)
     assert atas.evaluation.corruptions.names() == names()
+
+
+def slow_filter(pixels, weight, reach):
+    """A weighted mean around each pixel, by loops, with the pixels at the edges repeated beyond them."""
+    height, width = pixels.shape
+    out = np.zeros_like(pixels)
+    offsets = [(i, j) for i in range(-reach, reach + 1) for j in range(-reach, reach + 1)]
+    total = sum(weight(i, j) for i, j in offsets)
+    for row, column in np.ndindex(height, width):
+        out[row, column] = sum(
+            weight(i, j) * pixels[min(max(row + i, 0), height - 1), min(max(column + j, 0), width - 1)]
+            for i, j in offsets
+        )
+    return out / total
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("size", "scale"), [((9, 12), 1.0), ((33, 44), 33 / 32)])
+def test_gaussian_blur_is_the_slow_one_s(size, scale):
+    """Lengths grow with the shorter side above 32 pixels."""
+    x = torch.rand(1, 1, *size, dtype=torch.float64)
+    sigma = 0.8 * scale
+    expected = slow_filter(x[0, 0].numpy(), lambda i, j: np.exp(-(i * i + j * j) / (2 * sigma**2)), int(3 * sigma) + 1)
+    np.testing.assert_allclose(corrupt(x, "gaussian-blur", 4)[0, 0].numpy(), expected, rtol=0, atol=1e-12)
+
+
+def test_contrast_shrinks_each_channel_towards_its_mean():
+    x = torch.rand(4, 3, 5, 6, dtype=torch.float64)
+    found = corrupt(x, "contrast", 4).numpy()
+    for image, channel in np.ndindex(4, 3):
+        pixels = x[image, channel].numpy()
+        np.testing.assert_allclose(found[image, channel], pixels.mean() + 0.3 * (pixels - pixels.mean()), atol=1e-12)
+
+
+def test_pixelate_has_that_many_pixels_along_each_side():
+    x = torch.rand(1, 1, 20, 60, dtype=torch.float64)
+    found = corrupt(x, "pixelate", 5)[0, 0]
+    assert len(found.unique(dim=0)) == 6
+    assert len(found.unique(dim=1).T) == 18
+
+
+def test_a_corruption_that_cannot_be_made_is_refused_before_the_attacks(small_net, ball):
+    seen = []
+    with pytest.raises(UsageError, match="jpeg needs images of 1 or 3 channels; got 2"):
+        evaluate(
+            small_net(channels=2),
+            torch.rand(4, 2, 6, 5),
+            torch.zeros(4).long(),
+            ball,
+            corruptions="all",
+            progress=seen.append,
+        )
+    assert not seen
+    with pytest.raises(UsageError, match="a corruption must be a text; got 3"):
+        evaluate(small_net(), torch.rand(4, 3, 6, 5), torch.zeros(4).long(), ball, corruptions=[3])

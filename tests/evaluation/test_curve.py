@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 import atas
-from atas.attacks import APGD, AttackEnsemble
+from atas.attacks import APGD, PGD, AttackEnsemble
 from atas.errors import UsageError
 from atas.evaluation import accuracy_curve, evaluate
 from atas.evaluation.result import load_results
@@ -154,3 +154,66 @@ def test_wrong_arguments_are_refused(problem, arguments, message):
 def test_an_ensemble_with_its_own_name(problem):
     mine = AttackEnsemble("mine", (APGD(iterations=3), APGD(loss="dlr", iterations=3)))
     assert accuracy_curve(*problem, atas.Linf(0.02), eps=[0.01, 0.02], attack=mine).attack == "mine"
+
+
+def test_at_no_budget_accuracy_is_that_of_clean_images(problem):
+    """Also if the model is wrong on an image: its smallest perturbation is 0, and so is the budget."""
+    model, x, y = problem
+    y = torch.where(torch.arange(len(y)) % 3 == 0, (y + 1) % 4, y)
+    curve = accuracy_curve(model, x, y, atas.Linf(4 / 255), eps=EPS[:4], attack="pgd3")
+    with torch.no_grad():
+        assert curve.num_correct[0] == int((model(x).argmax(1) == y).sum()) < len(y)
+
+
+class Edge(nn.Module):
+    """Predicts class 0 above a threshold, and class 1 from the next smaller number on."""
+
+    def __init__(self, threshold):
+        super().__init__()
+        self.threshold = torch.nextafter(threshold, torch.ones(())).squeeze()
+
+    def forward(self, x):
+        above = x.flatten(1)[:, :1] - self.threshold
+        return torch.cat([above, torch.zeros_like(above)], 1)
+
+
+def test_a_perturbation_at_the_edge_of_a_budget_counts_as_inside():
+    """The whole budget is needed, and its difference in float32 may be larger than the budget."""
+    rounded_up = 0
+    for eps in (0.1, 0.3, 1 / 255, 7 / 255):
+        for value in torch.linspace(0.31, 0.97, 5):
+            x = value.view(1, 1, 1, 1)
+            point = x - eps
+            rounded_up += float(x - point) > eps
+            curve = accuracy_curve(
+                Edge(point), x, torch.zeros(1).long(), atas.Linf(eps), eps=[eps / 2, eps], attack="pgd20"
+            )
+            assert curve.accuracy == (1.0, 0.0)
+            assert eps * (1 - 1e-5) < curve.smallest[0] <= eps
+    assert rounded_up
+
+
+def test_an_attack_for_another_threat_model_is_refused(problem):
+    for attack in (PGD(0.3, steps=2), PGD(atas.L2(0.1), steps=2)):
+        with pytest.raises(UsageError, match=r"the attack 'pgd2' was created for .*, not for Linf\(0.1\)"):
+            accuracy_curve(*problem, atas.Linf(0.1), attack=attack)
+
+
+@pytest.mark.slow
+def test_many_restarts_and_too_many_searches(problem, tiny):
+    assert len(accuracy_curve(*problem, atas.Linf(0.1), attack="pgd1x10").eps) == 8
+    with pytest.raises(UsageError, match="'tiny' with 4 searches at each of 16 budgets has more: pass fewer budgets"):
+        accuracy_curve(*problem, atas.Linf(0.1), eps=[k / 255 for k in range(1, 17)], attack=tiny)
+
+
+def test_a_network_that_takes_no_empty_batch(problem):
+    """Where nothing is broken there is nothing to shorten."""
+
+    class Refusing(nn.Sequential):
+        def forward(self, x):
+            assert len(x)
+            return super().forward(x)
+
+    model, x, y = problem
+    curve = accuracy_curve(Refusing(model), x, y, atas.Linf(1e-6), eps=[0, 1e-6], attack="pgd2")
+    assert curve.accuracy[0] == curve.accuracy[1] > 0

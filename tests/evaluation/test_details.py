@@ -316,3 +316,45 @@ def test_clean_images_alone(problem, ball):
     details = evaluate(*problem, ball, attacks=()).details
     assert details.landscapes is None
     assert list(details.examples.attacks) == ["clean"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("recorded", [512, 6])
+def test_a_resumed_evaluation_shows_the_same_examples(problem, ball, tiny, monkeypatch, tmp_path, recorded):
+    monkeypatch.setattr("atas.evaluation.evaluator.RECORDED_EXAMPLES", recorded)
+    options = {"attacks": ("fgsm", tiny, "pgd10"), "batch_size": 8, "chunk_bytes": 4000, "seed": 2}
+    expected = evaluate(*problem, ball, **options).details
+
+    def stop(status):
+        if status.note is None and status.stage == "fab-t":
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        evaluate(*problem, ball, progress=stop, progress_file=tmp_path / "p.json", **options)
+    found = evaluate(*problem, ball, progress_file=tmp_path / "p.json", **options).details
+    assert torch.equal(found.examples.index, expected.examples.index)
+    assert torch.equal(found.landscapes.index, expected.landscapes.index)
+    assert all(torch.equal(found.predicted[name], values) for name, values in expected.predicted.items())
+
+
+def test_images_of_other_verdicts_are_not_used(stored, tmp_path):
+    """Of the same weights and images, as after a kill while a result with another seed was written."""
+    stored.save(tmp_path / "a.json")
+    others = {name: ~verdicts for name, verdicts in stored.correct.items()}
+    dataclasses.replace(stored, correct=others, broken_by={}).save(tmp_path / "b.json")
+    (tmp_path / "b.safetensors").replace(tmp_path / "a.safetensors")
+    assert atas.Evaluation.load(tmp_path / "a.json").details is None
+
+
+@pytest.mark.parametrize("index", [[30], [-1], [3, 3], [5, 4]])
+def test_positions_that_are_none_are_refused(stored, tmp_path, index):
+    details = stored.details
+    rows = range(len(index))
+    attacks = {
+        name: dataclasses.replace(images, **{key: value[rows] for key, value in vars(images).items()})
+        for name, images in details.examples.attacks.items()
+    }
+    examples = dataclasses.replace(details.examples, index=torch.tensor(index), attacks=attacks)
+    dataclasses.replace(stored, details=dataclasses.replace(details, examples=examples)).save(tmp_path / "a.json")
+    with pytest.raises(DataError, match=r"damaged .examples\.index is not a list of positions"):
+        atas.Evaluation.load(tmp_path / "a.json")

@@ -16,8 +16,9 @@ from torch.utils.data import Subset, TensorDataset
 
 import atas
 from atas import attacks
+from atas.attacks import APGD, FAB, AttackEnsemble
 from atas.errors import DataError, UsageError
-from atas.evaluation import evaluate
+from atas.evaluation import accuracy_curve, evaluate
 from atas.evaluation.inputs import ChunkReader, open_source
 
 
@@ -306,6 +307,24 @@ def test_an_attack_of_one_s_own_can_be_given(problem, ball):
     Grey.name = "fgsm"
     with pytest.raises(UsageError, match="the name 'fgsm' is taken"):
         evaluate(model, x, y, ball, attacks=[Grey(), "fgsm"])
+    with pytest.raises(UsageError, match=r"an attack must be an object; got the class Grey: create it, Grey\(\)"):
+        evaluate(model, x, y, ball, attacks=[Grey])
+
+
+@pytest.mark.parametrize("name", ["", " ", None, 5, ["a"], b"a", "a\nb", "\x1b[31m", "\ud800", "a\0b"])
+def test_names_that_no_file_can_hold_are_refused_before_the_work(problem, ball, name):
+    class Mine(APGD):
+        pass
+
+    Mine.name = name
+    seen = []
+    for attack in (SimpleNamespace(name=name, settings=str, __call__=print), AttackEnsemble("both", (Mine(), FAB()))):
+        with pytest.raises(UsageError, match=r"the name of .* must be a text that can be printed; got"):
+            evaluate(*problem, ball, attacks=[attack], progress=seen.append)
+    assert not seen
+    Mine.name = "clean"
+    with pytest.raises(UsageError, match="the name 'clean' is taken; rename the search of 'both'"):
+        evaluate(*problem, ball, attacks=[AttackEnsemble("both", (Mine(), FAB()))])
 
 
 @dataclass(frozen=True)
@@ -557,6 +576,35 @@ def test_evaluate_finds_the_same_on_a_gpu(problem, images, ball, result):
     assert evaluate(model, images, y, ball, attacks=[], device="cuda").protocol["batch_size"] == 1024
 
 
+@pytest.mark.gpu
+def test_every_kind_of_evaluation_finds_the_same_on_a_gpu(problem, ball, tiny):
+    """Targets, masks, kept images, corruptions, details and curves; two images in thirty may differ."""
+    model, x, y = problem
+    mask = torch.zeros(len(x), 1, *x.shape[2:])
+    mask[..., :3] = 1
+    attacks = ("fgsm", "pgd10", tiny)
+    cases = [
+        {"attacks": attacks, "keep": True, "corruptions": "all"},
+        {"attacks": attacks, "targets": 1},
+        {"attacks": attacks, "threat": ball.masked(mask)},
+        {"attacks": ("pgd10", APGD(iterations=8)), "threat": atas.L2(0.2).masked(mask[0])},
+    ]
+    found = {}
+    for device in ("cpu", "cuda"):
+        model.to(device)
+        results = [evaluate(model, x, y, **{"threat": ball, **case}) for case in cases]
+        curve = accuracy_curve(model, x, y, ball, eps=[0, 1 / 255, 4 / 255], attack="pgd10")
+        found[device] = results, torch.tensor(curve.num_correct)
+    for here, there in zip(found["cpu"][0], found["cuda"][0], strict=True):
+        for name, correct in here.correct.items():
+            assert int((correct != there.correct[name]).sum()) <= 2, name
+    assert int((found["cpu"][1] - found["cuda"][1]).abs().max()) <= 2
+    first = found["cuda"][0][0]
+    assert first.details is not None
+    assert first.details.landscapes is not None
+    assert {points.device.type for points in first.adversarial.values()} == {"cpu"}
+
+
 def test_evaluations_in_threads_are_each_as_alone(small_net):
     """The mode of a model and the precision of PyTorch belong to the process."""
     model, x = small_net().train(), torch.rand(6, 3, 8, 8)
@@ -585,3 +633,27 @@ def test_a_waiting_evaluation_says_so(small_net):
         evaluate(model, x, y, atas.Linf(0.1), attacks=("pgd2",), progress=lambda status: said.append(status.note))
         first.result()
     assert said[0] == "waiting for another evaluation in this process ..."
+
+
+def test_an_attack_gets_the_positions_of_its_images(problem, ball):
+    """In several chunks and batches; so does a corruption."""
+
+    @dataclass
+    class Recorder:
+        name: str = "recorder"
+
+        def settings(self, threat):
+            return {}
+
+        def __call__(self, model, x, y, threat, *, seed=0, index=None):
+            seen.extend(zip(index.tolist(), x.sum((1, 2, 3)).tolist(), y.tolist(), strict=True))
+            return x
+
+    model, x, y = problem
+    seen = []
+    result = evaluate(
+        model, x, y, ball, attacks=[Recorder()], corruptions="impulse-noise", batch_size=3, chunk_bytes=3000
+    )
+    assert seen[: len(x)] == list(zip(range(len(x)), x.sum((1, 2, 3)).tolist(), y.tolist(), strict=True))
+    whole = evaluate(model, x, y, ball, attacks=[], corruptions="impulse-noise")
+    assert result.corruptions == whole.corruptions

@@ -9,6 +9,7 @@ import atas
 from atas.attacks.losses import margin
 from atas.errors import UsageError
 from atas.evaluation import evaluate
+from atas.evaluation.adversarial import KeptPoints, PointStore
 from atas.evaluation.evaluator import merge_shards
 from atas.evaluation.runner import AttackOutcome
 
@@ -33,6 +34,7 @@ def test_points_give_the_verdicts_and_lie_in_the_ball(problem, ball, tiny, targe
         with torch.no_grad():
             predicted = model(points).argmax(1)
         assert torch.equal(result.correct[name], predicted == y if targets is None else predicted != targets)
+        assert targets is not None or torch.equal(result.details.predicted[name], predicted)
         assert ball.distance(points, x).max() <= ball.eps + 1e-6
         assert points.min() >= 0
         assert points.max() <= 1
@@ -133,3 +135,88 @@ def test_points_of_processes_without_examples_are_not_missed():
 
     shares = [(range(0, 2, 3), outcome([0.1])), (range(1, 2, 3), outcome([0.2])), (range(2, 2, 3), outcome([]))]
     assert torch.equal(merge_shards(shares, 2)["fgsm"].points, torch.tensor([[0.1], [0.2]]))
+
+
+class StopError(Exception):
+    pass
+
+
+def stop_at(attack):
+    """A watcher that stops before the points of this attack."""
+
+    def watch(status):
+        if status.note is None and status.attack == attack:
+            raise StopError
+
+    return watch
+
+
+def test_the_file_gives_the_verdicts_also_rounded_to_a_ball_of_grey_levels(problem, ball, tiny, tmp_path):
+    model, x, y = problem
+    evaluate(model, x, y, ball, attacks=["pgd3", tiny], keep=True).save_adversarial(tmp_path / "a.npz")
+    with np.load(tmp_path / "a.npz", allow_pickle=False) as file:
+        for name in ("pgd3", "tiny"):
+            points = torch.from_numpy(file[f"x_adv.{name}"])
+            with torch.no_grad():
+                assert torch.equal(model(points).argmax(1) == y, torch.from_numpy(file[f"correct.{name}"]))
+            levels = (points.double() * 255).round() - (x.double() * 255).round()
+            assert levels.abs().max() <= 4, "eps is 4/255"
+
+
+def test_no_points_are_left(problem, ball, tmp_path):
+    """Also where the evaluation that resumes keeps none."""
+    options = {"attacks": ["fgsm", "pgd3", "pgd5"], "progress_file": tmp_path / "p.json"}
+    with pytest.raises(StopError):
+        evaluate(*problem, ball, keep=True, progress=stop_at("pgd5"), **options)
+    (tmp_path / "p.points-mine-1.safetensors").write_bytes(b"mine")
+    assert len(list(tmp_path.glob("p.points-0-*"))) == 2
+    evaluate(*problem, ball, **options).save(tmp_path / "a.json")
+    assert {file.name for file in tmp_path.iterdir()} == {
+        "a.json",
+        "a.safetensors",
+        "p.points-mine-1.safetensors",
+    }
+
+
+def test_points_of_another_evaluation_are_not_used(problem, ball, tmp_path):
+    """As after a kill between the files of two evaluations, whose verdicts may well be the same."""
+    model, x, y = problem
+    path = tmp_path / "p.json"
+    options = {"attacks": ["pgd3", "pgd5"], "keep": True, "progress_file": path}
+    wrong = (y + 1) % 4  # on all images of both, so all verdicts are equal
+    with torch.no_grad():
+        wrong = torch.where(model(x).argmax(1) == wrong, (y + 2) % 4, wrong)
+    ball = atas.Linf(0.5 / 255)
+    with pytest.raises(StopError):
+        evaluate(model, x.flip(0), wrong.flip(0), ball, progress=stop_at("pgd5"), **options)
+    others = {file.name: file.read_bytes() for file in tmp_path.glob("*.points-*")}
+    with pytest.raises(StopError):
+        evaluate(model, x, wrong, ball, progress=stop_at("pgd5"), **options)
+    for name, content in others.items():
+        (tmp_path / name).write_bytes(content)
+    found = evaluate(model, x, wrong, ball, **options)
+    assert ball.distance(found.adversarial["pgd3"], x).max() <= ball.eps + 1e-6
+
+
+def test_every_process_has_its_own_files(tmp_path):
+    kept = KeptPoints(torch.rand(2, 1, 2, 2), torch.zeros(2))
+    stores = [PointStore(tmp_path / f"p.json-{rank}-of-2", "same", print) for rank in (1, 2)]
+    stores[0].save(0, 1, 1, kept)
+    assert stores[1].load(0, 1, 1) is None
+    assert torch.equal(stores[0].load(0, 1, 1).points, kept.points)
+
+
+def test_the_strongest_of_several_points_is_kept(generator):
+    """By a loop over the points, of which several may be of one example."""
+    kept = KeptPoints(torch.zeros(4, 1, 1, 1), torch.tensor([torch.inf, 0.5, -torch.inf, 0.0], dtype=torch.float64))
+    points, margins = kept.points.flatten().tolist(), kept.margins.tolist()
+    for _ in range(20):
+        rows = torch.randint(4, (6,), generator=generator)
+        found = torch.randn(6, dtype=torch.float64, generator=generator) + 1
+        new = torch.rand(6, 1, 1, 1, generator=generator)
+        kept.update(rows, new, found)
+        for row, point, least in zip(rows.tolist(), new.flatten().tolist(), found.tolist(), strict=True):
+            if least < margins[row]:
+                points[row], margins[row] = point, least
+        assert kept.points.flatten().tolist() == points
+        assert kept.margins.tolist() == margins

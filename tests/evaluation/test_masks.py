@@ -70,3 +70,35 @@ def test_a_mask_that_does_not_fit_is_refused(problem, masks):
 def test_training_with_a_mask_is_refused(masks):
     with pytest.raises(UsageError, match="training has no mask"):
         atas.ATAS(atas.Linf(0.1).masked(masks[0]), 10, (1, 6, 5))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", [atas.Linf, atas.L2])
+@pytest.mark.parametrize("targets", [None, 2])
+def test_kept_points_change_no_other_pixels(problem, tiny, masks, kind, targets):
+    """With targets, several chunks and batches, and an image without any pixel that may change."""
+    model, x, y = problem
+    masks, unchanged = masks.clone(), int((y != 2).nonzero()[3])
+    masks[unchanged] = False
+    ball = kind(0.3).masked(masks)
+    result = evaluate(
+        model, x, y, ball, attacks=["fgsm", "pgd3x2", tiny], targets=targets, keep=True, chunk_bytes=3000, batch_size=7
+    )
+    rows = torch.arange(len(y)) if targets is None else (y != targets).nonzero().flatten()
+    image = int((rows == unchanged).nonzero())
+    for name, points in result.adversarial.items():
+        fixed = ~masks[rows].expand_as(points)
+        assert torch.equal(points[fixed], x[rows][fixed]), name
+        assert not torch.equal(points, x[rows]), name
+        assert bool(result.correct[name][image]) == bool(result.correct["clean"][image])
+
+
+def test_the_curve_of_an_image_that_cannot_change_is_its_clean_accuracy(problem, masks):
+    model, x, y = problem
+    masks = masks.clone()
+    masks[4:6] = False
+    curve = atas.accuracy_curve(model, x, y, atas.Linf(0.2).masked(masks), eps=[0, 0.2], attack="pgd3")
+    with torch.no_grad():
+        right = model(x).argmax(1) == y
+    for image in (4, 5):
+        assert (float(curve.smallest[image]) == torch.inf) == bool(right[image])

@@ -109,3 +109,50 @@ def test_an_attack_that_takes_no_targets_is_refused(problem, ball):
 
     with pytest.raises(UsageError, match="the attack 'mine' takes no targets"):
         evaluate(*problem, ball, attacks=[Mine()], targets=1)
+
+
+def test_targets_that_are_no_classes_are_refused(problem, ball):
+    for wrong in ([1] * 30, 1.0, True, "cat"):
+        with pytest.raises(UsageError, match="targets must be one class, or a tensor with one class per image; got"):
+            evaluate(*problem, ball, targets=wrong)
+
+
+def test_no_accuracy_at_chance_is_announced_of_targets(problem, ball):
+    """Images that resist are no images that are classified correctly."""
+    model, x, y = problem
+    with torch.no_grad():
+        targets = torch.where(model(x).argmax(1) == y, (y + 1) % 4, model(x).argmax(1))
+    notes = []
+    for labels in (y, (y + 1) % 4):
+        clash = targets == labels
+        evaluate(
+            model,
+            x[~clash],
+            labels[~clash],
+            ball,
+            attacks=["fgsm"],
+            targets=targets[~clash],
+            progress=lambda status: notes.append(status.note or ""),
+        )
+    assert not any("at chance" in note for note in notes)
+
+
+@pytest.mark.parametrize("classes", [2, 11])
+def test_success_is_counted_by_a_slow_loop(make_images, classes):
+    """In float64, image by image, on the points that were kept."""
+    torch.manual_seed(1)
+    model = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(24, classes)).double()
+    x, targets = make_images(9, (2, 4, 3), dtype=torch.float64), torch.arange(9) % classes
+    y = (targets + 1) % classes
+    result = evaluate(
+        model, x, y, atas.Linf(0.2), attacks=["fgsm", "apgd-t", "fab-t"], targets=targets, keep=True, batch_size=4
+    )
+    points = atas.attacks.fgsm(model, x, y, atas.Linf(0.2), targets=targets)
+    torch.testing.assert_close(result.adversarial["fgsm"], points, rtol=0, atol=1e-12)
+    weight, bias = model[1].weight.detach().numpy(), model[1].bias.detach().numpy()
+    for name in ("clean", "fgsm", "apgd-t", "fab-t"):
+        points = x if name == "clean" else result.adversarial[name]
+        for i in range(len(x)):
+            logits = weight @ points[i].numpy().ravel() + bias
+            pushed = all(logits[targets[i]] > logit for other, logit in enumerate(logits) if other != targets[i])
+            assert bool(result.correct[name][i]) != pushed

@@ -342,3 +342,26 @@ def test_square_must_go_more_than_a_point_further(broken, n, fires):
 def test_one_example_is_enough_at_a_large_budget():
     assert rules.check_large_budget(0, 16, 0.5) is None
     assert "1 of 16 examples stay correct" in str(rules.check_large_budget(1, 16, 0.5))
+
+
+def test_an_attack_on_all_images_is_compared_with_one_on_the_sample(monkeypatch, tiny):
+    """On the same images: in sorted data, the first ones are no sample."""
+    monkeypatch.setattr("atas.evaluation.evaluator.SAMPLE_SIZE", 30)
+    model = nn.Sequential(nn.Flatten(), nn.Linear(4, 2)).double()
+    model[1].weight.data = torch.tensor([[1.0] * 4, [-1.0] * 4]).double()
+    model[1].bias.data = torch.tensor([-2.0, 2.0]).double()
+    x = (0.5 + torch.linspace(0.3, 0.01, 90).double()).view(90, 1, 1, 1).expand(90, 1, 2, 2)
+    result = evaluate(model, x, torch.zeros(90).long(), atas.Linf(0.2), attacks=["pgd10", tiny])
+    assert 0.2 < result.accuracy["worst"] < 0.5, "the first images are robust"
+    assert not {"fgsm-stronger", "more-steps"} & {warning.kind for warning in result.warnings}
+
+
+def test_a_gradient_where_nothing_may_change_is_no_reason():
+    """The loss rises by too much where a pixel counts a million times."""
+    model = nn.Sequential(nn.Flatten(), nn.Linear(4, 2)).double()
+    model[1].weight.data = torch.tensor([[1.0, 1, 1, 1e7], [0, 0, 0, 0]]).double()
+    x = torch.rand(20, 1, 2, 2, dtype=torch.float64)
+    mask = torch.tensor([[1, 1], [1, 0]])
+    for threat, fires in ((atas.Linf(0.1), True), (atas.Linf(0.1).masked(mask), False)):
+        warnings = evaluate(model, x, torch.ones(20).long(), threat, attacks=["fgsm"]).warnings
+        assert ("exploding-gradients" in {warning.kind for warning in warnings}) == fires

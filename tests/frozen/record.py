@@ -449,7 +449,7 @@ def record_methods() -> Iterator[tuple[str, Any]]:
     for name in atas.methods.names():
         for norm, threat in THREATS.items():
             needed = {"weight": 0.2} if name == "fgsm-ga" and norm == "l2" else {}
-            needed |= {"classes": 10} if name == "atas-plus" else {}
+            needed |= {"classes": 10} if atas.methods.takes_classes(name) else {}
             variants = {"": {}} | (_MORE_METHODS.get(name, {}) if norm == "linf" else {})
             for variant, settings in variants.items():
                 key = ".".join(filter(None, ("method", name, norm, variant)))
@@ -532,6 +532,8 @@ _REPLAYS = {"free": {"method.replays": 2}, "yopo": {"method.outer": 2}}
 
 def record_trainings() -> Iterator[tuple[str, Any]]:
     for name in atas.methods.names():
+        if f"digits-small-cnn-{name}" not in recipes.names():
+            continue
         yield f"train.{name}", training(f"runs/{name}", f"digits-small-cnn-{name}", _REPLAYS.get(name, {}))
     for name, values in _TRAININGS.items():
         yield f"train.atas.{name}", training(f"runs/atas-{name}", RECIPE, values)

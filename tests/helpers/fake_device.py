@@ -1,13 +1,14 @@
 """A fake device: tensors on the CPU that say that they live elsewhere, for tests without a GPU.
 
-They compute as ever, and what a GPU refuses they refuse: tensors of both places in one operation, NumPy. PyTorch's own
-fake tensors cannot be indexed on a build without CUDA.
+They compute as ever, and what a GPU refuses they refuse: tensors of both places in one operation, NumPy. Inside
+`capturing` they also refuse what a CUDA graph cannot record: the host reads a value, or sends one. PyTorch's own fake
+tensors cannot be indexed on a build without CUDA.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -19,6 +20,9 @@ from torch.utils._pytree import tree_flatten, tree_map
 ELSEWHERE = torch.device("meta")  # every build knows it, and nothing of ours computes there
 _INDEXED = {"aten::index", "aten::index_put", "aten::index_put_", "aten::_index_put_impl_"}  # by indices of the host
 _MOVES = {"aten::copy_", "aten::_to_copy", "aten::_copy_from"}
+_READS = {"aten::_local_scalar_dense", "aten::is_nonzero", "aten::equal"}  # they return a value to the host
+_READS |= {"aten::nonzero", "aten::masked_select", "aten::_unique2", "aten::unique_dim", "aten::repeat_interleave"}
+_capturing = False
 
 
 class FakeTensor(Tensor):
@@ -43,6 +47,7 @@ class FakeTensor(Tensor):
 
     def tolist(self) -> Any:
         """As on any device."""
+        _refuse_capture("tolist")
         return self.inner.tolist()
 
     def __repr__(self, **_: Any) -> str:
@@ -73,11 +78,44 @@ def fake_device() -> Iterator[torch.device]:
         yield ELSEWHERE
 
 
+@contextmanager
+def work_elsewhere(monkeypatch: Any, *modules: Any) -> Iterator[torch.device]:
+    """Inside, there is another device, and these modules work on it: it is what their `select_device` selects."""
+
+    def nothing(*_: Any, **__: Any) -> Any:
+        return nullcontext()
+
+    with monkeypatch.context() as patch, fake_device() as found:
+        patch.setattr(torch, "autocast", nothing)  # it knows devices by name
+        for module in modules:
+            if hasattr(module, "select_device"):
+                patch.setattr(module, "select_device", lambda *_: found)
+            if hasattr(module, "strict_float32"):
+                patch.setattr(module, "strict_float32", nothing)
+        yield found
+
+
+@contextmanager
+def capturing() -> Iterator[None]:
+    """Inside, the host and the fake device may not exchange values, as while a CUDA graph is captured."""
+    global _capturing
+    _capturing = True
+    try:
+        yield
+    finally:
+        _capturing = False
+
+
+def _refuse_capture(what: str) -> None:
+    if _capturing:
+        raise RuntimeError(f"{what} exchanges a value with the host, which a CUDA graph cannot record")
+
+
 def _compute(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
     tensors = [leaf for leaf in tree_flatten((args, kwargs))[0] if isinstance(leaf, Tensor)]
     there = [tensor for tensor in tensors if isinstance(tensor, FakeTensor)]
-    _check(func, tensors, there)
     wanted = kwargs.get("device")
+    _check(func, tensors, there, wanted)
     goes_there = bool(there) if wanted is None else torch.device(wanted) == ELSEWHERE
     if wanted is not None:
         kwargs = {**kwargs, "device": torch.device("cpu")}
@@ -95,8 +133,14 @@ def _compute(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
     return tree_map(placed, found)
 
 
-def _check(func: Any, tensors: list[Tensor], there: list[FakeTensor]) -> None:
+def _check(func: Any, tensors: list[Tensor], there: list[FakeTensor], wanted: Any) -> None:
     name = func._schema.name
+    places = {isinstance(tensor, FakeTensor) for tensor in tensors}
+    if name in _MOVES and wanted is not None:
+        places.add(torch.device(wanted) == ELSEWHERE)
+    masks = name in _INDEXED and any(tensor.dtype == torch.bool for tensor in tensors[1:])
+    if (there and (name in _READS or masks)) or (name in _MOVES | _INDEXED and len(places) > 1):
+        _refuse_capture(name)
     if not there or name in _MOVES or len(there) == len(tensors):
         return
     here = [tensor for tensor in tensors if not isinstance(tensor, FakeTensor) and tensor.dim() > 0]

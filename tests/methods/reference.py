@@ -235,6 +235,126 @@ def trades(net, ball, noise, x, y, rate, *, step, steps, beta):
     return Outcome(point, loss.detach(), logits.detach(), [gradients])
 
 
+def n_fgsm(net, ball, noise, x, y, rate, step):
+    """`noise` is of the larger ball; only [0, 1] bounds the inputs."""
+    start = (x + noise).clip(0, 1)
+    gradient, _ = input_gradients(net, start, y, training=True)
+    return train_on(net, (start + step * ball.direction(gradient)).clip(0, 1), y, rate)
+
+
+def mart(net, ball, noise, x, y, rate, *, step, steps, beta):
+    """`noise` is standard normal."""
+    point = ball.project(x + 0.001 * noise, x)
+    for _ in range(steps):
+        gradient, _ = input_gradients(net, point, y, training=False)
+        point = ball.move(point, gradient, step, x)
+    clean, logits = net(x, True), net(point, True)
+    p, q, total = log_probabilities(clean).exp(), log_probabilities(logits).exp(), losses(logits, y).sum()
+    for i, label in enumerate(y.tolist()):
+        wrong = max(q[i, c] for c in range(q.shape[1]) if c != label)
+        total = total - torch.log(1.0001 - wrong + 1e-12)
+        divergence = sum(p[i, c] * (p[i, c].log() - torch.log(q[i, c] + 1e-12)) for c in range(q.shape[1]))
+        total = total + beta * (1.0000001 - p[i, label]) * divergence
+    loss = total / len(x)
+    gradients, _ = net.gradients(loss)
+    net.descend(gradients, rate)
+    return Outcome(point, loss.detach(), logits.detach(), [gradients])
+
+
+def squared_distance(logits, clean):
+    """Of the predictions, summed over the batch: GAT."""
+    return ((log_probabilities(logits).exp() - log_probabilities(clean).exp()) ** 2).sum()
+
+
+def nuclear_distance(logits, clean):
+    """The sum of the singular values of the difference: NuAT."""
+    return torch.linalg.svdvals(logits - clean).sum()
+
+
+def guided(net, ball, signs, x, y, rate, *, step, weight, guide, distance):
+    """GAT and NuAT; `signs` are random numbers whose direction is that of the start."""
+    clean = net(x, True).detach()
+    point = ball.move(x, signs, ball.eps / 2, x).requires_grad_()
+    logits = net(point, False)
+    (gradient,) = torch.autograd.grad(losses(logits, y).sum() + guide * distance(logits, clean), point)
+    inputs = ball.move(point.detach(), gradient, step, x)
+    logits, clean = net(inputs, True), net(x, True)
+    loss = (losses(clean, y).sum() + weight * distance(logits, clean)) / len(x)
+    gradients, _ = net.gradients(loss)
+    net.descend(gradients, rate)
+    return Outcome(inputs, loss.detach(), logits.detach(), [gradients])
+
+
+def soft_losses(logits, targets):
+    return -(targets * log_probabilities(logits)).sum(1)
+
+
+def randomly_smoothed(y, smoothing, weights):
+    """Labels whose part `smoothing` goes to the other classes in proportion to these weights."""
+    targets = torch.zeros_like(weights)
+    for i, label in enumerate(y.tolist()):
+        others = [c for c in range(weights.shape[1]) if c != label]
+        for c in others:
+            targets[i, c] = smoothing * weights[i, c] / sum(weights[i, o] for o in others)
+        targets[i, label] = 1 - smoothing
+    return targets
+
+
+def liet_patterns(net, ball, weights, shape, smoothing):
+    """A perturbation for each class, from an image of 0.5."""
+    classes = len(weights)
+    grey, labels = torch.full((classes, *shape), 0.5, dtype=torch.float64), torch.arange(classes)
+    targets = randomly_smoothed(labels, smoothing, weights)
+    grey.requires_grad_()
+    (gradient,) = torch.autograd.grad(soft_losses(net(grey, False), targets).sum(), grey)
+    return ball.eps * ball.direction(gradient)
+
+
+def liet(net, ball, patterns, chance, x, y, rate, *, step, smoothing, weight, reach=None):
+    """`chance` has the noise, where it replaces the patterns, the sign, and the weights of both label smoothings. The
+    pass at the start is made once; its graph serves the attack and the loss."""
+    start = x.clone()
+    for i, label in enumerate(y.tolist()):
+        start[i] += chance["sign"] * torch.where(chance["replaced"][i], chance["noise"][i], patterns[label])
+    noisy = ball if reach is None else Ball(ball.norm, 2 * ball.eps)
+    start = noisy.project(start, x).requires_grad_()
+    first = net(start, True)
+    attacked = soft_losses(first, randomly_smoothed(y, smoothing, chance["attack"])).sum()
+    (gradient,) = torch.autograd.grad(attacked, start, retain_graph=True)
+    inputs = (reach or ball).move(start.detach(), gradient, step, x)
+    logits = net(inputs, True)
+    p, q = log_probabilities(first).exp(), log_probabilities(logits).exp()
+    middle = ((p + q) / 2).log()
+    divergence = (p * (p.log() - middle)).sum() / 2 + (q * (q.log() - middle)).sum() / 2
+    targets = randomly_smoothed(y, smoothing, chance["train"])
+    loss = (soft_losses(logits, targets).sum() + weight * divergence) / len(x)
+    gradients, _ = net.gradients(loss)
+    net.descend(gradients, rate)
+    return Outcome(inputs, loss.detach(), logits.detach(), [gradients])
+
+
+def tdat(net, ball, carried, x, y, rate, *, step, kept, weight):
+    """`carried` has one perturbation for each place in a batch, and changes; `kept` is the share of the labels."""
+    start, classes = (x + carried[: len(x)]).requires_grad_(), net.weights["fc.bias"].numel()
+    attacked, trained = torch.zeros(2, len(x), classes, dtype=x.dtype)
+    for i, label in enumerate(y.tolist()):
+        attacked[i], attacked[i, label] = (1 - kept) / (classes - 1), kept
+        trained[i] = (1 - kept) / classes
+        trained[i, label] += kept
+    first = net(start, True)
+    (gradient,) = torch.autograd.grad(soft_losses(first, attacked).sum(), start, retain_graph=True)
+    inputs = ball.move(start.detach(), gradient, step, x)
+    carried[: len(x)] = inputs - x
+    logits, total = net(inputs, True), 0.0
+    for i, label in enumerate(y.tolist()):
+        doubt = torch.tanh(1.0000001 - log_probabilities(first)[i, label].exp())
+        total = total + soft_losses(logits, trained)[i] + weight * doubt * ((first[i] - logits[i]) ** 2).sum()
+    loss = total / len(x)
+    gradients, _ = net.gradients(loss)
+    net.descend(gradients, rate)
+    return Outcome(inputs, loss.detach(), logits.detach(), [gradients])
+
+
 def free(net, ball, carried, x, y, rate, *, step, replays):
     """`carried` has one perturbation for each place in a batch, and changes."""
     change, updates = carried[: len(x)].clone(), []

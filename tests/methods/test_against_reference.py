@@ -58,6 +58,9 @@ class Recorder:
         self.apply()
         return gradients
 
+    def total(self, *sums):
+        return [value.detach() for value in sums]
+
 
 def close(actual, expected):
     torch.testing.assert_close(actual, expected, atol=1e-10, rtol=1e-8)
@@ -376,6 +379,123 @@ def test_trades_with_other_settings(compared_method):
 
 
 @pytest.mark.parametrize(("threat", "scale"), CASES)
+@pytest.mark.parametrize("settings", [{}, {"noise": "3 eps", "step_size": 0.02}], ids=["default", "other"])
+def test_n_fgsm(compared_method, threat, scale, settings):
+    s = compared_method("n-fgsm", threat, scale, **settings)
+    noisy = threat.with_eps((3 if settings else 2) * threat.eps)
+
+    def refer(epoch, x, y, index, view):
+        noise = noisy.sample(CounterRNG(3, torch.tensor(epoch), index), SHAPE).double()
+        return reference.n_fgsm(s.net, s.ball, noise, x, y, RATE, scale * settings.get("step_size", threat.eps))
+
+    for _ in s.compare(range(2), refer):
+        pass
+
+
+@pytest.mark.parametrize(("threat", "scale"), CASES)
+@pytest.mark.parametrize("settings", [{}, {"beta": 1.5, "steps": 2, "step_size": 0.01}], ids=["default", "other"])
+def test_mart(compared_method, threat, scale, settings):
+    s = compared_method("mart", threat, scale, **settings)
+    own = {"beta": 5.0, "steps": 10, "step": threat.eps / 4}
+    if settings:
+        own = {"beta": 1.5, "steps": 2, "step": 0.01}
+    own["step"] *= scale
+
+    def refer(epoch, x, y, index, view):
+        noise = CounterRNG(3, torch.tensor(epoch), index).normal(Stream.START, SHAPE).double()
+        return reference.mart(s.net, s.ball, noise, x, y, RATE, **own)
+
+    for _ in s.compare(range(1), refer):
+        pass
+
+
+@pytest.mark.parametrize(("threat", "scale"), CASES)
+@pytest.mark.parametrize("name", ["gat", "nuat"])
+def test_gat_and_nuat(compared_method, name, threat, scale):
+    """Ten epochs in all, in which the weights change; the second batch of an epoch is guided."""
+    s = compared_method(name, threat, scale, epochs=10)
+    distance = reference.squared_distance if name == "gat" else reference.nuclear_distance
+    weights = {"gat": {0: 10.0, 8: 10.0, 9: 40.0}, "nuat": {0: 0.0, 8: 4.0, 9: 4.5}}[name]
+    counts = dict.fromkeys(weights, 0)
+
+    def refer(epoch, x, y, index, view):
+        guide = weights[epoch] * (counts[epoch] % 2)
+        counts[epoch] += 1
+        signs = CounterRNG(3, torch.tensor(epoch), index).normal(Stream.START, SHAPE).double()
+        return reference.guided(
+            s.net, s.ball, signs, x, y, RATE, step=scale * threat.eps, weight=weights[epoch], guide=guide,
+            distance=distance,
+        )  # fmt: skip
+
+    for _ in s.compare(list(weights), refer):
+        pass
+    assert set(counts.values()) == {2}
+
+
+@pytest.mark.parametrize(("threat", "scale"), CASES)
+@pytest.mark.parametrize("inside", [True, False])
+def test_liet(compared_method, threat, scale, inside):
+    """Eight batches, of which the first, third, ... of an epoch renew the perturbations of the classes."""
+    own = {"smoothing": 0.3, "weight": 7.0, "ratio": (0.2, 0.9), "refresh_every": 2}
+    s = compared_method("liet", threat, scale, classes=4, epochs=5, inside=inside, **own)
+    state, noisy = {"epoch": None}, threat if inside else threat.with_eps(2 * threat.eps)
+
+    def uniform(epoch, index, stream, shape):
+        return CounterRNG(3, torch.tensor(epoch), index).uniform(stream, shape).double()
+
+    def refer(epoch, x, y, index, view):
+        if state["epoch"] != epoch:
+            state.update(epoch=epoch, count=0)
+        count = state["count"]
+        if count % 2 == 0:
+            numbers = 2 * EXAMPLES + 4 * count + torch.arange(4)
+            weights = uniform(epoch, numbers, Stream.TARGET, (4,))
+            state["patterns"] = reference.liet_patterns(s.net, s.ball, weights, SHAPE, 0.3)
+        ratio, sign = uniform(epoch, torch.tensor([count]), Stream.BATCH, (2,))[0]
+        chance = {
+            "noise": noisy.sample(CounterRNG(3, torch.tensor(epoch), index), SHAPE).double(),
+            "replaced": uniform(epoch, index, Stream.MASK, SHAPE) < 0.2 + 0.7 * ratio,
+            "sign": -1 if sign < 0.5 else 1,
+            "attack": uniform(epoch, index + EXAMPLES, Stream.TARGET, (4,)),
+            "train": uniform(epoch, index, Stream.TARGET, (4,)),
+        }
+        state["count"] += 1
+        state["signs"] = state.get("signs", set()) | {chance["sign"]}
+        return reference.liet(
+            s.net, s.ball, state["patterns"], chance, x, y, RATE, step=scale * threat.eps, smoothing=0.3,
+            weight=7.0 * (epoch + 1) / 5, reach=None if inside else Ball(threat.name, 3 * threat.eps),
+        )  # fmt: skip
+
+    for _ in s.compare(range(4), refer):
+        close(s.method.patterns, state["patterns"])
+    assert state["signs"] == {-1, 1}
+
+
+@pytest.mark.parametrize(("threat", "scale"), CASES)
+@pytest.mark.parametrize(
+    "settings", [{}, {"weight": 3.0, "label_factor": 0.5, "label_floor": 0.3}], ids=["default", "other"]
+)
+def test_tdat(compared_method, threat, scale, settings):
+    """Batches of 6 and 5: the sixth perturbation waits for the next batch of six."""
+    s = compared_method("tdat", threat, scale, epochs=10, batch_size=6, **settings)
+    carried = s.method.carried.clone()
+    length = threat.distance(carried, torch.zeros_like(carried))
+    torch.testing.assert_close(length, torch.full_like(length, threat.eps), atol=1e-7, rtol=1e-6)
+    factor, floor = settings.get("label_factor", 0.6), settings.get("label_floor", 0.15)
+    kept = {epoch: max(factor * math.tan(1 - epoch / 10), floor) for epoch in (0, 4, 9)}
+    assert kept[9] == floor
+
+    def refer(epoch, x, y, index, view):
+        return reference.tdat(
+            s.net, s.ball, carried, x, y, RATE, step=scale * threat.eps, kept=kept[epoch],
+            weight=settings.get("weight", 0.65),
+        )  # fmt: skip
+
+    for _ in s.compare(list(kept), refer):
+        close(s.method.carried, carried)
+
+
+@pytest.mark.parametrize(("threat", "scale"), CASES)
 @pytest.mark.parametrize("settings", [{}, {"replays": 3, "step_size": 0.02}], ids=["default", "other"])
 def test_free(compared_method, threat, scale, settings):
     """Batches of 6 and 5: the sixth perturbation waits for the next batch of six."""
@@ -665,7 +785,7 @@ def test_step_with_an_optimiser_is_learn_with_gradient_descent(small_net, make_i
     images, labels, index = make_images(5, SHAPE, dtype=torch.float64), torch.tensor([0, 1, 2, 3, 0]), torch.arange(5)
     states = []
     for with_optimizer in (True, False):
-        hyper = {"free": {"replays": 1}, "atas-plus": {"classes": 4}}.get(name, {})
+        hyper = {"free": {"replays": 1}, "atas-plus": {"classes": 4}, "liet": {"classes": 4}}.get(name, {})
         method = atas.methods.create(name, LINF, 5, SHAPE, pad=PAD, **hyper).double()
         method.start_epoch(0, 30)
         model = small_net().double().train()

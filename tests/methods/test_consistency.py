@@ -47,6 +47,15 @@ def test_distances_equal_a_slow_reference(distance):
 
 
 @pytest.mark.parametrize("distance", DISTANCES)
+def test_distances_of_half_precision_are_computed_in_float32(distance):
+    z, start = (8 * torch.randn(2, 5, 7, generator=torch.Generator().manual_seed(0))).bfloat16()
+    term = Consistency(1.0, distance=distance)
+    found = term(z, start)
+    assert found.dtype == torch.float32
+    torch.testing.assert_close(found, term(z.float(), start.float()), atol=0, rtol=0)
+
+
+@pytest.mark.parametrize("distance", DISTANCES)
 def test_sure_predictions_have_finite_gradients(distance):
     z = torch.tensor([[1e3, 0.0, -1e3]], requires_grad=True)
     Consistency(1.0, distance=distance)(z, -z.detach()).backward()
@@ -92,9 +101,10 @@ def test_own_loop_and_step_are_the_same_training(small_net, make_images, name):
 def test_the_term_compares_with_the_start_of_the_attack(small_net, make_images, name):
     """The loss with the term, less the loss without it; the start's logits are of the attack's mode."""
     x, y, index = make_images(6, SHAPE), torch.arange(6) % 4, torch.arange(6)
-    seen = []
+    seen, modes = [], []
     model = small_net().train()
     model.register_forward_hook(lambda _module, _inputs, output: seen.append(check_logits(output.detach(), 6)))
+    model.register_forward_hook(lambda module, _inputs, _output: modes.append(module.training))
     steps = []
     for term in (Consistency(2.0, distance="logits"), None):
         torch.manual_seed(0)
@@ -103,6 +113,7 @@ def test_the_term_compares_with_the_start_of_the_attack(small_net, make_images, 
         steps.append(make(name, term).step(model, torch.optim.SGD(model.parameters(), lr=0.0), x, y, index))
     expected = 2 * sum(slow("logits", *pair) for pair in zip(seen[-1], seen[0], strict=True)) / 6
     torch.testing.assert_close((steps[0].loss - steps[1].loss).double(), expected, atol=1e-5, rtol=1e-4)
+    assert (modes[0], modes[-1]) == (make(name, None).attack_mode == "train", True)
 
 
 def test_through_both_takes_one_more_pass_with_gradients(small_net, make_images):
@@ -120,6 +131,23 @@ def test_through_both_takes_one_more_pass_with_gradients(small_net, make_images)
     assert not torch.equal(*gradients)
     with pytest.raises(UsageError, match=r"method\.step"):
         method.perturb(model, x, y, index)
+
+
+@pytest.mark.parametrize("through", ["trained", "both"])
+@pytest.mark.parametrize("distance", DISTANCES)
+def test_the_gradient_of_the_term(small_net, make_images, distance, through):
+    """FGSM, whose start is the image and whose attack is in train mode; the start is a constant or not."""
+    x, y, index = make_images(6, SHAPE, dtype=torch.float64), torch.arange(6) % 4, torch.arange(6)
+    model, slow_model = small_net().double().train(), small_net().double().train()
+    method = make("fgsm", Consistency(2.0, distance=distance, through=through)).double()
+    inputs = method.step(model, torch.optim.SGD(model.parameters(), lr=1.0), x, y, index).inputs
+    start, z = slow_model(x), slow_model(inputs)
+    start = start if through == "both" else start.detach()
+    term = sum(slow(distance, *pair) for pair in zip(z, start, strict=True)) / 6
+    loss = torch.nn.functional.cross_entropy(z, y) + 2 * term
+    expected = torch.autograd.grad(loss, list(slow_model.parameters()))
+    for before, after, gradient in zip(slow_model.parameters(), model.parameters(), expected, strict=True):
+        torch.testing.assert_close(before - after, gradient, atol=1e-10, rtol=1e-8)
 
 
 def test_wrong_use_is_named(small_net, make_images):

@@ -4,6 +4,7 @@ import pytest
 import torch
 
 import atas
+from atas.core.augment import View
 from atas.core.perturbations import FullResolution, LowResolution
 from atas.core.resized_crop import BoxView
 from atas.errors import CheckpointError, DataError, UsageError
@@ -105,6 +106,34 @@ def test_state_goes_from_one_store_to_the_other(small_net, make_images, store):
     other.load_state_dict(method.state_dict())
     first, second = (train(m, small_net(), make_images, view=views(8)) for m in (method, other))
     assert all(torch.equal(a, b) for a, b in zip(first, second, strict=True))
+
+
+def test_statistics_are_measured_at_the_stored_perturbations(small_net, make_images):
+    """Without an attack, and without a trace in the method."""
+    method, index, y = make("atas", dtype=torch.float32), torch.tensor([3, 1]), torch.tensor([0, 1])
+    x, view = make_images(2, SHAPE) * 0.5 + 0.25, View.centre(2, 0)
+    before = {name: value.clone() for name, value in method.state_dict().items()}
+    found = method.batchnorm_inputs(None, atas.methods.Batch(x, y, index, view))
+    assert float(method.memory.delta.abs().max()) <= EPS
+    torch.testing.assert_close(found, x + method.memory.delta[index])
+    assert all(torch.equal(value, before[name]) for name, value in method.state_dict().items())
+
+
+@pytest.mark.parametrize("name", ["fgsm", "fgsm-rs", "fgsm-rs-adaptive", "pgd"])
+def test_statistics_are_measured_at_an_attack_in_eval_mode(small_net, make_images, name):
+    method = atas.methods.create(name, atas.Linf(EPS), EXAMPLES, SHAPE, pad=0)
+    method.start_epoch(1, 30)
+    x, y, index = make_images(BATCH, SHAPE), torch.arange(BATCH), torch.arange(BATCH)
+    batch, model = atas.methods.Batch(x, y, index, View.centre(BATCH, 0)), small_net().train()
+    states = [{**part.state_dict()} for part in (model, method)]
+    states = [{name: value.clone() for name, value in state.items()} for state in states]
+    found = method.batchnorm_inputs(model, batch)
+    for part, state in zip((model, method), states, strict=True):
+        assert all(torch.equal(value, state[name]) for name, value in part.state_dict().items())
+    assert model.training
+    assert all(parameter.requires_grad for parameter in model.parameters())
+    assert torch.equal(found, method.attack(model.eval(), batch).detach())
+    assert not torch.equal(found, x)
 
 
 def test_which_memory_it_is():

@@ -10,7 +10,10 @@ from atas.errors import UsageError
 
 SOURCE = """
 from atas.core.autograd import input_gradient
-from atas.methods import InputPerturbation
+from typing import Unpack
+
+from atas.methods import ATAS, InputPerturbation
+from atas.methods.atas import ATASArgs
 
 class HalfStep(InputPerturbation):
     def __init__(self, threat, examples, shape, *, fraction: float = 0.5, **common):
@@ -32,6 +35,10 @@ class Forward(HalfStep):
 class Failing(HalfStep):
     def __init__(self, threat, examples, shape, **common):
         raise KeyError("no such thing")
+
+class Longer(ATAS):
+    def __init__(self, threat, examples, shape, *, longer: int = 2, **settings: Unpack[ATASArgs]):
+        super().__init__(threat, examples, shape, **settings)
 
 class NotAMethod:
     pass
@@ -98,6 +105,30 @@ def test_tensors_with_rows_of_a_process():
     method = PerClass(atas.Linf(8 / 255), 6, (3, 8, 8), targets=targets)
     assert method.sharded_tensors() == {"memory.delta", "targets.average"}
     assert set(method.state_dict()) == {"epoch", "step_scale", "universal", "memory.delta", "targets.average"}
+
+
+@pytest.mark.parametrize(
+    ("name", "own", "lacks"),
+    [
+        ("atas-literal", {}, {"clip", "warmup_epochs", "write_back", "attack_mode"}),
+        (
+            "atas-plus",
+            {"smoothing": 0.1, "share": 0.4, "decay": 0.7, "from_epoch": 5},
+            {"write_back", "attack_mode"},
+        ),
+        ("users_methods:Longer", {"longer": 2}, {"write_back", "attack_mode"}),
+    ],
+)
+def test_settings_that_are_handed_on_are_those_of_the_base_class(name, own, lacks):
+    base, types = atas.methods.settings("atas"), atas.methods.setting_types("atas")
+    handed_on = {key: default for key, default in base.items() if key not in lacks}
+    assert list(atas.methods.settings(name).items()) == list((own | handed_on).items())
+    found = atas.methods.setting_types(name)
+    assert {key: found[key] for key in handed_on} == {key: types[key] for key in handed_on}
+    assert {found[key] for key in own} <= {int, float}
+    classes = {"classes": 3} if name == "atas-plus" else {}
+    method = atas.methods.create(name, atas.Linf(0.1), 4, (1, 2, 2), beta=0.25, c="auto", **classes)
+    assert method.beta == 0.25
 
 
 def test_a_setting_without_a_type_takes_what_is_given():

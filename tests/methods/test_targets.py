@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 import atas
 from atas.core.dispatch import use_fast_ops
 from atas.core.rng import CounterRNG, Stream
+from atas.distributed.sharding import DataShard
 from atas.errors import DataError, UsageError
 from atas.methods import LabelTargets, RememberedPredictions
 from atas.recipes import TargetsConfig
@@ -19,8 +20,8 @@ from .reference import Targets
 SHAPE, EXAMPLES, CLASSES = (3, 8, 10), 12, 4
 LINF = atas.Linf(8 / 255)
 OWN = {"free": {"batch_size": 6, "replays": 2}, "yopo": {"outer": 2, "inner": 1}, "pgd": {"steps": 2}}
-OWN["trades"] = {"steps": 2}
-NAMES = [name for name in atas.methods.names() if name != "atas-plus"]  # it has its own
+OWN["trades"] = OWN["mart"] = {"steps": 2}
+NAMES = [name for name in atas.methods.names() if name not in ("atas-plus", "liet", "tdat")]  # they have their own
 
 
 def make(name="standard", targets=None, **hyper):
@@ -61,6 +62,20 @@ def test_the_loss_equals_a_slow_reference(values):
             torch.testing.assert_close(fast.targets.average[i], average, atol=1e-12, rtol=1e-10)
 
 
+def test_atas_plus_is_atas_with_targets_of_its_settings():
+    own = {"smoothing": 0.3, "share": 0.2, "decay": 0.9, "from_epoch": 7}
+    plus = atas.methods.create("atas-plus", LINF, EXAMPLES, SHAPE, classes=CLASSES, beta=0.25, **own)
+    assert plus.beta == 0.25
+    for name, value in own.items():
+        assert getattr(plus.targets, name) == value, name
+    logits, y, index = batch(dtype=torch.float32)
+    twin = atas.methods.create("atas", LINF, EXAMPLES, SHAPE, beta=0.25, targets=RememberedPredictions(CLASSES, **own))
+    for epoch in (6, 7):
+        for method in (plus, twin):
+            method.start_epoch(epoch, 30)
+        assert torch.equal(plus.loss(logits, y, index), twin.loss(logits, y, index))
+
+
 def create(classes, **values):
     return build_targets(TargetsConfig(**values), classes)
 
@@ -82,6 +97,18 @@ def test_random_smoothing_spreads_over_the_other_classes():
         torch.testing.assert_close(row.double(), slow.of(i, label, 0, weights / weights.sum()), atol=1e-6, rtol=1e-6)
     method.start_epoch(1, 30)
     assert not torch.equal(found, method.targets(logits, y, index, method.rng(index)))
+
+
+def test_targets_of_a_process_are_those_of_its_examples():
+    whole, part = (make(targets=LabelTargets(smoothing=0.6, noise="random")) for _ in range(2))
+    shard = DataShard.for_rank(EXAMPLES, 2, 1, 2)
+    part.set_shard(shard)
+    logits, y, _ = batch()
+    own = torch.tensor([4, 0, 5, 2, 3, 1])
+    found = part.targets(logits, y, own, part.rng(own))
+    index = shard.global_index(own)
+    assert not torch.equal(index, own)
+    assert torch.equal(found, whole.targets(logits, y, index, whole.rng(index)))
 
 
 @settings(max_examples=30, deadline=None, derandomize=True)

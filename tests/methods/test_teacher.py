@@ -10,11 +10,12 @@ import atas
 from atas.core.dispatch import use_fast_ops
 from atas.errors import UsageError
 from atas.methods import EMATeacher
+from atas.training.build import build
 
 SHAPE, EXAMPLES, CLASSES, EPOCHS = (3, 8, 10), 12, 4, 9
 OWN = {"free": {"batch_size": 6, "replays": 2}, "yopo": {"outer": 2, "inner": 1}, "pgd": {"steps": 2}}
-OWN["trades"] = {"steps": 2}
-NAMES = [name for name in atas.methods.names() if name != "atas-plus"]  # it has targets of its own
+OWN["trades"] = OWN["mart"] = {"steps": 2}
+NAMES = [name for name in atas.methods.names() if name not in ("atas-plus", "liet", "tdat")]  # they have their own
 
 
 def make(name="standard", **hyper):
@@ -91,6 +92,30 @@ def test_every_method_trains_with_a_teacher(small_net, make_images, name):
     assert teacher.training
     assert all(map(torch.equal, before, teacher.state_dict().values()))
     assert not method.state_dict().keys() & {"targets.current_share", "targets.current_temperature"}
+
+
+def test_the_teacher_of_a_run_is_its_first_average(monkeypatch):
+    """On images as augmented, not as attacked."""
+    taught = []
+    whole = EMATeacher.teach
+
+    def teach(self, teacher, x):
+        taught.append((teacher, x.clone()))
+        return whole(self, teacher, x)
+
+    monkeypatch.setattr(EMATeacher, "teach", teach)
+    values = {"training.ema": (0.5, 0.9), "targets.teacher_share": (0.7, 0.95), "training.epochs": 2, "data.pad": 0}
+    recipe = atas.recipes.load("digits-small-cnn-atas").with_values(values | {"data.flip": False})
+    data = atas.data.load("digits")
+    few = atas.data.Dataset("digits", data.train.subset(slice(64)), data.test.subset(slice(20)))
+    engine = build(recipe, few, atas.models.create("small-cnn", 10, 1), log=lambda text: None).engine
+    taught.clear()  # of a trial step
+    engine.start_epoch(0, 0)
+    index = engine.loader.order(0)[: engine.loader.size(0)]
+    engine.step()
+    ((teacher, x),) = taught
+    assert teacher is engine.averages[0.5].model
+    assert torch.equal(x, few.train.images[index].float() / 255)
 
 
 def test_predictions_are_those_of_the_batch():

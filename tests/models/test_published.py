@@ -97,7 +97,7 @@ def mirror(weights, monkeypatch, tmp_path):
     thread = threading.Thread(target=server.serve_forever, daemon=True)
     thread.start()
     monkeypatch.setenv("ATAS_WEIGHTS", f"http://127.0.0.1:{server.server_port}/")
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setenv("ATAS_CACHE", str(tmp_path / "cache"))
     monkeypatch.setenv("no_proxy", "127.0.0.1")
     yield requests
     server.shutdown()
@@ -113,7 +113,7 @@ def test_a_mirror_is_asked_once(mirror, network):
 
 def test_a_damaged_copy_is_downloaded_again(mirror, network, tmp_path):
     atas.load(NAME)
-    copy = tmp_path / "cache" / "atas" / "weights" / NAME / published.FILE
+    copy = tmp_path / "cache" / "weights" / NAME / published.FILE
     copy.write_bytes(copy.read_bytes()[:100])
     check_model(atas.load(NAME), network)
     assert len(mirror) == 2

@@ -5,7 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from atas.ops.compile_cache import cache_dir, use_compile_cache
+from atas._utils.system import cache_dir
+from atas.ops import use_compile_cache
 
 NAMES = ("TRITON_CACHE_DIR", "TORCHINDUCTOR_CACHE_DIR")
 

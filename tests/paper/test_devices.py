@@ -1,10 +1,10 @@
 """Studies on a device that is not the host: nothing may mix the two. There need be no GPU for that."""
 
-import contextlib
+import functools
 
 import pytest
 import torch
-from helpers.fake_device import FakeTensor, fake_device
+from helpers.fake_device import FakeTensor, capturing, fake_device, work_elsewhere
 
 from atas.evaluation import backend
 from atas.paper.measurements import Deciles, LossSurfaces, RobustLoss, StepGap, default_measurements
@@ -18,20 +18,7 @@ RANKING = {"method.c": 1e9, "method.beta": 0.0, "method.max_step": 0.25}
 @pytest.fixture
 def elsewhere(monkeypatch):
     """All that is trained and measured inside of it is on the other device."""
-
-    def nothing(*_, **__):
-        return contextlib.nullcontext()
-
-    @contextlib.contextmanager
-    def device():
-        with monkeypatch.context() as patch, fake_device() as found:
-            patch.setattr(torch, "autocast", nothing)  # it knows devices by name
-            patch.setattr(backend, "strict_float32", nothing)
-            for module in (build, execute):
-                patch.setattr(module, "select_device", lambda *_: found)
-            yield found
-
-    return device
+    return functools.partial(work_elsewhere, monkeypatch, backend, build, execute)
 
 
 def test_the_fake_device_refuses_what_a_gpu_refuses():
@@ -46,6 +33,22 @@ def test_the_fake_device_refuses_what_a_gpu_refuses():
                 mixed()
         with pytest.raises(RuntimeError, match="numpy"):
             x.numpy()
+        exchanges = {
+            "a value that is read": lambda: float(x.sum()),
+            "a list": x.tolist,
+            "a branch": lambda: bool(x.any()),
+            "a size that depends on values": lambda: x[x > 2],
+            "a copy to the host": lambda: x.cpu(),
+            "a copy from the host": lambda: host.to(device),
+            "a tensor of numbers": lambda: torch.tensor([1.0], device=device),
+            "an index of the host": lambda: x[torch.tensor([1])],
+        }
+        for exchange in exchanges.values():
+            exchange()
+            with capturing(), pytest.raises(RuntimeError, match="a CUDA graph cannot record"):
+                exchange()
+        with capturing():
+            assert (x[torch.arange(2, device=device)] * 2 + torch.zeros(2, device=device)).device == device
 
 
 @pytest.mark.slow

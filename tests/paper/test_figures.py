@@ -217,7 +217,7 @@ def test_subsets_of_another_data_set_train(command, tmp_path, monkeypatch):
 
     dataset = Dataset("cifar100", split(300), split(20))
     monkeypatch.setitem(cifar.SPECS, "cifar100", replace(CIFAR100, train_count=300, test_count=20))
-    monkeypatch.setattr("atas.data.loading.read_cifar", lambda spec, root: dataset)
+    monkeypatch.setattr("atas.data.registry.read_cifar", lambda spec, root: dataset)
     monkeypatch.setattr(get("figure-subsets"), "quick_subsets", ((1, 4),))
     sets = (*TINY[2:], "training.epochs=2", "training.batch_size=50", "data.name=cifar100")
     options = ["--quick", "--methods", "fgsm-rs", "--no-pictures", "--root", tmp_path]

@@ -7,7 +7,7 @@ from torch import nn
 
 from atas import data, models
 from atas.core.fingerprint import weights_hash
-from atas.sweeps.execute import hold_out
+from atas.sweeps.execute import held_out_as_test
 from atas.sweeps.padded_evaluation import pad_split, with_released_pooling
 
 
@@ -52,9 +52,9 @@ def test_padding_is_black_on_all_sides():
 
 def test_held_out_images_are_not_trained_on():
     digits = data.load("digits")
-    part = hold_out(digits, 300)
+    part = held_out_as_test(digits, 300)
     assert (len(part.train), len(part.test)) == (997, 300)
     both = torch.cat([part.train.images, part.test.images]).flatten(1)
     assert torch.equal(both.sum(0), digits.train.images.flatten(1).sum(0))
-    again = hold_out(digits, 300)
+    again = held_out_as_test(digits, 300)
     assert torch.equal(part.test.images, again.test.images)

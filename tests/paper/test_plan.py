@@ -198,12 +198,10 @@ torch.set_num_threads(1)
 import torch.utils.tensorboard  # the import is slow; let it be done before the fork
 from pathlib import Path
 from rich.console import Console
-from atas.data import load
 from atas.paper.measurements import default_measurements
 from atas.sweeps import Plan, PlanProgress, Store, Trial
 from helpers.crash import attempt, die_in_write_when
 
-load("digits")  # so is that of scikit-learn
 
 values = {"training.epochs": 1, "training.batch_size": 64, "training.probe": 50, "engine.device": "cpu",
           "training.checkpoint_every": 0.0}

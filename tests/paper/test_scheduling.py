@@ -18,8 +18,7 @@ from atas.paper.subsets import NormSubset
 from atas.sweeps import Plan, PlanProgress, Store
 from atas.sweeps import locks as locks_module
 from atas.sweeps.locks import Locks
-from atas.sweeps.markdown import provenance
-from atas.sweeps.seed_stats import format_training_time
+from atas.sweeps.markdown import format_training_time, provenance
 from atas.training import train
 from atas.training.trainer import Interrupted
 
@@ -41,11 +40,9 @@ torch.set_num_threads(1)
 import torch.utils.tensorboard  # the import is slow; let it be done before the fork
 from pathlib import Path
 from rich.console import Console
-from atas.data import load
 from atas.paper.measurements import default_measurements
 from atas.sweeps import Plan, PlanProgress, Store, Trial
 
-load("digits")  # so is that of scikit-learn
 folder = Path(json.loads(sys.argv[1])["shared"])
 values = {"training.epochs": 1, "training.batch_size": 256, "training.probe": 50, "engine.device": "cpu"}
 trials = [Trial("digits-small-cnn-atta", values, seed=seed, attacks=("fgsm",), examples=40) for seed in range(5)]

@@ -104,13 +104,26 @@ values = { "targets.smoothing" = 0.1, "training.ema" = [0.5, 0.7] }
 
 
 @pytest.mark.slow
+def test_a_variant_that_fails_is_said_and_gives_a_status(tmp_path, monkeypatch, capsys):
+    text = VARIANTS.replace('"training.ema" = [0.5, 0.7]', '"model.name" = "nowhere:nothing"')
+    (tmp_path / "variants.toml").write_text(text, encoding="utf-8")
+    monkeypatch.setattr(sys, "argv", ["record.py", str(tmp_path / "variants.toml"), "--out", str(tmp_path / "out")])
+    with pytest.raises(SystemExit, match="1"):
+        runpy.run_path(str(BENCHMARKS / "record.py"), run_name="__main__")
+    said = capsys.readouterr().out
+    assert "averaged                        0 not done" in said
+    assert "failed: " in said.splitlines()[-1]
+
+
+@pytest.mark.slow
 def test_variants_of_a_recipe_are_compared_once(tmp_path, monkeypatch, capsys):
     """A second call repeats nothing, and every run has a file with its verdicts."""
     (tmp_path / "variants.toml").write_text(VARIANTS, encoding="utf-8")
     monkeypatch.setattr(sys, "argv", ["record.py", str(tmp_path / "variants.toml"), "--out", str(tmp_path / "out")])
     tables, written = [], []
     for _ in range(2):
-        runpy.run_path(str(BENCHMARKS / "record.py"), run_name="__main__")
+        with pytest.raises(SystemExit, match="0"):
+            runpy.run_path(str(BENCHMARKS / "record.py"), run_name="__main__")
         tables.append(capsys.readouterr().out.splitlines()[-4:])
         records = sorted((tmp_path / "out" / "runs").glob("*.json"))
         written.append([record.stat().st_mtime_ns for record in records])
@@ -129,10 +142,18 @@ def test_variants_of_a_recipe_are_compared_once(tmp_path, monkeypatch, capsys):
                 assert verdicts.count("1") / 40 == pytest.approx(figures["accuracy"][name])
 
 
-def test_shipped_variants_are_valid():
+@pytest.mark.parametrize(
+    ("file", "data"),
+    [
+        ("record.toml", {"cifar10"}),
+        ("record-cifar100.toml", {"cifar100"}),
+        ("record-test.toml", {"cifar10", "cifar100", "tiny-imagenet"}),
+    ],
+)
+def test_shipped_variants_are_valid(file, data):
     module = runpy.run_path(str(BENCHMARKS / "record.py"))
-    for name, trials in module["read"](BENCHMARKS / "record.toml").items():
-        assert trials[0].resolved_recipe.data.name == "cifar10", name
+    variants = module["read"](BENCHMARKS / file)
+    assert {trials[0].resolved_recipe.data.name for trials in variants.values()} == data
 
 
 @pytest.mark.slow

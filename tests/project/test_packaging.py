@@ -90,7 +90,7 @@ def test_the_wheel_brings_the_command_and_the_extras(wheel):
         points = file.read(f"{folder}/entry_points.txt").decode()
         metadata = file.read(f"{folder}/METADATA").decode()
     assert "atas = atas.cli:main" in points
-    for extra in ("digits", "plots", "tensorboard", "wandb", "onnx"):
+    for extra in ("plots", "tensorboard", "wandb", "onnx"):
         assert f"Provides-Extra: {extra}\n" in metadata
 
 

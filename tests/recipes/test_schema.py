@@ -1,6 +1,7 @@
 """Recipes as files: reading, writing, extending, overriding, and what a mistake in one is answered with."""
 
 import dataclasses
+import re
 import tomllib
 
 import pytest
@@ -369,9 +370,8 @@ def test_a_missing_recipe_file(tmp_path):
         ("training.ema", [0.9, 1.0], ("training.ema must be in [0, 1)",)),
         ("training.ema", [0.9, 0.9], ("training.ema must list decays above 0, each once; got [0.9, 0.9]",)),
         ("training.ema", [0.9, 0.0], ("training.ema must list decays above 0",)),
-        ("training.ema_batchnorm", "re-estimate", ("is for averaged weights; set training.ema",)),
+        ("training.ema_warmup", -1, ("training.ema_warmup must not be negative",)),
         ("training.ema_batchnorm", "reestimate", ("did you mean 're-estimate'?",)),
-        ("schedule.final", 0.1, ("schedule.final is for schedule.name = cyclic",)),
         ("schedule.final", 1.1, ("schedule.final is a share of the peak in [0, 1]",)),
         ("targets.smoothing", 1.0, ("targets.smoothing must be in [0, 1)",)),
         ("targets.share", 1.1, ("targets.share must be in [0, 1]",)),
@@ -490,6 +490,9 @@ def test_of_the_engine_only_what_changes_the_training_tells_runs_apart():
         ("atas-plus", {"targets.smoothing": 0.2}, "method atas-plus has targets of its own: set method.smoothing"),
         ("atas-plus", {"targets.share": 0.2}, "method atas-plus has targets of its own: set method.smoothing"),
         ("atas-plus", {"targets.teacher_share": [0.7, 0.9]}, "method atas-plus has targets of its own"),
+        ("liet", {"targets.smoothing": 0.2}, "method liet has targets of its own: set method.smoothing, and leave out"),
+        ("tdat", {"targets.share": 0.2}, "method tdat has targets of its own: set method.label_factor and"),
+        ("gat", {"consistency.weight": 1.0}, "leave it out with method gat"),
         (
             "atas",
             {"targets.teacher_share": [0.7, 0.9]},
@@ -505,6 +508,14 @@ def test_parts_of_the_loss_that_a_method_lacks(method, values, words):
         recipes.load("cifar10-preact-resnet18-atas").with_values({"method.name": method, **values})
 
 
+def test_a_warm_up_that_never_ends():
+    averaged = load("cifar10-preact-resnet18-atas").with_values({"training.ema": 0.9})
+    one_of_us(
+        lambda: averaged.with_values({"training.ema_warmup": 1.5}), "ema_warmup must be at least 2, or 0 for none"
+    )
+    assert averaged.with_values({"training.ema_warmup": 0}).training.ema_warmup == 0
+
+
 def test_several_averages_keep_their_order():
     loaded = recipes.load("cifar10-preact-resnet18-atas").with_values({"training.ema": [0.999, 0.99]})
     assert loaded.training.ema_decays == (0.999, 0.99)
@@ -517,7 +528,7 @@ def test_several_averages_keep_their_order():
 def test_sections_and_keys_of_later_versions_are_written_where_they_say_something():
     """Recipes of earlier versions stay what they were, to the letter."""
     loaded = load("cifar10-preact-resnet18-atas")
-    for later in ("[targets]", "[consistency]", "final", "ema_batchnorm"):
+    for later in ("[targets]", "[consistency]", "final", "ema_"):
         assert later not in loaded.to_toml()
     softened = loaded.with_values({"targets.smoothing": 0.1})
     assert softened.targets.smoothing == 0.1
@@ -526,17 +537,68 @@ def test_sections_and_keys_of_later_versions_are_written_where_they_say_somethin
     assert fingerprint.differences(loaded, softened)[0] == "targets.smoothing: None became 0.1"
 
 
+def test_keys_of_a_weight_perturbation():
+    keys = {"optimizer.perturb": "ascent", "optimizer.perturb_gamma": 0.02, "optimizer.perturb_from": 3}
+    perturbation = load("cifar10-preact-resnet18-atas").with_values(keys).optimizer.weight_perturbation
+    assert repr(perturbation) == "WeightPerturbation(gamma=0.02, form='ascent', from_epoch=3)"
+
+
+PERTURBED = {"optimizer.perturb": "ascent"}
+AVERAGED = {"training.ema": 0.9}
+SHIFTED = {"data.view": "cropshift"}
+RESIZED = {"data.view": "resized", "method.grid": 8}
+
+
 @pytest.mark.parametrize(
-    ("key", "value", "needed"),
+    ("key", "value", "needed", "enough"),
     [
-        ("noise", "random", "smoothing"),
-        ("decay", 0.9, "share"),
-        ("from_epoch", 3, "share"),
-        ("teacher_temperature", (1.5, 1.0), "teacher_share"),
+        ("targets.noise", "random", "targets.smoothing", {"targets.smoothing": 0.2}),
+        ("targets.decay", 0.9, "targets.share", {"targets.share": 0.2}),
+        ("targets.from_epoch", 3, "targets.share", {"targets.share": 0.2}),
+        ("targets.teacher_temperature", (1.5, 1), "targets.teacher_share", {"targets.teacher_share": (0.2, 0.3)}),
+        ("consistency.distance", "logits", "consistency.weight", {"consistency.weight": 1.0}),
+        ("consistency.ramp", 0.5, "consistency.weight", {"consistency.weight": 1.0}),
+        ("consistency.through", "both", "consistency.weight", {"consistency.weight": 1.0}),
+        ("optimizer.betas", (0.9, 0.99), "optimizer.name = adamw", {"optimizer.name": "adamw"}),
+        ("optimizer.eps", 1e-6, "optimizer.name = adamw", {"optimizer.name": "adamw"}),
+        ("optimizer.perturb_gamma", 0.1, "optimizer.perturb", PERTURBED),
+        ("optimizer.perturb_from", 3, "optimizer.perturb", PERTURBED),
+        ("schedule.final", 0.1, "schedule.name = cyclic or cosine", {"schedule.name": "cyclic"}),
+        ("schedule.final", 0.1, "schedule.name = cyclic or cosine", {"schedule.name": "cosine"}),
+        ("training.ema_warmup", 2, "training.ema", AVERAGED),
+        ("training.ema_batchnorm", "average", "training.ema", AVERAGED),
+        ("training.ema_batchnorm", "re-estimate", "training.ema", AVERAGED),
+        ("data.shift", 3, "data.view = cropshift", SHIFTED),
+        ("data.erase_area", (0.1, 0.2), "data.erase", {"data.erase": 0.5}),
+        ("data.view_until", 0.5, "data.view = cropshift or data.erase", SHIFTED),
+        ("data.view_size", 24, "data.view = crop or resized", RESIZED),
+        ("data.view_scale", (0.1, 1), "data.view = resized", RESIZED | {"data.view_size": 24}),
     ],
 )
-def test_keys_of_targets_that_have_no_effect(key, value, needed):
-    with pytest.raises(UsageError, match=rf"targets\.{key} has no effect without targets\.{needed}"):
-        load("cifar10-preact-resnet18-atas").with_values({f"targets.{key}": value})
-    enough = {"training.ema": 0.9, f"targets.{needed}": [0.2, 0.3] if needed == "teacher_share" else 0.2}
-    load("cifar10-preact-resnet18-atas").with_values({f"targets.{key}": value, **enough})
+def test_keys_that_have_no_effect(key, value, needed, enough):
+    values = {"training.ema": 0.9} if key.startswith("targets.") else {}
+    message = f"{key} has no effect without {needed}; set {needed}, or leave {key.split('.')[1]} out"
+    recipe = load("cifar10-preact-resnet18-atas").with_values(values)
+    with pytest.raises(UsageError, match=re.escape(message)):
+        recipe.with_values({key: value})
+    recipe.with_values({key: value, **enough})
+
+
+@pytest.mark.parametrize(
+    ("values", "key"),
+    [
+        ({"optimizer.name": "adamw", "optimizer.momentum": 0.8}, "optimizer.momentum"),
+        ({"optimizer.name": "adamw", "schedule.peak_momentum": 0.8}, "schedule.peak_momentum"),
+        ({"schedule.name": "cyclic", "schedule.warmup": 0.1}, "schedule.warmup"),
+        ({**RESIZED, "data.erase": 0.5}, "data.erase"),
+    ],
+)
+def test_keys_that_lose_their_effect(values, key):
+    with pytest.raises(UsageError, match=rf"{re.escape(key)} has no effect without"):
+        load("cifar10-preact-resnet18-atas").with_values(values)
+    load("cifar10-preact-resnet18-atas").with_values(values | {key: 0})
+
+
+def test_zero_is_no_contradiction():
+    nothing = {"targets.share": 0, "targets.from_epoch": 0, "consistency.ramp": 0, "schedule.final": 0, "data.shift": 0}
+    load("cifar10-preact-resnet18-atas").with_values(nothing)

@@ -90,9 +90,56 @@ def check_settings(loaded, common, own):
     assert loaded.training.on_collapse == "warn"
     watched = resolve_probe(loaded, 50_000).training  # the smallest of these training sets
     assert (watched.probe, watched.probe_every) == (1000, None)
-    method = methods.create(loaded.method.name, loaded.threat, 4, (3, 32, 32), **loaded.method.settings)
+    classes = {"classes": 10} if methods.takes_classes(loaded.method.name) else {}
+    method = methods.create(loaded.method.name, loaded.threat, 4, (3, 32, 32), **classes, **loaded.method.settings)
     for key, value in own.items():
         assert getattr(method, key) == (value if value is None else pytest.approx(value, rel=1e-3)), key
+
+
+# Schedule, peak rate, batch, weight decay and average, and what the method has; the authors' settings in 30 epochs.
+LATER = {
+    "n-fgsm": (CYCLIC | {"peak": 0.2}, {}, {"noise": 16 / 255, "step_size": 8 / 255}),
+    "mart": (
+        PIECEWISE | {"peak": 0.01, "milestones": (75 / 120, 90 / 120, 100 / 120)},
+        {"optimizer.weight_decay": 3.5e-3},
+        {"beta": 5.0, "steps": 10, "step_size": 0.007},
+    ),
+    "gat": (
+        PIECEWISE | {"milestones": (0.71, 0.86), "batch_size": 64},
+        {},
+        {"weight": 10.0, "late_factor": 4.0, "late_from": 0.86, "noise": 4 / 255, "step_size": 8 / 255},
+    ),
+    "nuat": (
+        CYCLIC | {"peak": 0.1, "peak_at": 0.4, "batch_size": 64},
+        {},
+        {"weight": 4.5, "ramp": 0.9, "noise": 4 / 255, "step_size": 8 / 255},
+    ),
+    "liet": (
+        {"schedule": "cosine", "peak": 0.1, "epochs": 30, "batch_size": 128},
+        {"training.ema": 0.9995, "schedule.warmup": 0.3},
+        {"ratio": (0.1, 0.5), "refresh_every": 20, "step_size": 8 / 255},
+    ),
+    "tdat": (
+        PIECEWISE | {"milestones": (100 / 110, 105 / 110)},
+        {},
+        {"weight": 0.65, "step_size": 8 / 255},
+    ),
+}
+
+
+@pytest.mark.parametrize("method", LATER)
+def test_later_methods(method):
+    """They have not been measured, and say so."""
+    loaded = recipes.load(f"cifar10-preact-resnet18-{method}")
+    common, values, own = LATER[method]
+    for key, value in values.items():
+        section, _, name = key.partition(".")
+        assert getattr(getattr(loaded, section), name) == value, key
+    usual = {"optimizer.weight_decay": 5e-4, "training.ema": 0}
+    check_settings(loaded.with_values({key: usual[key] for key in values if key in usual}), common, own)
+    text = resources.files("atas.recipes").joinpath(f"{loaded.name}.toml").read_text(encoding="utf-8")
+    assert "has not been measured here" in text
+    assert "\n[expected]" not in text
 
 
 @pytest.mark.parametrize(("data", "network", "method", "eps"), ROWS, ids=lambda part: str(part))
@@ -203,3 +250,4 @@ def test_atas_plus_by_the_length_of_its_training(name, epochs, ema, peak_at, sha
     method = methods.create(loaded.method.name, loaded.threat, 4, (3, 32, 32), classes=10, **loaded.method.settings)
     targets = method.targets
     assert (targets.share, targets.decay, targets.smoothing) == (share, decay, 0.1)
+    assert targets.from_epoch == method.warmup_epochs == (2 if name == "sprint" else 5)

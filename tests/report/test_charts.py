@@ -5,7 +5,7 @@ import json
 import pytest
 
 from atas.report.charts import Band, Chart, ChartLine, Mark
-from atas.report.templating import to_json
+from atas.report.page import to_json
 
 
 @pytest.fixture

@@ -14,7 +14,7 @@ from atas import recipes, report
 from atas.errors import DataError
 from atas.paper import published
 from atas.report import page
-from atas.report.paper import paper_row
+from atas.report.sections.summary import paper_row
 from atas.training import TrainingProgress
 from atas.training.examples import read_examples, write_examples
 

@@ -1,15 +1,29 @@
 """The sections show what was stored: against the evaluation, the training, and plain loops."""
 
+import base64
 import dataclasses
+import io
+import re
 
+import numpy as np
 import pytest
 import torch
+from PIL import Image
 
 import atas
+from atas import report
+from atas.attacks.registry import display_name
+from atas.evaluation import Stage, wilson
 from atas.report.elements import Unavailable
+from atas.report.formatting import format_interval
+from atas.report.images import heat_map
+from atas.report.run_view import RunView
 from atas.report.sections.classes import ConfusionMatrix, classes_section
 from atas.report.sections.examples import gallery_section, peaks_inside, surface_section
+from atas.report.sections.seeds import seeds_section
+from atas.report.sections.summary import summary_section
 from atas.report.sections.training import steps_section
+from atas.report.seed_groups import run_folders, summarise_groups
 
 GRID = 21
 
@@ -132,3 +146,69 @@ def test_the_most_frequent_mistakes():
     found = ConfusionMatrix(torch.tensor([[5, 2, 0], [1, 0, 4], [0, 0, 9]]), ("a", "b", "c"))
     assert found.top_mistakes(2) == [("b", "c", 4, 5), ("a", "b", 2, 7)]
     assert len(found.top_mistakes(100)) == 3
+
+
+def test_pictures_name_the_attack_that_made_them(healthy_page):
+    """A card says what broke its image first, whichever attack is chosen."""
+    page = healthy_page.read_text(encoding="utf-8")
+    captions = re.findall(r'<figure data-attack="([^"]+)"[^>]*>\s*<img[^>]*>\s*<figcaption>([^<]*)</figcaption>', page)
+    assert {attack for attack, _ in captions} == {"fgsm", "pgd10", "apgd-ce"}
+    for attack, caption in captions:
+        assert caption == f"by {display_name(attack)}"
+    reasons = set(re.findall(r'<span class="reason">([^<]*)</span>', page))
+    assert "first broken by FGSM" in reasons
+    assert all(text.startswith("first broken by ") for text in reasons - {"holds", "wrong without an attack"})
+
+
+def test_a_surface_is_of_the_image_beside_it(trained, view_of):
+    view = view_of(trained)
+    cards = {card.index: card for card in gallery_section(view).context["gallery"].cards}
+    surfaces = surface_section(view).context["surfaces"].cards
+    assert surfaces
+    for surface in surfaces:
+        assert surface.image.src == cards[surface.index].image.src
+        assert surface.class_name == cards[surface.index].class_name
+
+
+def test_a_map_has_its_first_row_at_the_bottom():
+    picture = heat_map(torch.tensor([[0.0, 0.0], [1.0, 2.0]]), 2.0, "a map")
+    pixels = np.asarray(Image.open(io.BytesIO(base64.b64decode(picture.src.partition(",")[2]))).convert("L"))
+    assert pixels[1].tolist() == [pixels.min()] * 2
+    assert pixels[1, 0] < pixels[0, 0] < pixels[0, 1]
+
+
+def test_intervals_of_classes_and_stages_are_their_own(trained, view_of):
+    view = view_of(trained)
+    evaluation, labels = view.evaluation, view.evaluation.details.labels
+    rows = classes_section(view).context["by_class"].cells
+    assert len(rows) == 10
+    for row in rows:
+        members = labels == int(row[0].text)
+        count, n = int(evaluation.correct["worst"][members].sum()), int(members.sum())
+        assert (row[1].text, row[-3].text) == (str(n), f"{100 * count / n:.1f}")
+        assert row[-2].text == format_interval(wilson(count, n))
+        assert row[-1].whisker.value == count / n
+    stages = (Stage("apgd-ce", 30, 40, 1.0, 1), Stage("square", 20, 40, 1.0, 1))
+    view.summary = dataclasses.replace(
+        view.summary, evaluation=dataclasses.replace(evaluation, stages={"apgd-ce": stages})
+    )
+    table = summary_section(view, None).context["accuracy"]
+    shown = [row for row in table.cells if row[0].class_ == "stage"]
+    for stage, row in zip(stages, shown, strict=True):
+        assert row[1].text == f"{100 * stage.num_correct / 40:.1f}"
+        assert row[2].text == format_interval(wilson(stage.num_correct, 40))
+        assert row[3].whisker.interval == wilson(stage.num_correct, 40)
+
+
+@pytest.mark.parametrize(("second", "word"), [((50, 65), "Not shown"), ((50, 58), "Yes, over these seeds")])
+def test_a_lead_over_seeds_is_real_if_the_ranges_are_apart(make_run, second, word):
+    """Whatever the means are."""
+    for name, counts in (("first", (60, 72)), ("second", second)):
+        for seed, count in enumerate(counts):
+            folder = make_run(f"{name}/seed-{seed}", right={"clean": 90, "pgd50": count})
+    groups = [folder.parents[1] / name for name in ("second", "first")]
+    paths = run_folders(groups)
+    views = [RunView(run, path) for run, path in zip(report.summarise(paths), paths, strict=True)]
+    which, real, _ = seeds_section(summarise_groups(groups), views).context["answers"]
+    assert which.word == "first"
+    assert real.word == word

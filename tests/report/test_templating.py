@@ -11,7 +11,7 @@ from jinja2 import UndefinedError
 from atas.report.charts import Chart, ChartLine, Mark
 from atas.report.elements import Cell, DataTable, Section, Whisker
 from atas.report.headline import HeadlineAnswer
-from atas.report.templating import render, render_page, to_json
+from atas.report.page import render, render_page, to_json
 
 HOSTILE = [
     "</script><script>alert(1)</script>",

@@ -5,12 +5,14 @@ import dataclasses
 
 import pytest
 import torch
+from helpers.fake_device import capturing, work_elsewhere
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 import atas
 from atas.core.autograd import HookedSplit
 from atas.ops.networks import AcceleratedNetwork
+from atas.training import build as build_module
 from atas.training.build import build
 from atas.training.cuda_graph_engine import CudaBackend, CudaGraphEngine, channels_last
 from atas.training.engine import Engine
@@ -21,6 +23,25 @@ CASES = [(name, {}) for name in atas.methods.names() if name not in ("atas", "at
 CASES += [(name, values) for name in ("atas", "atta") for values in MEMORIES]
 CASES += [("atas", {"optimizer.name": "adamw", "optimizer.clip_norm": 0.1, "schedule.warmup": 0.2})]
 CASES += [("free", {"optimizer.clip_norm": 0.1, "optimizer.decay_norms": False})]
+CASES += [("atas", {"targets.teacher_share": (0.7, 0.95)}), ("atas", {"method.write_back": False})]
+EXCHANGES = [
+    *((name, {}) for name in atas.methods.names()),
+    *(("atas", values) for values in (
+        {"targets.teacher_share": (0.7, 0.95), "targets.smoothing": 0.1},
+        {"targets.smoothing": 0.2, "targets.noise": "random"},
+        {"optimizer.name": "adamw", "optimizer.clip_norm": 0.1},
+        {"optimizer.clip_norm": 0.1, "optimizer.decay_norms": False},
+        *({"optimizer.perturb": form} for form in ("ascent", "attack", "momentum")),
+        {"consistency.weight": 1.0, "consistency.through": "both"},
+        {"method.write_back": False, "method.attack_mode": "train", "training.ema": [0.9, 0.99]},
+        {"data.view": "cropshift", "data.shift": 2, "data.pad": 0, "data.erase": 0.5},
+        {"data.view": "resized", "data.view_size": 6, "data.pad": 0, "method.grid": 4},
+        {"method.norm": "l2", "method.eps": 0.5, "method.max_step": "auto", "method.clip": "auto"},
+    )),
+    ("free", {"method.clamp": "inputs"}),
+    ("free", {"method.clamp": "carried"}),
+    ("pgd", {"method.attack_mode": "eval"}),
+]  # fmt: skip
 CROP = {"data.view": "crop", "data.view_size": 6, "data.pad": 0, "method.grid": 4}
 
 
@@ -151,6 +172,61 @@ def test_capture_leaves_the_state_unchanged_and_replays_train_as_eager_steps_do(
     assert len(meanwhile) == 2, "steps are replayed, not captured again"
 
 
+BY_EPOCH = {
+    "training.ema": (0.9, 0.5),
+    "consistency.weight": 1.0,
+    "consistency.ramp": 1.0,
+    "optimizer.perturb_from": 2,
+    "data.view": "cropshift",
+    "data.shift": 2,
+    "data.erase": 0.5,
+    "data.view_until": 0.75,
+}
+TEACHER = {"targets.teacher_share": (0.2, 0.9), "targets.teacher_temperature": (3, 1)}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("method", "values"),
+    [
+        ("atas-plus", {"optimizer.perturb": "ascent", "consistency.through": "both", "method.from_epoch": 1}),
+        ("atas-plus", {"optimizer.perturb": "attack", "method.from_epoch": 3}),
+        ("fgsm-rs", {"optimizer.perturb": "momentum", "targets.share": 0.5, "targets.from_epoch": 1}),
+        ("atas", {"optimizer.perturb": "ascent", **TEACHER}),
+    ],
+)
+def test_replays_follow_all_that_changes_from_epoch_to_epoch(method, values, make):
+    graphs = []
+
+    def capture_and_count(function):
+        graphs.append(capture(function))
+        return graphs[-1]
+
+    eager = make(method, BY_EPOCH | values, backend=None)
+    engine = make(method, BY_EPOCH | values, capture=capture_and_count)
+    for epoch in range(4):
+        for each in (eager, engine):
+            run_epoch(each, epoch)
+        assert not changed(state(eager), state(engine)), epoch
+        assert len(graphs) == (2 if epoch < 2 else 4), "whole and last batches, without and with perturbed weights"
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:.*meta")
+@pytest.mark.parametrize(("method", "values"), EXCHANGES, ids=str)
+def test_a_step_exchanges_nothing_with_the_host(method, values, monkeypatch, toy_recipe, toy_data, tiny_net):
+    """Or it could not be captured; on a fake device, so no GPU is needed."""
+    recipe = toy_recipe(method, {"training.epochs": 4, "training.ema": 0.9, **values})
+    with work_elsewhere(monkeypatch, build_module):
+        engine = build(recipe, toy_data, tiny_net(), log=lambda text: None).engine
+        for epoch in (0, 2):
+            engine.start_epoch(epoch, 0)
+            engine.step()  # what is allocated or computed once
+            engine.method.before_step(index := engine._epoch_batches[1])
+            with capturing():
+                engine.training_step(len(index))
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("method", ["standard", "atas", "yopo"])
 def test_capture_at_a_new_resolution_between_epochs_leaves_the_state_unchanged(method, make):
@@ -240,8 +316,9 @@ class FakeAccelerated(AcceleratedNetwork):
         self.precompiled = x.shape
 
 
-def test_an_accelerated_network_is_used_in_steps_and_by_the_monitor(make):
-    plain, engine = make("pgd"), make("pgd", accelerate=FakeAccelerated)
+@pytest.mark.parametrize("name", ["pgd", "gat", "nuat", "liet", "tdat"])
+def test_an_accelerated_network_is_used_in_steps_and_by_the_monitor(make, name):
+    plain, engine = make(name), make(name, accelerate=FakeAccelerated)
     for each in (plain, engine):
         each.start_epoch(0, 0)
         each.step()
@@ -255,6 +332,44 @@ def test_an_accelerated_network_is_used_in_steps_and_by_the_monitor(make):
     assert set(changed(plain.state_tensors(), engine.state_tensors())) <= set(counts)
     network.eval()
     assert not engine.compute_model.training
+
+
+class KeepsCounts(FakeAccelerated):
+    """Kernels do not touch BatchNorm's count of batches."""
+
+    def forward(self, x):
+        layers = [module for module in self.model.modules() if isinstance(module, torch.nn.BatchNorm2d)]
+        before = [layer.num_batches_tracked.clone() for layer in layers]
+        logits = super().forward(x)
+        for layer, count in zip(layers, before, strict=True):
+            layer.num_batches_tracked.copy_(count)
+        return logits
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("values", [{}, {"optimizer.perturb": "ascent", "optimizer.perturb_from": 1}])
+@pytest.mark.parametrize("method", ["fgsm", "atas"])
+def test_batches_are_counted_for_kernels(method, values, make):
+    plain, engine = make(method, values, backend=None), make(method, values, accelerate=KeepsCounts)
+    for epoch in range(2):
+        for each in (plain, engine):
+            run_epoch(each, epoch)
+        assert not changed(state(plain), state(engine)), epoch
+
+
+class CountsNothing(EMA):
+    """Averages that leave whole numbers to `copy_integers`, as the kernel does."""
+
+    def update(self):
+        self._average(self._averaged, self.current_decay())
+        self.updates += 1
+
+
+def test_averages_by_a_kernel_have_the_counts_of_the_model(make):
+    plain, engine = make("fgsm", backend=None), make("fgsm", average=CountsNothing)
+    for each in (plain, engine):
+        run_epoch(each, 0)
+    assert not changed(state(plain), state(engine))
 
 
 def test_a_fast_step_that_fails_is_captured_with_the_plain_network(make):

@@ -19,6 +19,7 @@ from atas.training import checkpoint
 
 METHODS = ("atas", "atta", "fgsm-rs", "free", "yopo", "trades")
 OTHERS = ("standard", "fgsm", "fgsm-rs-adaptive", "fgsm-ga", "ssat", "atas-literal", "atas-plus", "pgd")
+OTHERS += ("n-fgsm", "mart", "gat", "nuat", "liet", "tdat")
 OWN = {
     "atas": {"method.warmup_epochs": 1, "method.reset_every": 2, "method.max_step": 0.2, "method.clip": (0.02, 0.15)},
     "atta": {"method.reset_every": 2, "method.step_size": 0.05},
@@ -26,6 +27,7 @@ OWN = {
     "yopo": {"method.outer": 2, "method.inner": 2, "method.step_size": 0.03},
     "trades": {"method.steps": 2},
     "pgd": {"method.steps": 2},
+    "mart": {"method.steps": 2},
 }
 
 
@@ -151,8 +153,9 @@ def test_weights_are_perturbed_along_the_gradient_of_all_processes(form, train, 
     ids=["streaming", "host", "ema", "averages"],
 )
 def test_wherever_images_and_memory_live(values, train, settings_of, tmp_path, rows_of):
-    train(1, tmp_path / "1", settings_of(**{key: values[key] for key in values if key.startswith("training")}))
-    train(2, tmp_path / "2", settings_of(**values))
+    same = {key: values[key] for key in values if key.startswith("training")}
+    train(1, tmp_path / "1", settings_of(**same), "norm")
+    train(2, tmp_path / "2", settings_of(**values), "norm")
     assert_same_training(tmp_path / "1", tmp_path / "2", rows_of)
 
 
@@ -195,11 +198,12 @@ def test_one_shard_is_the_order_of_before(train, toy_recipe, settings_of, tmp_pa
 
 
 @pytest.mark.slow
-def test_running_statistics_are_averaged(train, settings_of, tmp_path):
-    """Without synchronised BatchNorm: after one step the first layer's mean is that of the whole batch."""
-    settings = settings_of(
-        "standard", **{"training.batch_size": 36, "training.epochs": 1, "engine.sync_batchnorm": False}
-    )
+@pytest.mark.parametrize("average", [{}, {"training.ema": 0.9, "training.ema_batchnorm": "re-estimate"}])
+def test_running_statistics_are_averaged(average, train, settings_of, tmp_path):
+    """Without synchronised BatchNorm: after one step, whose rate is zero, the first layer's mean is that of the whole
+    batch; re-estimated, it is that mean itself."""
+    once = {"training.batch_size": 36, "training.epochs": 1, "engine.sync_batchnorm": False}
+    settings = settings_of("standard", **once, **{"schedule.name": "cyclic"}, **average)
     for processes in (1, 3):
         train(processes, tmp_path / str(processes), settings, "norm")
     alone, together = (torch.load(tmp_path / name / "rank0.pt") for name in ("1", "3"))

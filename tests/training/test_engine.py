@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+
 import pytest
 import torch
 from torch import nn
@@ -14,6 +16,7 @@ from atas.models import Normalize, WideResNet
 from atas.ops.jvp import loss_jvp
 from atas.ops.precision import low_precision_copy
 from atas.recipes import OptimizerConfig, load
+from atas.training.build import build
 from atas.training.engine import Engine
 from atas.training.optim import SGD, FusedSGD
 
@@ -43,7 +46,8 @@ def make_engine(
     place = torch.device(device)
     batches = DeviceLoader(images, labels, batch_size=BATCH, pad=2, flip=True, seed=0, device=place)
     own = dict(settings.method.settings)
-    own |= {"free": {"batch_size": BATCH}, "atas-plus": {"classes": 4}}.get(name, {})
+    own |= {"batch_size": BATCH} if "batch_size" in atas.methods.settings(name) else {}
+    own |= {"classes": 4} if atas.methods.takes_classes(name) else {}
     method = atas.methods.create(name, settings.threat, EXAMPLES, SHAPE, pad=2, device=place, **own)
     return kind(settings, (model or network()).to(place), method, batches)
 
@@ -165,7 +169,7 @@ def test_methods_that_cannot_be_compiled_say_so():
 
 def test_every_method_but_yopo_at_another_layer_uses_the_fast_network():
     for name in atas.methods.names():
-        classes = {"classes": 4} if name == "atas-plus" else {}
+        classes = {"classes": 4} if atas.methods.takes_classes(name) else {}
         assert atas.methods.create(name, atas.Linf(8 / 255), EXAMPLES, SHAPE, **classes).uses_fast_network
     assert not atas.methods.create("yopo", atas.Linf(8 / 255), EXAMPLES, SHAPE, layer="layer1").uses_fast_network
 
@@ -280,6 +284,62 @@ def test_a_captured_step_is_the_eager_step(name):
             assert (found.sign() == expected[key].sign()).float().mean() >= 0.999
         else:
             torch.testing.assert_close(found, expected[key], atol=1e-4, rtol=1e-4, msg=key)
+
+
+OTHER = {
+    "teacher": ("atas", {"targets.teacher_share": (0.7, 0.95), "targets.smoothing": 0.1, "training.ema": 0.9}),
+    "random noise": ("atas", {"targets.smoothing": 0.2, "targets.noise": "random"}),
+    "adamw": ("atas", {"optimizer.name": "adamw", "optimizer.clip_norm": 0.1, "schedule.peak": 1e-4}),
+    "clipped": ("atas-plus", {"optimizer.clip_norm": 0.1, "training.ema": [0.9, 0.99]}),
+    "norms that do not decay": ("atas", {"optimizer.decay_norms": False}),
+    "no write-back": ("atas", {"method.write_back": False}),
+    "attack in train mode": ("atas", {"method.attack_mode": "train"}),
+    "attack in eval mode": ("pgd", {"method.attack_mode": "eval"}),
+    "clamped inputs": ("free", {"method.clamp": "inputs"}),
+    "carried": ("free", {"method.clamp": "carried"}),
+}
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("case", OTHER)
+def test_a_captured_step_with_other_settings_is_the_eager_step(case, toy_recipe, toy_data, tiny_net):
+    """In float32; in bf16 it is captured, and the weights stay finite."""
+    name, values = OTHER[case]
+    found, said = {}, []
+    allowed, torch.backends.cudnn.allow_tf32 = torch.backends.cudnn.allow_tf32, False
+    try:
+        for kind, precision in (("eager", "float32"), ("captured", "float32"), ("captured", "bf16")):
+            own = {"engine.device": "cuda", "engine.kind": kind, "engine.precision": precision, "training.epochs": 9}
+            engine = build(toy_recipe(name, own | values), toy_data, tiny_net(), log=said.append).engine
+            for epoch in (0, 2):
+                engine.start_epoch(epoch, 0)
+                engine.step()
+            found[kind, precision] = engine.state_tensors()
+    finally:
+        torch.backends.cudnn.allow_tf32 = allowed
+    assert not any("cannot" in line for line in said), said
+    assert all(tensor.isfinite().all() for tensor in found["captured", "bf16"].values())
+    for key, expected in found["eager", "float32"].items():
+        tensor = found["captured", "float32"][key]
+        if key == "method.memory.delta":
+            assert ((tensor - expected).abs() < 1e-3).float().mean() >= 0.99
+        else:
+            torch.testing.assert_close(tensor, expected, atol=1e-3, rtol=1e-3, msg=key)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", ["preact-resnet18-ssat", "preact-resnet18-yopo", "preact-resnet18-gradalign"])
+def test_a_step_of_another_authors_network_is_captured(name):
+    """They have no kernels, so they are compiled."""
+    from atas.training.cuda_graph_engine import CudaGraphEngine
+
+    said = []
+    model = atas.models.create(name, 4)
+    engine = make_engine("atas", "cuda", functools.partial(CudaGraphEngine, log=said.append), model)
+    engine.start_epoch(6, 0)
+    engine.step()
+    assert not any("cannot" in line for line in said), said
+    assert all(weight.isfinite().all() for weight in engine.model.parameters())
 
 
 @pytest.mark.gpu

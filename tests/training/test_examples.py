@@ -26,6 +26,19 @@ def trained(tmp_path_factory):
     return train(tmp_path_factory.mktemp("runs") / "run", **{"training.on_collapse": "stop"})
 
 
+def test_convolutions_are_not_searched_for_a_few_batches(trained, monkeypatch):
+    """The engine switches the search on; it takes longer than these passes."""
+    run, _ = trained
+    monkeypatch.setattr(torch.backends.cudnn, "benchmark", True)
+    seen, norms = set(), torch.ones(10)
+    hook = run.model.register_forward_hook(lambda *_: seen.add(torch.backends.cudnn.benchmark))
+    measure_examples(
+        run.model, atas.data.load("digits").train, None, norms, norms, run.recipe.threat, epochs=1, batch_size=8
+    )
+    hook.remove()
+    assert (seen, torch.backends.cudnn.benchmark) == ({False}, True)
+
+
 def test_extremes_are_those_of_the_checkpoint(trained):
     run, path = trained
     found, data = read_examples(path), atas.data.load("digits").train

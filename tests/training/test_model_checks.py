@@ -77,6 +77,16 @@ def test_a_step_is_tried_before_the_folder_is_begun(model, method, said, tmp_pat
     assert not (tmp_path / "run").exists()
 
 
+class TooLarge(TwoWays):
+    def forward(self, x):
+        raise RuntimeError("could not create a primitive")  # how oneDNN says that memory has run out
+
+
+def test_a_lack_of_memory_is_not_taken_for_a_fault_of_the_network(tmp_path, train_toy):
+    with pytest.raises(RuntimeError, match="could not create a primitive"):
+        train_toy(tmp_path / "run", model=TooLarge())
+
+
 class OneSize(nn.Module):
     """Takes images of 8 x 8 alone, as vision transformers often do."""
 

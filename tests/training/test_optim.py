@@ -15,11 +15,11 @@ from atas.training.schedule import learning_rate, momentum_at
 from atas.training.trainer import Interrupted
 
 
-def follow(snapshots, decay):
+def follow(snapshots, decay, warmup=10):
     """The average by its definition: a small decay at first, then the given one; in float64."""
     average = {name: value.double() for name, value in snapshots[0].items()}
     for t, state in enumerate(snapshots[1:]):
-        share = min(decay, (1 + t) / (10 + t))
+        share = min(decay, (1 + t) / (warmup + t)) if warmup else decay
         for name, value in state.items():
             if value.dtype.is_floating_point:
                 average[name] = share * average[name] + (1 - share) * value.double()
@@ -28,7 +28,7 @@ def follow(snapshots, decay):
     return average
 
 
-def train_watched(out, train_toy, observer, net, decay):
+def train_watched(out, train_toy, observer, net, decay, **values):
     """A run and the model's state before and after every update."""
 
     def state():
@@ -36,7 +36,7 @@ def train_watched(out, train_toy, observer, net, decay):
 
     snapshots = [state()]
     live = observer(on_batch=lambda seen: snapshots.append(state()))
-    run = train_toy(out, values={"training.ema": decay, "training.epochs": 6}, model=net, live=live)
+    run = train_toy(out, values={"training.ema": decay, "training.epochs": 6, **values}, model=net, live=live)
     assert len(snapshots) == 1 + 24
     return run, snapshots
 
@@ -50,6 +50,14 @@ def test_the_average_equals_a_slow_reference(decay, tmp_path, train_toy, observe
         torch.testing.assert_close(found[name].double(), value, rtol=1e-5, atol=1e-6)
     assert int(found["bn1.num_batches_tracked"]) == int(snapshots[-1]["bn1.num_batches_tracked"]) > 0
     assert found["bn1.num_batches_tracked"].dtype == torch.int64
+
+
+@pytest.mark.parametrize("warmup", [0, 2, 40])
+def test_the_warm_up_of_the_average(warmup, tmp_path, train_toy, observer, tiny_net):
+    values = {"training.ema_warmup": warmup}
+    run, snapshots = train_watched(tmp_path / "run", train_toy, observer, tiny_net(), 0.8, **values)
+    for name, value in follow(snapshots, 0.8, warmup).items():
+        torch.testing.assert_close(run.model.state_dict()[name].double(), value.double(), rtol=1e-5, atol=1e-6)
 
 
 def test_tied_weights_are_averaged_once(tmp_path, train_toy, observer, tied_net):
@@ -111,7 +119,7 @@ def load_second(folder, tiny_net):
     return load_weights(folder / "run" / "model-ema-0.5.safetensors", tiny_net(seed=2))
 
 
-@pytest.mark.parametrize("method", ["atas", "fgsm-rs", "standard"])
+@pytest.mark.parametrize("method", ["atas", "fgsm-rs", "fgsm-rs-adaptive", "standard"])
 def test_statistics_of_averages_are_measured_at_the_end(method, tmp_path, train_toy, toy_data, tiny_net):
     """They are the means over whole batches of training images as the method shows them; nothing else changes."""
     values = {"training.ema": (0.9, 0.5), "training.epochs": 2, "data.pad": 0, "data.flip": False}
@@ -126,6 +134,10 @@ def test_statistics_of_averages_are_measured_at_the_end(method, tmp_path, train_
         assert torch.equal(value, plain.model.state_dict()[name]) != changed, name
         assert torch.equal(value, tensors[f"ema.model.{name}"]), name
     assert measured.metrics[-1]["seconds"] > 0
+    before, _ = checkpoint.load(tmp_path / "average" / "checkpoints" / "last.safetensors")
+    changed = {name for name, tensor in tensors.items() if not torch.equal(tensor, before[name])}
+    statistics = {f"bn{number}.running_{kind}" for number in (1, 2) for kind in ("mean", "var")}
+    assert changed == {f"{average}.model.{name}" for average in ("ema", "ema2") for name in statistics}
     if method == "standard":
         model, inputs = tiny_net(), []
         model.load_state_dict(measured.model.state_dict())
@@ -147,6 +159,18 @@ def test_statistics_are_the_same_wherever_images_and_memory_live(values, tmp_pat
     ]
     for name, value in models[0].items():
         assert torch.equal(value, models[1][name]), name
+
+
+def test_statistics_are_measured_after_a_stop_behind_the_last_step(
+    tmp_path, train_toy, interrupt_after, tiny_net, assert_same_run
+):
+    """Also of a model that was given in eval mode, which no step has put into train mode since the resume."""
+    values = {"training.ema": 0.9, "training.ema_batchnorm": "re-estimate", "training.epochs": 1}
+    train_toy(tmp_path / "whole", values=values, model=tiny_net().eval())
+    with pytest.raises(Interrupted):
+        train_toy(tmp_path / "parts", values=values, model=tiny_net().eval(), live=interrupt_after(4))
+    train_toy(tmp_path / "parts", values=values, model=tiny_net().eval(), resume=True)
+    assert_same_run(tmp_path / "whole", tmp_path / "parts")
 
 
 @pytest.mark.slow

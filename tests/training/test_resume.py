@@ -11,7 +11,7 @@ from atas.training import checkpoint
 from atas.training.trainer import Interrupted
 
 METHODS = ["standard", "fgsm", "fgsm-rs", "fgsm-rs-adaptive", "fgsm-ga", "ssat", "free", "yopo", "atta", "atas"]
-METHODS += ["atas-literal", "atas-plus", "pgd", "trades"]
+METHODS += ["atas-literal", "atas-plus", "pgd", "trades", "n-fgsm", "mart", "gat", "nuat", "liet", "tdat"]
 
 
 @pytest.mark.parametrize("method", METHODS)

@@ -17,6 +17,7 @@ from atas.distributed.world import select_device
 from atas.errors import DataError, UsageError
 from atas.methods import Standard
 from atas.training import Run, TrainingProgress, checkpoint
+from atas.training.build import build
 from atas.training.engine import Engine
 from atas.training.model_checks import check_model
 
@@ -429,6 +430,11 @@ def test_a_loss_that_diverges_is_an_error_with_a_remedy(tmp_path, train_toy):
         train_toy(tmp_path / "run", "fgsm-rs", {"schedule.peak": 1e30})
     with pytest.raises(DataError, match=r"it diverged in epoch \d+; start again with --overwrite and a smaller sched"):
         Run.load(tmp_path / "run", model=nn.Flatten())
+    values = {"consistency.weight": 1e30, "consistency.distance": "logits"}
+    with pytest.raises(DataError, match=r"--overwrite and consistency\.through = both or consistency\.distance = js"):
+        train_toy(tmp_path / "logits", values=values)
+    with pytest.raises(DataError, match=r"a smaller consistency\.weight or schedule\.peak"):
+        train_toy(tmp_path / "both", values=values | {"method.attack_mode": "train"})
     with pytest.raises(DataError, match=r"a smaller optimizer\.weight_decay or schedule\.peak"):
         train_toy(tmp_path / "decay", values={"optimizer.weight_decay": 1e30})
 
@@ -439,6 +445,19 @@ def test_a_device_that_is_not_there(device, match, tmp_path, train_toy):
         pytest.skip("this machine has a CUDA device")
     with pytest.raises(UsageError, match=match):
         train_toy(tmp_path / "run", values={"engine.device": device})
+
+
+def test_keys_of_epochs_after_the_last_are_named(toy_recipe, toy_data, tiny_net):
+    late = {"targets.share": 0.5, "targets.from_epoch": 3, "optimizer.perturb": "momentum", "optimizer.perturb_from": 7}
+    said = []
+    build(toy_recipe("atas", late), toy_data, tiny_net(), log=said.append)
+    assert [text for text in said if "no effect" in text] == [
+        "targets.from_epoch = 3 has no effect in 3 epochs, which are counted from 0",
+        "optimizer.perturb_from = 7 has no effect in 3 epochs, which are counted from 0",
+    ]
+    said.clear()
+    build(toy_recipe("atas", late | {"training.epochs": 8}), toy_data, tiny_net(), log=said.append)
+    assert not [text for text in said if "no effect" in text]
 
 
 def test_a_device_with_a_number_becomes_the_current_one(monkeypatch):
@@ -640,3 +659,13 @@ def test_a_state_that_cannot_be_saved_is_refused_before_anything_begins(tmp_path
     with pytest.raises(UsageError, match=r"cannot be saved.*'graph' .* is a sparse coo tensor"):
         train_toy(tmp_path / "run", model=model)
     assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.slow
+def test_a_model_with_averaged_weights_can_be_trained_further(tmp_path, train_toy, tiny_net):
+    """What was kept from training stays so."""
+    net = tiny_net()
+    net.conv1.weight.requires_grad_(False)
+    run = train_toy(tmp_path / "first", values={"training.ema": 0.9, "training.epochs": 1}, model=net)
+    assert [name for name, weight in run.model.named_parameters() if not weight.requires_grad] == ["conv1.weight"]
+    train_toy(tmp_path / "second", values={"training.epochs": 1}, model=run.model)

@@ -388,10 +388,10 @@ def test_a_captured_step_is_the_eager_step_at_every_size(method, tiny_net):
     ("values", "part"),
     [
         ({"data.view": "crops"}, "unknown value of data.view 'crops'; did you mean 'crop'?"),
-        ({"data.view": "pad"}, "data.view_size is for data.view = crop or resized"),
+        ({"data.view": "pad"}, "data.view_size has no effect without data.view = crop or resized"),
         ({"data.view": "pad", "data.view_size": None}, None),
-        ({"data.view_scale": (0.1, 1)}, "data.view_scale is for data.view = resized"),
-        ({"data.view": "resized", "data.view_scale": (0.5, 0.4)}, "data.view_scale is for data.view = resized, the"),
+        ({"data.view_scale": (0.1, 1)}, "data.view_scale has no effect without data.view = resized"),
+        ({"data.view": "resized", "data.view_scale": (0.5, 0.4)}, "data.view_scale is the (smallest, largest) share"),
         ({"data.view": "resized", "data.view_scale": (0, 1)}, "share of an image in (0, 1]"),
         ({"data.view": "resized", "data.view_scale": 0.5}, "data.view_scale must be a list of 2 numbers"),
         ({"data.view_size": 300}, "data.view_size must be at least 1 pixel and at most the 256 of data.size; got 300"),

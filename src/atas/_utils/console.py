@@ -310,6 +310,10 @@ ProgressCallback = Callable[[str, int, int | None], None]
 """Called with the name of the task, the amount done (bytes or images), and the total, if known."""
 
 
+def no_progress(what: str, done: int, total: int | None) -> None:
+    """Show nothing: the `ProgressCallback` of callers that gave none."""
+
+
 class DataProgress(ProgressDisplay):
     """Progress of downloads, decoding and packing: one bar for each task, or a line now and then."""
 

@@ -83,7 +83,7 @@ def conform(value: Any, kind: Any, name: str = "") -> Any:
     origin, inner = get_origin(kind), get_args(kind)
     if kind is Any:
         return value
-    if origin in (Union, UnionType):
+    if len(union_members(kind)) > 1:
         return _conform_union(value, kind, name)
     if is_typeddict(kind):
         return _conform_typed_dict(value, kind, name)
@@ -108,6 +108,11 @@ def conform(value: Any, kind: Any, name: str = "") -> Any:
     if not matches:
         raise MalformedError(_wrong(value, kind, name))
     return value
+
+
+def union_members(kind: Any) -> tuple[Any, ...]:
+    """Return the types of a union, or the type alone."""
+    return get_args(kind) if get_origin(kind) in (Union, UnionType) else (kind,)
 
 
 def _conform_union(value: Any, kind: Any, name: str) -> Any:
@@ -160,7 +165,7 @@ def _wrong(value: Any, kind: Any, name: str) -> str:
 
 def _describe(kind: Any) -> str:
     origin, inner = get_origin(kind), get_args(kind)
-    if origin in (Union, UnionType):
+    if len(union_members(kind)) > 1:
         return " or ".join(_describe(option) for option in inner)
     if origin is Literal:
         return " or ".join(repr(option) for option in inner)

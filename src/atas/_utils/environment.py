@@ -10,11 +10,12 @@ import subprocess
 import sys
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, TypedDict
-
-import torch
+from typing import TYPE_CHECKING, Any, TypedDict
 
 from atas import __version__
+
+if TYPE_CHECKING:
+    import torch
 
 
 class Environment(TypedDict, total=False):
@@ -34,6 +35,8 @@ class Environment(TypedDict, total=False):
 
 def environment_info(device: torch.device) -> dict[str, Any]:
     """Command, versions, hardware and time as plain values, for the files that carry a number."""
+    import torch  # programs that only ask for the commit start without it
+
     on_gpu = device.type == "cuda"
     return {
         "command": _command(),

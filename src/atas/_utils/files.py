@@ -13,9 +13,8 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import IO, Any
+from typing import IO
 
-from atas._utils import documents
 from atas.errors import AtasError, UsageError
 
 LOCK_TIMEOUT = 2.0  # seconds
@@ -215,15 +214,6 @@ def _is_at(file: IO[str], path: Path) -> bool:
         return os.path.samestat(os.fstat(file.fileno()), path.stat())
     except FileNotFoundError:
         return False
-
-
-def read_json(path: Path) -> dict[str, Any]:
-    """Read a JSON object; return an empty dict if the file is missing or damaged. For optional information."""
-    try:
-        content: dict[str, Any] = documents.read_json(path, dict[str, Any])
-    except (OSError, documents.MalformedError):
-        return {}
-    return content
 
 
 def _sync_folder(folder: Path) -> None:

@@ -15,6 +15,7 @@ import typer
 from atas import __version__
 from atas._utils.console import is_rank0
 from atas._utils.formatting import printable
+from atas._utils.system import is_out_of_memory
 from atas.cli import bench, compare, data, demo, evaluate, export, ls, report, reproduce, train
 from atas.cli.completion import hint_for_option
 from atas.errors import AtasError, nearest
@@ -49,11 +50,6 @@ _REMEDIES = {
     errno.EPERM: "check its permissions",
     errno.EROFS: "choose another folder",
 }
-# PyTorch raises RuntimeError, and the system's loader ImportError.
-_OUT_OF_MEMORY = re.compile(
-    r"can't allocate memory|not enough memory|out of memory|[Cc]annot allocate memory|failed to map segment|"
-    r"unable to mmap|can't start new thread|could not create a primitive"  # the last is oneDNN's
-)
 _CIRCLE = "Symlink loop from"  # a RuntimeError of pathlib before Python 3.13
 _TRIED = re.compile(r"[Tt]ried to allocate ([\d.]+)(?: (bytes|KiB|MiB|GiB|TiB))?")
 
@@ -104,7 +100,7 @@ def report_errors() -> Iterator[None]:
         _fail(_misused(error), error.exit_code, on_all_ranks=True)
     except (KeyboardInterrupt, typer.Abort):
         _fail("interrupted", 1, on_all_ranks=True)
-    except (OSError, MemoryError, RuntimeError, ImportError) as error:
+    except (OSError, MemoryError, RuntimeError, ImportError, SystemError) as error:
         sentence = _system_error(error)
         if sentence is None:  # a fault of this program
             raise
@@ -116,7 +112,7 @@ def _system_error(error: Exception) -> str | None:
     if not isinstance(error, OSError):
         if str(error).startswith(_CIRCLE):
             return f"{str(error)[:1].lower()}{str(error)[1:]}; remove the link, or check the path"
-        if not isinstance(error, MemoryError) and not _OUT_OF_MEMORY.search(str(error)):
+        if not is_out_of_memory(error):
             return None
         size = _TRIED.search(str(error))
         wanted = f" (it asked for {size[1]} {size[2] or 'bytes'})" if size else ""

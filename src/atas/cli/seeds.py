@@ -25,8 +25,7 @@ from atas.evaluation.inputs import ChunkReader, open_source
 from atas.evaluation.seed_stats import stats_by_attack
 from atas.threat import Masked
 from atas.training import Run
-from atas.training.run import RunFolder
-from atas.training.seed_folders import find_runs, seed_folder, seed_runs
+from atas.training.run import RunFolder, find_runs, seed_folder, seed_runs
 from atas.training.trainer import Interrupted
 
 if TYPE_CHECKING:

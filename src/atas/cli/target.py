@@ -25,7 +25,7 @@ from atas.core.autograd import eval_mode
 from atas.data.decode import open_image
 from atas.errors import DataError, UsageError, first_few, unknown
 from atas.evaluation import Evaluation
-from atas.evaluation.inputs import ChunkReader, check_classes, open_source
+from atas.evaluation.inputs import ChunkReader, check_classes, describe_mask, open_source
 from atas.models import published
 from atas.models.weights import load_weights, read_weights
 from atas.recipes.expected import Expected, find_expected
@@ -61,7 +61,9 @@ class Target:
 
     def result_path(self) -> Path:
         """Return the path to write now; other evaluations may change it."""
-        return _keep_better(self.out, len(self.test.labels), self.attacks) if self.keeps_better else self.out
+        if not self.keeps_better:
+            return self.out
+        return _keep_better(_path_of_mask(self.out, self.threat), len(self.test.labels), self.attacks)
 
     def damage(self, path: Path) -> str | None:
         """Return what is wrong with the earlier result at the path, if it cannot be read and so is not kept."""
@@ -275,6 +277,14 @@ def _fingerprint(name: str, root: str | None, size: int | None) -> str:
     if data.find_source(name, root).kind in data.FOLDERS:
         return data.load(name, root, size=size, lazy=True, trusted=False).test.fingerprint()
     return data.load(name, root, test_only=True, trusted=False).test.fingerprint()
+
+
+def _path_of_mask(path: Path, attack_threat: Threat) -> Path:
+    """Return `path`, or one next to it if `path` holds a result with another mask."""
+    mask, earlier = describe_mask(attack_threat), _earlier_result(path)
+    if mask is None or earlier is None or (earlier.protocol.get("mask") or mask)["hash"] == mask["hash"]:
+        return path
+    return path.with_name(f"{path.stem}-{mask['hash'][:8]}.json")
 
 
 def _keep_better(path: Path, n: int, attacks: tuple[str, ...]) -> Path:

@@ -102,13 +102,13 @@ def freeze(model: nn.Module) -> Iterator[None]:
 
 @contextmanager
 def keep_statistics(model: nn.Module) -> Iterator[None]:
-    """Restore all buffers of a model after the context, so that its passes leave no trace in running statistics."""
+    """Restore all buffers of a module after the context, for example the running statistics that passes change."""
     buffers = list(model.buffers())
-    count = model.train_forward_count if isinstance(model, CountsForwards) else 0
+    counts = [(module, module.train_forward_count) for module in model.modules() if isinstance(module, CountsForwards)]
     with temporary_values(buffers, buffers):
         yield
-    if isinstance(model, CountsForwards):
-        model.train_forward_count = count
+    for module, count in counts:
+        module.train_forward_count = count
 
 
 @contextmanager

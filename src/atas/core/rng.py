@@ -42,6 +42,8 @@ class Stream(enum.IntEnum):
     TARGET = 15
     CORRUPTION = 16
     HELD_OUT = 17
+    MASK = 18
+    BATCH = 19
 
 
 def _mix(word: Word) -> Word:

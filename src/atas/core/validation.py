@@ -13,17 +13,19 @@ import inspect
 import itertools
 import math
 import re
-import types
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from numbers import Integral, Real
 from pathlib import Path
-from typing import Any, Literal, ParamSpec, TypeVar, Union, get_args, get_origin, get_type_hints
+from typing import Any, Literal, ParamSpec, TypeVar, get_args, get_origin, get_type_hints
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
+from atas._utils.documents import union_members
+from atas._utils.system import is_out_of_memory
 from atas.errors import AtasError, DataError, UsageError
 
 P = ParamSpec("P")
@@ -71,7 +73,7 @@ def check_argument(name: str, value: object, kind: Any) -> None:
     Traceback (most recent call last):
     atas.errors.UsageError: step_size must be a finite number or None; got '8/255'
     """
-    options = _options(kind)
+    options = union_members(kind)
     if not any(_is_of(value, option) for option in options):
         expected = " or ".join(dict.fromkeys(_describe_kind(option) for option in options))
         raise UsageError(f"{name} must be {expected}; got {describe(value)}")
@@ -83,7 +85,7 @@ def plain_types(function: Callable[..., Any]) -> dict[str, Any]:
         kinds = get_type_hints(function)
     except NameError:  # a user's annotations for type checkers alone
         return {}
-    return {name: kind for name, kind in kinds.items() if name != "return" and all(map(_is_plain, _options(kind)))}
+    return {name: kind for name, kind in kinds.items() if name != "return" and all(map(_is_plain, union_members(kind)))}
 
 
 def check_arguments(function: Callable[P, R]) -> Callable[P, R]:
@@ -116,8 +118,10 @@ def check_fields(settings: Any) -> None:
 
 
 def check_interface(name: str, values: Sequence[object], methods: Sequence[str]) -> None:
-    """Raise UsageError unless every value has these methods."""
+    """Raise UsageError unless every value is an object, not a class, with these methods."""
     for value in values:
+        if isinstance(value, type):
+            raise UsageError(f"{name} must be an object; got the class {value.__name__}: create it, {value.__name__}()")
         if not all(callable(getattr(value, method, None)) for method in methods):
             raise UsageError(f"{name} must have the methods {', '.join(methods)}; got {describe(value)}")
 
@@ -157,17 +161,15 @@ def describe(value: object) -> str:
     """Return a value for a message, in one line."""
     if isinstance(value, Tensor):
         return f"a tensor of shape {tuple(value.shape)} and {value.dtype}"
+    if isinstance(value, np.ndarray):
+        return f"an array of shape {value.shape} and {value.dtype}"
     lines = repr(value).splitlines() or [type(value).__name__]
     return lines[0] if len(lines) == 1 and len(lines[0]) <= _MAX_SHOWN else f"a {type(value).__name__}"
 
 
-def _options(kind: Any) -> tuple[Any, ...]:
-    return get_args(kind) if get_origin(kind) in (Union, types.UnionType) else (kind,)
-
-
 def _is_plain(kind: Any) -> bool:
     if get_origin(kind) is tuple:
-        return all(element is Ellipsis or all(map(_is_plain, _options(element))) for element in get_args(kind))
+        return all(element is Ellipsis or all(map(_is_plain, union_members(element))) for element in get_args(kind))
     return kind in _PLAIN_TYPES or get_origin(kind) in (Literal, Mapping)
 
 
@@ -294,6 +296,8 @@ def explain_model_errors(sentence: str) -> Iterator[None]:
     except AtasError:
         raise
     except (RuntimeError, TypeError, ValueError, AttributeError, AssertionError) as error:
+        if is_out_of_memory(error):
+            raise
         why = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise UsageError(sentence.format(why=why)) from error
 

@@ -3,15 +3,25 @@
 from __future__ import annotations
 
 from atas.data.arrays import from_arrays
-from atas.data.conversion import as_dataset, check_given, given_name
 from atas.data.dataset import Dataset, Indexed, MapDataset, Split, indexed
 from atas.data.download import downloadable, fetch
 from atas.data.held_out import hold_out, stratified_rows
 from atas.data.lazy_images import ImageFiles, LazyImages
 from atas.data.lazy_images import LazyImages as Stored  # the name of earlier versions
-from atas.data.loading import DEFAULT_SIZE, FOLDERS, default_size, is_official, load, num_train_images, official_hashes
 from atas.data.packed import verify
 from atas.data.packing import pack
+from atas.data.registry import (
+    DEFAULT_SIZE,
+    FOLDERS,
+    as_dataset,
+    check_given,
+    default_size,
+    given_name,
+    is_official,
+    load,
+    num_train_images,
+    official_hashes,
+)
 from atas.data.sources import FORMS, display_name, find_source, is_function, names
 from atas.data.torch_datasets import from_datasets
 

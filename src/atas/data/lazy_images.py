@@ -20,6 +20,7 @@ from atas.data.decode import decode, error_text, is_io_error, open_image, to_chw
 from atas.errors import DataError
 
 _CHUNK = 32  # images that a thread reads at a time
+_SIDES = 64  # files whose sides are measured, about
 
 
 class LazyImages(ABC):
@@ -152,10 +153,10 @@ class ImageFiles(LazyImages):
             digest.update(os.fsencode(f"{name.removeprefix(prefix)}\t{os.stat(name).st_size}\n"))
         return digest.hexdigest()
 
-    def median_side(self, sample: int = 64) -> int | None:
+    def median_side(self) -> int | None:
         """Return the median of the short sides in pixels of some of the files; None if none of them can be opened."""
         sides = []
-        for path in self._files[:: max(1, len(self._files) // sample)]:
+        for path in self._files[:: max(1, len(self._files) // _SIDES)]:
             with contextlib.suppress(OSError, ValueError), open_image(path) as file:
                 sides.append(min(file.size))
         return int(np.median(sides)) if sides else None

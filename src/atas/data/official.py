@@ -15,9 +15,9 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from atas._utils.download import md5
 from atas.data.dataset import Dataset, Split
 from atas.data.matlab import read_matlab
-from atas.data.transfer import md5
 from atas.errors import DataError
 
 _MAX_BYTES = 1 << 30  # of an unpacked file; the largest official one has 47 MB

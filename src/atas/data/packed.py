@@ -26,7 +26,7 @@ from typing import Any, Literal, TypedDict
 import numpy as np
 import torch
 
-from atas._utils.console import ProgressCallback
+from atas._utils.console import ProgressCallback, no_progress
 from atas._utils.documents import MalformedError, conform, parse_json, read_bytes
 from atas.data.dataset import Dataset, Split
 from atas.data.decode import decode, error_text, to_chw
@@ -345,7 +345,7 @@ def verify(
     processes = num_workers(workers)
     manifest = read_manifest(Path(folder))
     shards = manifest.shards
-    report = progress or (lambda what, done, total: None)
+    report = progress or no_progress
     total, done, damaged_shards = sum(shard.bytes for shard in shards), 0, []
     report("verifying", 0, total)
 

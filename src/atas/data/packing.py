@@ -6,6 +6,7 @@ The output folder is checked first: its settings, its disk space, and that nothi
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import os
@@ -18,11 +19,12 @@ import numpy as np
 import PIL
 
 from atas import __version__
-from atas._utils.console import ProgressCallback
-from atas._utils.files import file_lock, read_json, remove_temporaries_in, write_text
+from atas._utils.console import ProgressCallback, no_progress
+from atas._utils.documents import MalformedError, read_json
+from atas._utils.files import file_lock, remove_temporaries_in, write_text
 from atas._utils.formatting import format_bytes
 from atas.data.decode import FITS
-from atas.data.listing import labels_of, list_splits
+from atas.data.folder import labels_of, list_splits
 from atas.data.packed import (
     CHECKSUM,
     KIND,
@@ -107,7 +109,7 @@ def _write_shards(
 ) -> list[ShardResult]:
     processed = shared_array((len(shards),), np.int64)
     total = sum(len(job.files) for job in shards)
-    report = progress or (lambda what, done, total: None)
+    report = progress or no_progress
 
     def work(number: int) -> ShardResult:
         def count(done: int) -> None:
@@ -218,8 +220,8 @@ def load_finished(target: Path, settings: PackSettings, source_info: dict[str, A
 def write_plan(target: Path, settings: PackSettings) -> None:
     """Write the settings; raise UsageError if an earlier attempt had others."""
     plan = target / PLAN
-    if earlier := read_json(plan):
-        _check_same_settings(target, earlier, settings)
+    with contextlib.suppress(OSError, MalformedError):  # without a readable plan, there is no earlier attempt
+        _check_same_settings(target, read_json(plan, dict[str, Any]), settings)
     write_file(plan, json.dumps(asdict(settings)))
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import glob
 import os
 import zipfile
 from collections.abc import Callable
@@ -23,7 +24,8 @@ if TYPE_CHECKING:
     from atas.evaluation.result import Evaluation
 
 ENDINGS = (".npz", ".safetensors")
-_STAGES = "stages"
+_STAGES, _EVALUATION = "stages", "evaluation"  # keys of a file of saved points
+_POINTS = "{}.points-{}-{}.safetensors"
 _KIND = "atas-perturbed-images-1"
 _VERDICTS = "correct.clean"
 
@@ -52,18 +54,18 @@ class KeptPoints:
 class PointStore:
     """The points of attacks on chunks, in files beside the progress file; without a path nothing is stored.
 
-    A file is replaced when another stage of the attack is complete. The caller checks what it reads: the points must
-    give the verdicts of these stages.
+    A file is replaced when another stage of the attack is complete. It is bound to the fingerprint of its evaluation.
+    The caller checks what it reads: the points must give the verdicts of these stages.
     """
 
-    def __init__(self, progress_file: Path | None, log: Callable[[str], None]) -> None:
-        self._progress_file, self._log = progress_file, log
+    def __init__(self, progress_file: Path | None, fingerprint: str, log: Callable[[str], None]) -> None:
+        self._progress_file, self._fingerprint, self._log = progress_file, fingerprint, log
         self.paths: list[Path] = []
         """The files that this evaluation wrote or read."""
 
     def _path(self, chunk: int, attack: int) -> Path | None:
         file = self._progress_file
-        return None if file is None else file.with_name(f"{file.stem}.points-{chunk}-{attack}.safetensors")
+        return None if file is None else file.with_name(_POINTS.format(_base(file), chunk, attack))
 
     def load(self, chunk: int, attack: int, stages: int) -> KeptPoints | None:
         """Return the points and margins after this number of stages; None if there are none."""
@@ -72,7 +74,7 @@ class PointStore:
             return None
         try:
             with safe_open(path, framework="pt") as file:
-                if (file.metadata() or {}).get(_STAGES) != str(stages):
+                if file.metadata() != self._metadata(stages):
                     return None
                 points, margins = file.get_tensor("points"), file.get_tensor("margins")
         except (OSError, SafetensorError):
@@ -87,15 +89,23 @@ class PointStore:
             return
         tensors = {"points": kept.points.cpu().contiguous(), "margins": kept.margins}
         try:
-            write_atomically(path, lambda temporary: save_file(tensors, temporary, {_STAGES: str(stages)}))
+            write_atomically(path, lambda temporary: save_file(tensors, temporary, self._metadata(stages)))
             self.paths.append(path)
         except (OSError, SafetensorError) as error:
             self._log(f"cannot save the perturbed images in {path} ({error}); continuing without saving")
 
+    def _metadata(self, stages: int) -> dict[str, str]:
+        return {_STAGES: str(stages), _EVALUATION: self._fingerprint}
 
-def check_path(path: Path, option: str = "the file of perturbed images") -> None:
-    """Raise UsageError unless perturbed images can be written to a file of this name."""
-    check_output_path(path, option, *ENDINGS)
+
+def saved_points(progress_file: Path) -> list[Path]:
+    """Return the files in which evaluations with this progress file saved points, also one that kept other points."""
+    found = progress_file.parent.glob(_POINTS.format(glob.escape(_base(progress_file)), "*", "*"))
+    return [path for path in found if _holds(path, _STAGES)]
+
+
+def _base(progress_file: Path) -> str:
+    return progress_file.name.removesuffix(".json")  # of several processes each has a suffix behind it
 
 
 def check_replaceable(path: Path) -> None:
@@ -105,13 +115,21 @@ def check_replaceable(path: Path) -> None:
 
 
 def _holds_adversarial(path: Path) -> bool:
+    if path.suffix.lower() != ".npz":
+        return _holds(path, _KIND)
     try:
-        if path.suffix.lower() == ".npz":
-            with zipfile.ZipFile(path) as archive:
-                return f"{_VERDICTS}.npy" in archive.namelist()
+        with zipfile.ZipFile(path) as archive:
+            return f"{_VERDICTS}.npy" in archive.namelist()
+    except (ValueError, zipfile.BadZipFile):
+        return False
+
+
+def _holds(path: Path, key: str) -> bool:
+    """Return whether a file is a safetensors file with this key in its metadata."""
+    try:
         with safe_open(path, framework="pt") as file:
-            return _KIND in (file.metadata() or {})
-    except (SafetensorError, ValueError, zipfile.BadZipFile):
+            return key in (file.metadata() or {})
+    except (OSError, SafetensorError, ValueError):
         return False
 
 
@@ -121,7 +139,7 @@ def save_adversarial(result: Evaluation, path: str | os.PathLike[str]) -> None:
     The arrays are `labels`, `x_adv.<attack>` and `correct.<attack>`, and `correct.clean`.
     """
     path = Path(path)
-    check_path(path)
+    check_output_path(path, "the file of perturbed images", *ENDINGS)
     check_replaceable(path)
     if result.labels is None:
         raise UsageError("the evaluation kept no perturbed images: pass keep=True to atas.evaluate")

@@ -21,7 +21,7 @@ from atas.core.autograd import contiguous, freeze, set_mode
 from atas.core.validation import MODEL_FAILED, check_logits, explain_model_errors
 from atas.errors import UsageError, unknown
 from atas.ops.networks import WrappedNetwork
-from atas.ops.precision import strict_float32
+from atas.ops.precision import no_cudnn_benchmark, strict_float32
 
 PRECISIONS = ("auto", "float32")
 COMPILE_ABOVE_QUERIES = 2_000_000  # forward passes that make up for the time of torch.compile
@@ -81,16 +81,6 @@ def prepare(
                 log=log,
             )
         yield scheduler
-
-
-@contextmanager
-def no_cudnn_benchmark() -> Iterator[None]:
-    """Disable cuDNN's benchmark, which takes seconds for each new batch size: the verifier sees many sizes."""
-    before, torch.backends.cudnn.benchmark = torch.backends.cudnn.benchmark, False
-    try:
-        yield
-    finally:
-        torch.backends.cudnn.benchmark = before
 
 
 def _prepare_cuda(

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import io
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,6 +20,7 @@ from PIL import Image
 from torch import Tensor, nn
 
 from atas.core.rng import CounterRNG, Stream
+from atas.core.validation import check_argument
 from atas.data.decode import open_image
 from atas.errors import UsageError, unknown
 from atas.threat import Threat
@@ -90,8 +91,6 @@ def _pixelate(x: Tensor, share: float, rng: CounterRNG) -> Tensor:
 
 
 def _jpeg(x: Tensor, quality: float, rng: CounterRNG) -> Tensor:
-    if x.shape[1] not in (1, 3):
-        raise UsageError(f"jpeg needs images of 1 or 3 channels; got {x.shape[1]}: name other corruptions")
     pixels = (x * 255).round().to(torch.uint8).permute(0, 2, 3, 1).cpu().numpy()
     coded = [torch.from_numpy(_recode(image, int(quality))) for image in pixels]
     return (torch.stack(coded).to(x.device).to(x.dtype) / 255).reshape(len(x), *x.shape[2:], -1).permute(0, 3, 1, 2)
@@ -126,23 +125,6 @@ def names() -> list[str]:
     return list(_CORRUPTIONS)
 
 
-def corrupt(x: Tensor, name: str, severity: int, *, seed: int = 0, index: Tensor | None = None) -> Tensor:
-    """Return corrupted images.
-
-    Args:
-        x: images in [0, 1], float (N, C, H, W).
-        name: a name of `names()`.
-        severity: from 1 to 5.
-        seed: another seed gives other noise.
-        index: position of each example (N,) in its data set; 0 to N-1 by default.
-
-    >>> x = torch.full((2, 1, 4, 4), 0.5)
-    >>> corrupt(x, "brightness", 2).unique().tolist() == [torch.tensor(0.6).item()]
-    True
-    """
-    return Corruption(name, severity)(None, x, None, None, seed=seed, index=index)
-
-
 @dataclass(frozen=True)
 class Corruption:
     """A corruption at one severity, in the form of an attack; it takes no notice of the model and the threat model."""
@@ -160,6 +142,11 @@ class Corruption:
     def name(self) -> str:
         """The name with the severity."""
         return f"{self.kind}-{self.severity}"
+
+    def check_shape(self, shape: Sequence[int]) -> None:
+        """Raise UsageError unless images of this shape (C, H, W) can be corrupted."""
+        if self.kind == "jpeg" and shape[0] not in (1, 3):
+            raise UsageError(f"jpeg needs images of 1 or 3 channels; got {shape[0]}: name other corruptions")
 
     def settings(self, threat: Threat) -> dict[str, Any]:
         """Return the parameter."""
@@ -186,6 +173,8 @@ class Corruption:
 def resolve(requested: Iterable[str] | str) -> dict[str, Corruption]:
     """Return corruptions at every severity by name; `all` stands for every corruption."""
     kinds = [kind.strip() for kind in requested.split(",")] if isinstance(requested, str) else list(requested)
+    for kind in kinds:
+        check_argument("a corruption", kind, str)
     kinds = names() if kinds == ["all"] else list(dict.fromkeys(kinds))
     found = [Corruption(kind, severity) for kind in kinds for severity in SEVERITIES]
     return {corruption.name: corruption for corruption in found}

@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from atas import attacks as library
 from atas._utils.files import write_text
 from atas.attacks import Attack, AttackEnsemble, Clean, StagedAttack
+from atas.attacks.base import choose_threat
 from atas.attacks.scheduler import default_batch_size
 from atas.attacks.search import AtBudget
 from atas.core.autograd import contiguous, set_mode
@@ -28,8 +29,8 @@ from atas.evaluation.backend import device_context, hookable, model_dtype, resol
 from atas.evaluation.evaluator import evaluate
 from atas.evaluation.inputs import ChunkReader, MapDataset, open_source
 from atas.evaluation.intervals import wilson
-from atas.evaluation.progress import ProgressCallback
-from atas.evaluation.result import CURVE_KIND, Evaluation
+from atas.evaluation.progress import StatusCallback
+from atas.evaluation.result import CURVE_KIND, MAX_LABELS, Evaluation
 from atas.evaluation.resume import SAVE_INTERVAL
 from atas.evaluation.warnings import EvaluationWarning
 from atas.ops.precision import strict_float32
@@ -178,7 +179,7 @@ def accuracy_curve(
     seed: int = 0,
     step_size: float | None = None,
     precision: str = "auto",
-    progress: ProgressCallback | None = None,
+    progress: StatusCallback | None = None,
     progress_file: str | os.PathLike[str] | None = None,
     progress_interval: float = SAVE_INTERVAL,
 ) -> AccuracyCurve:
@@ -217,7 +218,13 @@ def accuracy_curve(
         raise UsageError(f"the threat model is one such as atas.Linf(8/255); got {describe(threat)}")
     budgets = _budgets(eps, threat)
     staged = _staged(attack, step_size)
+    choose_threat(staged, threat)
     searches = tuple(AtBudget(search, budget) for budget in budgets if budget for search in staged.stages)
+    if len({search.name for search in searches}) >= MAX_LABELS:
+        raise UsageError(
+            f"a curve has fewer than {MAX_LABELS} searches; '{staged.name}' with {len(staged.stages)} searches at each "
+            f"of {len(budgets)} budgets has more: pass fewer budgets"
+        )
     found = evaluate(
         model,
         images,
@@ -299,7 +306,7 @@ def _smallest(
     rows = ((smallest > 0) & (smallest < torch.inf)).nonzero().flatten()
     size = batch_size or default_batch_size(on)
     with device_context(on), torch.no_grad(), set_mode(model, training=False), strict_float32(on):
-        for batch in rows.split(size):
+        for batch in rows.split(size) if len(rows) else ():  # not every network takes a batch of no images
             image, point = x[batch].to(on), found.adversarial[_NAME][batch].to(on)
             shortest = _shorten(model, image, point, y[batch].to(on))
             smallest[batch] = torch.minimum(smallest[batch], threat.distance(shortest, image).double().cpu())

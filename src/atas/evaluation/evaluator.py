@@ -27,10 +27,10 @@ from atas.attacks import Attack, Clean, StagedAttack
 from atas.attacks.base import choose_threat
 from atas.attacks.scheduler import default_batch_size
 from atas.core.fingerprint import LOGITS_KEY, logits_fingerprint, weights_hash
-from atas.core.validation import check_arguments, check_interface, check_module, describe
+from atas.core.validation import check_arguments, check_interface, check_module, check_seed, describe
 from atas.distributed.world import SINGLE, World, init
 from atas.errors import UsageError
-from atas.evaluation.adversarial import PointStore
+from atas.evaluation.adversarial import PointStore, saved_points
 from atas.evaluation.backend import device_context, hookable, model_dtype, prepare, resolve_device
 from atas.evaluation.corruptions import Corruption, resolve
 from atas.evaluation.details import EvaluationDetails
@@ -47,7 +47,7 @@ from atas.evaluation.inputs import (
     open_source,
     select_targets,
 )
-from atas.evaluation.progress import ProgressCallback, ProgressMeter
+from atas.evaluation.progress import ProgressMeter, StatusCallback
 from atas.evaluation.result import MAX_LABELS, WORST, Evaluation, Stage
 from atas.evaluation.resume import SAVE_INTERVAL, ProgressFile
 from atas.evaluation.runner import FIRST_STAGE, ROBUST, AttackOutcome, AttackRunner, total_max_queries
@@ -77,7 +77,7 @@ def evaluate(
     seed: int = 0,
     step_size: float | None = None,
     precision: str = "auto",
-    progress: ProgressCallback | None = None,
+    progress: StatusCallback | None = None,
     progress_file: str | os.PathLike[str] | None = None,
     progress_interval: float = SAVE_INTERVAL,
     chunk_bytes: int = CHUNK_BYTES,
@@ -136,6 +136,7 @@ def evaluate(
     (['clean', 'fgsm', 'pgd10', 'worst'], True)
     """
     check_module(model)
+    check_seed(seed)
     model = hookable(model)
     if not isinstance(threat, Threat):
         problem = "is missing" if threat is None else f"cannot be {threat!r}"
@@ -160,6 +161,8 @@ def evaluate(
         reader = ChunkReader(source, dtype, chunk_bytes)
         threat.check_budget(reader.shape)
         threat.check_images((len(reader), *reader.shape))
+        for corruption in corrupting.values():
+            corruption.check_shape(reader.shape)
         mask = describe_mask(threat)
         weights, (data, all_labels) = weights_hash(model), world.on_rank0(reader.digest_and_labels)
         _, sample, _ = reader.sample(SAMPLE_SIZE)
@@ -186,14 +189,14 @@ def evaluate(
             }
             path = _progress_path(progress_file, world)
             file = ProgressFile(path, identity, meter.notify, interval=progress_interval)
-            store = PointStore(path, meter.notify) if keep else None
+            store = PointStore(path, file.fingerprint, meter.notify) if keep else None
             tested = ExampleSource(model, scheduler, resolved, threat, seed, reader)
             names = class_names(images, all_labels) if details and goal is None and mask is None else None
             outcomes, warnings, seconds, found = _run(
                 tested, corrupting, (all_labels, classes, names), world, file, meter, store
             )
-            owned = [file.owned_path, *(store.paths if store else ())]
-            progress_files = [path for path in itertools.chain(*world.all_gather(owned)) if path is not None]
+            owned = [*(store.paths if store else ()), *_owned(file)]
+            progress_files = list(itertools.chain(*world.all_gather(owned)))
 
     return Evaluation(
         threat=threat.unmasked,
@@ -249,7 +252,8 @@ def _run(
     diagnostics = Diagnostics(model, scheduler, threat, seed, sample_rows, x, y, sample_targets)
     warnings = diagnostics.check_model() if world.is_main else []
     seconds = time.perf_counter() - began
-    for warning in [*warnings, *(diagnostics.check_clean() if world.is_main else [])]:  # before hours of attacks
+    at_chance = diagnostics.check_clean() if world.is_main and classes is None else []
+    for warning in [*warnings, *at_chance]:  # before hours of attacks
         meter.warn(warning)
 
     recorder = ExampleRecorder(reader.spread(RECORDED_EXAMPLES) if names is not None else range(0))
@@ -291,18 +295,30 @@ def _resolve_attacks(attacks: Iterable[str | Attack], step_size: float | None, t
     for requested in [name.strip() for name in attacks.split(",")] if isinstance(attacks, str) else attacks:
         attack = library.create(requested, step_size) if isinstance(requested, str) else requested
         check_interface("an attack", [attack], ("settings", "__call__"))
+        given = requested if isinstance(requested, str) else getattr(requested, "name", None)
+        name = _printable_name("an attack", given)
         choose_threat(attack, threat)
-        name = requested if isinstance(requested, str) else requested.name
         if name == WORST or resolved.get(name, attack) != attack:
             raise UsageError(f"the name '{name}' is taken; rename your attack")
+        for stage in attack.stages if isinstance(attack, StagedAttack) else ():
+            _printable_name("a search", stage.name)
+            if stage.name == Clean.name:
+                raise UsageError(f"the name '{Clean.name}' is taken; rename the search of '{name}'")
         resolved[name] = attack
-    count = sum(len(_reported_stages(attack)) or 1 for attack in resolved.values())
+    count = sum(len(set(_reported_stages(attack))) or 1 for attack in resolved.values())
     if count > MAX_LABELS:
         raise UsageError(
             f"a result file holds at most {MAX_LABELS} attacks and stages, clean included; got {count}: evaluate fewer "
             f"at a time"
         )
     return resolved
+
+
+def _printable_name(kind: str, name: object) -> str:
+    """Return a name; raise UsageError unless it can be printed, and written to every file."""
+    if not isinstance(name, str) or not name.strip() or not name.isprintable():
+        raise UsageError(f"the name of {kind} must be a text that can be printed; got {describe(name)}")
+    return name
 
 
 def _resolve_corruptions(
@@ -368,6 +384,11 @@ def _progress_path(path: str | os.PathLike[str] | None, world: World) -> Path | 
     if path is None or world.size == 1:
         return None if path is None else Path(path)
     return Path(path).with_name(f"{Path(path).name}-{world.rank + 1}-of-{world.size}")
+
+
+def _owned(file: ProgressFile) -> list[Path]:
+    """Return the progress file, if it is this evaluation's, and the points that lie beside it."""
+    return [] if file.owned_path is None else [file.owned_path, *saved_points(file.owned_path)]
 
 
 def merge_shards(shards: list[tuple[range, dict[str, AttackOutcome]]], examples: int) -> dict[str, AttackOutcome]:

@@ -109,8 +109,7 @@ def collect_details(
         if outcome.predicted is not None
     }
     codes = {name: outcome.code for name, outcome in outcomes.items()}
-    complete = [row for row in recorder.rows if not _missing(source.attacks, codes, recorder, row)]
-    chosen = choose_examples(broken_by, _NUM_EXAMPLES, complete)
+    chosen = choose_examples(broken_by, _NUM_EXAMPLES, recorder.rows)
     _search_again(source, codes, recorder, chosen)
     chosen = [row for row in chosen if _agrees(source.attacks, codes, recorder, row, int(labels[row]))]
     landscapes = None

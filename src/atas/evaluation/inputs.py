@@ -16,9 +16,9 @@ from torch import Tensor
 from atas.attacks.base import target_classes
 from atas.core.autograd import contiguous
 from atas.core.fingerprint import DataHash
-from atas.core.validation import check_argument, check_images, check_shapes
+from atas.core.validation import check_images, check_shapes, describe
 from atas.data import LazyImages, MapDataset
-from atas.errors import DataError, first_few
+from atas.errors import DataError, UsageError, first_few
 from atas.threat import Masked, Threat
 
 CHUNK_BYTES = 2**30  # of images; searches need about twice as much in addition
@@ -130,7 +130,10 @@ def select_targets(
     """
     labels = source.labels()
     if not isinstance(targets, Tensor | np.ndarray):
-        check_argument("targets", targets, int)
+        if not isinstance(targets, int | np.integer) or isinstance(targets, bool):
+            raise UsageError(
+                f"targets must be one class, or a tensor with one class per image; got {describe(targets)}"
+            )
         rows = (labels != targets).nonzero().flatten()
         if not len(rows):
             raise DataError(f"every image has the label {targets}, the target class; choose another class")

@@ -31,8 +31,8 @@ def wilson(successes: int, n: int, confidence: float = 0.95) -> tuple[float, flo
     return low, high
 
 
-def paired_difference(correct: Tensor, other: Tensor, confidence: float = 0.95) -> tuple[float, float]:
-    """Return the interval of the difference of two accuracies on the same examples (Agresti and Min, 2005).
+def paired_difference(correct: Tensor, other: Tensor) -> tuple[float, float]:
+    """Return the 95% interval of the difference of two accuracies on the same examples (Agresti and Min, 2005).
 
     >>> import torch
     >>> low, high = paired_difference(torch.arange(100) < 60, torch.arange(100) < 50)
@@ -41,7 +41,7 @@ def paired_difference(correct: Tensor, other: Tensor, confidence: float = 0.95) 
     """
     gained, lost, n = int((correct & ~other).sum()) + 0.5, int((other & ~correct).sum()) + 0.5, len(correct) + 2
     difference = (gained - lost) / n
-    half = _quantile(confidence) * math.sqrt(gained + lost - (gained - lost) ** 2 / n) / n
+    half = _quantile(0.95) * math.sqrt(gained + lost - (gained - lost) ** 2 / n) / n
     return difference - half, difference + half
 
 

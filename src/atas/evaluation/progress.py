@@ -37,14 +37,14 @@ class Status:
     """The warning that the note quotes. The result lists all warnings again."""
 
 
-ProgressCallback = Callable[[Status], None]
+StatusCallback = Callable[[Status], None]
 
 
 class ProgressMeter:
     """Measures work in forward passes: done by this process, done before a stop, and the maximum that is left."""
 
-    def __init__(self, callback: ProgressCallback | None, *, clock: Callable[[], float] = time.monotonic) -> None:
-        self._callback, self._clock = callback, clock
+    def __init__(self, callback: StatusCallback | None) -> None:
+        self._callback = callback
         self._left: dict[StageKey, float] = {}
         self._made = self._before = 0.0
         self._began: float | None = None
@@ -53,7 +53,7 @@ class ProgressMeter:
     def set_remaining(self, key: StageKey, work: float) -> None:
         """Set the maximum work that is left of a stage. The first call starts the clock."""
         if self._began is None:
-            self._began = self._clock()
+            self._began = time.monotonic()
         self._left[key] = work
 
     def resumed(self, work: float) -> None:
@@ -70,7 +70,7 @@ class ProgressMeter:
         done = self._made + self._before
         seconds = None
         if self._made and self._began is not None:
-            seconds = (self._clock() - self._began) / self._made * left
+            seconds = (time.monotonic() - self._began) / self._made * left
         self._last = Status(attack, stage, num_correct, examples, done / max(done + left, 1), seconds)
         if self._callback is not None:
             self._callback(self._last)

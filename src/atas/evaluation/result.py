@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import os
 import string
 from dataclasses import asdict, dataclass, field, replace
+from fractions import Fraction
 from functools import cached_property
 from pathlib import Path
 from typing import Any, TypedDict
@@ -66,12 +68,19 @@ class _LabelValues(TypedDict):
     examples: str
 
 
+class _MaskValues(TypedDict):
+    share: float
+    hash: str
+
+
 class _ProtocolValues(TypedDict, total=False):
     attacks: dict[str, dict[str, Any]]
     seed: int
     precision: str
     search_notes: list[str]
     image_shape: list[int]
+    targets: dict[str, Any]
+    mask: _MaskValues
 
 
 class _FirstValues(TypedDict):
@@ -141,6 +150,8 @@ class Stage:
         """Read the values that `to_json` returned."""
         if not 0 <= values["right"] <= n:
             raise MalformedError(f"{values['right']} of {n} examples are right after {values['after']}")
+        if values.get("accuracy", values["right"] / n) != values["right"] / n:
+            raise MalformedError(f"the accuracy after {values['after']} is not that of {values['right']} of {n}")
         return Stage(values["after"], values["right"], n, float(values["seconds"]), values["queries"])
 
 
@@ -352,8 +363,13 @@ class Evaluation:
         for name, names in result.broken_by.items():
             if result.correct[name].tolist() != [label is None for label in names]:
                 raise MalformedError("correct and broken_by do not agree")
-        if any(not 0 <= count <= result.n for counts in result.corruptions.values() for count in counts):
-            raise MalformedError(f"a corruption has more than {result.n} correct examples, or fewer than none")
+        for name, counts in result.corruptions.items():
+            if any(not 0 <= count <= result.n for count in counts):
+                raise MalformedError(f"a corruption has more than {result.n} correct examples, or fewer than none")
+            if values["corruptions"][name].get("accuracy") != [count / result.n for count in counts]:
+                raise MalformedError(f"the accuracies under {name} are not those of the counts")
+        if not _states(values["threat"].get("text", str(result.threat)), result.threat.eps):
+            raise MalformedError("the budget and its text do not agree")
         if result.accuracy != values["accuracy"]:
             raise MalformedError("correct and accuracy do not agree")
         return result
@@ -363,6 +379,19 @@ def _verdicts(text: str, n: int) -> Tensor:
     if len(text) != n:
         raise MalformedError(f"verdicts are not {n} digits of 0 and 1")
     return decode_flags(text)
+
+
+def _states(text: object, eps: float) -> bool:
+    """Return whether a text states a budget, to the digits that it has.
+
+    >>> _states("Linf(8/255)", 8 / 255), _states("Linf(8/255)", 0.0814)
+    (True, False)
+    """
+    try:
+        stated = float(Fraction(str(text).partition("(")[2].rstrip(")")))
+    except (ValueError, ZeroDivisionError):
+        return False
+    return math.isclose(stated, eps, rel_tol=1e-4)
 
 
 def _cause(error: Exception) -> str:

@@ -6,6 +6,7 @@ a checksum, because a damaged digit would be a wrong verdict.
 
 from __future__ import annotations
 
+import hashlib
 import json
 import time
 import zlib
@@ -196,6 +197,12 @@ class ProgressFile:
                 f"cannot save the progress in {self._path} ({error.strerror or error}); continuing without saving"
             )
         self._saved = self._clock()
+
+    @property
+    def fingerprint(self) -> str:
+        """A hash of what the evaluation is recognised by, but for the logits, which rounding may change."""
+        values = {name: value for name, value in self._identity.items() if name != LOGITS_KEY}
+        return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()[:16]
 
     @property
     def owned_path(self) -> Path | None:

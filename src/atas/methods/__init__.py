@@ -10,11 +10,17 @@ from atas.methods.fgsm import FGSM, FGSMRS
 from atas.methods.fgsm_ga import FGSMGA
 from atas.methods.fgsm_rs_adaptive import FGSMRSAdaptive
 from atas.methods.free import Free
+from atas.methods.gat import GAT
+from atas.methods.liet import LIET
+from atas.methods.mart import MART
+from atas.methods.n_fgsm import NFGSM
+from atas.methods.nuat import NuAT
 from atas.methods.pgd import PGD
 from atas.methods.registry import create, get, names, setting_types, settings, takes_classes
 from atas.methods.ssat import SSAT
 from atas.methods.standard import Standard
 from atas.methods.targets import LabelTargets, RememberedPredictions
+from atas.methods.tdat import TDAT
 from atas.methods.teacher import EMATeacher
 from atas.methods.trades import TRADES
 from atas.methods.update import OptimizerUpdate, Update
@@ -27,8 +33,13 @@ __all__ = [
     "FGSM",
     "FGSMGA",
     "FGSMRS",
+    "GAT",
+    "LIET",
+    "MART",
+    "NFGSM",
     "PGD",
     "SSAT",
+    "TDAT",
     "TRADES",
     "YOPO",
     "ATASLiteral",
@@ -42,6 +53,7 @@ __all__ = [
     "InputPerturbation",
     "LabelTargets",
     "Method",
+    "NuAT",
     "OptimizerUpdate",
     "PersistentPerturbation",
     "RememberedPredictions",

@@ -222,6 +222,25 @@ def take_adaptive_step(method: ATAS, x: Tensor, index: Tensor, start: Tensor, gr
     return point
 
 
+class ATASLiteralArgs(CommonArgs, total=False):
+    """Settings of `ATASLiteral`, with the defaults of `ATAS`."""
+
+    c: float | Literal["auto"]
+    max_step: Size
+    beta: float
+    reset_every: int
+    dtype: torch.dtype | Literal["auto"]
+    grid: int | None
+    store: Placement
+
+
+class ATASArgs(ATASLiteralArgs, total=False):
+    """Settings of `ATAS` that `ATASPlus` has too, with the same defaults."""
+
+    clip: tuple[Bound, Bound] | Literal["auto"] | None
+    warmup_epochs: int
+
+
 class ATASLiteral(ATAS):
     """Algorithm 1 of the paper as printed: steps are neither clipped nor warmed up.
 
@@ -233,28 +252,6 @@ class ATASLiteral(ATAS):
         threat: Threat,
         examples: int,
         shape: Sequence[int],
-        *,
-        c: float | Literal["auto"] = 1.28,
-        max_step: Size = "auto",
-        beta: float = 0.5,
-        reset_every: int = 10,
-        dtype: torch.dtype | Literal["auto"] = "auto",
-        grid: int | None = None,
-        store: Placement = "device",
-        **common: Unpack[CommonArgs],
+        **settings: Unpack[ATASLiteralArgs],
     ) -> None:
-        super().__init__(
-            threat,
-            examples,
-            shape,
-            c=c,
-            max_step=max_step,
-            beta=beta,
-            clip=None,
-            warmup_epochs=0,
-            reset_every=reset_every,
-            dtype=dtype,
-            grid=grid,
-            store=store,
-            **common,
-        )
+        super().__init__(threat, examples, shape, clip=None, warmup_epochs=0, **settings)

@@ -19,16 +19,12 @@ because an average gains little once the weights no longer move.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Literal, Unpack
+from typing import Unpack
 
-import torch
-
-from atas.core.perturbations import Placement
 from atas.errors import UsageError
-from atas.methods.atas import ATAS, Bound
-from atas.methods.base import CommonArgs
+from atas.methods.atas import ATAS, ATASArgs
 from atas.methods.targets import RememberedPredictions
-from atas.threat import Size, Threat
+from atas.threat import Threat
 
 
 class ATASPlus(ATAS):
@@ -54,37 +50,14 @@ class ATASPlus(ATAS):
         share: float = 0.4,
         decay: float = 0.7,
         from_epoch: int = 5,
-        c: float | Literal["auto"] = 1.28,
-        max_step: Size = "auto",
-        beta: float = 0.5,
-        clip: tuple[Bound, Bound] | Literal["auto"] | None = "auto",
-        warmup_epochs: int = 5,
-        reset_every: int = 10,
-        dtype: torch.dtype | Literal["auto"] = "auto",
-        grid: int | None = None,
-        store: Placement = "device",
-        **common: Unpack[CommonArgs],
+        **settings: Unpack[ATASArgs],
     ) -> None:
-        if common.get("targets") is not None:
+        if settings.get("targets") is not None:
             raise UsageError(
                 "atas-plus has targets of its own; set its smoothing, share, decay and from_epoch, or use atas with "
                 "other targets"
             )
-        common["targets"] = RememberedPredictions(
+        settings["targets"] = RememberedPredictions(
             classes, share=share, decay=decay, from_epoch=from_epoch, smoothing=smoothing
         )
-        super().__init__(
-            threat,
-            examples,
-            shape,
-            c=c,
-            max_step=max_step,
-            beta=beta,
-            clip=clip,
-            warmup_epochs=warmup_epochs,
-            reset_every=reset_every,
-            dtype=dtype,
-            grid=grid,
-            store=store,
-            **common,
-        )
+        super().__init__(threat, examples, shape, **settings)

@@ -3,6 +3,14 @@
 `Method` is what every method is: a module without parameters whose per-example state is in buffers, and whose
 `training_step` calls the engine's `Update`. `InputPerturbation` trains with its loss on perturbed inputs and is defined
 by its attack. `PersistentPerturbation` starts each attack from the example's perturbation of the last epoch.
+
+A step of most methods, ATAS among them, is `InputPerturbation.training_step`:
+
+    attack(model, batch)          the method itself: perturbed inputs, from input gradients alone
+    loss(logits, y, index)        cross-entropy at these inputs, with `targets` and `consistency` if there are any
+    minimize(..., objective)      gradient of this loss, at perturbed weights if the method perturbs them, and update
+
+An engine calls it with its own `Update`; `step` and `perturb` are for a loop of your own.
 """
 
 from __future__ import annotations
@@ -22,6 +30,7 @@ from atas.core.autograd import (
     cross_entropy_sum,
     freeze,
     input_gradient,
+    keep_statistics,
     set_mode,
     soft_cross_entropy,
 )
@@ -153,6 +162,8 @@ class Method(CheckedSettings, nn.Module, ABC):
             targets.setup(examples, device)
             self.checks_indices = self.checks_indices or bool(targets.state_dict())
 
+    # What a method is asked to do before its steps
+
     def check_module(self, model: nn.Module, *, trains: bool = True) -> None:
         """Raise UsageError if this method cannot train the model, or with trains=False perturb its inputs."""
         check_module(model, trains=trains, hooks=self.needs_hooks, second_derivative=self.needs_second_derivative)
@@ -200,6 +211,8 @@ class Method(CheckedSettings, nn.Module, ABC):
     def on_new_epoch(self, epoch: int, epochs: int | None) -> None:
         """Called when an epoch starts for the first time."""
 
+    # A step
+
     @abstractmethod
     def training_step(self, model: nn.Module, update: Update, batch: Batch) -> StepOutput:
         """Run one training step on checked inputs, with the model in train mode."""
@@ -226,6 +239,8 @@ class Method(CheckedSettings, nn.Module, ABC):
             output = self.training_step(model, update, batch)
         self.after_step(batch.index)
         return output
+
+    # Weight perturbation
 
     @property
     def weight_perturbation(self) -> WeightPerturbation | None:
@@ -292,6 +307,8 @@ class Method(CheckedSettings, nn.Module, ABC):
         update.apply()
         return loss, logits, gradients
 
+    # For engines
+
     def prefetch(self, index: Tensor) -> None:
         """Called by engines: the next step is on these examples, so their state can be fetched already."""
 
@@ -319,6 +336,8 @@ class Method(CheckedSettings, nn.Module, ABC):
         """Multiply all later attack steps by this factor."""
         check_argument("factor", factor, float)
         self.step_scale.mul_(factor)
+
+    # Losses
 
     def loss(self, logits: Tensor, y: Tensor, index: Tensor) -> Tensor:
         """Return the training loss of these examples: mean cross-entropy with the labels, or with `targets`.
@@ -351,9 +370,12 @@ class Method(CheckedSettings, nn.Module, ABC):
         """Return the attack loss: summed cross-entropy, so an example's gradient does not depend on its batch."""
         return cross_entropy_sum(logits, self.checks.labels(y, check_logits(logits, len(y)).shape[1]))
 
-    def rng(self, index: Tensor) -> CounterRNG:
-        """Return the random numbers of these examples in this epoch."""
-        return CounterRNG(self.seed, self.epoch, self.shard.global_index(index))
+    def rng(self, index: Tensor, draw: int = 0) -> CounterRNG:
+        """Return the random numbers of these examples in this epoch. Each `draw` has other ones, for methods that need
+        several of a kind."""
+        return CounterRNG(self.seed, self.epoch, self.shard.global_index(index) + draw * self.shard.examples)
+
+    # State
 
     def load_state_dict(self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False) -> Any:
         """Restore the state that `state_dict` of such a method returned.
@@ -435,13 +457,17 @@ class InputPerturbation(Method):
         return StepOutput(loss.detach(), inputs, logits.detach())
 
     def batchnorm_inputs(self, model: nn.Module, batch: Batch) -> Tensor:
-        """Return the inputs at which BatchNorm statistics are re-estimated: an attack in eval mode."""
-        with set_mode(model, training=False), freeze(model):
+        """Return the inputs at which BatchNorm statistics are re-estimated: an attack in eval mode, which leaves what
+        the method keeps of its examples as it was."""
+        with set_mode(model, training=False), freeze(model), keep_statistics(self):
             return self.attack(model, batch).detach()
 
-    def start_gradient(self, model: nn.Module, start: Tensor, y: Tensor) -> Tensor:
-        """Return the input gradient of the attack's loss at its start, and keep the logits for `consistency`."""
-        gradient, logits = input_gradient(model, start, y, self.attack_loss)
+    def start_gradient(
+        self, model: nn.Module, start: Tensor, y: Tensor, loss: Callable[[Tensor, Tensor], Tensor] | None = None
+    ) -> Tensor:
+        """Return the input gradient of the attack's loss at its start, and keep the logits for `consistency`. `loss`
+        replaces `attack_loss`; it is summed over the batch too."""
+        gradient, logits = input_gradient(model, start, y, loss or self.attack_loss)
         if self.consistency is not None:
             self._start = start, logits
         return gradient

@@ -1,9 +1,9 @@
-"""Checks of what a method is given: settings, views of a batch, and saved state."""
+"""Checks of what a method is given: settings, epochs, views of a batch, and saved state."""
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Self
 
 from torch import Tensor, nn
@@ -38,6 +38,40 @@ def _annotations(kind: type[CheckedSettings]) -> dict[str, Any]:
         if issubclass(base, CheckedSettings) and "__init__" in vars(base):
             kinds |= plain_types(vars(base)["__init__"])
     return kinds
+
+
+def known_epochs(what: str, epochs: int | None) -> int:
+    """Return the number of all epochs; raise UsageError if it is not known, where something depends on it."""
+    if epochs is None or epochs < 1:
+        raise UsageError(f"{what} needs the number of epochs: start_epoch(epoch, epochs=...)")
+    return epochs
+
+
+def check_shown_shape(x: Tensor, shape: Sequence[int], what: str) -> None:
+    """Raise DataError unless images have the shape that the method keeps perturbations of; `what` says so."""
+    if x.shape[1:] != tuple(shape):
+        raise DataError(
+            f"{what}, {tuple(shape)} here; show the images at that size, or create the method with "
+            f"shape={tuple(x.shape[1:])}"
+        )
+
+
+def carried_rows(carried: Tensor, x: Tensor, name: str) -> Tensor:
+    """Return the perturbations that a method carries from batch to batch for the images of this batch; `name` is how
+    messages call the method."""
+    if len(x) > len(carried):
+        raise DataError(
+            f"a batch of {len(x)} is larger than the {len(carried)} perturbations that {name} carries along; create "
+            f"the method with batch_size={len(x)}"
+        )
+    check_shown_shape(x, carried.shape[1:], f"{name} carries perturbations of one shape along")
+    return carried[: len(x)].to(x.dtype)
+
+
+def check_own_targets(name: str, settings: str, common: Mapping[str, Any]) -> None:
+    """Raise UsageError if targets are given to a method that makes its own from these settings."""
+    if common.get("targets") is not None:
+        raise UsageError(f"{name} has targets of its own; set its {settings}, and leave out targets")
 
 
 def check_kind(name: str, value: object, kind: type) -> None:

@@ -20,6 +20,7 @@ from atas.core.autograd import to_float32
 from atas.core.dispatch import fast_op
 from atas.core.validation import check_arguments
 from atas.errors import UsageError, unknown
+from atas.methods.checks import known_epochs
 
 Through: TypeAlias = Literal["trained", "both"]
 
@@ -52,8 +53,9 @@ class Consistency(nn.Module):
     """The distance between the logits at the trained point and at the start of the attack, as part of the loss.
 
     `distance` is `probabilities` or `logits` (squared, summed over the classes) or `js`; the term is the mean over the
-    batch. With `ramp` the weight rises linearly over this share of the training, from one part per epoch to all of it;
-    `start_epoch` then needs the number of epochs.
+    batch. Logits have no bound: with a method that attacks in eval mode, use them with `through="both"`. With `ramp`
+    the weight rises linearly over this share of the training, from one part per epoch to all of it; `start_epoch` then
+    needs the number of epochs.
 
     >>> term = Consistency(2.0, distance="logits")
     >>> float(term(torch.tensor([[1.0, 0.0]]), torch.tensor([[0.0, 2.0]])))
@@ -78,9 +80,7 @@ class Consistency(nn.Module):
         """Set the weight of this epoch."""
         if not self.ramp:
             return
-        if epochs is None or epochs < 1:
-            raise UsageError("consistency with a ramp needs the number of epochs: start_epoch(epoch, epochs=...)")
-        self.scale.fill_(min(1.0, (epoch + 1) / (self.ramp * epochs)))
+        self.scale.fill_(min(1.0, (epoch + 1) / (self.ramp * known_epochs("consistency with a ramp", epochs))))
 
     def forward(self, logits: Tensor, start: Tensor) -> Tensor:
         """Return the term of a batch."""

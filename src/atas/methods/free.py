@@ -10,8 +10,9 @@ import torch
 from torch import Tensor, nn
 
 from atas.data.loader import Batch
-from atas.errors import DataError, UsageError
+from atas.errors import UsageError
 from atas.methods.base import CommonArgs, Method, StepOutput
+from atas.methods.checks import carried_rows
 from atas.methods.step_warnings import warn_of_steps
 from atas.methods.update import Update
 from atas.threat import Size, Threat
@@ -59,17 +60,7 @@ class Free(Method):
     def training_step(self, model: nn.Module, update: Update, batch: Batch) -> StepOutput:
         """Run all replays of a batch; return the output of the last one."""
         x = batch.x
-        if len(x) > len(self.carried):
-            raise DataError(
-                f"a batch of {len(x)} is larger than the {len(self.carried)} perturbations that free training carries "
-                f"along; create the method with batch_size={len(x)}"
-            )
-        if x.shape[1:] != self.carried.shape[1:]:
-            raise DataError(
-                f"free training carries perturbations of one shape along, {tuple(self.shape)} here; show the images at "
-                f"that size, or create the method with shape={tuple(x.shape[1:])}"
-            )
-        perturbation = self.carried[: len(x)].to(x.dtype)
+        perturbation = carried_rows(self.carried, x, "free training")
         for _ in range(self.updates_per_step):
             inputs = self._inputs(x, perturbation).requires_grad_(True)
             objective = functools.partial(self._objective, model, inputs, batch)

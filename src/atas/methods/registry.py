@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Sequence
-from typing import Any, get_type_hints
+from typing import Any, Unpack, get_args, get_origin, get_type_hints
 
 import torch
 
@@ -19,9 +19,15 @@ from atas.methods.fgsm import FGSM, FGSMRS
 from atas.methods.fgsm_ga import FGSMGA
 from atas.methods.fgsm_rs_adaptive import FGSMRSAdaptive
 from atas.methods.free import Free
+from atas.methods.gat import GAT
+from atas.methods.liet import LIET
+from atas.methods.mart import MART
+from atas.methods.n_fgsm import NFGSM
+from atas.methods.nuat import NuAT
 from atas.methods.pgd import PGD
 from atas.methods.ssat import SSAT
 from atas.methods.standard import Standard
+from atas.methods.tdat import TDAT
 from atas.methods.trades import TRADES
 from atas.methods.yopo import YOPO
 from atas.threat import Threat
@@ -41,6 +47,12 @@ _CLASSES: dict[str, type[Method]] = {
     "atas-plus": ATASPlus,
     "pgd": PGD,
     "trades": TRADES,
+    "n-fgsm": NFGSM,
+    "mart": MART,
+    "gat": GAT,
+    "nuat": NuAT,
+    "liet": LIET,
+    "tdat": TDAT,
 }
 
 _COMMON = ("pad", "device", "seed", "targets", "consistency", "classes")  # `atas.train` passes them itself
@@ -70,8 +82,29 @@ def get(name: str, *, trusted: bool = True) -> type[Method]:
 
 def settings(name: str, *, trusted: bool = True) -> dict[str, Any]:
     """Return a method's own settings and their defaults."""
-    parameters = inspect.signature(get(name, trusted=trusted)).parameters.values()
-    return {p.name: p.default for p in parameters if p.kind is p.KEYWORD_ONLY and p.name not in _COMMON}
+    owners = _owners(get(name, trusted=trusted))
+    return {key: inspect.signature(owner).parameters[key].default for key, owner in owners.items()}
+
+
+def _owners(method: type) -> dict[str, type]:
+    """Return the class that declares each setting of a method: its own, or the base class that the method hands it on
+    to by an argument such as `**settings: Unpack[ATASArgs]`."""
+    owner, *bases = (kind for kind in method.__mro__ if "__init__" in vars(kind))
+    parameters = inspect.signature(owner).parameters.values()
+    owners = {p.name: owner for p in parameters if p.kind is p.KEYWORD_ONLY and p.name not in _COMMON}
+    rest = next((p for p in parameters if p.kind is p.VAR_KEYWORD), None)
+    if rest is not None and (get_origin(rest.annotation) is Unpack or "Unpack[" in str(rest.annotation)):
+        handed_on = get_args(_hints(owner)[rest.name])[0].__annotations__
+        owners |= {key: base for key, base in _owners(bases[0]).items() if key in handed_on}
+    return owners
+
+
+def _hints(owner: Any) -> dict[str, Any]:
+    try:
+        return get_type_hints(owner.__init__)
+    except Exception as error:  # annotations are the user's code, and may name what is not imported
+        name = f"{owner.__module__}:{owner.__name__}"
+        raise UsageError(f"the annotations of method '{name}' cannot be read: {describe_error(error)}.") from error
 
 
 def takes_classes(name: str, *, trusted: bool = True) -> bool:
@@ -81,12 +114,7 @@ def takes_classes(name: str, *, trusted: bool = True) -> bool:
 
 def setting_types(name: str, *, trusted: bool = True) -> dict[str, Any]:
     """Return the type of each of a method's own settings."""
-    method = get(name, trusted=trusted)
-    try:
-        hints = get_type_hints(method.__init__)
-    except Exception as error:  # annotations are the user's code, and may name what is not imported
-        raise UsageError(f"the annotations of method '{name}' cannot be read: {describe_error(error)}.") from error
-    return {key: hints.get(key, Any) for key in settings(name, trusted=trusted)}
+    return {key: _hints(owner).get(key, Any) for key, owner in _owners(get(name, trusted=trusted)).items()}
 
 
 def create(

@@ -13,6 +13,7 @@ an average of earlier predictions does not follow there.
 
 from __future__ import annotations
 
+import math
 from contextlib import AbstractContextManager, nullcontext
 from typing import Literal, TypeAlias
 
@@ -24,6 +25,7 @@ from atas.core.dispatch import fast_op
 from atas.core.rng import CounterRNG, Stream
 from atas.core.validation import check_arguments
 from atas.errors import UsageError
+from atas.methods.checks import known_epochs
 
 Noise: TypeAlias = Literal["uniform", "random"]
 _MANY_CLASSES = 100  # with more of them, averages are float16: 2.6 GB for ImageNet
@@ -133,6 +135,38 @@ class RememberedPredictions(LabelTargets):
         rows = to_float32(self.average[index])
         total = rows.sum(1, keepdim=True)
         return torch.where(total > 0, rows / torch.where(total > 0, total, 1), _one_hot(y, rows))
+
+
+class RelaxedLabels(LabelTargets):
+    """Labels that relax from epoch to epoch: the true class keeps s = max(factor tan(1 - e / E), floor) in epoch e of E
+    (TDAT). Training spreads the rest over all classes, as smoothing by 1 - s does."""
+
+    kept: Tensor
+
+    @check_arguments
+    def __init__(self, *, factor: float, floor: float) -> None:
+        super().__init__()
+        if not 0 < floor <= 1 or not 0 <= factor <= 1 / math.tan(1):
+            raise UsageError(f"labels relax by a factor in [0, 0.642] to a floor in (0, 1]; got {factor=}, {floor=}")
+        self.factor, self.floor = factor, floor
+
+    def setup(self, examples: int, device: torch.device | str | None) -> None:
+        """Create the share of an epoch, which follows from its number and is no part of the state."""
+        self.register_buffer("kept", torch.ones((), device=device), persistent=False)
+
+    def start_epoch(self, epoch: int, epochs: int | None) -> None:
+        """Set the share of this epoch."""
+        passed = epoch / known_epochs("a method whose labels relax", epochs)
+        self.kept.fill_(max(self.factor * math.tan(1 - passed), self.floor))
+
+    def forward(self, logits: Tensor, y: Tensor, index: Tensor, rng: CounterRNG) -> Tensor:
+        """Return the targets of the training loss."""
+        return self.kept * _one_hot(y, to_float32(logits)) + (1 - self.kept) / logits.shape[1]
+
+    def of_attack(self, logits: Tensor, y: Tensor) -> Tensor:
+        """Return the targets of the attack, which spread the rest over the other classes alone."""
+        labels = _one_hot(y, to_float32(logits))
+        return self.kept * labels + (1 - self.kept) / (logits.shape[1] - 1) * (1 - labels)
 
 
 def _one_hot(y: Tensor, like: Tensor) -> Tensor:

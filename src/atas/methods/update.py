@@ -29,6 +29,10 @@ class Update(Protocol):
     def __call__(self, loss: Tensor, *inputs: Tensor) -> tuple[Tensor, ...]:
         """Call `backward`, then `apply`."""
 
+    def total(self, *sums: Tensor) -> list[Tensor]:
+        """Return sums over the global batch of what this process has summed over its part; no gradient goes through
+        them."""
+
     # What a weight perturbation needs. All lists have one entry for each of `weights`.
 
     @property
@@ -78,6 +82,10 @@ class OptimizerUpdate:
         gradients = self.backward(loss, *inputs)
         self.apply()
         return gradients
+
+    def total(self, *sums: Tensor) -> list[Tensor]:
+        """Return the sums of this process: in a loop of one's own, it knows of no other."""
+        return [value.detach() for value in sums]
 
     @property
     def weights(self) -> Sequence[Tensor]:

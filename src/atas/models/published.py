@@ -15,10 +15,11 @@ from importlib.resources import files
 from pathlib import Path
 from typing import TypedDict
 
-from atas._utils.console import ProgressCallback
+from atas._utils.console import ProgressCallback, no_progress
 from atas._utils.download import DownloadError, download
 from atas._utils.files import write_atomically
 from atas._utils.formatting import first_line
+from atas._utils.system import cache_dir
 from atas.errors import DataError, UsageError, unknown
 
 FILE = "model.safetensors"
@@ -75,7 +76,7 @@ def locate(name: str, *, progress: ProgressCallback | None = None) -> Path:
 
 
 def _from_mirror(name: str, mirror: str, progress: ProgressCallback | None) -> Path:
-    path = _cache_folder() / name / FILE
+    path = cache_dir() / "weights" / name / FILE
     if path.exists():
         try:
             _check(name, path)
@@ -86,7 +87,7 @@ def _from_mirror(name: str, mirror: str, progress: ProgressCallback | None) -> P
     url = f"{mirror.rstrip('/')}/{name}/{FILE}"
 
     def fetch(temporary: Path) -> None:
-        download(url, temporary, progress)
+        download(url, temporary, progress or no_progress)
         _check(name, temporary, url)
 
     try:
@@ -95,13 +96,8 @@ def _from_mirror(name: str, mirror: str, progress: ProgressCallback | None) -> P
     except DownloadError as error:
         raise DataError(f"cannot get the weights of {name}: {error}; set ATAS_WEIGHTS to another mirror") from error
     except OSError as error:
-        raise DataError(f"cannot write {path} ({error.strerror}); set XDG_CACHE_HOME to another folder") from error
+        raise DataError(f"cannot write {path} ({error.strerror}); set ATAS_CACHE to another folder") from error
     return path
-
-
-def _cache_folder() -> Path:
-    cache = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
-    return Path(cache).expanduser() / "atas" / "weights"
 
 
 def _check(name: str, path: Path, source: str | None = None) -> None:

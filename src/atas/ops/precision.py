@@ -1,7 +1,7 @@
 """Numeric precision: low-precision copies of models, and float32 without shortcuts.
 
 `low_precision_copy` prepares a model for mixed precision. `strict_float32` switches off TF32 and autocast, whatever the
-caller has enabled.
+caller has enabled; `no_cudnn_benchmark` switches off the search for the fastest convolution.
 """
 
 from __future__ import annotations
@@ -37,6 +37,16 @@ def strict_float32(device: torch.device) -> Iterator[None]:
     """Disable autocast and TF32; restore the caller's settings at the end."""
     with torch.autocast(device.type, enabled=False), _ieee_float32():
         yield
+
+
+@contextlib.contextmanager
+def no_cudnn_benchmark() -> Iterator[None]:
+    """Disable cuDNN's benchmark, which takes seconds for each new batch size, for passes that do not make up for it."""
+    before, _backends.cudnn.benchmark = _backends.cudnn.benchmark, False
+    try:
+        yield
+    finally:
+        _backends.cudnn.benchmark = before
 
 
 @contextlib.contextmanager

@@ -17,8 +17,7 @@ from atas.paper.published import PublishedRow
 from atas.paper.study import QUICK_NOTE, Page, StudyOptions, TrainingStudy, select, select_budgets
 from atas.sweeps import markdown
 from atas.sweeps.padded_evaluation import PADDING
-from atas.sweeps.record import Record
-from atas.sweeps.seed_stats import format_collapses, format_difference, format_training_time, summarize_seeds
+from atas.sweeps.record import Record, summarize_seeds
 from atas.sweeps.store import Store
 from atas.sweeps.trial import Trial, format_eps
 
@@ -61,7 +60,7 @@ class AccuracyRow:
     @property
     def time(self) -> str:
         """Training time, the mean over seeds."""
-        return format_training_time(self.records)
+        return markdown.format_training_time(self.records)
 
     def to_json(self, attacks: Sequence[str]) -> dict[str, Any]:
         """Return plain values."""
@@ -207,7 +206,9 @@ def _rows(lines: Sequence[AccuracyRow], attacks: Sequence[str]) -> list[list[str
         figures = [str(line.stats(attack) or "-") for attack in attacks]
         if line.errors and not line.records:
             figures = ["failed", *blank[1:]]
-        rows.append([line.row_label, *figures, str(len(line.records)), line.time, format_collapses(line.records)])
+        rows.append(
+            [line.row_label, *figures, str(len(line.records)), line.time, markdown.format_collapses(line.records)]
+        )
     if first.published is None:
         rows.append(["paper", "no such row", *blank[1:], "", "", ""])
     else:
@@ -217,7 +218,13 @@ def _rows(lines: Sequence[AccuracyRow], attacks: Sequence[str]) -> list[list[str
             if line.records:
                 name = line.row_label.replace("ours", "difference", 1)
                 rows.append(
-                    [name, *(format_difference(line.stats(a), line.published_accuracy(a)) for a in attacks), "", "", ""]
+                    [
+                        name,
+                        *(markdown.format_difference(line.stats(a), line.published_accuracy(a)) for a in attacks),
+                        "",
+                        "",
+                        "",
+                    ]
                 )
     return [[first.method if number == 0 else "", *row] for number, row in enumerate(rows)]
 

@@ -19,7 +19,6 @@ from atas.paper.measurements import Norms
 from atas.paper.study import QUICK_NOTE, Page, StudyOptions, TrainingStudy
 from atas.sweeps import markdown
 from atas.sweeps.record import Record
-from atas.sweeps.seed_stats import format_collapse_epochs
 from atas.sweeps.store import Store
 from atas.sweeps.trial import GREY_LEVEL_LIMIT, Measurement, Trial, missing_measurements
 
@@ -293,7 +292,7 @@ def curve_table(
                 line.panel,
                 line.name,
                 *cells,
-                format_collapse_epochs(collapse_epochs(records)),
+                markdown.format_collapse_epochs(collapse_epochs(records)),
                 *extra(line, records),
                 seed_list(records),
             ]

@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import re
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, get_type_hints
 
@@ -17,7 +18,7 @@ from atas._utils.imports import is_timm
 from atas.errors import UsageError, unknown
 
 if TYPE_CHECKING:
-    from atas.recipes.schema import DataConfig, Recipe, TargetsConfig
+    from atas.recipes.schema import DataConfig, Recipe
 
 
 @dataclass(frozen=True)
@@ -62,6 +63,29 @@ class Device:
             raise UsageError(f"{key}: there is no device '{value}'; use auto, cpu or cuda")
 
 
+# Keys, what they have no effect without, and whether a recipe has that.
+_NEEDS: tuple[tuple[str, str, Callable[[Recipe], object]], ...] = (
+    ("data.view_size data.view_start data.view_ramp", "data.view = crop or resized", lambda r: _resizes(r.data)),
+    ("data.view_scale", "data.view = resized", lambda r: r.data.view == "resized"),
+    ("data.shift", "data.view = cropshift", lambda r: r.data.view == "cropshift"),
+    ("data.erase", "data.view = pad or cropshift", lambda r: not _resizes(r.data)),
+    ("data.erase_area", "data.erase", lambda r: r.data.erase),
+    ("data.view_until", "data.view = cropshift or data.erase", lambda r: _moves(r.data)),
+    ("model.weights_hash", "model.weights", lambda r: r.model.weights is not None),
+    ("targets.noise", "targets.smoothing", lambda r: r.targets.smoothing),
+    ("targets.decay targets.from_epoch", "targets.share", lambda r: r.targets.share),
+    ("targets.teacher_temperature", "targets.teacher_share", lambda r: r.targets.teacher_share),
+    ("consistency.distance consistency.ramp", "consistency.weight", lambda r: r.consistency.weight),
+    ("consistency.through", "consistency.weight", lambda r: r.consistency.weight),
+    ("optimizer.betas optimizer.eps", "optimizer.name = adamw", lambda r: r.optimizer.name == "adamw"),
+    ("optimizer.momentum schedule.peak_momentum", "optimizer.name = sgd", lambda r: r.optimizer.name == "sgd"),
+    ("optimizer.perturb_gamma optimizer.perturb_from", "optimizer.perturb", lambda r: r.optimizer.perturb),
+    ("schedule.final", "schedule.name = cyclic or cosine", lambda r: r.schedule.name != "piecewise"),
+    ("schedule.warmup", "schedule.name = piecewise or cosine", lambda r: r.schedule.name != "cyclic"),
+    ("training.ema_warmup training.ema_batchnorm", "training.ema", lambda r: r.training.ema_decays),
+)
+
+
 def check(recipe: Recipe) -> None:
     """Raise UsageError, one sentence, for values that are out of bounds or contradict each other."""
     method = recipe.method_class
@@ -74,6 +98,7 @@ def check(recipe: Recipe) -> None:
     for key in ("mean", "std"):
         if getattr(recipe.model, key) == ():
             raise UsageError(f"model.{key} must have one number, or one for each channel; got an empty list")
+    _check_effects(recipe)
     _check_model(recipe)
     _check_optimizer(recipe)
     shards = recipe.data.shards or 1
@@ -82,11 +107,45 @@ def check(recipe: Recipe) -> None:
             f"training.batch_size must be a multiple of data.shards, because every shard gives the same number "
             f"of examples to a batch; got {recipe.training.batch_size} and {shards}"
         )
-    _check_weight_perturbation(recipe, method)
+    if recipe.optimizer.perturb is not None and method is not None:
+        method.check_weight_perturbation(recipe.optimizer.perturb)
     check_views(recipe, method)
     check_loss(recipe, method)
     for attack in recipe.evaluation.attacks:
         attacks.create(attack)
+
+
+def _check_effects(recipe: Recipe) -> None:
+    """Raise UsageError for a key that has no effect because of another one; its default, and 0 for none, may stay."""
+    for keys, needed, has_effect in _NEEDS:
+        for key in keys.split():
+            section, _, name = key.partition(".")
+            config = getattr(recipe, section)
+            value = getattr(config, name)
+            if value and value != getattr(type(config)(), name) and not has_effect(recipe):
+                raise UsageError(f"{key} has no effect without {needed}; set {needed}, or leave {name} out")
+
+
+def unreached_epochs(recipe: Recipe) -> list[str]:
+    """Return a sentence for each key that has no effect because its first epoch comes after the training."""
+    epochs = recipe.training.epochs
+    first = {
+        "targets.from_epoch": recipe.targets.from_epoch if recipe.targets.share else 0,
+        "optimizer.perturb_from": recipe.optimizer.perturb_from or 0,
+    }
+    return [
+        f"{key} = {epoch} has no effect in {epochs} epochs, which are counted from 0"
+        for key, epoch in first.items()
+        if epoch >= epochs
+    ]
+
+
+def _resizes(data: DataConfig) -> bool:
+    return data.eval_resolution is not None
+
+
+def _moves(data: DataConfig) -> bool:
+    return data.view == "cropshift" or bool(data.erase)
 
 
 def _check_model(recipe: Recipe) -> None:
@@ -99,8 +158,6 @@ def _check_model(recipe: Recipe) -> None:
         raise UsageError("model.pretrained and model.weights are two starts of a training; leave one of them out")
     if model.weights == "" or "\0" in (model.weights or ""):
         raise UsageError(f"model.weights must be the path of weights or of a run; got {model.weights!r}")
-    if model.weights_hash is not None and model.weights is None:
-        raise UsageError("model.weights_hash identifies model.weights; set both, or leave both out")
 
 
 def _check_optimizer(recipe: Recipe) -> None:
@@ -109,30 +166,12 @@ def _check_optimizer(recipe: Recipe) -> None:
     if optimizer.nesterov and not (sgd and any((optimizer.momentum, schedule.peak_momentum))):
         need = "optimizer.momentum above zero" if sgd else "optimizer.name = sgd"
         raise UsageError(f"optimizer.nesterov needs {need}; set it, or leave nesterov out")
-    for key in ("betas", "eps"):
-        if sgd and getattr(optimizer, key) is not None:
-            raise UsageError(f"optimizer.{key} is for optimizer.name = adamw; set it, or leave optimizer.{key} out")
-    if not sgd and schedule.peak_momentum is not None:
-        raise UsageError("schedule.peak_momentum is for optimizer.name = sgd; leave it out")
-    if schedule.warmup and schedule.name == "cyclic":
-        raise UsageError("schedule.warmup is for piecewise and cosine; a cyclic schedule rises until schedule.peak_at")
-
-
-def _check_weight_perturbation(recipe: Recipe, method: type[methods.Method] | None) -> None:
-    optimizer = recipe.optimizer
-    if optimizer.perturb is not None:
-        if method is not None:
-            method.check_weight_perturbation(optimizer.perturb)
-        return
-    for key in ("perturb_gamma", "perturb_from"):
-        if getattr(optimizer, key) is not None:
-            raise UsageError(f"optimizer.{key} is for optimizer.perturb; set it, or leave optimizer.{key} out")
 
 
 def check_loss(recipe: Recipe, method: type[methods.Method] | None) -> None:
-    """Raise UsageError for keys of the loss, the schedule and the averages that contradict each other or the method, if
-    that is known."""
-    training, reestimates = recipe.training, recipe.training.ema_batchnorm == "re-estimate"
+    """Raise UsageError for keys of the loss and the averages that contradict each other or the method, if that is
+    known."""
+    training = recipe.training
     if recipe.consistency.weight and method is not None and not method.has_start:
         raise UsageError(
             f"consistency.weight is for methods whose attack begins at a start with known logits; leave it out with "
@@ -140,38 +179,28 @@ def check_loss(recipe: Recipe, method: type[methods.Method] | None) -> None:
         )
     targets = recipe.targets
     has_targets = targets.smoothing or targets.share or targets.teacher_share
-    if has_targets and method is not None and issubclass(method, methods.ATASPlus):
-        raise UsageError(
-            f"method {recipe.method.name} has targets of its own: set method.smoothing, method.share, method.decay and "
-            f"method.from_epoch, and leave out [targets]"
-        )
-    _check_targets(targets)
+    own = {
+        methods.ATASPlus: "method.smoothing, method.share, method.decay and method.from_epoch",
+        methods.LIET: "method.smoothing",
+        methods.TDAT: "method.label_factor and method.label_floor",
+    }
+    for kind, keys in own.items():
+        if has_targets and method is not None and issubclass(method, kind):
+            raise UsageError(f"method {recipe.method.name} has targets of its own: set {keys}, and leave out [targets]")
+    if targets.share and targets.teacher_share:
+        raise UsageError("targets.share is for remembered predictions, targets.teacher_share for a teacher; set one")
     if targets.teacher_share and not training.ema_decays:
         raise UsageError("the teacher of targets.teacher_share is the average of the weights; set training.ema")
-    if recipe.schedule.final and recipe.schedule.name == "piecewise":
-        raise UsageError(
-            "schedule.final is for schedule.name = cyclic or cosine; a piecewise schedule ends after its milestones"
-        )
     if isinstance(training.ema, tuple) and (not all(training.ema) or len(set(training.ema)) < len(training.ema)):
         raise UsageError(f"training.ema must list decays above 0, each once; got {list(training.ema)}")
-    if reestimates and not training.ema_decays:
-        raise UsageError("training.ema_batchnorm = re-estimate is for averaged weights; set training.ema")
+    if training.ema_warmup is not None and 0 < training.ema_warmup < 2:
+        raise UsageError(f"training.ema_warmup must be at least 2, or 0 for none; got {training.ema_warmup}")
+    reestimates = training.ema_batchnorm == "re-estimate"
     if reestimates and method is not None and not issubclass(method, methods.InputPerturbation):
         raise UsageError(
             f"method {recipe.method.name} has no inputs to re-estimate BatchNorm statistics at; leave out "
             f"training.ema_batchnorm"
         )
-
-
-def _check_targets(targets: TargetsConfig) -> None:
-    """Raise UsageError for keys of [targets] that have no effect because the key that they belong to is not set."""
-    default = type(targets)()
-    if targets.share and targets.teacher_share:
-        raise UsageError("targets.share is for remembered predictions, targets.teacher_share for a teacher; set one")
-    needs = {"noise": "smoothing", "decay": "share", "from_epoch": "share", "teacher_temperature": "teacher_share"}
-    for key, needed in needs.items():
-        if getattr(targets, key) != getattr(default, key) and not getattr(targets, needed):
-            raise UsageError(f"targets.{key} has no effect without targets.{needed}; set it, or leave {key} out")
 
 
 def check_bounds(section: str, config: Any) -> None:
@@ -195,19 +224,12 @@ def check_views(recipe: Recipe, method: type[methods.Method] | None) -> None:
     data, size = recipe.data, recipe.data.eval_resolution
     _check_shift(recipe)
     if size is None:
-        for key in ("view_size", "view_start", "view_ramp", "view_scale"):
-            if getattr(data, key) is not None:
-                raise UsageError(f"data.{key} is for data.view = crop or resized; set one of them, or leave it out")
         return
     if size < 1 or (data.size is not None and size > data.size):
         stored = "" if data.size is None else f" and at most the {data.size} of data.size"
         raise UsageError(f"data.view_size must be at least 1 pixel{stored}; got {size}")
     _check_ramp(data, size)
-    if data.view_scale is not None and (data.view == "crop" or not 0 < data.view_scale[0] <= data.view_scale[1] <= 1):
-        raise UsageError(
-            f"data.view_scale is for data.view = resized, the (smallest, largest) share of an image in (0, 1]; got "
-            f"{data.view_scale} for {data.view}"
-        )
+    _check_shares("data.view_scale", data.view_scale)
     name, hyperparameters = recipe.method.name, recipe.method.settings
     if method is None:
         return
@@ -216,33 +238,24 @@ def check_views(recipe: Recipe, method: type[methods.Method] | None) -> None:
             f"with data.view = {data.view} views are resized, so method {name} cannot keep a perturbation for every "
             f"stored pixel; set method.grid = 32"
         )
-    if method is methods.Free and data.view_start is not None:
+    if method in (methods.Free, methods.LIET, methods.TDAT) and data.view_start is not None:
         raise UsageError(
-            "free training carries perturbations of one size from batch to batch; leave out data.view_start"
+            f"method {name} carries perturbations of one size from batch to batch; leave out data.view_start"
         )
 
 
 def _check_shift(recipe: Recipe) -> None:
-    data = recipe.data
-    if data.shift is not None and data.view != "cropshift":
-        raise UsageError("data.shift is for data.view = cropshift; set it, or leave data.shift out")
-    if data.erase and data.eval_resolution is not None:
-        raise UsageError("data.erase is for data.view = pad or cropshift; set one of them, or leave data.erase out")
-    if data.erase_area is not None and not (data.erase and 0 < data.erase_area[0] <= data.erase_area[1] <= 1):
-        raise UsageError(
-            f"data.erase_area is the (smallest, largest) share of an image in (0, 1] that data.erase erases; got "
-            f"{data.erase_area} with data.erase = {data.erase or 0}"
-        )
-    moves = data.view == "cropshift" or data.erase
-    if data.view_until is not None and not moves:
-        raise UsageError(
-            "data.view_until ends shifts and erasing; set data.view = cropshift or data.erase, or leave it out"
-        )
-    if moves and recipe.method.settings.get("grid") is not None:
+    _check_shares("data.erase_area", recipe.data.erase_area)
+    if _moves(recipe.data) and recipe.method.settings.get("grid") is not None:
         raise UsageError(
             "perturbations on a grid cannot follow shifted boxes and erased pixels; leave out method.grid, or set "
             "data.view = pad and data.erase = 0"
         )
+
+
+def _check_shares(key: str, shares: tuple[float, float] | None) -> None:
+    if shares is not None and not 0 < shares[0] <= shares[1] <= 1:
+        raise UsageError(f"{key} is the (smallest, largest) share of an image in (0, 1]; got {shares}")
 
 
 def _check_ramp(data: DataConfig, size: int) -> None:

@@ -51,7 +51,7 @@ class DataConfig:
     from which `workers` processes (by default one per CPU core) read ahead; or `auto`, resident if they fit. `shards`
     is the number of shards of the examples, by default one for each rank that starts the run; each rank takes one or
     more. `held_out` is the number of training images that are held out as test images, of each class by its share and
-    drawn by the seed, for image folders and arrays without test images."""
+    drawn by the seed, for image folders, arrays in files and Hugging Face data sets without test images."""
 
     name: str = "cifar10"
     root: str | None = None
@@ -199,8 +199,9 @@ class ScheduleConfig:
 @dataclass(frozen=True)
 class TrainingConfig:
     """Length, order and monitoring of the training. `ema` is the decay of averaged weights, 0 for none, or several
-    decays, the first of which gives the final model; `ema_batchnorm` is for their BatchNorm statistics: average (the
-    default), or re-estimate at the end. `probe` is the number of training images that the monitor attacks after every
+    decays, the first of which gives the final model; at update t it is at most (1 + t) / (`ema_warmup` + t) (10; 0 for
+    no warm-up). `ema_batchnorm` is for their BatchNorm statistics: average (the default), or re-estimate at the end.
+    `probe` is the number of training images that the monitor attacks after every
     epoch, or after every `probe_every` epochs, with the current weights, not their average; auto is 1000, or fewer if
     these would take more than a quarter of the time of the training steps. `checkpoint_every` is in seconds; `loggers`
     are tensorboard (if it is installed) and wandb."""
@@ -209,6 +210,7 @@ class TrainingConfig:
     batch_size: Annotated[int, _AT_LEAST_1] = 128
     seed: Annotated[int, Range("must fit 64 bits", ge=-(2**63), lt=2**63)] = 0
     ema: Annotated[float | tuple[float, ...], Range("must be in [0, 1), such as 0.999", ge=0, lt=1)] = 0.0
+    ema_warmup: Annotated[float | None, _NOT_NEGATIVE] = None
     ema_batchnorm: Annotated[str | None, OneOf("average", "re-estimate")] = None
     on_collapse: Annotated[str, OneOf("warn", "stop", "rollback")] = "warn"
     probe: Annotated[int | Literal["auto"], Range("must be at least 1 image", ge=1)] = "auto"

@@ -6,11 +6,11 @@ import contextlib
 import math
 import numbers
 import re
-import types
-from typing import Any, Literal, TypeGuard, Union, get_args, get_origin
+from typing import Any, Literal, TypeGuard, get_args, get_origin
 
 import torch
 
+from atas._utils.documents import union_members
 from atas.errors import UsageError
 from atas.threat import EpsMultiple
 
@@ -42,7 +42,7 @@ def parse_value(value: Any, kind: Any, key: str) -> Any:
     """
     parsed = _parse_as_any(value, kind)
     if parsed is _MISMATCH:
-        expected = " or ".join(dict.fromkeys(_describe_type(option) for option in _options(kind)))
+        expected = " or ".join(dict.fromkeys(_describe_type(option) for option in union_members(kind)))
         if isinstance(value, int) and not _is_finite(value):
             expected += " of at most 64 bits"
         raise UsageError(f"{key} must be {expected}; got {_shorten(value)}")
@@ -52,13 +52,9 @@ def parse_value(value: Any, kind: Any, key: str) -> Any:
 _MISMATCH: Any = object()
 
 
-def _options(kind: Any) -> tuple[Any, ...]:
-    return get_args(kind) if get_origin(kind) in (Union, types.UnionType) else (kind,)
-
-
 def _parse_as_any(value: Any, kind: Any) -> Any:
     """Return the value as the first type of a union that it fits, or `_MISMATCH`."""
-    parsed = (_parse_as(value, option) for option in _options(kind))
+    parsed = (_parse_as(value, option) for option in union_members(kind))
     return next((value for value in parsed if value is not _MISMATCH), _MISMATCH)
 
 

@@ -7,13 +7,13 @@ from atas.evaluation import Evaluation
 from atas.threat import Threat
 
 
-def percent(share: float, digits: int = 1) -> str:
+def percent(share: float) -> str:
     """Format a share in percent, without the sign.
 
     >>> percent(0.6025)
     '60.2'
     """
-    return f"{100 * share:.{digits}f}"
+    return f"{100 * share:.1f}"
 
 
 def format_interval(ends: tuple[float, float]) -> str:
@@ -50,10 +50,10 @@ def describe_outcome(label: str | None) -> str:
     """Describe the outcome of an example.
 
     >>> describe_outcome("autoattack: apgd-t"), describe_outcome("clean"), describe_outcome(None)
-    ('AutoAttack: APGD-T', 'wrong without an attack', 'holds')
+    ('first broken by AutoAttack: APGD-T', 'wrong without an attack', 'holds')
     """
     if label is None:
         return "holds"
     if label == "clean":
         return "wrong without an attack"
-    return ": ".join(display_name(part) for part in label.split(": "))
+    return f"first broken by {': '.join(display_name(part) for part in label.split(': '))}"

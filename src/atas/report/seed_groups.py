@@ -17,7 +17,7 @@ from atas.evaluation.seed_stats import SeedStats, stats_by_attack, stats_under
 from atas.recipes import Recipe, differences
 from atas.recipes.fingerprint import RESUME_MAY_CHANGE
 from atas.report.summary import RunSummary, summarise
-from atas.training.seed_folders import find_runs, seed_runs
+from atas.training.run import find_runs, seed_runs
 
 
 @dataclass(frozen=True)

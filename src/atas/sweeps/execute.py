@@ -117,7 +117,7 @@ def _train(
     if run_folder.model.exists():
         return load_weights(run_folder.model, trust=recipe.model.name).to(device)
     run_folder.path.parent.mkdir(parents=True, exist_ok=True)
-    data = hold_out(load(trial), trial.held_out) if trial.held_out else None
+    data = held_out_as_test(load(trial), trial.held_out) if trial.held_out else None
     sharing = DeviceSharing(run_folder.path / SHARED, is_shared)
     measurements = unique_measurements((*trial.measurements, *defaults))
     run = train(
@@ -220,13 +220,14 @@ def _measure(
 
 def _test_split(trial: Trial, data: Dataset) -> Split:
     """Return the split that the model is evaluated on."""
-    whole = hold_out(data, trial.held_out) if trial.held_out else data
+    whole = held_out_as_test(data, trial.held_out) if trial.held_out else data
     split = eval_view(whole, trial.resolved_recipe.data).test
     return pad_split(split.subset(slice(trial.examples)), trial.padding)
 
 
 _NETWORKS = {"preact-resnet18": 1.0, "wrn-28-10": 9.4, "resnet18": 3.3, "resnet50": 7.4, "small-cnn": 0.005}
 _METHODS = {"standard": 3.0, "fgsm-ga": 12.0, "ssat": 7.0, "free": 24.0, "yopo": 18.0, "pgd": 23.0, "trades": 26.0}
+_METHODS |= {"mart": 26.0, "gat": 9.0, "nuat": 9.0, "liet": 8.0, "tdat": 8.0}
 _ONE_STEP = 5.0
 _ATTACKS = {"fgsm": 2.0, "autoattack": 4000.0, "autoattack-rand": 3000.0}  # if half of the examples are robust
 _SEARCH = 1000.0
@@ -251,7 +252,7 @@ def _passes(attack: str) -> float:
     return _ATTACKS.get(attack, _SEARCH)
 
 
-def hold_out(data: Dataset, count: int) -> Dataset:
+def held_out_as_test(data: Dataset, count: int) -> Dataset:
     """Return a data set whose test split is `count` of the training images, the same in every trial."""
     if not 0 < count < len(data.train):
         raise UsageError(f"cannot hold out {count} of {len(data.train)} training images; choose fewer")

@@ -1,10 +1,13 @@
-"""Markdown for pages of results: aligned tables, provenance, and warnings of the evaluations."""
+"""Markdown for pages of results: aligned tables, the text of their cells, provenance, and warnings."""
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from atas._utils.formatting import format_seconds
+from atas.evaluation.seed_stats import SeedStats
 from atas.sweeps.record import Record
 
 
@@ -77,6 +80,34 @@ def overrides_sentence(values: Mapping[str, Any]) -> str:
     """Return a sentence that lists the overridden values, or an empty text."""
     listed = ", ".join(f"{key} = {value}" for key, value in reported_overrides(values).items())
     return f"Set otherwise than in the recipes: {listed}." if listed else ""
+
+
+def format_difference(ours: SeedStats | None, paper: float | None) -> str:
+    """Return our accuracy minus the paper's, in points, or an empty text."""
+    return "" if ours is None or paper is None else f"{ours.value - paper:+.2f}"
+
+
+def format_training_time(records: Sequence[Record]) -> str:
+    """Return the mean training time over the runs that did not share their device."""
+    seconds = [record.seconds for record in records if record.seconds is not None]
+    return format_seconds(statistics.fmean(seconds)) if seconds else "-" if records else ""
+
+
+def format_collapses(records: Sequence[Record]) -> str:
+    """Return the epoch of the collapse of one run, or the number of collapsed runs."""
+    return format_collapse_epochs([record.collapsed_in for record in records])
+
+
+def format_collapse_epochs(epochs: Sequence[int | None]) -> str:
+    """Return the same for the collapse epochs of several runs; None stands for a run without a collapse.
+
+    >>> [format_collapse_epochs(epochs) for epochs in ([], [None], [21], [None, 21])]
+    ['', 'no', 'epoch 21', '1 of 2']
+    """
+    collapsed = [epoch for epoch in epochs if epoch is not None]
+    if len(epochs) > 1:
+        return f"{len(collapsed)} of {len(epochs)}" if collapsed else "no"
+    return "" if not epochs else f"epoch {collapsed[0]}" if collapsed else "no"
 
 
 def _distinct(environments: Sequence[Mapping[str, Any]], key: str) -> str:

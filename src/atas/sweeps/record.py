@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypedDict
@@ -15,6 +15,7 @@ from atas._utils.files import write_text
 from atas.errors import DataError
 from atas.evaluation import Evaluation
 from atas.evaluation.result import WORST
+from atas.evaluation.seed_stats import SeedStats
 from atas.report import RunSummary
 from atas.sweeps.trial import Trial, format_eps
 
@@ -186,6 +187,15 @@ class Record:
         except (OSError, MalformedError) as error:
             raise DataError(f"the record {path} is damaged ({error}); remove it and run the study again") from error
         return cls(**{key: value for key, value in document.items() if key != "format"})
+
+
+def summarize_seeds(records: Sequence[Record], attack: str) -> SeedStats | None:
+    """Return the accuracy under an attack over the records of one row, or None if no record has the attack."""
+    attacked = [record for record in records if attack in record.attacks]
+    if not attacked:
+        return None
+    values = [100 * record.attacks[attack]["accuracy"] for record in attacked]
+    return SeedStats.of(values, [100 * end for end in attacked[0].attacks[attack]["interval"]], attacked[0].n)
 
 
 def _attacks(evaluation: Evaluation) -> dict[str, dict[str, Any]]:

@@ -30,11 +30,12 @@ from atas.distributed.sharding import DataShard
 from atas.distributed.state import broadcast_weights
 from atas.distributed.world import SINGLE, World, select_device
 from atas.errors import DataError, SettingsWarning, UsageError
-from atas.methods import EMATeacher, Free, LabelTargets, Method, RememberedPredictions
+from atas.methods import EMATeacher, LabelTargets, Method, RememberedPredictions
 from atas.methods.consistency import Consistency
 from atas.methods.targets import Noise
 from atas.models.weights import GIVEN, per_channel
 from atas.recipes import Recipe, TargetsConfig, recipe_fingerprint
+from atas.recipes.checks import unreached_epochs
 from atas.training.data import eval_view, train_resolution
 from atas.training.engine import Engine
 from atas.training.model_checks import (
@@ -109,8 +110,9 @@ def build(
     )
     loader.set_shard(shard)
     method = build_method(recipe, shard, eval_data.shape, outputs, device)
-    if method.settings_warning is not None:
-        log(method.settings_warning)
+    for sentence in (method.settings_warning, *unreached_epochs(recipe)):
+        if sentence is not None:
+            log(sentence)
     method.check_module(model)
     if recipe.engine.sync_batchnorm and world.size > 1:
         convert_sync_batchnorm(model)
@@ -167,7 +169,7 @@ def build_method(recipe: Recipe, shard: DataShard, shape: Sequence[int], outputs
         hyperparameters["classes"] = outputs
     if recipe.consistency.weight:
         hyperparameters["consistency"] = Consistency(**dataclasses.asdict(recipe.consistency))
-    if methods.get(name, trusted=recipe.trusted) is Free:
+    if methods.get(name, trusted=recipe.trusted) in (methods.Free, methods.TDAT):
         hyperparameters["batch_size"] = shard.local_count(hyperparameters.get("batch_size", recipe.training.batch_size))
     hyperparameters |= {"pad": recipe.data.frame_pad, "device": device, "seed": recipe.training.seed}
     with warnings.catch_warnings():

@@ -116,7 +116,7 @@ class CudaGraphEngine(Engine):
         self._untracked_batches = 0
 
     def _average(self, model: nn.Module, decay: float) -> EMA:
-        return self._backend.average(model, decay)
+        return self._backend.average(model, decay, self.recipe.training.ema_warmup)
 
     def prepare(self, epoch: int = 0) -> None:
         """Compile and capture the step for full batches and for the last, shorter one.

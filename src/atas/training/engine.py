@@ -71,7 +71,7 @@ class Engine:
         self._batch_share = 1.0  # this rank's share of the examples in the global batch
 
     def _average(self, model: nn.Module, decay: float) -> EMA:
-        return EMA(model, decay)
+        return EMA(model, decay, self.recipe.training.ema_warmup)
 
     @property
     def final_model(self) -> nn.Module:
@@ -149,12 +149,16 @@ class Engine:
         """Run a step with a batch of this size."""
         self.training_step(size)
 
+    def enter_train_mode(self) -> None:
+        """Put the model into train mode; layers that their owner keeps in eval mode stay so."""
+        if not self.compute_model.training:
+            self.compute_model.train()
+
     def training_step(self, size: int) -> None:
         """One whole training step, on the device alone."""
         index = self._order[self._position + torch.arange(size, device=self.device)]
         batch = self.loader.take(index, self.method.epoch)
-        if not self.compute_model.training:  # otherwise layers that their owner keeps in eval mode stay so
-            self.compute_model.train()
+        self.enter_train_mode()
         with self.precision(), self.method.teach(self.final_model, batch.x):
             step = self.method.training_step(self.network, self, batch)
         if size:
@@ -181,6 +185,12 @@ class Engine:
         if weighs:
             of_inputs = tuple(gradient / self._batch_share for gradient in of_inputs)
         return gradients[: len(self._trainable)], of_inputs
+
+    def total(self, *sums: Tensor) -> list[Tensor]:
+        """Return sums over all ranks; part of `Update`."""
+        if not self._distributed:
+            return [value.detach() for value in sums]
+        return all_reduce_tensors(sums, self.world)
 
     @property
     def weights(self) -> Sequence[Tensor]:

@@ -20,7 +20,7 @@ from atas.core.tensor_file import read_tensors, take_tensor, write_tensors
 from atas.core.thumbnails import SIDE, thumbnails
 from atas.data import Split
 from atas.errors import DataError
-from atas.ops.precision import strict_float32
+from atas.ops.precision import no_cudnn_benchmark, strict_float32
 from atas.threat import Threat
 
 _KIND = "atas-training-examples-1"
@@ -102,7 +102,7 @@ def _verdicts(model: nn.Module, train: Split, index: Tensor, threat: Threat, bat
     """Return whether the model is correct on these images, clean and under PGD-10: int64 (N, 2)."""
     device = next(model.parameters()).device
     verdicts = []
-    with strict_float32(device), set_mode(model, training=False):
+    with strict_float32(device), no_cudnn_benchmark(), set_mode(model, training=False):
         for part in index.split(batch_size):
             x, y = train.images[part].to(device).float() / 255, train.labels[part].to(device)
             points = attacks.pgd(model, x, y, threat, steps=10, index=part.to(device))

@@ -37,11 +37,11 @@ from atas.training.build import build_model, split_rows
 from atas.training.callbacks import Callback, Logger
 from atas.training.data import eval_view, load_data
 from atas.training.examples import measure_examples, write_examples
+from atas.training.initial_weights import identify_weights, load_initial_weights
 from atas.training.monitor import ProbeResult
 from atas.training.probe import resolve_probe
 from atas.training.progress import TrainingProgress
 from atas.training.run import ROWS_KEY, Run, RunFolder, load_recipe, write_recipe
-from atas.training.start import identify_weights, load_initial_weights
 from atas.training.trainer import Trainer
 
 
@@ -282,7 +282,10 @@ def _save_examples(trainer: Trainer, train: datasets.Split, rows: Tensor | None)
 
 
 def _finished_run(trainer: Trainer) -> Run:
-    model, run_folder, world = revert_sync_batchnorm(trainer.engine.final_model), trainer.run_folder, trainer.world
+    engine, run_folder, world = trainer.engine, trainer.run_folder, trainer.world
+    for averaged, trained in zip(engine.final_model.parameters(), engine.model.parameters(), strict=True):
+        averaged.requires_grad_(trained.requires_grad)  # or a model with averaged weights could not be trained further
+    model = revert_sync_batchnorm(engine.final_model)
     if world.is_main:
         return Run.load(run_folder.path, model=model, trust=trainer.recipe.trusted)
     return Run(run_folder.path, trainer.recipe, eval_mode(model), [])
@@ -291,6 +294,8 @@ def _finished_run(trainer: Trainer) -> Run:
 def check_folder(run_folder: RunFolder, recipe: Recipe, *, resume: bool, overwrite: bool) -> bool:
     """Return whether to resume the run in a folder; raise UsageError if the folder must not be overwritten."""
     if not run_folder.recipe.exists():
+        if run_folder.path.exists() and not run_folder.path.is_dir():
+            raise UsageError(f"{run_folder.path} is a file, not the folder of a run; choose another --out")
         if run_folder.path.exists() and any(not path.name.startswith(".") for path in run_folder.path.iterdir()):
             raise UsageError(
                 f"{run_folder.path} is not empty and not the folder of a run (no recipe.toml in it); choose another "

@@ -19,6 +19,7 @@ from atas.data import Dataset
 from atas.data.loader import Batch
 from atas.errors import AtasError, UsageError
 from atas.methods import Method
+from atas.ops.precision import no_cudnn_benchmark
 from atas.training.engine import Engine
 
 _EMPTY_BATCH = (
@@ -123,16 +124,14 @@ def check_step(engine: Engine, method: Method, data: Dataset) -> None:
 def _try_step(model: nn.Module, method: Method, batch: Batch, precision: AbstractContextManager[object]) -> None:
     """Make a training step that leaves weights, running statistics and random states alone."""
     before = [(buffer, buffer.clone()) for buffer in model.buffers()]
-    benchmark, torch.backends.cudnn.benchmark = torch.backends.cudnn.benchmark, False  # not worth it for two images
+    devices = [batch.x.device] if batch.x.device.type == "cuda" else []
     try:
-        devices = [batch.x.device] if batch.x.device.type == "cuda" else []
-        with torch.random.fork_rng(devices=devices), set_mode(model, training=True), precision:
+        with torch.random.fork_rng(devices=devices), set_mode(model, training=True), precision, no_cudnn_benchmark():
             method.before_step(batch.index)
             with method.teach(model, batch.x):
                 method.training_step(model, _TrialUpdate(model), batch)
             method.after_step(batch.index)
     finally:
-        torch.backends.cudnn.benchmark = benchmark
         with torch.no_grad():
             for buffer, value in before:
                 buffer.copy_(value)
@@ -155,6 +154,10 @@ class _TrialUpdate:
     def __call__(self, loss: Tensor, *inputs: Tensor) -> tuple[Tensor, ...]:
         """Call `backward`."""
         return self.backward(loss, *inputs)
+
+    def total(self, *sums: Tensor) -> list[Tensor]:
+        """Return the sums of this process; nothing is exchanged with others."""
+        return [value.detach() for value in sums]
 
     def weight_gradients(
         self, loss: Tensor, *inputs: Tensor, summed: bool = False

@@ -19,6 +19,7 @@ from atas.training.schedule import BETAS
 
 _ALIGNMENT = 16  # bytes that the kernel reads at once
 _EPS = 1e-8  # of AdamW
+_WARMUP = 10.0  # of averages, as in TensorFlow
 _TINY = 1e-6  # keeps the factor of a clipped gradient finite
 
 
@@ -238,18 +239,20 @@ def _is_aligned(tensor: Tensor) -> bool:
 class EMA(nn.Module):
     """Exponential moving average of a model's weights and running statistics.
 
-    At update t the decay is at most (1 + t) / (10 + t), so that the random start is forgotten soon.
+    At update t, counted from 0, the decay is at most (1 + t) / (warmup + t), so that the random start is forgotten
+    soon. The decay is reached after about (warmup - 1) / (1 - decay) updates; before that, the mean age of what is
+    averaged is t / warmup updates. `warmup` is 10 by default; with 0 there is none.
     """
 
     updates: Tensor
 
-    def __init__(self, model: nn.Module, decay: float) -> None:
+    def __init__(self, model: nn.Module, decay: float, warmup: float | None = None) -> None:
         super().__init__()
         with torch.no_grad():  # or the copied weights of a scripted model depend on its own
             self.model = eval_mode(copy.deepcopy(model))
         for parameter in self.model.parameters():
             parameter.requires_grad_(False)
-        self.decay = decay
+        self.decay, self.warmup = decay, _WARMUP if warmup is None else warmup
         first = next(iter(state_tensors(model).values()))
         self.register_buffer("updates", torch.zeros((), device=first.device))
         both = zip(state_tensors(self.model).values(), state_tensors(model).values(), strict=True)
@@ -260,9 +263,13 @@ class EMA(nn.Module):
     @torch.no_grad()
     def update(self) -> None:
         """Average with the current weights; called after every update of them."""
-        self._average(self._averaged, ((1 + self.updates) / (10 + self.updates)).clamp_max(self.decay))
+        self._average(self._averaged, self.current_decay())
         self.copy_integers()
         self.updates += 1
+
+    def current_decay(self) -> Tensor:
+        """Return the decay of the next update."""
+        return ((1 + self.updates) / (self.warmup + self.updates)).clamp_max(self.decay)
 
     def _average(self, pairs: Sequence[tuple[Tensor, Tensor]], decay: Tensor) -> None:
         """Average pairs of an average and its current value."""
@@ -284,8 +291,8 @@ class FusedEMA(EMA):
     Whole numbers, of which the kernels of a captured step keep no count, are copied only by `copy_integers`.
     """
 
-    def __init__(self, model: nn.Module, decay: float) -> None:
-        super().__init__(model, decay)
+    def __init__(self, model: nn.Module, decay: float, warmup: float | None = None) -> None:
+        super().__init__(model, decay, warmup)
         from atas.ops.triton.average import AverageUpdate, is_supported  # needs Triton
 
         fused = [pair for pair in self._averaged if is_supported(*pair)]
@@ -295,7 +302,7 @@ class FusedEMA(EMA):
     @torch.no_grad()
     def update(self) -> None:
         """Average with the current weights; called after every update of them."""
-        decay = ((1 + self.updates) / (10 + self.updates)).clamp_max(self.decay)
+        decay = self.current_decay()
         if self._update is not None:
             self._update(decay)
         self._average(self._others, decay)

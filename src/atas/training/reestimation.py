@@ -23,6 +23,7 @@ IMAGES = 10_000  # whole batches of at least this many, or of all
 
 def reestimate_batchnorm(engine: Engine) -> None:
     """Replace the running statistics of all averaged weights of an engine, at the end of its last epoch."""
+    engine.enter_train_mode()  # no step may have done so since a resume
     models = [average.model for average in engine.averages.values()]
     layers = [[*_training_layers(model, engine.compute_model)] for model in models]
     momenta = [(layer, layer.momentum) for own in layers for layer in own]

@@ -1,8 +1,13 @@
-"""A run: the folder of a training with its recipe, metrics, checkpoints and weights."""
+"""A run: the folder of a training with its recipe, metrics, checkpoints and weights; and folders of several runs.
+
+The seeds of one recipe are in `seed-0`, `seed-1`, ... of a folder.
+"""
 
 from __future__ import annotations
 
+import re
 import zlib
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypedDict
@@ -20,6 +25,7 @@ from atas.recipes import Recipe
 from atas.training.metrics import completed_epochs, read_metrics
 
 DIVERGED = "diverged"  # the event that ends the metrics of a run whose loss became infinite or NaN
+_SEED_FOLDER = re.compile(r"seed-(-?\d+)", re.ASCII)
 _CHECKSUM = "# checksum of what follows: "
 ROWS_KEY = "rows"  # in environment.json of a run on a part of the training images: their number
 
@@ -190,8 +196,18 @@ def _resume_hint(run_folder: RunFolder, recipe: Recipe, rows: list[dict[str, Any
 
 def divergence_advice(recipe: Recipe) -> str:
     """Return what to change in the recipe of a training that diverged."""
-    large = recipe.optimizer.weight_decay >= 1
-    return "a smaller optimizer.weight_decay or schedule.peak" if large else "a smaller schedule.peak"
+    consistency, method = recipe.consistency, recipe.method_class
+    mode = recipe.method.settings.get("attack_mode", "auto")
+    attacks_in = method.attack_mode if mode == "auto" and method is not None else mode
+    chases = consistency.distance == "logits" and consistency.through == "trained" and attacks_in == "eval"
+    if consistency.weight and chases:
+        return (
+            "consistency.through = both or consistency.distance = js: the start's logits are constants in eval mode, "
+            "and those of the trained point can run after them without bound"
+        )
+    if recipe.optimizer.weight_decay >= 1:
+        return "a smaller optimizer.weight_decay or schedule.peak"
+    return "a smaller consistency.weight or schedule.peak" if consistency.weight else "a smaller schedule.peak"
 
 
 def load_recipe(run_folder: RunFolder, *, trust: bool = False) -> Recipe:
@@ -229,3 +245,35 @@ def _check_recipe(path: Path) -> None:
 
 def _checksum(content: str) -> str:
     return f"{zlib.crc32(content.encode()):08x}"
+
+
+def seed_folder(group: Path, seed: int) -> Path:
+    """Return the folder of the run with this seed.
+
+    >>> seed_folder(Path("runs/x"), 2).as_posix()
+    'runs/x/seed-2'
+    """
+    return group / f"seed-{seed}"
+
+
+def seed_runs(folder: Path) -> list[Path]:
+    """Return the runs of a folder that holds the seeds of one recipe, in the order of the seeds; empty for others."""
+    if _is_run(folder) or not folder.is_dir():
+        return []
+    seeds = {path: match for path in folder.iterdir() if (match := _SEED_FOLDER.fullmatch(path.name)) and _is_run(path)}
+    return sorted(seeds, key=lambda path: int(seeds[path][1]))
+
+
+def find_runs(folders: Iterable[Path]) -> list[Path]:
+    """Return the folders, with one that only holds runs replaced by its runs and groups of seeds, by name."""
+    found = []
+    for folder in folders:
+        inner: list[Path] = []
+        if folder.is_dir() and not _is_run(folder) and not seed_runs(folder):
+            inner = [path for path in sorted(folder.iterdir()) if _is_run(path) or seed_runs(path)]
+        found += inner or [folder]
+    return found
+
+
+def _is_run(path: Path) -> bool:
+    return RunFolder(path).recipe.exists()

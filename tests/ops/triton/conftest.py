@@ -16,13 +16,17 @@ INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 WARNINGS = ("ignore::RuntimeWarning:triton", "ignore::DeprecationWarning:triton")
 
 
+@pytest.hookimpl(tryfirst=True)  # before items are selected by -m gpu
 def pytest_collection_modifyitems(items):
     for item in items:
         if Path(__file__).parent not in item.path.parents:
             continue
         for warning in WARNINGS:
             item.add_marker(pytest.mark.filterwarnings(warning))
-        if not INTERPRETED and not torch.cuda.is_available():
+        if INTERPRETED:
+            continue
+        item.add_marker(pytest.mark.gpu)
+        if not torch.cuda.is_available():
             item.add_marker(pytest.mark.skip(reason="needs a CUDA device, or Triton's interpreter: make test-kernels"))
 
 

@@ -34,7 +34,7 @@ def captured_step(name, views=None):
     device, log = torch.device("cuda"), []
     images, labels = torch.randint(256, (64, 3, 32, 32), dtype=torch.uint8), torch.randint(10, (64,))
     loader = DeviceLoader(images, labels, batch_size=32, pad=4, flip=True, seed=0, device=device, views=views)
-    own = dict(recipe.method.settings) | ({"classes": 10} if name == "atas-plus" else {})
+    own = dict(recipe.method.settings) | ({"classes": 10} if atas.methods.takes_classes(name) else {})
     method = atas.methods.create(name, recipe.threat, 64, (3, 32, 32), pad=4, device=device, **own)
     engine = CudaGraphEngine(recipe, atas.models.create("preact-resnet18", 10).cuda(), method, loader, log=log.append)
     engine.start_epoch(6, 0)

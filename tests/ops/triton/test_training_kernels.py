@@ -221,8 +221,13 @@ def test_cross_entropy_with_distributions(batch, classes, kind):
 @pytest.mark.parametrize("smoothing", [0.0, 0.1])
 @pytest.mark.parametrize("remember", [True, False])
 def test_targets(batch, classes, share, smoothing, remember):
-    settings = {"smoothing": smoothing, "noise": "uniform", "share": share, "decay": 0.7, "from_epoch": 1}
-    ours, theirs = (targets.create(classes, **settings) or targets.LabelTargets() for _ in range(2))
+    remembered = {"share": share, "decay": 0.7, "from_epoch": 1}
+    ours, theirs = (
+        targets.RememberedPredictions(classes, smoothing=smoothing, **remembered)
+        if share
+        else targets.LabelTargets(smoothing=smoothing)
+        for _ in range(2)
+    )
     for each in (ours, theirs):
         each.setup(batch + 4, DEVICE)
     index = torch.randperm(batch + 4, device=DEVICE)[:batch]
@@ -371,15 +376,21 @@ def make_engine(name: str, views=None) -> Engine:
     images, labels = torch.randint(256, (EXAMPLES, *SHAPE), dtype=torch.uint8), torch.randint(4, (EXAMPLES,))
     place = torch.device(DEVICE)
     batches = DeviceLoader(images, labels, batch_size=BATCH, pad=2, flip=True, seed=0, device=place, views=views)
-    own = dict(settings.method.settings) | {"free": {"batch_size": BATCH}, "atas-plus": {"classes": 4}}.get(name, {})
+    own = dict(settings.method.settings)
+    own |= {"batch_size": BATCH} if "batch_size" in atas.methods.settings(name) else {}
+    own |= {"classes": 4} if atas.methods.takes_classes(name) else {}
     method = atas.methods.create(name, settings.threat, EXAMPLES, SHAPE, pad=2, device=place, **own)
     return Engine(settings, model.to(place), method, batches)
+
+
+COMPILED = ("liet", "tdat")  # targets and terms of their losses have no kernels
 
 
 @pytest.mark.parametrize("name", [name for name in atas.methods.names() if atas.methods.get(name).compilable])
 @pytest.mark.parametrize("epoch", [0, 6])
 def test_whole_steps(name, epoch, monkeypatch):
-    compare_steps(make_engine(name), make_engine(name), epoch, monkeypatch)
+    more = {"backend": None, "atol": 1e-5} if name in COMPILED else {}  # the terms have weights up to 100
+    compare_steps(make_engine(name), make_engine(name), epoch, monkeypatch, **more)
 
 
 @pytest.mark.parametrize("name", ["atas", "atta", "pgd"])
@@ -387,11 +398,11 @@ def test_whole_steps_on_shifted_and_erased_images(name, monkeypatch):
     compare_steps(make_engine(name, shifted_and_erased), make_engine(name, shifted_and_erased), 6, monkeypatch)
 
 
-def compare_steps(ours, theirs, epoch, monkeypatch):
+def compare_steps(ours, theirs, epoch, monkeypatch, backend="inductor", atol=2e-6):
     """Two steps and the short last batch; nothing is left to a compiler."""
     with monkeypatch.context() as patch:
         patch.delattr(torch, "compile")
-        with use_fast_ops("inductor"):
+        with use_fast_ops(backend):
             ours.start_epoch(epoch, 0)
             for _ in range(3):
                 ours.step()
@@ -403,7 +414,7 @@ def compare_steps(ours, theirs, epoch, monkeypatch):
         if found.dtype == torch.int8:
             assert (found == expected[key]).double().mean() > 0.999, key
         else:
-            torch.testing.assert_close(found, expected[key], atol=2e-6, rtol=2e-5, msg=key)
+            torch.testing.assert_close(found, expected[key], atol=atol, rtol=2e-5, msg=key)
 
 
 def test_second_derivatives_are_refused():

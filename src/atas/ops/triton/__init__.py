@@ -6,7 +6,7 @@ them. The kernel of `atas.training.metrics.accumulate_metrics` is registered by 
 
 from __future__ import annotations
 
-from atas.ops.compile_cache import use_compile_cache
+from atas.ops import use_compile_cache
 from atas.ops.triton import (
     apgd,
     attack_losses,

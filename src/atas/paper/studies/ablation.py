@@ -18,8 +18,7 @@ from atas.paper.grid import QUICK_EPS, QUICK_EXAMPLES
 from atas.paper.study import QUICK_NOTE, Page, StudyOptions, TrainingStudy, select_budgets
 from atas.sweeps import markdown
 from atas.sweeps.padded_evaluation import NOTE, PADDING
-from atas.sweeps.record import Record
-from atas.sweeps.seed_stats import format_difference, format_training_time, summarize_seeds
+from atas.sweeps.record import Record, summarize_seeds
 from atas.sweeps.store import Store
 from atas.sweeps.trial import Trial, format_eps
 
@@ -163,7 +162,7 @@ def _rows(
     attack: str,
 ) -> list[list[str]]:
     stats = [summarize_seeds(group, attack) for group in records]
-    time = format_training_time([record for group in records for record in group])
+    time = markdown.format_training_time([record for group in records for record in group])
     name = format_eps(point.shown) if point.setting == "max_step" else f"{point.shown:g}"
     kind = f", padded by {padding}" if padding else ""
     rows = [[name, f"ours{kind}", *(str(ours or "-") for ours in stats), time]]
@@ -172,7 +171,7 @@ def _rows(
     paper = [_published(point, eps, attack) for eps in budgets]
     rows.append(["", "paper", *("-" if value is None else f"{value:.2f}" for value in paper), ""])
     if any(stats):
-        gaps = [format_difference(ours, value) for ours, value in zip(stats, paper, strict=True)]
+        gaps = [markdown.format_difference(ours, value) for ours, value in zip(stats, paper, strict=True)]
         rows.append(["", f"difference{kind}", *gaps, ""])
     return rows
 

@@ -9,7 +9,8 @@ from atas.paper import plots, published
 from atas.paper.figure_study import FigureStudy, Line, LineRecords, Table, axis_unit, seed_list, two_column_figure
 from atas.paper.grid import METHODS, Grid, all_cells
 from atas.paper.study import StudyOptions, select
-from atas.sweeps.seed_stats import format_difference, summarize_seeds
+from atas.sweeps.markdown import format_difference
+from atas.sweeps.record import summarize_seeds
 from atas.sweeps.store import Store
 from atas.sweeps.trial import format_eps
 

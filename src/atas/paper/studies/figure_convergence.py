@@ -10,7 +10,7 @@ from atas.paper.figure_study import FigureStudy, Line, LineRecords, Table, mean,
 from atas.paper.grid import METHODS, QUICK_EPS, cifar, digits
 from atas.paper.measurements import Curves
 from atas.paper.study import StudyOptions, select, select_budgets
-from atas.sweeps.seed_stats import format_collapse_epochs
+from atas.sweeps.markdown import format_collapse_epochs
 from atas.sweeps.store import Store
 from atas.sweeps.trial import format_eps
 

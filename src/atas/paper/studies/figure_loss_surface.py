@@ -13,7 +13,7 @@ from atas.paper.losses import peak_position
 from atas.paper.measurements import Curves, LossSurfaces
 from atas.paper.study import StudyOptions
 from atas.paper.subsets import EPS, ranking_trial, subset_grid
-from atas.sweeps.seed_stats import format_collapse_epochs
+from atas.sweeps.markdown import format_collapse_epochs
 from atas.sweeps.store import Store
 from atas.sweeps.trial import Trial, format_eps
 

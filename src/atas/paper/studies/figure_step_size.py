@@ -10,7 +10,8 @@ from atas.paper.figure_study import FigureStudy, Line, LineRecords, Table, axis_
 from atas.paper.grid import QUICK_EPS, cifar, digits
 from atas.paper.measurements import Curves, StepGap
 from atas.paper.study import StudyOptions, select, select_budgets
-from atas.sweeps.seed_stats import format_collapses, summarize_seeds
+from atas.sweeps.markdown import format_collapses
+from atas.sweeps.record import summarize_seeds
 from atas.sweeps.store import Store
 from atas.sweeps.trial import format_eps
 

@@ -14,8 +14,7 @@ from atas.evaluation.seed_stats import SeedStats
 from atas.paper.grid import EXTRA_METHODS, METHODS, Grid, cifar, digits
 from atas.paper.study import Page, StudyOptions, TrainingStudy, select, select_budgets
 from atas.sweeps import markdown
-from atas.sweeps.record import Record
-from atas.sweeps.seed_stats import format_training_time, summarize_seeds
+from atas.sweeps.record import Record, summarize_seeds
 from atas.sweeps.store import Store
 from atas.sweeps.trial import Trial, format_eps
 
@@ -115,7 +114,7 @@ def _verdict(figures: list[SeedStats | None]) -> str:
 
 
 def _time(records: list[list[Record]]) -> str:
-    return " / ".join(format_training_time(group) or "-" for group in records)
+    return " / ".join(markdown.format_training_time(group) or "-" for group in records)
 
 
 def _json(

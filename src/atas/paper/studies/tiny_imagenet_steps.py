@@ -16,8 +16,7 @@ from atas.paper.measurements import Norms
 from atas.paper.studies.table_tiny_imagenet import BUDGETS, NETWORKS
 from atas.paper.study import Page, StudyOptions, TrainingStudy, select, select_budgets
 from atas.sweeps import markdown
-from atas.sweeps.record import Record
-from atas.sweeps.seed_stats import format_training_time, summarize_seeds
+from atas.sweeps.record import Record, summarize_seeds
 from atas.sweeps.store import Store
 from atas.sweeps.trial import Trial, format_eps
 
@@ -50,7 +49,9 @@ class StepConstants(TrainingStudy):
             failed += errors.get(row, [])
             ours, step = summarize_seeds(records, _ATTACK), _mean_step(records)
             label, mean = f"{network}, {format_eps(eps)}", "-" if step is None else format_step(step, eps)
-            rows.append([label, f"{c:g}", f"{factor:g} eps", str(ours or "-"), mean, format_training_time(records)])
+            rows.append(
+                [label, f"{c:g}", f"{factor:g} eps", str(ours or "-"), mean, markdown.format_training_time(records)]
+            )
             content.append(
                 {
                     "network": network,

@@ -144,9 +144,9 @@ def saddle(
     return Problem(scale, coupling, direction, -slope, push, curvature, eps, radius, solution)
 
 
-def linear(scale: Array, *, d: int = 8) -> Problem:
+def linear(scale: Array) -> Problem:
     """Return a problem with only the maximiser's part and constant gradients, which nearly attains the bounds."""
-    n = len(scale)
+    n, d = len(scale), 8
     zero, direction = np.zeros(1), np.full((n, d), 1 / np.sqrt(d))
     return Problem(scale, np.zeros((n, 1)), direction, zero, 1.0, 0.0, 0.5 / np.sqrt(d), 1.0, zero)
 

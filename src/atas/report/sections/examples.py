@@ -31,6 +31,7 @@ class AttackVariant:
     """One attack on one image. The pictures are None where the attack changed nothing."""
 
     attack: str
+    title: str
     robust: bool
     confidence: float
     prediction: str
@@ -177,7 +178,7 @@ def _variant(
     if bool((images.perturbation[row] != GREY).any()):
         changed = image(images.perturbation[row], f"perturbation by {title}")
         after = image(images.adversarial[row], f"the image after {title}: the model predicts {prediction}")
-    return AttackVariant(attack, robust, confidence, prediction, changed, after)
+    return AttackVariant(attack, title, robust, confidence, prediction, changed, after)
 
 
 def _broken_by(evaluation: Evaluation, index: int) -> str | None:

@@ -2,19 +2,31 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable
+from typing import Any, Protocol
 
 from atas._utils.formatting import format_seconds
 from atas.attacks.registry import display_name
 from atas.evaluation import Evaluation
 from atas.models.weights import GIVEN
+from atas.recipes import Recipe
 from atas.recipes.expected import Expected, find_expected
 from atas.report.elements import Cell, DataTable, Section, Whisker
 from atas.report.formatting import attack_names, format_interval, percent
 from atas.report.headline import run_answers
-from atas.report.paper import Paper, PaperRow, paper_row
 from atas.report.run_view import RunView
 from atas.training.run import ROWS_KEY
+
+
+class PaperRow(Protocol):
+    """A row of the paper's tables, in percent."""
+
+    def accuracy(self, attack: str) -> float | None:
+        """Return the printed accuracy; None for an attack that the paper did not run."""
+
+
+Paper = Callable[[str, str, float, str], PaperRow | None]
+"""Returns the row of a data set, network, budget and method. The tables lie above this package: they are passed in."""
 
 
 def summary_section(view: RunView, paper: Paper | None) -> Section:
@@ -95,3 +107,10 @@ def _facts(view: RunView) -> dict[str, str]:
 def _short_commit(commit: str | None) -> str | None:
     """Shorten a commit; the plus that marks a modified checkout stays."""
     return commit and commit[:12] + ("+ (changed since)" if commit.endswith("+") else "")
+
+
+def paper_row(recipe: Recipe, paper: Paper | None) -> PaperRow | None:
+    """Return the paper's row of this recipe, if there is one."""
+    if paper is None or recipe.method.norm != "linf":
+        return None
+    return paper(recipe.data.name, recipe.model.name, recipe.method.eps, recipe.method.name)

@@ -8,7 +8,7 @@ from torch import nn
 
 from atas import models
 from atas.errors import DataError
-from atas.models.start import load_start
+from atas.training.initial_weights import load_pretrained
 
 PATH = Path("base.safetensors")
 
@@ -32,7 +32,7 @@ class ConvHead(nn.Module):
 
 def test_weights_that_fit_are_all_taken():
     model, given = small(10), small(10, seed=1).state_dict()
-    assert load_start(model, given, PATH) is None
+    assert load_pretrained(model, given, PATH) is None
     for name, tensor in model.state_dict().items():
         assert torch.equal(tensor, given[name])
 
@@ -41,7 +41,7 @@ def test_weights_that_fit_are_all_taken():
 def test_the_head_is_replaced(make):
     model, given = make(3), make(10).state_dict()
     before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
-    assert load_start(model, given, PATH) == "the head was replaced: 10 -> 3 classes"
+    assert load_pretrained(model, given, PATH) == "the head was replaced: 10 -> 3 classes"
     for name, tensor in model.state_dict().items():
         assert torch.equal(tensor, before[name] if name.startswith(("fc", "head")) else given[name])
 
@@ -50,17 +50,17 @@ def test_constants_and_counts_may_be_absent():
     given = small(10, seed=1, mean=0.1).state_dict()
     plain = {name: value for name, value in given.items() if "normalize" not in name and "num_batches" not in name}
     model = small(10)
-    assert load_start(model, plain, PATH) is None
+    assert load_pretrained(model, plain, PATH) is None
     assert float(model.normalize.mean) == 0.5
-    load_start(model, given, PATH, ignore=("normalize.mean", "normalize.std"))
+    load_pretrained(model, given, PATH, ignore=("normalize.mean", "normalize.std"))
     assert float(model.normalize.mean) == 0.5
-    load_start(model, given, PATH)
+    load_pretrained(model, given, PATH)
     assert float(model.normalize.mean) == pytest.approx(0.1)
 
 
 def test_half_precision_is_widened():
     model, given = small(10), {name: value.half() for name, value in small(10, seed=1).state_dict().items()}
-    load_start(model, given, PATH)
+    load_pretrained(model, given, PATH)
     assert model.fc.weight.dtype == torch.float32
     assert torch.equal(model.fc.weight, given["fc.weight"].float())
 
@@ -94,7 +94,7 @@ def test_anything_else_is_refused(given, why):
     with pytest.raises(
         DataError, match=r"^the weights of base\.safetensors do not fit the network: .*; choose the"
     ) as e:
-        load_start(model, given, PATH)
+        load_pretrained(model, given, PATH)
     assert why in str(e.value)
     for name, tensor in model.state_dict().items():
         assert torch.equal(tensor, before[name])

@@ -1,30 +1,39 @@
-"""Load data of any form by its name; see `load`."""
+"""Data sets by name, of any form (see `load`), and what users pass as data in Python (see `as_dataset`)."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
+
+import numpy as np
+from torch import Tensor
 
 from atas._utils.console import ProgressCallback
 from atas._utils.imports import current_directory_importable, describe_error, import_object
-from atas.core.validation import check_argument
+from atas.core.validation import check_argument, describe
 from atas.data import digits, tiny_imagenet
-from atas.data.array_files import read_npy_folder, read_npz
+from atas.data.array_files import as_arrays, from_named, read_npy_folder, read_npz
+from atas.data.arrays import from_arrays
 from atas.data.cifar import SPECS, read_cifar
-from atas.data.conversion import as_dataset
-from atas.data.dataset import Dataset
+from atas.data.dataset import Dataset, Split
 from atas.data.folder import read_image_folder
-from atas.data.hugging_face import read_hub, read_saved
+from atas.data.hugging_face import from_splits, is_hugging_face, read_hub, read_saved
 from atas.data.official import FILE_SETS, read_idx_folder, read_official
 from atas.data.packed import read_packed
 from atas.data.sources import IMAGE_FOLDER, PACKED, Source, find_source
+from atas.data.torch_datasets import from_datasets
 from atas.errors import AtasError, DataError, UsageError
 
 DEFAULT_SIZE = 224
 FOLDERS = (IMAGE_FOLDER, tiny_imagenet.NAME)  # of image files
 _SIZED = (*FOLDERS, "hub", "saved", "function")
+_KINDS = (
+    "a Dataset, a pair (train, test) of datasets of (image, label), a pair ((x, y), (x_test, y_test)) of arrays, or a "
+    "dictionary of arrays x_train, y_train, x_test, y_test"
+)
+_HELD_OUT = (*FOLDERS, "npz", "npy", "hub", "saved")  # data of which training images can be held out
 
 
 def is_official(name: str, sha256: str) -> bool:
@@ -78,11 +87,11 @@ def load(
     Face data sets and functions. `lazy` is for folders of images and decodes them when they are accessed: "train" only
     those for training, True all of them; by default all, if they would take more than half of the memory. Images of a
     packed set always stay on the disk. `skip_damaged` leaves out images of a folder that cannot be decoded, and lists
-    them in `skipped`; the paths of such a list leave out the same images again. `test_only` accepts arrays without a
-    training split, and repeats the test split in its place. `held_out` is for folders of images and for arrays without
-    test images: that number of the training images, of each class by its share and drawn by `seed`, are the test
-    images. `progress` is called while images are read, with the task,
-    the number done, and the total. Without `trusted`, a function is not imported.
+    them in `skipped`; the paths of such a list leave out the same images again. `test_only` accepts arrays and folders
+    of images without a training split, and repeats the test split in its place. `held_out` is for folders of images,
+    arrays and Hugging Face data sets without test images: that number of the training images, of each class by its
+    share and drawn by `seed`, are the test images. `progress` is called while images are read, with the task, the
+    number done, and the total. Without `trusted`, a function is not imported.
 
     >>> digits = load("digits")
     >>> len(digits.train), len(digits.test), digits.shape, digits.num_classes
@@ -92,16 +101,16 @@ def load(
     source = find_source(name, root)
     _check_options(name, source, size, lazy, skip_damaged, held_out)
     if source.kind in FOLDERS:
-        return _read_folder(source, size, lazy, skip_damaged, held_out, seed, progress)
+        return _read_folder(source, size, lazy, skip_damaged, test_only, held_out, seed, progress)
     if source.kind == "function":
         return _call_function(name, source.path, size, progress, trusted=trusted)
     if source.kind == "hub":
-        return read_hub(name, source.path, size=size, progress=progress)
+        return read_hub(name, source.path, size=size, held_out=held_out, seed=seed, progress=progress)
     if source.kind == "digits":
         return digits.read_digits()
     assert source.path is not None
     if source.kind == "saved":
-        return read_saved(source.path, size=size, progress=progress)
+        return read_saved(source.path, size=size, held_out=held_out, seed=seed, progress=progress)
     if source.kind == "npz":
         return read_npz(source.path, test_only=test_only, held_out=held_out, seed=seed)
     if source.kind == "npy":
@@ -118,9 +127,10 @@ def load(
 def _check_options(
     name: str, source: Source, size: int | None, lazy: object, skip_damaged: object, held_out: int | None
 ) -> None:
-    if held_out is not None and source.kind not in (*FOLDERS, "npz", "npy"):
+    if held_out is not None and source.kind not in _HELD_OUT:
         raise UsageError(
-            f"images are held out of image folders and of arrays in files; leave out data.held_out for {name}."
+            "images are held out of image folders, of arrays in files and of Hugging Face data sets; leave out "
+            f"data.held_out for {name}."
         )
     if size is not None and source.kind not in _SIZED:
         raise UsageError(
@@ -141,6 +151,7 @@ def _read_folder(
     size: int | None,
     lazy: bool | Literal["train"] | None,
     skip_damaged: bool | Collection[str],
+    test_only: bool,
     held_out: int | None,
     seed: int,
     progress: ProgressCallback | None,
@@ -155,6 +166,7 @@ def _read_folder(
         root_given=source.root_given,
         lazy=lazy,
         skip_damaged=skip_damaged,
+        test_only=test_only,
         held_out=held_out,
         seed=seed,
         progress=progress,
@@ -184,3 +196,48 @@ def _call_function(
             "out, or resize them in the function."
         )
     return dataset
+
+
+def as_dataset(
+    value: Any, name: str = "dataset", *, size: int | None = None, progress: ProgressCallback | None = None
+) -> Dataset:
+    """Return what a user gave as data as a Dataset: one already, a pair of datasets, arrays, or arrays by name."""
+    if isinstance(value, Dataset):
+        return value
+    if is_hugging_face(value):
+        return from_splits(value, name, size=size, progress=progress, given=f"the {type(value).__name__}")
+    if isinstance(value, Mapping) and value and all(isinstance(array, np.ndarray | Tensor) for array in value.values()):
+        return from_named(value, name)
+    if isinstance(value, tuple | list) and len(value) == 2:
+        train, test = value
+        if is_hugging_face(train) and is_hugging_face(test):
+            return from_splits({"train": train, "test": test}, name, size=size, progress=progress)
+        if isinstance(train, Split) and isinstance(test, Split):
+            return Dataset(name, train, test)
+        arrays, test_arrays = as_arrays(train), as_arrays(test)
+        if arrays is not None and test_arrays is not None:
+            return from_arrays(name, *arrays, *test_arrays)
+        if arrays is test_arrays is None and all(map(_holds_items, value)):
+            return from_datasets(train, test, name, size=size, progress=progress)
+        raise UsageError(f"data must be {_KINDS}; got the pair of {describe(train)} and {describe(test)}.")
+    raise UsageError(f"data must be {_KINDS}; got {describe(value)}.")
+
+
+def _holds_items(value: object) -> bool:
+    is_array = isinstance(value, np.ndarray | Tensor | str | bytes)
+    return not is_array and (hasattr(value, "__getitem__") or hasattr(value, "__iter__"))
+
+
+def check_given(value: object) -> None:
+    """Raise UsageError for what `as_dataset` can never take, before anything is read."""
+    if not isinstance(value, Dataset | Mapping | tuple | list):
+        raise UsageError(f"data must be {_KINDS}, or a name that atas.data.load takes; got {describe(value)}.")
+
+
+def given_name(value: object) -> str:
+    """Return a name for data that was passed in Python: that of a Dataset, or of the class of a training set."""
+    if isinstance(value, Dataset):
+        return value.name
+    train = value[0] if isinstance(value, tuple | list) and value else None
+    plain = train is None or isinstance(train, tuple | list | np.ndarray | Tensor)
+    return "arrays" if plain else type(train).__name__

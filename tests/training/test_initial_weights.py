@@ -15,8 +15,8 @@ from atas.models.weights import read_weights, save_weights
 from atas.recipes import recipe_fingerprint
 from atas.training import Run
 from atas.training.build import build_model
+from atas.training.initial_weights import identify_weights, load_initial_weights
 from atas.training.run import RunFolder, load_recipe
-from atas.training.start import identify_weights, load_initial_weights
 from atas.training.trainer import Interrupted
 
 SMALL = {"model.name": "small-cnn", "training.epochs": 1}
@@ -217,7 +217,7 @@ def test_a_start_that_is_none(kind, base, tmp_path, tune, capsys):
     ("values", "sentence"),
     [
         ({"model.weights": ""}, "model.weights must be the path"),
-        ({"model.weights_hash": "abc"}, "model.weights_hash identifies model.weights"),
+        ({"model.weights_hash": "abc"}, "model.weights_hash has no effect without model.weights"),
         ({"model.pretrained": True}, "model.pretrained is for networks of timm"),
         ({"model.name": "timm:x", "model.pretrained": True, "model.weights": "a"}, "are two starts of a training"),
     ],

@@ -1,11 +1,12 @@
-"""The start of a training: random weights, those of a file or run (`model.weights`), or those that timm offers.
+"""The weights that a training starts from: random ones, those of a file or run (`model.weights`), or those of timm.
 
-The weights are identified by their hash, which the run's recipe keeps beside the path. A run that resumes from a
-checkpoint does not need the file any more.
+The head is replaced if they were trained for another number of classes. The weights are identified by their hash,
+which the run's recipe keeps beside the path. A run that resumes from a checkpoint does not need the file any more.
 """
 
 from __future__ import annotations
 
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +16,11 @@ from torch import Tensor, nn
 from atas._utils.formatting import shell_quote
 from atas._utils.imports import is_code
 from atas.core.fingerprint import state_hash
-from atas.errors import DataError, UsageError
+from atas.core.model_state import state_tensors
+from atas.errors import DataError, UsageError, first_few
 from atas.models import published
-from atas.models.start import load_start
+from atas.models.layers import Normalize
+from atas.models.timm_network import complete_names
 from atas.models.weights import read_weights
 from atas.recipes import Recipe
 from atas.training.run import RunFolder, load_recipe
@@ -91,7 +94,7 @@ def load_initial_weights(model: nn.Module, recipe: Recipe) -> list[str]:
     if state_hash(tensors) != recipe.model.weights_hash:
         raise DataError(f"{path} changed while the training was starting; start it again")
     ignored = [f"normalize.{key}" for key in _CONSTANTS] if _takes_constants(recipe) else []
-    head = load_start(model, tensors, path, ignored)
+    head = load_pretrained(model, tensors, path, ignored)
     sentences = [] if head is None else [head]
     for key, value in _normalization(metadata, tensors).items() if ignored else ():
         own = model.get_buffer(f"normalize.{key}").flatten()
@@ -113,3 +116,66 @@ def _normalization(metadata: dict[str, Any], tensors: dict[str, Tensor]) -> dict
 
 def _as_text(values: tuple[float, ...]) -> str:
     return ", ".join(f"{value:.4g}" for value in values)
+
+
+def load_pretrained(
+    model: nn.Module, weights: Mapping[str, Tensor], path: Path, ignore: Collection[str] = ()
+) -> str | None:
+    """Load weights of `path` into a model that will be trained, in place; return a sentence if its head stays random.
+
+    The head is the model's last linear layer or 1x1 convolution: it may have another number of outputs than in the
+    file. The constants of a `Normalize` layer may be absent, and so may BatchNorm's count of batches; tensors named
+    in `ignore` are left out. Everything else must fit.
+    """
+    state = state_tensors(model)
+    found = {name: value for name, value in complete_names(model, weights).items() if name not in ignore}
+    sentence = None
+    different = [name for name, value in state.items() if name in found and found[name].shape != value.shape]
+    if different:
+        classes = _classes_of_head(model, found, different)
+        if classes is None:
+            name = different[0]
+            raise _misfit(path, f"{name} has shape {_shape(found[name])}, and in the network {_shape(state[name])}")
+        sentence = f"the head was replaced: {classes[0]} -> {classes[1]} classes"
+    missing = [name for name in state if name not in found and not _is_optional(model, name) and name not in ignore]
+    if missing:
+        raise _misfit(path, f"{first_few(missing)} of the network {'is' if len(missing) == 1 else 'are'} not in it")
+    extra = [name for name in found if name not in state]
+    if extra:
+        raise _misfit(path, f"the network has no {first_few(extra)}")
+    model.load_state_dict(state | {name: value for name, value in found.items() if name not in different})
+    return sentence
+
+
+def _classes_of_head(model: nn.Module, found: Mapping[str, Tensor], different: list[str]) -> tuple[int, int] | None:
+    """Return the head's outputs in the file and in the model if tensors of the head alone differ, and only in them."""
+    heads = [(name, layer) for name, layer in model.named_modules() if _can_be_head(layer)]
+    if not heads:
+        return None
+    name, head = heads[-1]
+    own = {f"{name}.{key}" if name else key: parameter for key, parameter in head.named_parameters(recurse=False)}
+    sizes = {(found[key].shape[:1], own[key].shape[:1]) for key in different if key in own}
+    fit = all(key in own and found[key].shape[1:] == own[key].shape[1:] for key in different)
+    if not fit or len(sizes) != 1 or set(own) & set(found) != set(different):
+        return None
+    ((before, now),) = sizes
+    return before[0], now[0]
+
+
+def _can_be_head(layer: nn.Module) -> bool:
+    return isinstance(layer, nn.Linear) or (isinstance(layer, nn.Conv2d) and layer.kernel_size == (1, 1))
+
+
+def _is_optional(model: nn.Module, name: str) -> bool:
+    owner, _, last = name.rpartition(".")
+    return last == "num_batches_tracked" or isinstance(model.get_submodule(owner), Normalize)
+
+
+def _shape(tensor: Tensor) -> str:
+    return " x ".join(map(str, tensor.shape)) or "()"
+
+
+def _misfit(path: Path, why: str) -> DataError:
+    return DataError(
+        f"the weights of {path} do not fit the network: {why}; choose the network that they were trained for"
+    )
