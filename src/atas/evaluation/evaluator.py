@@ -295,14 +295,12 @@ def _resolve_attacks(attacks: Iterable[str | Attack], step_size: float | None, t
     for requested in [name.strip() for name in attacks.split(",")] if isinstance(attacks, str) else attacks:
         attack = library.create(requested, step_size) if isinstance(requested, str) else requested
         check_interface("an attack", [attack], ("settings", "__call__"))
-        name = requested if isinstance(requested, str) else getattr(requested, "name", None)
-        _check_name("an attack", name)
+        name = requested if isinstance(requested, str) else _checked_name("an attack", requested)
         choose_threat(attack, threat)
         if name == WORST or resolved.get(name, attack) != attack:
             raise UsageError(f"the name '{name}' is taken; rename your attack")
         for stage in attack.stages if isinstance(attack, StagedAttack) else ():
-            _check_name("a search", stage.name)
-            if stage.name == Clean.name:
+            if _checked_name("a search", stage) == Clean.name:
                 raise UsageError(f"the name '{Clean.name}' is taken; rename the search of '{name}'")
         resolved[name] = attack
     count = sum(len(set(_reported_stages(attack))) or 1 for attack in resolved.values())
@@ -314,10 +312,12 @@ def _resolve_attacks(attacks: Iterable[str | Attack], step_size: float | None, t
     return resolved
 
 
-def _check_name(kind: str, name: object) -> None:
-    """Raise UsageError unless a name can be printed, and written to every file."""
+def _checked_name(kind: str, named: object) -> str:
+    """Return the name of an attack or search; raise UsageError unless it can be printed, and written to every file."""
+    name: object = getattr(named, "name", None)
     if not isinstance(name, str) or not name.strip() or not name.isprintable():
         raise UsageError(f"the name of {kind} must be a text that can be printed; got {describe(name)}")
+    return name
 
 
 def _resolve_corruptions(
