@@ -25,6 +25,7 @@ from atas import attacks as library
 from atas._utils.environment import environment_info
 from atas.attacks import Attack, Clean, StagedAttack
 from atas.attacks.base import choose_threat
+from atas.attacks.registry import is_autoattack
 from atas.attacks.scheduler import default_batch_size
 from atas.core.fingerprint import LOGITS_KEY, logits_fingerprint, weights_hash
 from atas.core.validation import check_arguments, check_interface, check_module, check_seed, describe
@@ -297,7 +298,7 @@ def _resolve_attacks(attacks: Iterable[str | Attack], step_size: float | None, t
         check_interface("an attack", [attack], ("settings", "__call__"))
         name = requested if isinstance(requested, str) else _checked_name("an attack", requested)
         choose_threat(attack, threat)
-        if name == WORST or resolved.get(name, attack) != attack:
+        if name == WORST or _poses_as_autoattack(name, attack) or resolved.get(name, attack) != attack:
             raise UsageError(f"the name '{name}' is taken; rename your attack")
         for stage in attack.stages if isinstance(attack, StagedAttack) else ():
             if _checked_name("a search", stage) == Clean.name:
@@ -310,6 +311,14 @@ def _resolve_attacks(attacks: Iterable[str | Attack], step_size: float | None, t
             f"at a time"
         )
     return resolved
+
+
+def _poses_as_autoattack(name: str, attack: Attack) -> bool:
+    """Return whether another attack has the name of AutoAttack, whose verdicts reports take for measured."""
+    if not is_autoattack(name):
+        return False
+    own, known = (getattr(one, "stages", None) for one in (attack, library.create(name)))
+    return bool(own != known)
 
 
 def _checked_name(kind: str, named: object) -> str:
