@@ -302,13 +302,17 @@ def test_an_attack_of_one_s_own_can_be_given(problem, ball):
     expected = model(x + (0.5 - x).clamp(-ball.eps, ball.eps)).argmax(1) == y
     assert torch.equal(found.correct["grey"], expected)
     assert found.protocol["attacks"]["grey"] == {"eps": ball.eps}
-    for name in ("fgsm", "worst", "clean"):
+    for name in ("fgsm", "worst", "clean", "autoattack", "autoattack-rand"):
         Grey.name = name
         with pytest.raises(UsageError, match=f"the name '{name}' is taken"):
             evaluate(model, x, y, ball, attacks=["fgsm", Grey()])
     Grey.name = "fgsm"
     with pytest.raises(UsageError, match="the name 'fgsm' is taken"):
         evaluate(model, x, y, ball, attacks=[Grey(), "fgsm"])
+    with pytest.raises(UsageError, match="the name 'autoattack' is taken"):
+        evaluate(model, x, y, ball, attacks=[AttackEnsemble("autoattack", (APGD(iterations=2), FAB(iterations=2)))])
+    Grey.name = "autoattack-mine"
+    assert not evaluate(model, x, y, ball, attacks=[Grey()]).has_autoattack
     with pytest.raises(UsageError, match=r"an attack must be an object; got the class Grey: create it, Grey\(\)"):
         evaluate(model, x, y, ball, attacks=[Grey])
 
