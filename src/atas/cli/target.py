@@ -19,6 +19,7 @@ from torch import nn
 
 from atas import data, models, threat
 from atas._utils.console import DataProgress, is_rank0
+from atas._utils.formatting import describe_failure
 from atas.cli.evaluate import EvaluateOptions
 from atas.cli.options import parse_list
 from atas.core.autograd import eval_mode
@@ -161,9 +162,7 @@ def _mask(attack_threat: Threat, path: Path | None, test: data.Split) -> Threat:
         with open_image(path) as file:
             pixels = np.asarray(file.convert("L"))
     except (OSError, ValueError) as error:
-        raise DataError(
-            f"cannot read the mask {path}: {getattr(error, 'strerror', None) or error}; pass an image file"
-        ) from error
+        raise DataError(f"cannot read the mask {path}: {describe_failure(error)}; pass an image file") from error
     if pixels.shape != size:
         raise DataError(
             f"the mask {path} is {pixels.shape[1]} x {pixels.shape[0]} pixels, the images are {size[1]} x {size[0]}: "
