@@ -51,7 +51,7 @@ from atas.training import train as run_training
 from atas.training.build import build_model, split_rows
 from atas.training.data import eval_view
 from atas.training.job import check_folder, default_folder
-from atas.training.probe import resolve_probe
+from atas.training.monitor_budget import resolve_probe
 from atas.training.run import RunFolder
 from atas.training.trainer import Interrupted
 

@@ -39,7 +39,7 @@ from atas.training.data import eval_view, load_data
 from atas.training.examples import measure_examples, write_examples
 from atas.training.initial_weights import identify_weights, load_initial_weights
 from atas.training.monitor import ProbeResult
-from atas.training.probe import resolve_probe
+from atas.training.monitor_budget import resolve_probe
 from atas.training.progress import TrainingProgress
 from atas.training.run import ROWS_KEY, Run, RunFolder, load_recipe, write_recipe
 from atas.training.trainer import Trainer
