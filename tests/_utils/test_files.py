@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import save_file
 
 from atas._utils.files import file_lock, remove_temporaries, write_atomically, write_text
@@ -210,3 +211,12 @@ def test_of_many_only_one_at_a_time_holds_a_lock(tmp_path):
         thread.join()
     assert max(most) == 1
     assert len(turns) > 30
+
+
+def test_a_full_disk_is_told_by_safetensors_in_words_only(tmp_path):
+    def write(_):
+        raise SafetensorError("Error while serializing: I/O error: No space left on device (os error 28)")
+
+    with pytest.raises(OSError, match="No space left on device") as error:
+        write_atomically(tmp_path / "x", write)
+    assert (error.value.errno, error.value.filename) == (errno.ENOSPC, str(tmp_path / "x"))

@@ -9,7 +9,9 @@ import torch
 from torch import nn
 
 import atas
+from atas import recipes
 from atas.autotrain import job
+from atas.autotrain.timing import TrainingCosts, measure_training
 from atas.errors import AtasError, DataError, UsageError
 from atas.evaluation import Evaluation
 from atas.training.run import RunFolder
@@ -40,7 +42,7 @@ def test_arrays(robustify, digits, log, command):
     command("evaluate", "run").sentence("given in Python", status=2)
 
 
-@pytest.mark.parametrize("form", ["Dataset", "name", "pair", "datasets", "splits"])
+@pytest.mark.parametrize("form", ["Dataset", "name", "pair", "datasets", "pair of datasets", "splits"])
 def test_forms_of_data(robustify, digits, form):
     (x, y), test = digits
     whole = atas.data.from_arrays("mine", x, y, *test)
@@ -53,8 +55,8 @@ def test_forms_of_data(robustify, digits, form):
         "splits": (whole.train, whole.test),
     }
     np.savez("mine.npz", x_train=x, y_train=y, x_test=test[0], y_test=test[1])
-    if form == "datasets":
-        given["datasets"] = (pairs, pairs[:40])
+    if "datasets" in form:
+        given |= {"datasets": (pairs, pairs[:40]), "pair of datasets": ((pairs, pairs[:40]),)}
     result = robustify(None, *given[form], values={"training.epochs": 1})
     assert result.run.recipe.training.epochs == 1
     assert "epochs: 1 " in result.choices[4]
@@ -70,6 +72,34 @@ def test_without_test_images_some_are_held_out(robustify, digits):
     assert any("100 of its training images were held out" in sentence for sentence in result.verdict)
     again = robustify(None, digits[0], out="again", values={"training.epochs": 1})
     assert again.evaluation.data == result.evaluation.data
+
+
+def test_settings_of_few_images(robustify, digits):
+    """The number to hold out, and the monitor's images among those to train on."""
+    (x, y), _ = digits
+    values = {"training.epochs": 1, "training.on_collapse": "warn", "data.held_out": 7}
+    result = robustify(None, (x[:40], y[:40] % 2), values=values)
+    assert "33 training images" in result.choices[0]
+    assert "7 test images" in result.choices[0]
+    assert "batch: 17 images, 2 updates in an epoch" in result.choices[3]  # of all 33
+    assert result.evaluation.n == 7
+
+
+def test_steps_of_a_tiny_set_are_timed(digits, tiny_net):
+    """A fast machine tries more steps than a short training has."""
+    (x, y), _ = digits
+    images = atas.data.from_arrays("few", x[:20], y[:20], x[:20], y[:20])
+    recipe = recipes.from_dict({}, "few").with_values({"data.name": "digits", "method.name": "atas-plus"})
+    costs = measure_training(recipe, images, tiny_net(), 20, forward=1e-6, seconds=60)
+    assert 0 < costs.step < 60
+
+
+def test_a_training_far_beyond_the_time_is_refused(robustify, digits, monkeypatch):
+    monkeypatch.setattr(job, "measure_training", lambda *_: TrainingCosts(0.0, 1000.0, 0.0, 0.0))
+    with pytest.raises(UsageError, match=r"3 epochs of this data, .* take about 17\.\d+ h here, .* give more minutes"):
+        robustify(None, *digits, out="run")
+    assert not job.Path("run").exists()
+    assert robustify(None, *digits, out="run", values={"training.epochs": 1}).run.recipe.training.epochs == 1
 
 
 def test_a_trained_module_is_the_start(robustify, digits, tiny_net):
@@ -153,9 +183,13 @@ def test_ctrl_c_during_the_evaluation_keeps_the_run(robustify, digits, monkeypat
         ({"train": "nowhere", "test": None}, "unknown data set 'nowhere'"),
         ({"train": "digits"}, "digits has its own test images"),
         ({"train": 5}, "data must be"),
+        ({"test": iter([1])}, "got the pair of a tuple and <list_iterator"),
+        ({"train": (np.zeros((9, 8, 8, 1), np.uint8), np.zeros(8, np.int64))}, "the training set: there are 9 images"),
+        ({"train": np.zeros((9, 8, 8, 1)), "test": np.zeros(9)}, r"the pair of an array of shape \(9, 8, 8, 1\)"),
         ({"test": (np.zeros((9, 9, 9, 1), np.uint8), np.zeros(9, np.int64))}, "bring both to one shape"),
         ({"train": (np.zeros((9, 1, 8, 8), np.uint8), np.arange(9)), "test": None}, "there are 9 images in all"),
         ({"values": {"method.eps": 0.2}}, "pass eps"),
+        ({"values": {"evaluation.attacks": ["fgsm"]}}, "they follow the time"),
         ({"values": {"training.epoch": 2}}, r"did you mean 'training\.epochs'"),
         ({"values": {"model.name": "small-cnn"}, "model": "small-cnn"}, "two networks"),
     ],

@@ -118,7 +118,11 @@ def test_breakdown():
 
 
 def test_held_out_images():
-    assert "The data had no test images: 20 of its training images were held out" in text(held_out=20)
+    shown = text(held_out=20)
+    assert "The data had no test images: 20 of its training images were held out" in shown
+    assert "your model" not in shown.lower()
+    shown = text(held_out=20, before=evaluation(190, 10), after=evaluation(180, 100))
+    assert "If your model was trained on these images before, all figures are higher than on new ones." in shown
 
 
 @pytest.mark.parametrize(

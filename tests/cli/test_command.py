@@ -128,6 +128,12 @@ def test_ls_methods_tells_settings_and_mode(command):
     assert (rows["atas"]["settings"]["c"], rows["pgd"]["settings"]["steps"]) == (1.28, 10)
     assert "c=1.28, max_step=auto" in command("ls", "methods").out
     assert all(row["what"] for row in rows.values())
+    assert "first_layer_twice=false, layer=none" in command("ls", "methods").out
+
+
+def test_ls_models_tells_them_apart(command):
+    rows = json.loads(command("ls", "models", "--json").out)
+    assert len({row["what"] for row in rows}) == len(rows)
 
 
 def test_ls_alone_is_an_overview(command):
@@ -172,9 +178,7 @@ def test_ls_describes_everything_in_numbers(command):
         (["ls", "methodz"], "invalid value for 'what': 'methodz' is not one of 'methods', "),
         (["trian"], "no such command 'trian'; did you mean 'train'? See atas --help"),
         (["train", "--set"], "option '--set' requires an argument; see atas"),
-        (["train", "x", "--seed", "abc"], "invalid value for '--seed': "),
         (["evaluate"], "pass a run folder"),
-        (["evaluate", "x", "--examples", "0"], "; see atas evaluate --help"),
         (["compare"], ""),
         (["export", "runs/first", "--to", "foo"], "; see atas export --help"),
         (["data", "pack", "photos"], "missing argument 'out'; see atas data pack --help"),
@@ -183,11 +187,17 @@ def test_ls_describes_everything_in_numbers(command):
         (["train", "x", "--epochs", "3"], "no such option: --epochs; did you mean --set training.epochs=3? See atas"),
         (["train", "x", "--lr=0.1"], "did you mean --set schedule.peak=0.1?"),
         (["train", "x", "--batch-size", "8"], "did you mean --set training.batch_size=8?"),
-        (["train", "x", "--eps", "8/255", "--seed", "1"], "with a recipe, pass --set method.eps=8/255"),
+        (["train", "x", "--eps", "8/255"], "--eps is for --auto DATA; with a recipe, pass --set method.eps=8/255"),
         (["train", "--model", "--seed", "1"], "did you mean --set model.name=VALUE?"),
         (["bench", "x", "--epoch", "3"], "did you mean --set training.epochs=3?"),
         (["reproduce", "table-cifar10", "--max-step", "0.1"], "did you mean --set method.max_step=0.1?"),
         (["evaluate", "x", "--epochs", "3"], "no such option: --epochs; did you mean --eps?"),
+        (["train", "x", "--epoch=3"], "no such option: --epoch; did you mean --set training.epochs=3?"),
+        (["train", "--auto"], "option '--auto' requires an argument; see atas train --help"),
+        (["train", "x", "--seed", "abc"], "invalid value for '--seed': it must be a whole number; see atas train"),
+        (["train", "--auto", "digits", "--minutes", "x"], "invalid value for '--minutes': it must be a number; see"),
+        (["evaluate", "x", "--examples", "0"], "invalid value for '--examples': it must be at least 1; see atas"),
+        (["evaluate", "x", "--corruptions", ","], "--corruptions is empty; pass values separated by commas"),
     ],
 )
 def test_wrong_use_is_one_sentence_with_status_2(arguments, said, command):

@@ -318,6 +318,14 @@ def test_a_list_fits_the_usual_terminal_and_nothing_is_cut(listed, narrow, comma
     assert max(len(line.rstrip()) for line in shown.splitlines()) <= narrow.columns
 
 
+def test_a_short_text_is_not_broken_for_a_long_one(narrow, capsys):
+    """Columns that need little get it first."""
+    table = Table("run", "time", "note")
+    table.add_row("one", "128 s", "a long note of many words " * 8)
+    print_table(table)
+    assert "128 s" in narrow(capsys.readouterr().out)
+
+
 def test_rows_without_room_are_printed_as_blocks(narrow, capsys):
     table = Table("run", "method", "accuracy", "collapse", title="two runs", caption="*: a note")
     table.add_row(

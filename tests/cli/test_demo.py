@@ -47,6 +47,11 @@ def test_a_failure_is_one_sentence(command, short, tmp_path):
     assert len(result.err.strip().splitlines()) == 1
 
 
+def test_a_wrong_folder_is_said_at_once(command, tmp_path):
+    (tmp_path / "file").touch()
+    command("demo", "--out", tmp_path / "file").sentence("File exists", status=1)
+
+
 @pytest.mark.slow
 def test_ctrl_c_stops_all_processes(tmp_path):
     process = subprocess.Popen(

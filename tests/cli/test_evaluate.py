@@ -520,3 +520,15 @@ def test_a_model_whose_train_returns_nothing(command, tmp_path, monkeypatch):
     given = ("--data", "digits", "--eps", 0.1, "--attacks", "fgsm", "--examples", 10)
     result = command("evaluate", "--model", "silent_net:build", *given)
     assert result.status == 0, result
+
+
+def test_a_file_is_not_the_folder_of_a_run(command, finished):
+    weights = finished / "model.safetensors"
+    command("evaluate", weights).sentence(f"{weights} is a file, not a run folder", f"--weights {weights}", status=2)
+    command("export", weights, "--to", "safetensors").sentence(
+        f"{weights} is not the folder of a run: it is a file", status=1
+    )
+
+
+def test_no_attack_is_not_the_default(command, finished):
+    command("evaluate", finished, "--attacks", ",").sentence("--attacks is empty; pass values", status=2)

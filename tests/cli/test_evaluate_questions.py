@@ -81,7 +81,7 @@ def test_perturbed_images_are_kept(command, copy_of, tmp_path):
     assert arrays["correct.fgsm"].mean() == found["accuracy"]["fgsm"]
     assert not list(folder.glob("*.points-*"))
     refused = command("evaluate", folder, "--keep", tmp_path / "kept.png")
-    assert (refused.status, "--keep names a file that ends in .npz" in refused.err) == (2, True)
+    assert (refused.status, "--keep names a file that ends in .npz or .safetensors" in refused.err) == (2, True)
 
 
 @pytest.mark.parametrize("name", ["model.safetensors", "evaluation.safetensors", "data.npz", "damaged.safetensors"])

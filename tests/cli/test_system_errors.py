@@ -42,6 +42,12 @@ def test_each_is_a_sentence(error, parts, command, monkeypatch):
     command("ls", "models").sentence(*parts, status=1)
 
 
+def test_a_link_to_itself(command, tmp_path):
+    (tmp_path / "circle").symlink_to("circle")
+    for arguments in (["compare"], ["report"], ["evaluate"], ["export", "--to", "onnx"]):
+        command(*arguments, tmp_path / "circle").sentence("circle", status=1)
+
+
 def test_faults_of_this_program_keep_their_traceback(command, monkeypatch):
     def fail(**_):
         raise RuntimeError("shapes do not fit")

@@ -161,7 +161,9 @@ def test_a_folder_of_a_run(command, tiny, copy_of, contents):
 
 def test_a_file_in_the_place_of_the_folder(command, tiny, tmp_path):
     (tmp_path / "file").write_text("mine")
-    command("train", tiny, "--out", tmp_path / "file").sentence(str(tmp_path / "file"), status=1)
+    command("train", tiny, "--out", tmp_path / "file").sentence(
+        f"{tmp_path / 'file'} is a file, not the folder of a run", status=2
+    )
     assert (tmp_path / "file").read_text() == "mine"
 
 

@@ -83,7 +83,10 @@ def test_folder_of_npy_files(tmp_path):
 
 def test_a_single_set_is_for_evaluation_only(tmp_path):
     path = save(tmp_path / "one.npz", X=PIXELS, y=LABELS)
-    with pytest.raises(DataError, match="one set of images, which is not split; training needs x_train"):
+    with pytest.raises(
+        DataError,
+        match=r"one set of images, which is not split; to train, name the arrays x_train.* or set data\.held_out",
+    ):
         data.load(path)
     assert len(data.load(path, test_only=True).test) == 12
     path = save(tmp_path / "test.npz", x_test=PIXELS, y_test=LABELS)

@@ -121,8 +121,10 @@ def test_labels_that_count_from_one_are_seen():
 
 
 def test_empty_arrays():
-    with pytest.raises(DataError, match="have no pixels"):
+    with pytest.raises(DataError, match=r"the training set: .* have no pixels"):
         from_arrays("mine", PIXELS[:0].astype(float), LABELS[:0], PIXELS[:0], LABELS[:0])
+    with pytest.raises(DataError, match=r"the test set: .* have no pixels"):
+        from_arrays("mine", PIXELS, LABELS, PIXELS[:0], LABELS[:0])
 
 
 @pytest.mark.parametrize("count", [1, 2, 3, 4, 12])

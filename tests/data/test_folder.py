@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -206,11 +207,24 @@ def test_no_class_folders(root):
         data.load("imagefolder", root / "flat")
 
 
+@pytest.mark.parametrize("folder", ["test", "alone"])
+def test_a_single_split_is_for_evaluation(root, folder):
+    """Class folders alone, or in test/ without train/."""
+    expected = data.load(str(root), size=8).test
+    shutil.rmtree(root / "train")
+    path = root / "test" if folder == "alone" else root
+    loaded = data.load(str(path), size=8, lazy="train", test_only=True)
+    assert torch.equal(loaded.test.images, expected.images)
+    assert (loaded.test.labels.tolist(), loaded.test.classes) == (expected.labels.tolist(), expected.classes)
+    with pytest.raises(DataError, match="there is no folder train"):
+        data.load(str(path), size=8)
+
+
 def test_missing_halves(root, tmp_path, monkeypatch):
     (root / "test").rename(root / "exam")
     with pytest.raises(DataError, match="neither a folder test nor val"):
         data.load("imagefolder", root)
-    with pytest.raises(DataError, match=f"no folder train in {root / 'exam'};.*as root"):
+    with pytest.raises(DataError, match=f"no folder train in {root / 'exam'};.*as root, or set data.held_out"):
         data.load("imagefolder", root / "exam")
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("ATAS_DATA", raising=False)

@@ -102,7 +102,7 @@ def test_choices(package):
     with pytest.raises(DataError, match=r"label columns fine, coarse; choose one, for example hf:o/a\?label=fine\."):
         data.load("hf:o/a")
     with pytest.raises(
-        DataError, match=r"splits train, held-out; say which is for testing, .*hf:o/a\?label=fine&test="
+        DataError, match=r"splits train, held-out; say which is for testing, .*hf:o/a\?label=fine&test=held-out\."
     ):
         data.load("hf:o/a?label=fine")
     assert data.load("hf:o/a?label=coarse&test=held-out").test.labels.tolist() == two["coarse"]
@@ -121,8 +121,8 @@ def test_a_test_split_without_labels_is_not_used(package):
 @pytest.mark.parametrize(
     ("splits", "message"),
     [
-        (split(3), "is a single split"),
-        ({"train": split(3)}, "has the splits train; say which is for testing"),
+        (split(3), "hf:o/a has a training split alone; set data.held_out to the number of images"),
+        ({"train": split(3)}, "hf:o/a has a training split alone; set data.held_out to the number of images"),
         ({"train": Split({"text": Value()}, text=["a"])}, "no image column that is known as one, only text"),
         ({"train": split(3), "test": split(3, other=[0, 1, 2])}, "say which is for testing"),
         ({"train": split(3), "test": split(3, label=[0, 1, 3])}, "3 classes allow 0 to 2"),
@@ -133,6 +133,28 @@ def test_unusable_splits(package, splits, message):
     package.splits = splits
     with pytest.raises(DataError, match=message):
         data.load("hf:o/a")
+
+
+@pytest.mark.parametrize("splits", [split(9), {"train": split(9)}])
+def test_held_out(package, splits):
+    package.splits = splits
+    loaded = data.load("hf:o/a", held_out=3, seed=1)
+    assert (len(loaded.train), loaded.test.labels.tolist()) == (6, [0, 1, 2])
+    package.splits = {"train": split(9), "test": split(3)}
+    with pytest.raises(UsageError, match=r"hf:o/a has test images of its own; leave out data\.held_out"):
+        data.load("hf:o/a", held_out=3)
+
+
+def test_streams_and_transforms():
+    stream = split(3)
+    stream.__class__ = type("Stream", (Split,), {"__len__": property(lambda _: None.length)})
+    transformed = split(3)
+    transformed.format = {"type": "custom"}
+    for wrong, message in ((stream, "not a stream"), (transformed, "has a transform, which would not be applied")):
+        with pytest.raises(DataError, match=message):
+            data.as_dataset({"train": wrong, "test": split(3)})
+    with pytest.raises(DataError, match="the dict has a training split alone; pass a test split as well"):
+        data.as_dataset({"train": split(3)})
 
 
 @pytest.mark.parametrize("image", [b"no image", b"", b"%!PS-Adobe-3.0 EPSF-3.0\n"])

@@ -141,7 +141,7 @@ def test_damaged_images_are_all_listed_or_left_out(photos, tmp_path):
     listed = (tmp_path / "packed" / "damaged.txt").read_text().splitlines()
     assert len(listed) == 7
     assert listed[-1] == "val/dog/empty.jpg\tthe file is empty"
-    with pytest.raises(DataError, match=r"holds no packed set .* resumes interrupted packing"):
+    with pytest.raises(DataError, match=r"holds no packed set .* make one, or finish one, with"):
         data.load("packed", tmp_path / "packed")
 
     manifest = data.pack(photos, tmp_path / "packed", **SMALL, skip_damaged=True)

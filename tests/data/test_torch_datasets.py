@@ -141,9 +141,12 @@ def test_what_is_taken_as_data():
         assert torch.equal(data.as_dataset(value).train.images, NCHW)
     own = data.from_arrays("a", PIXELS, LABELS, PIXELS, LABELS)
     assert data.as_dataset(own) is own
-    for wrong in (None, 3, (1, 2), {"a": 1}, (PIXELS, LABELS)):
+    for wrong in (None, 3, (1, 2), {"a": 1}, (PIXELS, LABELS), ((PIXELS, np.array(LABELS)), iter([]))):
         with pytest.raises(UsageError, match=r"data must be a Dataset, a pair \(train, test\)"):
             data.as_dataset(wrong)
+    for wrong in (DataLoader(pictures()), iter([])):
+        with pytest.raises(DataError, match=r"pass the dataset that|not a stream"):
+            data.as_dataset((pictures(), wrong))
 
 
 def test_torchvision_is_not_imported():

@@ -1,9 +1,11 @@
 """Accuracy as a function of the budget, and the smallest perturbation of each image."""
 
+import io
 import json
 
 import pytest
 import torch
+from rich.console import Console
 from torch import nn
 
 import atas
@@ -154,6 +156,10 @@ def test_wrong_arguments_are_refused(problem, arguments, message):
 def test_an_ensemble_with_its_own_name(problem):
     mine = AttackEnsemble("mine", (APGD(iterations=3), APGD(loss="dlr", iterations=3)))
     assert accuracy_curve(*problem, atas.Linf(0.02), eps=[0.01, 0.02], attack=mine).attack == "mine"
+    curve = accuracy_curve(*problem, atas.Linf(0.02), eps=[0.02], attack=AttackEnsemble("[/b]", mine.stages))
+    printed = io.StringIO()
+    Console(file=printed).print(curve.table())
+    assert "[/b], linf, 30 examples" in printed.getvalue()
 
 
 def test_at_no_budget_accuracy_is_that_of_clean_images(problem):

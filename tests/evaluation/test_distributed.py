@@ -5,6 +5,7 @@ import os
 import subprocess
 import sys
 
+import numpy as np
 import pytest
 import torch
 
@@ -40,8 +41,9 @@ model.register_forward_pre_hook(lambda _, arguments: seen.append(len(arguments[0
 for n in (examples, 1):
     result = atas.evaluate(
         model, test.images[:n], test.labels[:n], atas.Linf(0.15), attacks=["fgsm", "pgd10x2", tiny], seed=3,
-        shard=True, progress_file=f"{folder}/progress.json",
+        shard=True, progress_file=f"{folder}/progress.json", keep=True,
     )
+    result.save_adversarial(f"{folder}/{n}-{rank}.npz")
     result.save(f"{folder}/{n}-{rank}.json")
     print(json.dumps({"rank": rank, "passes": sum(seen)}), file=open(f"{folder}/passes-{n}-{rank}", "w"))
     seen.clear()
@@ -77,6 +79,11 @@ def test_two_processes_find_what_one_finds(robust_digits, tiny, tmp_path):
                 assert found[key] == expected[key], key
             assert found["queries"]["pgd10x2"] == expected["queries"]["pgd10x2"]
             assert found["protocol"]["processes"] == 2
+            with np.load(tmp_path / "out" / f"{count}-{rank}.npz", allow_pickle=False) as file:
+                for name in ("fgsm", "pgd10x2", "tiny"):
+                    points = torch.from_numpy(file[f"x_adv.{name}"])
+                    assert torch.equal(model(points).argmax(1) == y[:count], alone.correct[name])
+                    assert BALL.distance(points, x[:count]).max() <= BALL.eps + 1e-6
     passes = [json.loads((tmp_path / "out" / f"passes-{n}-{rank}").read_text())["passes"] for rank in (0, 1)]
     assert max(passes) < 0.75 * sum(passes), "the work is shared"
 

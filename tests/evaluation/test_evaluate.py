@@ -11,6 +11,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
+from helpers.fake_device import work_elsewhere
 from torch import nn
 from torch.utils.data import Subset, TensorDataset
 
@@ -18,7 +19,8 @@ import atas
 from atas import attacks
 from atas.attacks import APGD, FAB, AttackEnsemble
 from atas.errors import DataError, UsageError
-from atas.evaluation import accuracy_curve, evaluate
+from atas.evaluation import accuracy_curve, backend, evaluate
+from atas.evaluation import curve as curve_module
 from atas.evaluation.inputs import ChunkReader, open_source
 
 
@@ -300,13 +302,17 @@ def test_an_attack_of_one_s_own_can_be_given(problem, ball):
     expected = model(x + (0.5 - x).clamp(-ball.eps, ball.eps)).argmax(1) == y
     assert torch.equal(found.correct["grey"], expected)
     assert found.protocol["attacks"]["grey"] == {"eps": ball.eps}
-    for name in ("fgsm", "worst", "clean"):
+    for name in ("fgsm", "worst", "clean", "autoattack", "autoattack-rand"):
         Grey.name = name
         with pytest.raises(UsageError, match=f"the name '{name}' is taken"):
             evaluate(model, x, y, ball, attacks=["fgsm", Grey()])
     Grey.name = "fgsm"
     with pytest.raises(UsageError, match="the name 'fgsm' is taken"):
         evaluate(model, x, y, ball, attacks=[Grey(), "fgsm"])
+    with pytest.raises(UsageError, match="the name 'autoattack' is taken"):
+        evaluate(model, x, y, ball, attacks=[AttackEnsemble("autoattack", (APGD(iterations=2), FAB(iterations=2)))])
+    Grey.name = "autoattack-mine"
+    assert not evaluate(model, x, y, ball, attacks=[Grey()]).has_autoattack
     with pytest.raises(UsageError, match=r"an attack must be an object; got the class Grey: create it, Grey\(\)"):
         evaluate(model, x, y, ball, attacks=[Grey])
 
@@ -576,33 +582,46 @@ def test_evaluate_finds_the_same_on_a_gpu(problem, images, ball, result):
     assert evaluate(model, images, y, ball, attacks=[], device="cuda").protocol["batch_size"] == 1024
 
 
-@pytest.mark.gpu
-def test_every_kind_of_evaluation_finds_the_same_on_a_gpu(problem, ball, tiny):
-    """Targets, masks, kept images, corruptions, details and curves; two images in thirty may differ."""
-    model, x, y = problem
-    mask = torch.zeros(len(x), 1, *x.shape[2:])
-    mask[..., :3] = 1
-    attacks = ("fgsm", "pgd10", tiny)
-    cases = [
-        {"attacks": attacks, "keep": True, "corruptions": "all"},
-        {"attacks": attacks, "targets": 1},
-        {"attacks": attacks, "threat": ball.masked(mask)},
-        {"attacks": ("pgd10", APGD(iterations=8)), "threat": atas.L2(0.2).masked(mask[0])},
-    ]
-    found = {}
-    for device in ("cpu", "cuda"):
-        model.to(device)
+@pytest.fixture
+def every_kind(problem, ball, tiny):
+    """Evaluate with targets, masks, kept images, corruptions and details, and along a curve, on a device."""
+
+    def run(device):
+        model, x, y = problem
+        mask = torch.zeros(len(x), 1, *x.shape[2:])
+        mask[..., :3] = 1
+        attacks = ("fgsm", "pgd10", tiny)
+        cases = [
+            {"attacks": attacks, "keep": True, "corruptions": ["gaussian-noise", "defocus-blur", "pixelate", "jpeg"]},
+            {"attacks": attacks, "targets": 1},
+            {"attacks": attacks, "threat": ball.masked(mask)},
+            {"attacks": ("pgd10", APGD(iterations=8)), "threat": atas.L2(0.2).masked(mask[0])},
+        ]
+        model = copy.deepcopy(model).to(device)
         results = [evaluate(model, x, y, **{"threat": ball, **case}) for case in cases]
         curve = accuracy_curve(model, x, y, ball, eps=[0, 1 / 255, 4 / 255], attack="pgd10")
-        found[device] = results, torch.tensor(curve.num_correct)
-    for here, there in zip(found["cpu"][0], found["cuda"][0], strict=True):
-        for name, correct in here.correct.items():
-            assert int((correct != there.correct[name]).sum()) <= 2, name
-    assert int((found["cpu"][1] - found["cuda"][1]).abs().max()) <= 2
-    first = found["cuda"][0][0]
-    assert first.details is not None
-    assert first.details.landscapes is not None
-    assert {points.device.type for points in first.adversarial.values()} == {"cpu"}
+        assert results[0].details.landscapes is not None
+        assert {type(points) for points in results[0].adversarial.values()} == {torch.Tensor}
+        assert {points.device.type for points in results[0].adversarial.values()} == {"cpu"}
+        return [*(verdicts for result in results for verdicts in result.correct.values()), curve.smallest < torch.inf]
+
+    return run
+
+
+@pytest.mark.slow
+def test_every_kind_of_evaluation_finds_the_same_on_another_device(every_kind, monkeypatch):
+    """On a fake one, which refuses tensors of two devices in one operation."""
+    expected = every_kind("cpu")
+    with work_elsewhere(monkeypatch, backend, curve_module) as device:
+        found = every_kind(device)
+    assert all(map(torch.equal, found, expected))
+
+
+@pytest.mark.gpu
+def test_every_kind_of_evaluation_finds_the_same_on_a_gpu(every_kind):
+    """Two images in thirty may differ."""
+    for expected, found in zip(every_kind("cpu"), every_kind("cuda"), strict=True):
+        assert int((found != expected).sum()) <= 2
 
 
 def test_evaluations_in_threads_are_each_as_alone(small_net):

@@ -122,7 +122,7 @@ def test_files(kept, problem, tmp_path, ending):
 
 
 def test_what_cannot_be_written_is_refused(problem, ball, kept, tmp_path):
-    with pytest.raises(UsageError, match=r"names a file that ends in .npz; got .*kept.png"):
+    with pytest.raises(UsageError, match=r"names a file that ends in .npz or .safetensors; got .*kept.png"):
         kept.save_adversarial(tmp_path / "kept.png")
     with pytest.raises(UsageError, match="kept no perturbed images: pass keep=True"):
         evaluate(*problem, ball, attacks=["fgsm"]).save_adversarial(tmp_path / "kept.npz")

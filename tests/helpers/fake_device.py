@@ -50,6 +50,10 @@ class FakeTensor(Tensor):
         _refuse_capture("tolist")
         return self.inner.tolist()
 
+    def data_ptr(self) -> int:
+        """Which memory it is; tied weights have the same."""
+        return self.inner.data_ptr()
+
     def __repr__(self, **_: Any) -> str:
         return f"FakeTensor({self.inner!r})"
 

@@ -49,6 +49,7 @@ def users_folder(tmp_path, monkeypatch):
     (tmp_path / "users_needy.py").write_text("import users_missing_dependency\n")
     (tmp_path / "users_syntax.py").write_text("import torch\ndef f(:\n")
     (tmp_path / "users_toplevel.py").write_text("import torch\n\ntorch.nn, 1 / 0\n")
+    (tmp_path / "users_script.py").write_text("import sys\n\nsys.exit(2)\n")
     package = tmp_path / "users_package" / "nets"
     package.mkdir(parents=True)
     (package / "tiny.py").write_text("from users_models import linear as build\n")
@@ -101,6 +102,7 @@ def test_a_factory_in_the_current_directory_is_called(name):
             "users_toplevel:f",
             r"cannot be imported: ZeroDivisionError: .* \(file .*users_toplevel.py, line 3\); fix it there",
         ),
+        ("users_script:f", r"cannot be imported: SystemExit: 2 \(file .*users_script.py, line 3\); fix it there"),
         ("users_models:returns_text", r"returned str; let it return a torch\.nn\.Module"),
         ("users_models:", "write your own one as package.module:function"),
         (":linear", "write your own one as package.module:function"),

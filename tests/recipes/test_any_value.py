@@ -93,7 +93,7 @@ def test_any_document(document):
         ("evaluation.attacks", [["pgd10"]], "evaluation.attacks must be a list of names"),
         ("schedule.milestones", "half", "schedule.milestones must be a list of numbers"),
         ("data.pad", 10**400, "data.pad must be a whole number"),
-        ("training.batch_size", 10**30, "training.batch_size must be a whole number"),
+        ("training.batch_size", 10**30, "training.batch_size must be a whole number of at most 64 bits; got 1000"),
         ("training.epochs", float("nan"), "training.epochs must be a whole number"),
         ("method.eps", float("inf"), "method.eps must be a number"),
         ("method.eps", 10**400, "method.eps must be a number"),

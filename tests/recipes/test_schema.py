@@ -332,6 +332,12 @@ def test_a_list_of_names_may_be_one_text():
     assert changed.training.loggers == ("tensorboard",)
 
 
+def test_a_folder_is_no_recipe(tmp_path):
+    one_of_us(lambda: load(tmp_path), f"{tmp_path} is a folder, not a recipe", f"atas train --auto {tmp_path}")
+    (tmp_path / "recipe.toml").touch()
+    one_of_us(lambda: load(tmp_path), f"to continue its run: atas train --resume --out {tmp_path}")
+
+
 def test_a_missing_recipe_file(tmp_path):
     one_of_us(lambda: load(tmp_path / "none.toml"), "there is no recipe file", "none.toml", "atas ls recipes")
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from atas import methods, recipes
-from atas.training.probe import resolve_probe
+from atas.training.monitor_budget import resolve_probe
 from atas.training.schedule import learning_rate
 
 BUDGETS = {"cifar10": (8, 12, 16), "cifar100": (4, 8, 12)}

@@ -13,7 +13,7 @@ from atas import recipes
 from atas.errors import AtasError
 from atas.training import Run, checkpoint
 from atas.training.monitor import Monitor, ProbeResult, split_probe
-from atas.training.probe import resolve_probe
+from atas.training.monitor_budget import resolve_probe
 from atas.training.run import RunFolder
 from atas.training.trainer import Interrupted, Trainer
 

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from helpers.fake_device import FakeTensor, work_elsewhere
 from torch import nn
 from torch.utils.data import TensorDataset
 
@@ -16,7 +17,8 @@ import atas
 from atas.distributed.world import select_device
 from atas.errors import DataError, UsageError
 from atas.methods import Standard
-from atas.training import Run, TrainingProgress, checkpoint
+from atas.training import Run, TrainingProgress, checkpoint, examples
+from atas.training import build as building
 from atas.training.build import build
 from atas.training.engine import Engine
 from atas.training.model_checks import check_model
@@ -669,3 +671,23 @@ def test_a_model_with_averaged_weights_can_be_trained_further(tmp_path, train_to
     run = train_toy(tmp_path / "first", values={"training.ema": 0.9, "training.epochs": 1}, model=net)
     assert [name for name, weight in run.model.named_parameters() if not weight.requires_grad] == ["conv1.weight"]
     train_toy(tmp_path / "second", values={"training.epochs": 1}, model=run.model)
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:.*meta")
+@pytest.mark.parametrize(
+    "values",
+    [
+        {"targets.teacher_share": (0.7, 0.95), "training.ema": [0.9, 0.99]},
+        {"optimizer.name": "adamw", "optimizer.clip_norm": 0.1, "training.on_collapse": "rollback"},
+    ],
+    ids=str,
+)
+def test_a_run_comes_to_the_same_on_another_device(values, monkeypatch, tmp_path, train_toy):
+    """On a fake one, which refuses tensors of two devices in one operation."""
+    expected = train_toy(tmp_path / "here", values={"training.epochs": 2, **values}).model.state_dict()
+    with work_elsewhere(monkeypatch, building, examples):
+        found = train_toy(tmp_path / "there", values={"training.epochs": 2, **values}).model.state_dict()
+        for name, tensor in found.items():
+            assert isinstance(tensor, FakeTensor)
+            torch.testing.assert_close(tensor.cpu(), expected[name], msg=name)

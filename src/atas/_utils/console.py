@@ -155,16 +155,19 @@ def _printing() -> Iterator[None]:
 
 
 def _fit(table: Table, width: int, wide: Console) -> bool:
-    """Give every column the width of its longest word, and share the rest among wider columns; return whether all
-    words have room."""
+    """Give every column the width of its longest word, and share the rest evenly among columns that need more; return
+    whether all words have room."""
     spans = [[wide.measure(cell) for cell in (column.header, *column.cells)] for column in table.columns]
     minimum = [max(span.minimum for span in column) for column in spans]
     maximum = [max(span.maximum for span in column) for column in spans]
     borders = wide.measure(table).maximum - sum(maximum)
-    spare, wanted = width - borders - sum(minimum), sum(maximum) - sum(minimum)
-    for column, low, high in zip(table.columns, minimum, maximum, strict=True):
-        column.width = low + (high - low) * max(0, min(spare, wanted)) // max(1, wanted)
-    return spare >= 0
+    spare = width - borders - sum(minimum)
+    fits = spare >= 0
+    by_need = sorted(zip(table.columns, minimum, maximum, strict=True), key=lambda column: column[2] - column[1])
+    for left, (column, low, high) in zip(range(len(by_need), 0, -1), by_need, strict=True):
+        column.width = low + min(high - low, max(0, spare) // left)
+        spare -= column.width - low
+    return fits
 
 
 class ResilientStream:

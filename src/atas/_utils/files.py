@@ -19,6 +19,7 @@ from atas.errors import AtasError, UsageError
 
 LOCK_TIMEOUT = 2.0  # seconds
 _TEMPORARY = re.compile(r"\.(.+)\.[0-9a-f]+\.tmp", re.DOTALL)  # with the name of the file that is written
+_OS_ERROR = re.compile(r"\(os error (\d+)\)")
 _WITHOUT_LOCKS = (errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP)  # what such a disk answers
 _LOCK = "lock"  # a file in a temporary folder
 
@@ -29,7 +30,7 @@ def check_output_path(path: Path, option: str, *endings: str) -> None:
         such_as = f" such as result{endings[0]}" if endings else ""
         raise UsageError(f"{option} names a file, and {path} is a folder; add a file's name{such_as}")
     if endings and path.suffix.lower() not in endings:
-        raise UsageError(f"{option} names a file that ends in {endings[0]}; got {path}")
+        raise UsageError(f"{option} names a file that ends in {' or '.join(endings)}; got {path}")
 
 
 def check_writable(path: Path) -> None:
@@ -64,7 +65,8 @@ def write_atomically(path: Path, write: Callable[[Path], object]) -> None:
             temporary = folder / f"{path.name}.tmp"
             temporary.touch(exist_ok=False)  # the kernel applies the umask
             mode = temporary.stat().st_mode & 0o777
-            write(temporary)
+            with _os_errors():
+                write(temporary)
             temporary.chmod(mode)  # safetensors replaces the file by one that only its owner can read
             with temporary.open("rb+") as file:
                 os.fsync(file.fileno())
@@ -75,6 +77,19 @@ def write_atomically(path: Path, write: Callable[[Path], object]) -> None:
         if error.errno is not None and (not named or any(map(_TEMPORARY.fullmatch, named))):
             error.filename = str(path)  # the user does not know the temporary name
         raise
+
+
+@contextmanager
+def _os_errors() -> Iterator[None]:
+    """Raise OSError where a library in Rust, such as safetensors, has the system's error in its message only."""
+    try:
+        yield
+    except OSError:
+        raise
+    except Exception as error:
+        if (number := _OS_ERROR.search(str(error))) is None:
+            raise
+        raise OSError(int(number[1]), os.strerror(int(number[1]))) from error
 
 
 @contextmanager

@@ -88,6 +88,15 @@ def format_bytes(size: float) -> str:
     return f"{size / 1e3:,.0f} kB"
 
 
+def describe_failure(error: Exception) -> str:
+    """Return what went wrong with a file that a message names already.
+
+    >>> describe_failure(OSError(28, "No space left on device", "x")), describe_failure(ValueError("header too large"))
+    ('No space left on device', 'header too large')
+    """
+    return getattr(error, "strerror", None) or str(error)
+
+
 def first_line(error: BaseException) -> str:
     r"""Return the first line of an error's message, or its type if it has none.
 

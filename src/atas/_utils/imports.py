@@ -53,7 +53,7 @@ def import_object(name: str, kind: str, what: str, *, trusted: bool) -> Any:
                 f"cannot import '{module_name}' for the {kind} '{name}' ({error}); "
                 "install what is missing, or run from the folder that holds it."
             ) from error
-        except Exception as error:  # the user's code may raise anything
+        except (Exception, SystemExit) as error:  # the user's code may raise anything; a script may end the program
             raise UsageError(
                 f"'{module_name}' for the {kind} '{name}' cannot be imported: {describe_error(error)}."
             ) from error
@@ -65,7 +65,7 @@ def import_object(name: str, kind: str, what: str, *, trusted: bool) -> Any:
     return imported
 
 
-def describe_error(error: Exception) -> str:
+def describe_error(error: BaseException) -> str:
     """Return error type, message, file and line: the innermost line of the user's code, or the innermost one at all."""
     text = str(error).splitlines()
     summary = f"{type(error).__name__}: {text[0]}" if text else type(error).__name__

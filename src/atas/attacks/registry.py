@@ -69,6 +69,11 @@ def is_pgd(name: str) -> bool:
     return _PGD.fullmatch(name) is not None
 
 
+def is_autoattack(name: str) -> bool:
+    """Return whether a name is a version of AutoAttack."""
+    return name in _VERSIONS
+
+
 def display_name(name: str) -> str:
     """Return an attack's name as in papers.
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+import numpy as np
 from torch import Tensor
 
 from atas import data as datasets
@@ -47,7 +48,8 @@ class Inputs:
     def resized(self, side: int, seed: int) -> Inputs:
         """Return the photos at another side."""
         values = {**self.values, "data.size": side}
-        return dataclasses.replace(self, dataset=_load(values, True, seed), values=values)
+        damaged = [name for name, _ in self.dataset.skipped] or None  # known from the first time
+        return dataclasses.replace(self, dataset=_load(values, True, seed, damaged), values=values)
 
 
 def open_inputs(
@@ -66,6 +68,8 @@ def open_inputs(
             raise UsageError(f"{train} has its own test images; leave out test, or pass both as datasets or arrays")
         return _open_named(str(train), {key: value for key, value in values.items() if key.startswith("data.")}, seed)
     size = values.get("data.size")
+    if isinstance(train, Mapping) and len(train) == 1:  # what the package datasets loads where there is no test split
+        (train,) = train.values()
     if test is None and (isinstance(train, Dataset | Mapping) or _is_pair_of_splits(train)):
         datasets.check_given(train)
         return Inputs(datasets.as_dataset(train, datasets.given_name(train), size=size, progress=progress), {})
@@ -75,20 +79,24 @@ def open_inputs(
     if test is not None:
         return Inputs(datasets.as_dataset((train, test), name, size=size, progress=progress), {})
     whole = datasets.as_dataset((train, _beginning(train)), name, size=size, progress=progress).train
-    count = settings.held_out_images(len(whole))
+    count = values.get("data.held_out") or settings.held_out_images(len(whole))
     return Inputs(Dataset(name, *datasets.hold_out(whole, count, seed)), {}, count)
 
 
 def _is_pair_of_splits(value: Any) -> bool:
     """Return whether a value is a pair (train, test), and not a pair of arrays (images, labels)."""
-    return isinstance(value, tuple | list) and len(value) == 2 and isinstance(value[0], tuple | list | Split)
+    return isinstance(value, tuple | list) and len(value) == 2 and not _is_array(value[0])
+
+
+def _is_array(value: Any) -> bool:
+    return isinstance(value, np.ndarray | Tensor)
 
 
 def _beginning(train: Any) -> Any:
     """Return the first image of a training set as a set of the same kind."""
     if isinstance(train, Split):
         return train.subset(slice(1))
-    if isinstance(train, tuple | list) and len(train) == 2 and hasattr(train[0], "ndim"):
+    if isinstance(train, tuple | list) and len(train) == 2 and _is_array(train[0]):
         return train[0][:1], train[1][:1]
     if hasattr(train, "cast_column"):  # of the package datasets
         return train.select([0])
@@ -112,17 +120,20 @@ def _open_named(name: str, values: Mapping[str, Any], seed: int) -> Inputs:
     inputs = Inputs(dataset, values, held_out)
     if resizable and isinstance(dataset.train.images, ImageFiles):
         original = dataset.train.images.median_side()
-        inputs = dataclasses.replace(inputs, original_side=original).resized(settings.stored_side(original), seed)
+        inputs, side = dataclasses.replace(inputs, original_side=original), settings.stored_side(original)
+        return inputs if side == dataset.shape[1] else inputs.resized(side, seed)
     return inputs
 
 
-def _load(values: Mapping[str, Any], lazy: Literal[True] | None = None, seed: int = 0) -> Dataset:
+def _load(
+    values: Mapping[str, Any], lazy: Literal[True] | None = None, seed: int = 0, damaged: list[str] | None = None
+) -> Dataset:
     return datasets.load(
         values["data.name"],
         values.get("data.root"),
         size=values.get("data.size"),
         lazy=lazy,
-        skip_damaged=bool(values.get("data.skip_damaged")),
+        skip_damaged=bool(values.get("data.skip_damaged")) if damaged is None else damaged,
         held_out=values.get("data.held_out"),
         seed=seed,
         trusted=True,  # the caller named it

@@ -48,19 +48,20 @@ from atas.report.formatting import describe_threat, join_names
 from atas.threat import Linf
 from atas.training import Run, TrainingProgress
 from atas.training import train as run_training
-from atas.training.build import build_model
+from atas.training.build import build_model, split_rows
 from atas.training.data import eval_view
 from atas.training.job import check_folder, default_folder
-from atas.training.probe import resolve_probe
+from atas.training.monitor_budget import resolve_probe
 from atas.training.run import RunFolder
 from atas.training.trainer import Interrupted
 
 _SAMPLE_BATCHES = 8  # of training images, to try steps on
 _SAMPLE_IMAGES = 256  # at least
-_COMPARED_WORK = 30  # forward passes that a first attack takes as long as, for an image
-_COMPARED_IMAGES, _LEAST_COMPARED = 200, 32  # test images of a first attack
+_TRIED_WORK = 30  # forward passes that a first attack takes as long as, for an image
+_TRIED_IMAGES, _LEAST_TRIED = 200, 32  # test images of a first attack
 _TRIAL_SHARE = 0.02  # of the time, for the steps that are tried
 _LONGEST_TRIAL = 10.0  # seconds
+_FAR, _TOLERATED = 3, 300.0  # times the time, and seconds beyond it, that a training may take
 _ENDING = 1.0  # seconds for weights, training examples and files after the last epoch
 _NO_VALUES = {
     "data.name": "pass the data itself",
@@ -69,6 +70,8 @@ _NO_VALUES = {
     "method.eps": "pass eps",
     "model.weights": "pass the model with these weights, such as atas.load(...)",
     "training.seed": "pass seed",
+    "evaluation.attacks": "they follow the time; for others, run atas evaluate afterwards",
+    "evaluation.examples": "they follow the time; for all, run atas evaluate afterwards",
 }
 _DETAILS_QUERIES = 6000  # of the loss landscapes of an evaluation
 
@@ -124,6 +127,7 @@ def robustify(
     inputs = open_inputs(train, test, values, seed, progress.data_loading)
     job = _Job(model, inputs, eps, 60 * minutes, began, seed, values, progress)
     chosen = job.choose()
+    job.check_time(chosen)
     folder = Path(out) if out is not None else default_folder(chosen.recipe.name)
     check_folder(RunFolder(folder), chosen.recipe, resume=False, overwrite=overwrite)
     choices = tuple(job.describe(chosen, minutes))
@@ -164,8 +168,8 @@ def _check(model: object, eps: float, minutes: float, values: Mapping[str, Any])
 
 @dataclass(frozen=True)
 class _Choice:
-    """A network with all that was chosen for it. `before` is the evaluation of a given model, on the images
-    `compared`; None if its weights are not trained."""
+    """A network with all that was chosen for it. `tried` are test images for a first attack; `before` is that of a
+    given model, None if its weights are not trained."""
 
     inputs: Inputs
     recipe: Recipe
@@ -173,8 +177,8 @@ class _Choice:
     plan: Plan
     images: int
     """Training images, without those of the monitor."""
+    tried: Split
     before: Evaluation | None = None
-    compared: Split | None = None
 
     @property
     def steps(self) -> int:
@@ -222,31 +226,31 @@ class _Job:
         """Measure what a network takes, and plan a training of it; return None if it is too slow and not the last."""
         dataset = inputs.dataset
         probed = resolve_probe(self._recipe(model, inputs, Network(), settings.MIN_EPOCHS), len(dataset.train))
-        assert isinstance(probed.training.probe, int)
-        images, every = len(dataset.train) - probed.training.probe, probed.training.probe_every or 1
+        monitored, rest = split_rows(probed, len(dataset.train), None)
+        images, every = len(dataset.train if rest is None else rest), probed.training.probe_every or 1
         module = build_model(probed, dataset) if isinstance(model, str) else model
         device = select_device(probed.engine.device)
-        test = sample(dataset.test, _COMPARED_IMAGES, self.seed)
+        test = sample(eval_view(dataset, probed.data).test, _TRIED_IMAGES, self.seed)
         forward = measure_forward(module, test, device)
         if not is_last and settings.takes_too_long(forward, images, self.seconds):
             return None
         query = measure_query(module, test, device, forward, self._trial)
         test = self._affordable(test, forward)
-        before = None if isinstance(model, str) else self._compare(module, test, device)
+        before = None if isinstance(model, str) else self._attack_given(module, test, device)
         network = Network(_normalises_batches(module), before is not None)
         recipe = self._recipe(model, inputs, network, settings.MIN_EPOCHS, images)
         began = time.perf_counter()
         batch = recipe.training.batch_size
         train = sample(dataset.train, max(_SAMPLE_BATCHES * batch, _SAMPLE_IMAGES), self.seed)
         decoding = (time.perf_counter() - began) / len(train) / available_cpus() if inputs.original_side else 0.0
-        measured = measure_training(recipe, Dataset(dataset.name, train, test), module, images, forward, self._trial)
+        measured = measure_training(recipe, Dataset(dataset.name, train, train), module, images, forward, self._trial)
         decoded = decoding * (len(dataset.train) + len(dataset.test))
-        costs = self._costs(measured, query, probed.training.probe, every, decoded)
+        costs = self._costs(measured, query, len(monitored), every, decoded)
         work = _work(dataset)
         plan = settings.plan(self.seconds, -(-images // batch), costs, len(dataset.test), work)
         recipe = self._recipe(model, inputs, network, plan.epochs, images)
         plan = dataclasses.replace(plan, epochs=recipe.training.epochs)  # the values may set another number
-        return _Choice(inputs, recipe, costs, plan, images, before, test if before is not None else None)
+        return _Choice(inputs, recipe, costs, plan, images, test, before)
 
     def _recipe(
         self, model: nn.Module | str, inputs: Inputs, network: Network, epochs: int, images: int | None = None
@@ -272,11 +276,23 @@ class _Job:
         fixed = self.elapsed() + decoding + measured.preparation + measured.saving + _ENDING + _DETAILS_QUERIES * query
         return Costs(measured.step, epoch, fixed, query)
 
-    def _compare(self, model: nn.Module, images: Split, device: torch.device) -> Evaluation | None:
-        """Evaluate a given model on a few images; return None if it is at chance, as with random weights."""
-        model = copy.deepcopy(model).to(device)
-        result = evaluate(model, images, threat=self._threat, attacks=(TRIED,), details=False)
+    def _attack_given(self, model: nn.Module, images: Split, device: torch.device) -> Evaluation | None:
+        """Attack a given model on a few images; return None if it is at chance, as with random weights."""
+        result = self._attack(copy.deepcopy(model).to(device), images)
         return None if any(warning.kind == "chance" for warning in result.warnings) else result
+
+    def _attack(self, model: nn.Module, images: Split) -> Evaluation:
+        return evaluate(model, images, threat=self._threat, attacks=(TRIED,), details=False)
+
+    def check_time(self, chosen: _Choice) -> None:
+        """Raise UsageError if even the smallest training takes far longer than the time."""
+        needed = chosen.plan.training_seconds
+        if "training.epochs" not in self.values and needed > max(_FAR * self.seconds, self.seconds + _TOLERATED):
+            raise UsageError(
+                f"{settings.MIN_EPOCHS} epochs of this data, the least that teach anything, take about "
+                f"{format_seconds(needed)} here, and the time is {format_seconds(self.seconds)}; give more minutes, "
+                f"fewer or smaller images, or training.epochs"
+            )
 
     def describe(self, chosen: _Choice, minutes: float) -> Iterator[str]:
         """Say what was chosen and why, a line for each choice."""
@@ -326,10 +342,7 @@ class _Job:
     def evaluate(self, chosen: _Choice, run: Run) -> Findings:
         """Evaluate a run on as many test images as the time allows, save the result, and collect what was found."""
         dataset, folder = eval_view(chosen.inputs.dataset, chosen.recipe.data), RunFolder(run.folder)
-        few = self._affordable(sample(dataset.test, _COMPARED_IMAGES, self.seed), chosen.costs.query)
-        tried, after = evaluate(run.model, few, threat=self._threat, attacks=(TRIED,), details=False), None
-        if chosen.compared is not None:
-            after = evaluate(run.model, chosen.compared, threat=self._threat, attacks=(TRIED,), details=False)
+        tried = self._attack(run.model, chosen.tried)
         query = min(chosen.costs.query, seconds_of_query(tried))
         left = self.seconds - self.elapsed() - _DETAILS_QUERIES * query
         robust, tests = tried.accuracy["worst"], len(dataset.test)
@@ -352,7 +365,7 @@ class _Job:
             held_out=chosen.inputs.held_out,
             plan=chosen.plan,
             before=chosen.before,
-            after=after,
+            after=tried,
         )
 
     @property
@@ -362,7 +375,7 @@ class _Job:
 
     def _affordable(self, images: Split, forward: float) -> Split:
         """Return as many of the images as PGD-10 can attack in the time of a measurement, evenly spread."""
-        count = settings.affordable(2 * self._trial, _COMPARED_WORK * forward, _LEAST_COMPARED, len(images))
+        count = settings.affordable(2 * self._trial, _TRIED_WORK * forward, _LEAST_TRIED, len(images))
         return sample(images, count, self.seed)
 
     @property

@@ -61,7 +61,7 @@ class Findings:
     """What a verdict is made from.
 
     `most_frequent` is the share of the most frequent class among the evaluated images; `events` are those of the
-    metrics. `before` and `after` are evaluations of a given model and of the trained one on the same images.
+    metrics. `before` and `after` are first attacks on a given model and on the trained one, on the same images.
     """
 
     recipe: Recipe
@@ -161,6 +161,8 @@ class Findings:
                 f"The data had no test images: {self.held_out:,} of its training images were held out and not trained "
                 "on. They may be more alike to the others than new images are."
             )
+            if self.before is not None:
+                yield "If your model was trained on these images before, all figures are higher than on new ones."
         yield from (f"Warning: {warning}." for warning in self.evaluation.warnings if warning.kind != "chance")
         yield f"These are figures of one training with seed {self.recipe.training.seed}; other seeds give others."
 

@@ -26,8 +26,8 @@ from atas.training.build import build
 from atas.training.checkpoint import CheckpointManager
 from atas.training.engine import Engine
 
-_EPOCHS = 30  # of the training that is tried
 _WARMUP_STEPS, _MAX_STEPS = 8, 200
+_EPOCHS = _WARMUP_STEPS + _MAX_STEPS  # of the training that is tried: enough steps even where an epoch has one
 _HARMLESS = 1e-6  # eps of an attack that breaks nothing, so that it makes all of its steps
 TRIED = "pgd10"
 """The attack that evaluations are tried with."""

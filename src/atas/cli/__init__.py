@@ -18,7 +18,7 @@ from atas._utils.formatting import printable
 from atas._utils.system import is_out_of_memory
 from atas.cli import bench, compare, data, demo, evaluate, export, ls, report, reproduce, train
 from atas.cli.completion import hint_for_option
-from atas.errors import AtasError
+from atas.errors import AtasError, nearest
 
 app = typer.Typer(
     name="atas",
@@ -50,7 +50,15 @@ _REMEDIES = {
     errno.EPERM: "check its permissions",
     errno.EROFS: "choose another folder",
 }
+_CIRCLE = "Symlink loop from"  # a RuntimeError of pathlib before Python 3.13
 _TRIED = re.compile(r"[Tt]ried to allocate ([\d.]+)(?: (bytes|KiB|MiB|GiB|TiB))?")
+
+# What typer's checks of numbers say.
+_PLAINER = (
+    (r"Input should be a valid integer, .*", "it must be a whole number"),
+    (r"Input should be a valid number, .*", "it must be a number"),
+    (r"Input should be greater than or equal to", "it must be at least"),
+)
 
 _Misuse: Any = typer.BadParameter.__base__  # click's UsageError; newer versions of typer vendor click
 
@@ -102,6 +110,8 @@ def report_errors() -> Iterator[None]:
 def _system_error(error: Exception) -> str | None:
     """Return what the system refused and what to do about it; None for other errors."""
     if not isinstance(error, OSError):
+        if str(error).startswith(_CIRCLE):
+            return f"{str(error)[:1].lower()}{str(error)[1:]}; remove the link, or check the path"
         if not is_out_of_memory(error):
             return None
         size = _TRIED.search(str(error))
@@ -117,18 +127,26 @@ def _misused(error: Any) -> str:
     message = " ".join(error.format_message().split()).removesuffix(".")  # choices are on separate lines
     if hasattr(error, "possibilities") and hasattr(error, "option_name"):
         message = _unknown_option(error)
+    for given, plain in _PLAINER:
+        message = re.sub(given, plain, message)
     message = message.replace(": Value error, ", ": ").replace(". Choose from:", ", one of").replace(". Did", "; did")
-    command = error.ctx.command_path if error.ctx else "atas"
+    command = error.ctx.command_path if error.ctx else _named_command()
     see = " See" if message.endswith("?") else "; see"
     return f"{message[:1].lower()}{message[1:]}{see} {command} --help"
 
 
 def _unknown_option(error: Any) -> str:
     """Name an unknown option with the option or the recipe key that was probably meant."""
-    option, similar = error.option_name, next(iter(error.possibilities or ()), "")  # the most similar is first
-    hint = hint_for_option(option, sys.argv[1:], exact=bool(similar)) if _takes_assignments(error.ctx) else None
-    meant = hint or similar
+    option, similar = error.option_name, sorted(error.possibilities or ())
+    hint = hint_for_option(option, sys.argv[1:], similar) if _takes_assignments(error.ctx) else None
+    meant = hint or nearest(option, similar)
     return f"no such option: {option}" + (f"; did you mean {meant}?" if meant else "")
+
+
+def _named_command() -> str:
+    """Return the sub-command that the arguments name; an option without its value is found before it is known."""
+    known = [command.name for command in app.registered_commands]
+    return " ".join(["atas", *(name for name in sys.argv[1:2] if name in known)])
 
 
 def _takes_assignments(context: Any) -> bool:

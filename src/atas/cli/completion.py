@@ -52,14 +52,21 @@ def find_key(name: str, *, exact: bool = False) -> str | None:
     return keys.get(name) or (None if exact else keys.get(nearest(name, keys, _SIMILAR) or ""))
 
 
-def hint_for_option(option: str, arguments: Iterable[str], *, exact: bool = False) -> str | None:
-    """Return the assignment that replaces an unknown option, with the value that the arguments give it.
+def hint_for_option(option: str, arguments: Iterable[str], similar: Iterable[str] = ()) -> str | None:
+    """Return the assignment that replaces an unknown option, with the value that the arguments give it; None if no key
+    is meant, or one of the `similar` options.
 
     >>> hint_for_option("--epochs", ["train", "x", "--epochs", "3"])
     '--set training.epochs=3'
+    >>> hint_for_option("--epoch", ["train", "x", "--epoch=3"], ["--eps"]), hint_for_option("--see", [], ["--seed"])
+    ('--set training.epochs=3', None)
     """
-    key = find_key(option.lstrip("-"), exact=exact)
+    name = option.lstrip("-").replace("-", "_")
+    key = find_key(name)
     if key is None:
+        return None
+    options = [other.lstrip("-").replace("-", "_") for other in similar]
+    if find_key(name, exact=True) is None and nearest(name, [*options, key.partition(".")[2]]) in options:
         return None
     words, value = list(arguments), "VALUE"
     for word, following in zip(words, [*words[1:], "-"], strict=True):

@@ -52,6 +52,7 @@ def demo(
     """
     from rich.console import Console
 
+    out.mkdir(parents=True, exist_ok=True)  # what is wrong with it is said at once
     jobs = {method: _Job(method, out / method, seed) for method in VALUES}
     display = ProgressDisplay(Console(stderr=as_json))
     display.log(f"Training one small network on {_DATA} in three ways, then attacking it: every pixel by up to {_EPS}.")
@@ -199,8 +200,8 @@ def _sentences(runs: dict[str, RunSummary]) -> list[str]:
         f"{end} {_percent(single['autoattack'])} under AutoAttack.",
         f"3. Adaptive steps (atas-plus) keep {_percent(plus['autoattack'])} under AutoAttack (95% interval {low} to "
         f"{high}%, {result.n} images), at {times:.1f} times the training time of standard training.",
-        "4. One-step attacks and PGD flatter a model: trust AutoAttack, and the monitor, which reports a collapse when "
-        "it happens.",
+        "4. Weak attacks overestimate robustness: judge a model by AutoAttack. A collapse is reported during the "
+        "training.",
     ]
 
 

@@ -13,8 +13,10 @@ import typer
 
 from atas._utils.console import import_torch, print_json, print_line, print_table
 from atas._utils.files import check_output_path, check_writable
+from atas._utils.formatting import shell_quote
 from atas.cli import options
 from atas.cli.completion import complete_attacks, complete_corruptions
+from atas.cli.options import parse_list
 from atas.errors import UsageError
 
 if TYPE_CHECKING:
@@ -54,7 +56,7 @@ class EvaluateOptions:
 
     def attacks_or_default(self, default: tuple[str, ...]) -> tuple[str, ...]:
         """Return the requested attacks, or `default`."""
-        return default if self.attacks is None else tuple(name.strip() for name in self.attacks.split(","))
+        return parse_list("attacks", self.attacks, str) or default
 
     def check_several_runs(self, folder: Path) -> None:
         """Raise UsageError if an option needs one run."""
@@ -73,9 +75,15 @@ class EvaluateOptions:
                     raise UsageError(
                         f"--{name.replace('_', '-')} cannot be combined with --curve; leave one of them out"
                     )
+        parse_list("corruptions", self.corruptions, str)
         if self.keep is not None:
             check_output_path(self.keep, "--keep", *PERTURBED_IMAGES)
         if run is not None:
+            if run.is_file():
+                raise UsageError(
+                    f"{run} is a file, not a run folder; for a file of weights, pass --weights {shell_quote(run)} with "
+                    f"--data and --eps"
+                )
             for name in ("weights", "model", "data", "mean", "std", "size"):
                 if getattr(self, name) is not None:
                     raise UsageError(

@@ -30,6 +30,14 @@ _ATTACKS = {
     "pgd<steps>[x<restarts>]": "PGD with any number of steps and restarts, such as pgd20 or pgd50x5",
 }
 
+_VARIANTS = {
+    "preact-resnet18-ssat": "PreActResNet-18 as in the code of SSAT's authors.",
+    "preact-resnet18-yopo": "PreActResNet-18 as in the code of YOPO's authors.",
+    "preact-resnet18-gradalign": "PreActResNet-18 as in the code of GradAlign's authors.",
+    "resnet18": "ResNet-18 (He et al., CVPR 2016) with ImageNet's stem, for photos.",
+    "resnet50": "ResNet-50 (He et al., CVPR 2016) with ImageNet's stem, for photos.",
+}
+
 
 def _set(what: str, side: int, channels: int, classes: int, train: int, test: int, where: str) -> Row:
     shape = [channels, side, side]
@@ -100,7 +108,7 @@ def _model(name: str) -> Row:
     except (AtasError, ImportError, NotImplementedError):
         return {"model": name, "what": "", "parameters": None}
     parameters = sum(parameter.numel() for parameter in model.parameters())
-    return {"model": name, "what": _first_sentence(type(model)), "parameters": parameters}
+    return {"model": name, "what": _VARIANTS.get(name) or _first_sentence(type(model)), "parameters": parameters}
 
 
 def data_rows() -> list[Row]:

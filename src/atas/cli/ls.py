@@ -85,12 +85,17 @@ def _rows(what: What | None) -> list[Row]:
     }[what]()
 
 
+def _setting(value: Any) -> Any:
+    """Return a default as a recipe writes it."""
+    return "none" if value is None else str(value).lower() if isinstance(value, bool) else value
+
+
 def _cell(value: Any) -> str:
     """Return a value as text: numbers with thousands, lists and settings with commas."""
     if value is None or value == "":
         return "-"
     if isinstance(value, dict):
-        return ", ".join(f"{key}={setting}" for key, setting in value.items()) or "-"
+        return ", ".join(f"{key}={_setting(setting)}" for key, setting in value.items()) or "-"
     if isinstance(value, list):
         return ("x" if all(isinstance(item, int) for item in value) else ", ").join(map(str, value))
     return f"{value:,}" if isinstance(value, int) else f"{value:.2f}" if isinstance(value, float) else str(value)

@@ -19,6 +19,7 @@ from torch import nn
 
 from atas import data, models, threat
 from atas._utils.console import DataProgress, is_rank0
+from atas._utils.formatting import describe_failure
 from atas.cli.evaluate import EvaluateOptions
 from atas.cli.options import parse_list
 from atas.core.autograd import eval_mode
@@ -149,7 +150,7 @@ def _target_class(text: str | None, classes: Sequence[str]) -> int | None:
         return None if text is None else list(classes).index(text)
     if text.isascii() and text.isdigit() and int(text) < len(classes):
         return int(text)
-    raise unknown("class", text, classes, f"Classes have the names {first_few(classes)}, or numbers from 0.")
+    raise unknown("class", text, classes, f"Classes have the names {first_few(classes)}, or numbers from 0")
 
 
 def _mask(attack_threat: Threat, path: Path | None, test: data.Split) -> Threat:
@@ -161,7 +162,7 @@ def _mask(attack_threat: Threat, path: Path | None, test: data.Split) -> Threat:
         with open_image(path) as file:
             pixels = np.asarray(file.convert("L"))
     except (OSError, ValueError) as error:
-        raise DataError(f"cannot read the mask {path}: {getattr(error, 'strerror', None) or error}") from error
+        raise DataError(f"cannot read the mask {path}: {describe_failure(error)}; pass an image file") from error
     if pixels.shape != size:
         raise DataError(
             f"the mask {path} is {pixels.shape[1]} x {pixels.shape[0]} pixels, the images are {size[1]} x {size[0]}: "

@@ -19,6 +19,7 @@ from numbers import Integral, Real
 from pathlib import Path
 from typing import Any, Literal, ParamSpec, TypeVar, get_args, get_origin, get_type_hints
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
@@ -160,6 +161,8 @@ def describe(value: object) -> str:
     """Return a value for a message, in one line."""
     if isinstance(value, Tensor):
         return f"a tensor of shape {tuple(value.shape)} and {value.dtype}"
+    if isinstance(value, np.ndarray):
+        return f"an array of shape {value.shape} and {value.dtype}"
     lines = repr(value).splitlines() or [type(value).__name__]
     return lines[0] if len(lines) == 1 and len(lines[0]) <= _MAX_SHOWN else f"a {type(value).__name__}"
 

@@ -173,17 +173,20 @@ def _find(names: list[str], what: tuple[str, ...], splits: tuple[str, ...]) -> s
 
 
 def _missing(names: list[str], split: str, images: str | None, labels: str | None, where: object) -> str:
-    listed = first_few(names) if names else "no arrays"
+    held = f"(it holds {first_few(names) if names else 'no arrays'})"
+    remedy = f"name the arrays {_NAMES}"
     if images is not None or labels is not None:
         lacks = "labels" if labels is None else "images"
-        found = f"{images or labels} but no {_KINDS[split]} {lacks}"
-        return f"{where} has {found}; name the arrays {_NAMES} (it holds {listed})."
-    if _find(names, _IMAGES, ("",)) is not None:
+        return f"{where} has {images or labels} but no {_KINDS[split]} {lacks}; {remedy} {held}."
+    is_unsplit = _find(names, _IMAGES, ("",)) is not None
+    if isinstance(where, Path) and (is_unsplit or split == "test"):
+        remedy += ", or set data.held_out to the number of images to test on"
+    if is_unsplit:
         return (
-            f"{where} has one set of images, which is not split; training needs {_NAMES} (it holds {listed}), and "
-            "`atas evaluate --data` takes a single set as it is."
+            f"{where} has one set of images, which is not split; to train, {remedy} {held}; `atas evaluate --data` "
+            "takes a single set as it is."
         )
-    return f"{where} has no {_KINDS[split]} images and labels; name the arrays {_NAMES} (it holds {listed})."
+    return f"{where} has no {_KINDS[split]} images and labels; {remedy} {held}."
 
 
 def _images(array: Any, name: str) -> Any:

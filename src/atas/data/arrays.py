@@ -17,6 +17,7 @@ from atas.errors import DataError, UsageError
 Array = np.ndarray | Tensor | Sequence[object]
 
 CHANNELS = (1, 3)
+_SPLITS = ("training", "test")
 
 _MAX_CLASSES = 1_000_000  # larger numbers are no labels
 
@@ -66,7 +67,15 @@ def from_arrays(
         if isinstance(classes, str) or not isinstance(classes, Iterable):
             raise DataError(f"classes are a list of names, one for each class; got {describe(classes)}.")
         names = tuple(classes)
-    return Dataset(name, Split(images[0], labels[0], names), Split(images[1], labels[1], names))
+    train, test = (_split(*split, names) for split in zip(_SPLITS, images, labels, strict=True))
+    return Dataset(name, train, test)
+
+
+def _split(kind: str, images: Tensor, labels: Tensor, classes: tuple[str, ...]) -> Split:
+    try:
+        return Split(images, labels, classes)
+    except DataError as error:
+        raise DataError(f"the {kind} set: {error}") from error
 
 
 def to_tensor(array: Array) -> Tensor:

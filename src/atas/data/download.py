@@ -32,7 +32,7 @@ from atas.data.tiny_imagenet import MARKER, locate_tiny_imagenet
 from atas.errors import DataError, UsageError, unknown
 
 NO_DOWNLOAD = {
-    "digits": "digits are part of the package; there is nothing to download.",
+    "digits": "digits are part of the package and need no download.",
     "imagefolder": "imagefolder reads images of your own; there is nothing to download, so pass their folder as root.",
     "packed": "packed sets are made from images of your own with `atas data pack`; there is nothing to download.",
 }

@@ -66,6 +66,7 @@ def read_image_folder(
     root_given: bool = True,
     lazy: bool | Literal["train"] | None = None,
     skip_damaged: bool | Collection[str] = False,
+    test_only: bool = False,
     held_out: int | None = None,
     seed: int = 0,
     progress: ProgressCallback | None = None,
@@ -76,10 +77,15 @@ def read_image_folder(
     are lazy if they would take too much memory; False decodes all of them now. With `skip_damaged`, images that cannot
     be decoded are left out: True finds them, except among training images that are lazy alone; a collection names
     them, as `Dataset.skipped` does, relative to `root`. With `held_out`, that number of the images in root/train/, or
-    in root/<class>/, are the test images, drawn by `seed`.
+    in root/<class>/, are the test images, drawn by `seed`. With `test_only`, root/test/<class>/ or root/<class>/ may be
+    alone, and is both splits.
     """
     _check_size(size)
-    splits = list_splits(root, root_given=root_given) if held_out is None else list_held_out(root, held_out, seed)
+    splits = (
+        list_splits(root, root_given=root_given, test_only=test_only)
+        if held_out is None
+        else list_held_out(root, held_out, seed)
+    )
     listed = {} if isinstance(skip_damaged, bool) else {root / name: "skipped before" for name in skip_damaged}
     train, test = (split.without(listed) for split in splits) if listed else splits
     eager = (False, False) if lazy is True else (lazy != "train", True)
@@ -194,7 +200,7 @@ def is_class_folder(root: Path) -> bool:
 
 def list_held_out(root: Path, count: int, seed: int) -> tuple[SplitFiles, SplitFiles]:
     """Return training files and `count` held-out test files of root/train/<class>/, or of root/<class>/."""
-    if (root / tiny_imagenet.MARKER).is_file() or any((root / name).is_dir() for name in _TEST_FOLDERS):
+    if (root / tiny_imagenet.MARKER).is_file() or find_test_folder(root) is not None:
         raise UsageError(f"{root} has test images of its own; leave out data.held_out")
     whole = root / "train" if (root / "train").is_dir() else root
     listed = SplitFiles(whole, _list_classes(whole))
@@ -206,8 +212,21 @@ def list_held_out(root: Path, count: int, seed: int) -> tuple[SplitFiles, SplitF
     )
 
 
-def list_splits(root: Path, *, root_given: bool = True) -> tuple[SplitFiles, SplitFiles]:
-    """Return the files of both splits; raise DataError if their classes differ."""
+def find_test_folder(root: Path) -> Path | None:
+    """Return the folder of the test images in a folder, if it has one."""
+    return next((root / name for name in _TEST_FOLDERS if (root / name).is_dir()), None)
+
+
+def list_splits(root: Path, *, root_given: bool = True, test_only: bool = False) -> tuple[SplitFiles, SplitFiles]:
+    """Return the files of both splits; raise DataError if their classes differ.
+
+    With `test_only`, root/test/<class>/ or root/<class>/ alone is both of them.
+    """
+    if test_only and root.is_dir() and not (root / "train").is_dir() and not (root / MANIFEST).is_file():
+        whole = find_test_folder(root) or root
+        if is_class_folder(whole):
+            split = SplitFiles(whole, _list_classes(whole))
+            return split, split
     if (root / tiny_imagenet.MARKER).is_file():
         train, test = tiny_imagenet.train_files(root), tiny_imagenet.val_files(root)
         return SplitFiles(root / "train", train), SplitFiles(root / "val", test)
@@ -229,18 +248,18 @@ def list_splits(root: Path, *, root_given: bool = True) -> tuple[SplitFiles, Spl
 def _split_folders(root: Path, root_given: bool) -> tuple[Path, Path]:
     hint = "" if root_given else " (the default, as no root was given)"
     remedy = "pass the folder that holds train/<class>/ and test/<class>/ (or val/<class>/) as root"
+    hold_out = f"{remedy}, or set data.held_out to the number of images to test on"
     train = root / "train"
     if (root / MANIFEST).is_file():
         raise DataError(f"{root.absolute()} holds a packed set, not image files; load it with the name packed.")
     if not train.is_dir():
-        kind = MissingTestImagesError if root.is_dir() and is_class_folder(root) else DataError
-        raise kind(f"there is no folder train in {root.absolute()}{hint}; {remedy}.")
-    for name in _TEST_FOLDERS:
-        if (root / name).is_dir():
-            return train, root / name
-    raise MissingTestImagesError(
-        f"there is neither a folder test nor val in {root.absolute()}{hint}; {remedy}, or set data.held_out."
-    )
+        missing = f"there is no folder train in {root.absolute()}{hint}"
+        if root.is_dir() and is_class_folder(root):
+            raise MissingTestImagesError(f"{missing}; {hold_out}.")
+        raise DataError(f"{missing}; {remedy}.")
+    if (test := find_test_folder(root)) is not None:
+        return train, test
+    raise MissingTestImagesError(f"there is neither a folder test nor val in {root.absolute()}{hint}; {hold_out}.")
 
 
 def _list_classes(split: Path) -> dict[str, list[Path]]:

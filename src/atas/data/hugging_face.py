@@ -17,8 +17,9 @@ import numpy as np
 from atas._utils.console import ProgressCallback
 from atas.data.dataset import Dataset
 from atas.data.decode import error_text, read_image
-from atas.data.torch_datasets import from_datasets
-from atas.errors import DataError, UsageError, unknown
+from atas.data.held_out import hold_out
+from atas.data.torch_datasets import check_map_style, from_datasets
+from atas.errors import DataError, MissingTestImagesError, UsageError, unknown
 
 PREFIX = "hf:"
 MARKERS = ("dataset_dict.json", "dataset_info.json")  # files that `save_to_disk` writes
@@ -28,13 +29,19 @@ _IMAGE_NAMES, _LABEL_NAMES = ("image", "img", "images", "pixel_values", "x"), ("
 
 
 def read_hub(
-    name: str, cache: Path | None = None, *, size: int | None = None, progress: ProgressCallback | None = None
+    name: str,
+    cache: Path | None = None,
+    *,
+    size: int | None = None,
+    held_out: int | None = None,
+    seed: int = 0,
+    progress: ProgressCallback | None = None,
 ) -> Dataset:
     """Load `hf:owner/name` from the hub or from the folder of its downloads (`cache`, by default the package's), or
     `hf:folder` from a folder that `save_to_disk` wrote."""
     repository, options = parse_name(name)
     if any((Path(repository) / marker).is_file() for marker in MARKERS):
-        return read_saved(Path(repository), options, size=size, progress=progress)
+        return read_saved(Path(repository), options, size=size, held_out=held_out, seed=seed, progress=progress)
     library = _library()
     try:
         splits = library.load_dataset(
@@ -45,7 +52,8 @@ def read_hub(
         )
     except Exception as error:  # of the network, of the hub, or of the files
         raise DataError(f"cannot load {repository} from the Hugging Face hub: {_first_line(error)}") from error
-    return from_splits(splits, repository.rpartition("/")[2], options, size=size, progress=progress, given=name)
+    title = repository.rpartition("/")[2]
+    return from_splits(splits, title, options, size=size, held_out=held_out, seed=seed, progress=progress, given=name)
 
 
 def read_saved(
@@ -53,6 +61,8 @@ def read_saved(
     options: Mapping[str, str] | None = None,
     *,
     size: int | None = None,
+    held_out: int | None = None,
+    seed: int = 0,
     progress: ProgressCallback | None = None,
 ) -> Dataset:
     """Load what `save_to_disk` wrote."""
@@ -61,7 +71,8 @@ def read_saved(
         splits = library.load_from_disk(str(folder))
     except Exception as error:  # the package raises errors of many kinds for damaged files
         raise DataError(f"cannot read the data set in {folder} ({_first_line(error)}); save it again.") from error
-    return from_splits(splits, folder.resolve().name, options, size=size, progress=progress, given=f"{PREFIX}{folder}")
+    title, given = folder.resolve().name, f"{PREFIX}{folder}"
+    return from_splits(splits, title, options, size=size, held_out=held_out, seed=seed, progress=progress, given=given)
 
 
 def parse_name(name: str) -> tuple[str, dict[str, str]]:
@@ -93,28 +104,44 @@ def from_splits(
     options: Mapping[str, str] | None = None,
     *,
     size: int | None = None,
+    held_out: int | None = None,
+    seed: int = 0,
     progress: ProgressCallback | None = None,
     given: str | None = None,
 ) -> Dataset:
-    """Read a DatasetDict of the package `datasets`. `given` is its name in messages."""
+    """Read a DatasetDict of the package `datasets`. `given` is its name in messages.
+
+    With `held_out`, there is no test split, and that number of the training images take its place, drawn by `seed`.
+    """
     options, given = options or {}, given or name
-    if not isinstance(splits, Mapping):
-        raise DataError(f"{given} is a single split; pass a DatasetDict with a training and a test split.")
+    splits = splits if isinstance(splits, Mapping) else {_TRAIN[0]: splits}
     train = splits[_choose_split(splits, "train", _TRAIN, options, given)]
     image, label = _columns(train, options, given)
-    test = splits[_choose_split(splits, "test", _test_names(splits, label), options, given)]
-    for split in (train, test):
-        if missing := [column for column in (image, label) if column not in split.column_names]:
-            raise DataError(f"a split of {given} lacks the column {missing[0]}, which another has; pass equal columns.")
-    rows = [_Rows(split, image, label, given) for split in (train, test)]
     classes = getattr(train.features[label], "names", None)
-    return from_datasets(rows[0], rows[1], name, classes, size=size, progress=progress)
+    tests = _test_names(splits, label)
+    if held_out is not None:
+        if tests or "test" in options:
+            raise UsageError(f"{given} has test images of its own; leave out data.held_out")
+        rows = _Rows(train, image, label, given)
+        whole = from_datasets(rows, [rows[0]], name, classes, size=size, progress=progress).train
+        return Dataset(name, *hold_out(whole, held_out, seed))
+    test = splits[_choose_split(splits, "test", tests, options, given)]
+    both = [_Rows(split, image, label, given) for split in (train, test)]
+    return from_datasets(both[0], both[1], name, classes, size=size, progress=progress)
 
 
 class _Rows:
     """A split as a map-style dataset of (image, label)."""
 
     def __init__(self, split: Any, image: str, label: str, given: str) -> None:
+        check_map_style(split, f"a split of {given}")
+        if missing := [column for column in (image, label) if column not in split.column_names]:
+            raise DataError(f"a split of {given} lacks the column {missing[0]}, which another has; pass equal columns.")
+        if getattr(split, "format", {}).get("type") == "custom":
+            raise DataError(
+                f"a split of {given} has a transform, which would not be applied; remove it with reset_format(), and "
+                "set data.size to resize images."
+            )
         split = split.with_format(None).select_columns([image, label])
         self._encoded = type(split.features[image]).__name__ == "Image"
         if self._encoded:  # bytes or the path of a file, decoded here
@@ -147,8 +174,16 @@ def _choose_split(
     wanted = [options[kind]] if kind in options else names
     found = next((name for name in wanted if name in splits), None)
     if found is None:
+        others = [name for name in splits if kind == "train" or name not in _TRAIN]
+        if not others:
+            remedy = (
+                "set data.held_out to the number of images to test on"
+                if given.startswith(PREFIX)
+                else "pass a test split as well"
+            )
+            raise MissingTestImagesError(f"{given} has a training split alone; {remedy}.")
         purpose = "training" if kind == "train" else "testing"
-        example = _example(given, kind, next(iter(splits), "name"))
+        example = _example(given, kind, others[0])
         raise DataError(f"{given} has the splits {', '.join(splits)}; say which is for {purpose}{example}.")
     return found
 

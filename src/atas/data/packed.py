@@ -28,6 +28,7 @@ import torch
 
 from atas._utils.console import ProgressCallback, no_progress
 from atas._utils.documents import MalformedError, conform, parse_json, read_bytes
+from atas._utils.formatting import describe_failure
 from atas.data.dataset import Dataset, Split
 from atas.data.decode import decode, error_text, to_chw
 from atas.data.lazy_images import LazyImages
@@ -138,11 +139,11 @@ def read_manifest(folder: Path) -> Manifest:
                 f"pack it with `atas data pack {folder} OUT` and pass OUT"
             ) from error
         raise DataError(
-            f"{folder.absolute()} holds no packed set (no {MANIFEST}); make one with `atas data pack FOLDER {folder}` "
-            f"and the options in the first lines of the recipe; the command also resumes interrupted packing"
+            f"{folder.absolute()} holds no packed set (no {MANIFEST}); make one, or finish one, with `atas data pack "
+            f"FOLDER {folder}`; a recipe for packed data names the options in its first lines"
         ) from error
     except (OSError, MalformedError) as error:
-        raise DataError(f"cannot read {path} ({error}); {REPAIR}") from error
+        raise DataError(f"cannot read {path} ({describe_failure(error)}); {REPAIR}") from error
     if isinstance(document, dict) and document.get("kind", KIND) != KIND:
         raise DataError(f"{path} does not describe a packed set; pass the folder that `atas data pack` wrote")
     try:

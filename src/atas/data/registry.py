@@ -33,6 +33,7 @@ _KINDS = (
     "a Dataset, a pair (train, test) of datasets of (image, label), a pair ((x, y), (x_test, y_test)) of arrays, or a "
     "dictionary of arrays x_train, y_train, x_test, y_test"
 )
+_HELD_OUT = (*FOLDERS, "npz", "npy", "hub", "saved")  # data of which training images can be held out
 
 
 def is_official(name: str, sha256: str) -> bool:
@@ -86,11 +87,11 @@ def load(
     Face data sets and functions. `lazy` is for folders of images and decodes them when they are accessed: "train" only
     those for training, True all of them; by default all, if they would take more than half of the memory. Images of a
     packed set always stay on the disk. `skip_damaged` leaves out images of a folder that cannot be decoded, and lists
-    them in `skipped`; the paths of such a list leave out the same images again. `test_only` accepts arrays without a
-    training split, and repeats the test split in its place. `held_out` is for folders of images and for arrays without
-    test images: that number of the training images, of each class by its share and drawn by `seed`, are the test
-    images. `progress` is called while images are read, with the task,
-    the number done, and the total. Without `trusted`, a function is not imported.
+    them in `skipped`; the paths of such a list leave out the same images again. `test_only` accepts arrays and folders
+    of images without a training split, and repeats the test split in its place. `held_out` is for folders of images,
+    arrays and Hugging Face data sets without test images: that number of the training images, of each class by its
+    share and drawn by `seed`, are the test images. `progress` is called while images are read, with the task, the
+    number done, and the total. Without `trusted`, a function is not imported.
 
     >>> digits = load("digits")
     >>> len(digits.train), len(digits.test), digits.shape, digits.num_classes
@@ -100,16 +101,16 @@ def load(
     source = find_source(name, root)
     _check_options(name, source, size, lazy, skip_damaged, held_out)
     if source.kind in FOLDERS:
-        return _read_folder(source, size, lazy, skip_damaged, held_out, seed, progress)
+        return _read_folder(source, size, lazy, skip_damaged, test_only, held_out, seed, progress)
     if source.kind == "function":
         return _call_function(name, source.path, size, progress, trusted=trusted)
     if source.kind == "hub":
-        return read_hub(name, source.path, size=size, progress=progress)
+        return read_hub(name, source.path, size=size, held_out=held_out, seed=seed, progress=progress)
     if source.kind == "digits":
         return digits.read_digits()
     assert source.path is not None
     if source.kind == "saved":
-        return read_saved(source.path, size=size, progress=progress)
+        return read_saved(source.path, size=size, held_out=held_out, seed=seed, progress=progress)
     if source.kind == "npz":
         return read_npz(source.path, test_only=test_only, held_out=held_out, seed=seed)
     if source.kind == "npy":
@@ -126,9 +127,10 @@ def load(
 def _check_options(
     name: str, source: Source, size: int | None, lazy: object, skip_damaged: object, held_out: int | None
 ) -> None:
-    if held_out is not None and source.kind not in (*FOLDERS, "npz", "npy"):
+    if held_out is not None and source.kind not in _HELD_OUT:
         raise UsageError(
-            f"images are held out of image folders and of arrays in files; leave out data.held_out for {name}."
+            "images are held out of image folders, of arrays in files and of Hugging Face data sets; leave out "
+            f"data.held_out for {name}."
         )
     if size is not None and source.kind not in _SIZED:
         raise UsageError(
@@ -149,6 +151,7 @@ def _read_folder(
     size: int | None,
     lazy: bool | Literal["train"] | None,
     skip_damaged: bool | Collection[str],
+    test_only: bool,
     held_out: int | None,
     seed: int,
     progress: ProgressCallback | None,
@@ -163,6 +166,7 @@ def _read_folder(
         root_given=source.root_given,
         lazy=lazy,
         skip_damaged=skip_damaged,
+        test_only=test_only,
         held_out=held_out,
         seed=seed,
         progress=progress,
@@ -201,7 +205,7 @@ def as_dataset(
     if isinstance(value, Dataset):
         return value
     if is_hugging_face(value):
-        return from_splits(value, name, size=size, progress=progress)
+        return from_splits(value, name, size=size, progress=progress, given=f"the {type(value).__name__}")
     if isinstance(value, Mapping) and value and all(isinstance(array, np.ndarray | Tensor) for array in value.values()):
         return from_named(value, name)
     if isinstance(value, tuple | list) and len(value) == 2:
@@ -213,14 +217,15 @@ def as_dataset(
         arrays, test_arrays = as_arrays(train), as_arrays(test)
         if arrays is not None and test_arrays is not None:
             return from_arrays(name, *arrays, *test_arrays)
-        if all(_is_map_style(part) for part in (train, test)):
+        if arrays is test_arrays is None and all(map(_holds_items, value)):
             return from_datasets(train, test, name, size=size, progress=progress)
+        raise UsageError(f"data must be {_KINDS}; got the pair of {describe(train)} and {describe(test)}.")
     raise UsageError(f"data must be {_KINDS}; got {describe(value)}.")
 
 
-def _is_map_style(value: object) -> bool:
+def _holds_items(value: object) -> bool:
     is_array = isinstance(value, np.ndarray | Tensor | str | bytes)
-    return not is_array and hasattr(value, "__getitem__") and hasattr(value, "__len__")
+    return not is_array and (hasattr(value, "__getitem__") or hasattr(value, "__iter__"))
 
 
 def check_given(value: object) -> None:

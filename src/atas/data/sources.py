@@ -8,7 +8,7 @@ from pathlib import Path
 
 from atas._utils.imports import is_code
 from atas.data.cifar import SPECS
-from atas.data.folder import is_class_folder
+from atas.data.folder import find_test_folder, is_class_folder
 from atas.data.hugging_face import MARKERS, PREFIX
 from atas.data.official import FILE_SETS, IDX_FILES, find_file
 from atas.data.packed import MANIFEST
@@ -116,8 +116,8 @@ def _recognise(path: Path) -> Source:
     archives = sorted(file.name for file in path.glob("*.npz"))
     if archives:
         raise UsageError(f"{path} holds the file {archives[0]}; pass its path, {path / archives[0]}.")
-    if is_class_folder(path):
-        return Source(IMAGE_FOLDER, path)  # without a test split
+    if is_class_folder(path) or find_test_folder(path) is not None:
+        return Source(IMAGE_FOLDER, path)  # a single split
     raise DataError(f"{path} holds no data that atas reads; it should have {_FORMATS}.")
 
 

@@ -68,7 +68,7 @@ def _read(
     dataset: MapDataset, what: str, size: int | None, progress: ProgressCallback | None
 ) -> tuple[Tensor, list[int]]:
     """Return all images (N, C, H, W) and labels."""
-    _check_map_style(dataset, what)
+    check_map_style(dataset, what)
     report = progress or (lambda task, done, total: None)
     count = len(dataset)
     if not count:
@@ -93,7 +93,8 @@ def _read(
     return images, labels
 
 
-def _check_map_style(dataset: object, what: str) -> None:
+def check_map_style(dataset: object, what: str) -> None:
+    """Raise DataError unless a dataset has a length and items by position."""
     if hasattr(dataset, "batch_sampler") and hasattr(dataset, "dataset"):
         raise DataError(f"{what} is a {type(dataset).__name__}; pass the dataset that it loads from (loader.dataset).")
     if not (hasattr(dataset, "__getitem__") and hasattr(dataset, "__len__")):

@@ -258,7 +258,7 @@ def select_device(name: str, world: World = SINGLE) -> torch.device:
     except RuntimeError as error:
         raise UsageError(f"there is no device '{name}'; use auto, cpu or cuda") from error
     if device.type not in ("cpu", "cuda"):
-        raise UsageError(f"training runs on auto, cpu or cuda, not on '{name}'")
+        raise UsageError(f"atas does not compute on '{name}'; use auto, cpu or cuda")
     if device.type == "cuda" and not torch.cuda.is_available():
         raise UsageError("this machine has no CUDA device, or this PyTorch was built without CUDA; use device cpu")
     if device.type == "cuda" and device.index is not None and device.index >= (count := torch.cuda.device_count()):

@@ -18,6 +18,7 @@ from torch import Tensor
 
 from atas import __version__
 from atas._utils.files import check_output_path, write_atomically
+from atas._utils.formatting import describe_failure
 from atas.errors import UsageError
 
 if TYPE_CHECKING:
@@ -92,7 +93,9 @@ class PointStore:
             write_atomically(path, lambda temporary: save_file(tensors, temporary, self._metadata(stages)))
             self.paths.append(path)
         except (OSError, SafetensorError) as error:
-            self._log(f"cannot save the perturbed images in {path} ({error}); continuing without saving")
+            self._log(
+                f"cannot save the perturbed images in {path} ({describe_failure(error)}); continuing without saving"
+            )
 
     def _metadata(self, stages: int) -> dict[str, str]:
         return {_STAGES: str(stages), _EVALUATION: self._fingerprint}

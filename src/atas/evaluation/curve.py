@@ -14,10 +14,12 @@ import numpy as np
 import torch
 from rich import box
 from rich.table import Table
+from rich.text import Text
 from torch import Tensor, nn
 
 from atas import attacks as library
 from atas._utils.files import write_text
+from atas._utils.formatting import printable
 from atas.attacks import Attack, AttackEnsemble, Clean, StagedAttack
 from atas.attacks.base import choose_threat
 from atas.attacks.scheduler import default_batch_size
@@ -110,9 +112,8 @@ class AccuracyCurve:
 
     def table(self) -> Table:
         """Return a table to print with rich."""
-        table = Table(
-            title=f"{self.attack}, {self.threat.name}, {self.n} examples", box=box.SIMPLE, padding=(0, 1, 0, 0)
-        )
+        title = Text(printable(f"{self.attack}, {self.threat.name}, {self.n} examples"))  # a name is not markup
+        table = Table(title=title, box=box.SIMPLE, padding=(0, 1, 0, 0))
         for heading in _HEADER:
             table.add_column(heading, justify="right")
         for row in self.rows():

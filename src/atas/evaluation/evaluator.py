@@ -25,6 +25,7 @@ from atas import attacks as library
 from atas._utils.environment import environment_info
 from atas.attacks import Attack, Clean, StagedAttack
 from atas.attacks.base import choose_threat
+from atas.attacks.registry import is_autoattack
 from atas.attacks.scheduler import default_batch_size
 from atas.core.fingerprint import LOGITS_KEY, logits_fingerprint, weights_hash
 from atas.core.validation import check_arguments, check_interface, check_module, check_seed, describe
@@ -295,14 +296,12 @@ def _resolve_attacks(attacks: Iterable[str | Attack], step_size: float | None, t
     for requested in [name.strip() for name in attacks.split(",")] if isinstance(attacks, str) else attacks:
         attack = library.create(requested, step_size) if isinstance(requested, str) else requested
         check_interface("an attack", [attack], ("settings", "__call__"))
-        given = requested if isinstance(requested, str) else getattr(requested, "name", None)
-        name = _printable_name("an attack", given)
+        name = requested if isinstance(requested, str) else _checked_name("an attack", requested)
         choose_threat(attack, threat)
-        if name == WORST or resolved.get(name, attack) != attack:
+        if name == WORST or _poses_as_autoattack(name, attack) or resolved.get(name, attack) != attack:
             raise UsageError(f"the name '{name}' is taken; rename your attack")
         for stage in attack.stages if isinstance(attack, StagedAttack) else ():
-            _printable_name("a search", stage.name)
-            if stage.name == Clean.name:
+            if _checked_name("a search", stage) == Clean.name:
                 raise UsageError(f"the name '{Clean.name}' is taken; rename the search of '{name}'")
         resolved[name] = attack
     count = sum(len(set(_reported_stages(attack))) or 1 for attack in resolved.values())
@@ -314,8 +313,17 @@ def _resolve_attacks(attacks: Iterable[str | Attack], step_size: float | None, t
     return resolved
 
 
-def _printable_name(kind: str, name: object) -> str:
-    """Return a name; raise UsageError unless it can be printed, and written to every file."""
+def _poses_as_autoattack(name: str, attack: Attack) -> bool:
+    """Return whether another attack has the name of AutoAttack, whose verdicts reports take for measured."""
+    if not is_autoattack(name):
+        return False
+    own, known = (getattr(one, "stages", None) for one in (attack, library.create(name)))
+    return bool(own != known)
+
+
+def _checked_name(kind: str, named: object) -> str:
+    """Return the name of an attack or search; raise UsageError unless it can be printed, and written to every file."""
+    name: object = getattr(named, "name", None)
     if not isinstance(name, str) or not name.strip() or not name.isprintable():
         raise UsageError(f"the name of {kind} must be a text that can be printed; got {describe(name)}")
     return name

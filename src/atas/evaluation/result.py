@@ -21,6 +21,7 @@ from atas._utils import documents
 from atas._utils.documents import MalformedError, conform
 from atas._utils.environment import Environment
 from atas._utils.files import write_text
+from atas.attacks.registry import is_autoattack
 from atas.errors import AtasError, DataError, UsageError
 from atas.evaluation.adversarial import save_adversarial
 from atas.evaluation.details import EvaluationDetails, details_path, read_details, write_details
@@ -203,7 +204,7 @@ class Evaluation:
     @property
     def has_autoattack(self) -> bool:
         """Whether a version of AutoAttack is among the attacks."""
-        return any(name.startswith("autoattack") for name in self.correct)
+        return any(map(is_autoattack, self.correct))
 
     @property
     def targeted(self) -> bool:

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from atas import models
 from atas._utils.documents import MalformedError, conform, parse_json
 from atas._utils.files import write_atomically
-from atas._utils.formatting import shell_quote
+from atas._utils.formatting import describe_failure, shell_quote
 from atas._utils.imports import is_code, is_timm
 from atas.core.autograd import eval_mode
 from atas.core.fingerprint import state_hash
@@ -68,7 +68,9 @@ def save_weights(
     try:
         write_atomically(path, lambda temporary: save_file(tensors, temporary, header))
     except (OSError, SafetensorError) as error:
-        raise CheckpointError(f"cannot write the weights {path} ({error}); make room and {again}") from error
+        raise CheckpointError(
+            f"cannot write the weights {path} ({describe_failure(error)}); make room and {again}"
+        ) from error
 
 
 def _rounded(tensor: Tensor) -> Tensor:

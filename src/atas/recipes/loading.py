@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from atas._utils.documents import MalformedError, parse_toml, read_bytes
+from atas._utils.formatting import shell_quote
 from atas._utils.imports import is_code, is_timm
 from atas.errors import UsageError, unknown
 
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
     from atas.recipes.schema import Recipe
 
 
+_OF_RUN = "recipe.toml"  # in the folder of a run
 _DEFAULT_NAMES = {"optimizer": "sgd"}  # not written
 _OF_ONE_OPTIMIZER = ("momentum", "nesterov", "betas", "eps")
 
@@ -53,9 +55,19 @@ def find(source: str | Path) -> RecipeFile:
         raise UsageError(f"there is no recipe file {path}; `atas ls recipes` lists those that come with atas")
     name = str(source)
     if name not in names():
+        if name and path.is_dir():
+            raise UsageError(f"{path} is a folder, not a recipe; {_use_of_folder(path)}")
         known = sorted(names(), key=lambda recipe: not recipe.endswith("-atas"))  # the one to start with is named first
         raise unknown("recipe", name, known, see="`atas ls recipes` lists them")
     return RecipeFile(name, name, packaged_content(name))
+
+
+def _use_of_folder(path: Path) -> str:
+    """Return how to train with a folder that was passed as a recipe: that of a run, or one of images."""
+    folder = shell_quote(path)
+    if (path / _OF_RUN).is_file():
+        return f"to continue its run: atas train --resume --out {folder}; its recipe is {path / _OF_RUN}"
+    return f"to train on images in it: atas train --auto {folder}"
 
 
 def packaged_content(name: str) -> bytes:

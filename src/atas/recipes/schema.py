@@ -51,7 +51,7 @@ class DataConfig:
     from which `workers` processes (by default one per CPU core) read ahead; or `auto`, resident if they fit. `shards`
     is the number of shards of the examples, by default one for each rank that starts the run; each rank takes one or
     more. `held_out` is the number of training images that are held out as test images, of each class by its share and
-    drawn by the seed, for image folders and arrays without test images."""
+    drawn by the seed, for image folders, arrays in files and Hugging Face data sets without test images."""
 
     name: str = "cifar10"
     root: str | None = None

@@ -43,6 +43,8 @@ def parse_value(value: Any, kind: Any, key: str) -> Any:
     parsed = _parse_as_any(value, kind)
     if parsed is _MISMATCH:
         expected = " or ".join(dict.fromkeys(_describe_type(option) for option in union_members(kind)))
+        if isinstance(value, int) and not _is_finite(value):
+            expected += " of at most 64 bits"
         raise UsageError(f"{key} must be {expected}; got {_shorten(value)}")
     return parsed
 

@@ -23,6 +23,7 @@ from atas.evaluation.intervals import paired_difference
 from atas.report.formatting import attack_names
 from atas.report.seed_groups import SeedGroup
 from atas.report.summary import RunSummary
+from atas.report.verdict import most_doubtful
 
 _CURVES = {"clean": ("#999999", ":"), "fgsm": (ORANGE, "--"), "pgd10": (BLUE, "-")}
 
@@ -154,16 +155,15 @@ def _group_accuracy(group: SeedGroup, attack: str) -> Text:
 
 def _worst_case(run: RunSummary | SeedGroup) -> Text:
     """Return the worst case as the page and the model card say it; of seeds, as the most doubtful of them says it."""
-    evaluated = [one.verdict for one in _single_runs(run) if one.verdict.accuracy is not None]
-    if not evaluated:
+    kind = most_doubtful(one.verdict for one in _single_runs(run))
+    if kind is None:
         return Text("-")
-    kinds = {verdict.kind for verdict in evaluated}
-    if "unknown" in kinds:
+    if kind == "unknown":
         return Text("not known")
-    bound = "at most " if "bound" in kinds else ""
+    bound = "at most " if kind == "bound" else ""
     if isinstance(run, SeedGroup):
         return Text(bound).append_text(_group_accuracy(run, "worst"))
-    (low, high), accuracy = evaluated[0].interval, 100 * run.results[0].accuracy["worst"]
+    (low, high), accuracy = run.verdict.interval, 100 * run.results[0].accuracy["worst"]
     return Text(f"{bound}{accuracy:.1f} [{100 * low:.1f}, {100 * high:.1f}]{'*' if run.weights_differ else ''}")
 
 

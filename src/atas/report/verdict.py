@@ -6,7 +6,7 @@ bound of the robust accuracy; with signs of masked gradients it says nothing.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -17,11 +17,14 @@ from atas.report.formatting import attack_names, format_interval, percent
 NO_ROBUSTNESS = 0.05  # an accuracy that is significantly below this is none
 
 
+Kind = Literal["measured", "bound", "unknown"]
+
+
 @dataclass(frozen=True)
 class Verdict:
     """The worst case: its figure, and how to read it."""
 
-    kind: Literal["measured", "bound", "unknown"]
+    kind: Kind
     accuracy: float | None
     """None if no attack was run."""
     interval: tuple[float, float]
@@ -53,6 +56,13 @@ class Verdict:
             return f"The worst case is not known. {self.reason}"
         interval = f" ({format_interval(self.interval)}% with 95% confidence)" if self.kind != "unknown" else ""
         return f"The worst case is {self}{interval}." + (f" {self.reason}" if self.reason else "")
+
+
+def most_doubtful(verdicts: Iterable[Verdict]) -> Kind | None:
+    """Return how to read the worst case of several runs together; None if none of them was attacked."""
+    kinds = {verdict.kind for verdict in verdicts if verdict.accuracy is not None}
+    doubts: tuple[Kind, ...] = ("unknown", "bound", "measured")
+    return next((kind for kind in doubts if kind in kinds), None)
 
 
 def judge(results: Sequence[Evaluation]) -> Verdict:

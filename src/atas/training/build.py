@@ -46,7 +46,7 @@ from atas.training.model_checks import (
     check_step,
 )
 from atas.training.monitor import Monitor, split_probe
-from atas.training.probe import resolve_probe
+from atas.training.monitor_budget import resolve_probe
 
 # The share of a device's memory that images may take; a method's perturbations may take the same again.
 RESIDENT_MEMORY_SHARE = 0.4

@@ -19,6 +19,7 @@ from torch import Tensor
 
 from atas._utils.documents import MalformedError, conform, parse_json
 from atas._utils.files import write_atomically
+from atas._utils.formatting import describe_failure
 from atas.distributed.state import gather_state, scatter_state
 from atas.errors import CheckpointError
 from atas.models.weights import unshare_storage
@@ -58,7 +59,7 @@ def save(path: Path, tensors: dict[str, Tensor], state: dict[str, Any]) -> None:
         write_atomically(path, lambda temporary: save_file(tensors, temporary, metadata))
     except (OSError, SafetensorError) as error:
         raise CheckpointError(
-            f"cannot write the checkpoint {path} ({error}); {stays}: "
+            f"cannot write the checkpoint {path} ({describe_failure(error)}); {stays}: "
             f"make room on the disk or choose another folder, then continue with --resume"
         ) from error
 

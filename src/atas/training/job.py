@@ -39,7 +39,7 @@ from atas.training.data import eval_view, load_data
 from atas.training.examples import measure_examples, write_examples
 from atas.training.initial_weights import identify_weights, load_initial_weights
 from atas.training.monitor import ProbeResult
-from atas.training.probe import resolve_probe
+from atas.training.monitor_budget import resolve_probe
 from atas.training.progress import TrainingProgress
 from atas.training.run import ROWS_KEY, Run, RunFolder, load_recipe, write_recipe
 from atas.training.trainer import Trainer
@@ -294,6 +294,8 @@ def _finished_run(trainer: Trainer) -> Run:
 def check_folder(run_folder: RunFolder, recipe: Recipe, *, resume: bool, overwrite: bool) -> bool:
     """Return whether to resume the run in a folder; raise UsageError if the folder must not be overwritten."""
     if not run_folder.recipe.exists():
+        if run_folder.path.exists() and not run_folder.path.is_dir():
+            raise UsageError(f"{run_folder.path} is a file, not the folder of a run; choose another --out")
         if run_folder.path.exists() and any(not path.name.startswith(".") for path in run_folder.path.iterdir()):
             raise UsageError(
                 f"{run_folder.path} is not empty and not the folder of a run (no recipe.toml in it); choose another "

@@ -217,6 +217,8 @@ def load_recipe(run_folder: RunFolder, *, trust: bool = False) -> Recipe:
         if inner:
             raise DataError(f"{run_folder.path} holds several runs; pass the folder of one, such as {inner[0].parent}")
         why = "it holds no recipe.toml" if run_folder.path.exists() else "there is no such folder"
+        if run_folder.path.is_file():
+            why = "it is a file"
         raise DataError(f"{run_folder.path} is not the folder of a run: {why}; pass a folder that `atas train` wrote")
     _check_recipe(run_folder.recipe)
     return recipes.load(run_folder.recipe, trusted=trust)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from atas._utils.formatting import format_seconds
 from atas.attacks.registry import display_name
 from atas.evaluation.seed_stats import SeedStats, stats_by_attack
@@ -13,8 +15,10 @@ from atas.report.run_view import RunView
 from atas.report.sections.comparison import runs_table
 from atas.report.seed_groups import SeedGroup
 from atas.report.summary import RunSummary
+from atas.report.verdict import NO_ROBUSTNESS, Kind, most_doubtful
 
 _WORST = "worst"
+_NONE = 100 * NO_ROBUSTNESS
 
 
 def seeds_section(rows: list[RunSummary | SeedGroup], views: list[RunView]) -> Section:
@@ -25,7 +29,8 @@ def seeds_section(rows: list[RunSummary | SeedGroup], views: list[RunView]) -> S
     if isinstance(ranking, str):
         answers = [HeadlineAnswer("Which is the most robust?", "Not known", ranking, "care")]
     else:
-        answers = _answers(_stats_by_row(rows, summaries, ranking), join_names(ranking.attacks))
+        doubtful = {row.name for row in rows if _kind(row) == "unknown"}
+        answers = _answers(_stats_by_row(rows, summaries, ranking), ranking.attacks, doubtful)
     return Section("summary", "Over seeds", "comparison", {"answers": [*answers, trust], "runs": _table(rows)})
 
 
@@ -49,27 +54,48 @@ def _stats_by_row(
     return found
 
 
-def _answers(stats: dict[str, SeedStats], attacks: str) -> list[HeadlineAnswer]:
-    """Answer which row is the most robust, and whether seeds explain its lead."""
+def _answers(stats: dict[str, SeedStats], attacks: Sequence[str], doubtful: set[str]) -> list[HeadlineAnswer]:
+    """Answer which row is the most robust, and whether seeds explain its lead. Rows that are `doubtful` have signs of
+    masked gradients."""
     first, *others = sorted(stats, key=lambda name: -stats[name].value)
     best = stats[first]
-    described = f"Robust accuracy of {first} under {attacks} is {_describe(best)}"
+    described = f"Robust accuracy of {first} under {join_names(list(attacks))} is {_describe(best)}"
     if not others:
         width = f"{best.high - best.low:.1f} points"
+        with_autoattack = any(name.startswith("autoattack") for name in attacks)
+        word, tone = _robust(best, with_autoattack, first in doubtful)
         return [
-            HeadlineAnswer("How robust is it?", f"{best.value:.1f}%", f"{described}.", "plain"),
+            HeadlineAnswer("How robust is it?", word, f"{described}.", tone),
             HeadlineAnswer("How much do seeds matter?", width, "From the worst to the best seed.", "plain"),
         ]
     second = stats[others[0]]
     pair, is_clear = f"{first} and {others[0]}", best.low > second.high
     why = f"The ranges of {pair} {'do not overlap' if is_clear else 'overlap, so seeds may explain the difference'}."
     word, tone = ("Yes, over these seeds", "good") if is_clear else ("Not shown", "care")
+    which, which_tone = first, "plain"
+    if best.value <= _NONE:
+        which, which_tone = "None of them", "bad"
+    elif first in doubtful:
+        which, which_tone = "Not known", "care"
+    leader = f"{described}; next is {others[0]} with {_describe(second)}."
     return [
-        HeadlineAnswer(
-            "Which is the most robust?", first, f"{described}; next is {others[0]} with {_describe(second)}.", "plain"
-        ),
+        HeadlineAnswer("Which is the most robust?", which, leader, which_tone),
         HeadlineAnswer("Is its lead real?", word, why, tone),
     ]
+
+
+def _robust(stats: SeedStats, has_autoattack: bool, is_doubtful: bool) -> tuple[str, str]:
+    """Say how robust one group is, with the tone, by the rule of a single run."""
+    figure = f"{'' if has_autoattack else 'at most '}{stats.value:.1f}%"
+    if stats.high < _NONE:
+        return f"No: {figure}", "bad"
+    if is_doubtful:
+        return "Not known", "care"
+    return (figure, "plain") if has_autoattack else (f"{figure[:1].upper()}{figure[1:]}", "care")
+
+
+def _kind(row: RunSummary | SeedGroup) -> Kind | None:
+    return most_doubtful(run.verdict for run in (row.runs if isinstance(row, SeedGroup) else (row,)))
 
 
 def _stats(row: RunSummary | SeedGroup) -> dict[str, SeedStats]:
@@ -90,7 +116,7 @@ def _table(rows: list[RunSummary | SeedGroup]) -> DataTable:
         [
             row.name,
             Cell(str(len(row.runs) if isinstance(row, SeedGroup) else 1)),
-            *(_cell(_stats(row).get(name)) for name in attacks),
+            *(_cell(_stats(row).get(name), _kind(row) if name == _WORST else None) for name in attacks),
             Cell(format_seconds(row.seconds), sort=row.seconds),
             row.collapse_status,
         ]
@@ -101,8 +127,12 @@ def _table(rows: list[RunSummary | SeedGroup]) -> DataTable:
     return DataTable(head, cells, caption, sortable=True, class_="runs")
 
 
-def _cell(stats: SeedStats | None) -> Cell:
+def _cell(stats: SeedStats | None, kind: Kind | None) -> Cell:
+    """Return the cell of an accuracy; `kind` says how to read that of the worst case."""
     if stats is None:
         return Cell("-", sort=-1)
+    if kind == "unknown":
+        return Cell("not known", note=f"at most {stats.value:.1f}%", sort=stats.value)
     whisker = Whisker(stats.value / 100, (stats.low / 100, stats.high / 100))
-    return Cell(f"{stats.value:.1f}", note=f"{stats.low:.1f} to {stats.high:.1f}", whisker=whisker, sort=stats.value)
+    value = f"{'at most ' if kind == 'bound' else ''}{stats.value:.1f}"
+    return Cell(value, note=f"{stats.low:.1f} to {stats.high:.1f}", whisker=whisker, sort=stats.value)

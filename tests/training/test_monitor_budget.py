@@ -12,7 +12,7 @@ from atas.report.compare import plot_curves
 from atas.report.summary import summarise
 from atas.training.metrics import read_metrics
 from atas.training.monitor import Monitor, ProbeResult
-from atas.training.probe import resolve_probe
+from atas.training.monitor_budget import resolve_probe
 from atas.training.trainer import Interrupted
 
 RECIPE = recipes.load("cifar10-preact-resnet18-atas")
