@@ -85,6 +85,11 @@ def test_settings_of_few_images(robustify, digits):
     assert result.evaluation.n == 7
 
 
+@pytest.mark.parametrize(("name", "deep"), [("small-cnn", False), ("resnet18", True), ("preact-resnet18", True)])
+def test_networks_that_are_deep(name, deep):
+    assert job._is_deep(atas.models.create(name, 10)) == deep
+
+
 def test_steps_of_a_tiny_set_are_timed(digits, tiny_net):
     """A fast machine tries more steps than a short training has."""
     (x, y), _ = digits

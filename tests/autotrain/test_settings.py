@@ -103,6 +103,15 @@ def test_fine_tuning_and_no_batchnorm_learn_slowly():
     assert peak[False, True] == peak[False, False] / 4 == 0.00025
 
 
+@pytest.mark.parametrize(("deep", "peaks"), [(True, [0.025, 0.05, 0.2]), (False, [0.071, 0.1, 0.2])])
+def test_small_batches_learn_slowly(deep, peaks):
+    task = Task(500, (3, 64, 64), False, "photos", 4 / 255)
+    found = [
+        settings.recipe_values(task, Network(deep=deep), batch, 30, 28)["schedule.peak"] for batch in (16, 32, 128)
+    ]
+    assert found == peaks
+
+
 def test_flips_are_for_photos():
     assert Task(100, (3, 32, 32), False, "photos", 0.1).flips
     assert not Task(100, (1, 28, 28), True, "photos", 0.1).flips

@@ -62,6 +62,7 @@ _TRIED_IMAGES, _LEAST_TRIED = 200, 32  # test images of a first attack
 _TRIAL_SHARE = 0.02  # of the time, for the steps that are tried
 _LONGEST_TRIAL = 10.0  # seconds
 _FAR, _TOLERATED = 3, 300.0  # times the time, and seconds beyond it, that a training may take
+_DEEP = 10  # layers
 _ENDING = 1.0  # seconds for weights, training examples and files after the last epoch
 _NO_VALUES = {
     "data.name": "pass the data itself",
@@ -237,7 +238,7 @@ class _Job:
         query = measure_query(module, test, device, forward, self._trial)
         test = self._affordable(test, forward)
         before = None if isinstance(model, str) else self._attack_given(module, test, device)
-        network = Network(_normalises_batches(module), before is not None)
+        network = Network(_normalises_batches(module), before is not None, _is_deep(module))
         recipe = self._recipe(model, inputs, network, settings.MIN_EPOCHS, images)
         began = time.perf_counter()
         batch = recipe.training.batch_size
@@ -386,6 +387,12 @@ class _Job:
 def _normalises_batches(model: nn.Module) -> bool:
     """Return whether a model has BatchNorm, without which a large learning rate diverges."""
     return any(isinstance(module, nn.modules.batchnorm._BatchNorm) for module in model.modules())
+
+
+def _is_deep(model: nn.Module) -> bool:
+    """Return whether a model has many layers with weights, as a ResNet-18 has."""
+    layers = (module for module in model.modules() if isinstance(module, nn.Conv2d | nn.Linear))
+    return sum(1 for _ in layers) >= _DEEP
 
 
 def _work(dataset: Dataset) -> list[float]:
