@@ -12,6 +12,7 @@ from helpers.run_files import recipe_text
 import atas
 from atas import recipes, report
 from atas.errors import DataError
+from atas.evaluation import wilson
 from atas.paper import published
 from atas.report import page
 from atas.report.sections.summary import paper_row
@@ -91,6 +92,19 @@ def test_a_run_without_evaluation(copy_of, page_of):
     assert [attributes["id"] for attributes in found.all("section")] == SECTIONS
     assert "The run has not been evaluated" in found.text
     assert "nan" not in found.text.lower().split()
+
+
+def test_corruptions_are_shown_beside_attacks(copy_of, edit_evaluation, page_of):
+    folder, counts = copy_of(), (38, 36, 30, 24, 10)
+    values = {
+        "right": counts,
+        "accuracy": [count / 40 for count in counts],
+        "interval": [wilson(count, 40) for count in counts],
+    }
+    edit_evaluation(folder, corruptions={"jpeg": values})
+    text = " ".join(page_of(folder).text.split())
+    assert "jpeg 95.0 90.0 75.0 60.0 25.0 14.2 to 40.2" in text
+    assert "under common corruptions" not in page_of(copy_of("plain")).text
 
 
 def test_a_collapsed_run(copy_of, collapse, page_of):

@@ -7,7 +7,7 @@ from typing import Any, Protocol
 
 from atas._utils.formatting import format_seconds
 from atas.attacks.registry import display_name
-from atas.evaluation import Evaluation
+from atas.evaluation import Evaluation, wilson
 from atas.models.weights import GIVEN
 from atas.recipes import Recipe
 from atas.recipes.expected import Expected, find_expected
@@ -37,6 +37,7 @@ def summary_section(view: RunView, paper: Paper | None) -> Section:
         "accuracy": None
         if evaluation is None
         else _accuracy_table(evaluation, expected, paper_row(view.recipe, paper)),
+        "corruptions": _corruption_table(evaluation) if evaluation is not None and evaluation.corruptions else None,
         "expected": expected,
         "facts": _facts(view),
     }
@@ -81,6 +82,20 @@ def _accuracy_table(evaluation: Evaluation, expected: Expected | None, row: Pape
 def _cells(label: Cell, accuracy: float, interval: tuple[float, float], correct: int, n: int) -> list[Cell | str]:
     whisker = Cell(whisker=Whisker(accuracy, interval))
     return [label, percent(accuracy), format_interval(interval), whisker, f"{correct:,}/{n:,}"]
+
+
+def _corruption_table(evaluation: Evaluation) -> DataTable:
+    severities = range(1, 1 + max(map(len, evaluation.corruptions.values())))
+    rows: list[list[Cell | str]] = [
+        [name, *(percent(count / evaluation.n) for count in counts), format_interval(wilson(counts[-1], evaluation.n))]
+        for name, counts in evaluation.corruptions.items()
+    ]
+    caption = (
+        f"Accuracy on the same {evaluation.n:,} test images under common corruptions, in percent; the interval is of "
+        "the last severity"
+    )
+    head = ["corruption", *(f"severity {number}" for number in severities), "95% interval"]
+    return DataTable(head, rows, caption)
 
 
 def _facts(view: RunView) -> dict[str, str]:
