@@ -17,8 +17,15 @@ from atas.core import dispatch
 COMPILE_ONLY = {
     "atas.attacks.square.l2_proposal",
     "atas.core.perturbations.store_grids",
+    "atas.methods.aaer.abnormal_term",
+    "atas.methods.aaer.compare_with_start",
     "atas.methods.consistency.mean_distance",
+    "atas.methods.elle.squared_errors",
     "atas.methods.fgsm_ga.misalignment",
+    "atas.methods.fgsm_pgi.smoothed_cross_entropy_sum",
+    "atas.methods.liet.hidden_start",
+    "atas.methods.sora.agreement_of_gradients",
+    "atas.methods.sora.random_part_of_step",
     "atas.ops.jvp.loss_jvp",
 }
 TRITON = Path(atas.__file__).parent / "ops" / "triton"
