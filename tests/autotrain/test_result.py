@@ -8,7 +8,7 @@ import torch
 
 from atas import Linf, recipes
 from atas.autotrain.result import AutoTrainResult, Findings, trend
-from atas.autotrain.settings import Plan
+from atas.autotrain.settings import TrainingPlan
 from atas.evaluation import Evaluation
 from atas.evaluation.warnings import EvaluationWarning
 from atas.training import Run
@@ -39,7 +39,7 @@ def evaluation(clean=180, attacked=100, warnings=(), attack="autoattack", eps=0.
 def verdict(result=None, metrics=None, events=(), epochs=50, model="small-cnn", data="digits", **findings):
     values = {"training.epochs": epochs, "model.name": model, "data.name": data, "method.eps": 0.1}
     recipe = recipes.from_dict({}, "auto").with_values({**values, **findings.pop("values", {})})
-    plan = findings.pop("plan", Plan(epochs, 1.0, 5.0, 20.0, too_short=False, longest=False))
+    plan = findings.pop("plan", TrainingPlan(epochs, 1.0, 5.0, 20.0, too_short=False, longest=False))
     rows = metrics or [{"epoch": epoch, "pgd10": 0.5} for epoch in range(epochs)]
     found = {"most_frequent": 0.12, "test_images": N, "held_out": None, **findings}
     result = result or evaluation()
@@ -139,14 +139,14 @@ def test_more_minutes(accuracies, expected):
 
 def test_few_epochs_call_for_more_minutes():
     assert "likely to help: 12 epochs are few. 30 epochs and an evaluation take about a minute" in text(epochs=12)
-    short = Plan(3, 60.0, 60.0, 100.0, too_short=True, longest=False)
+    short = TrainingPlan(3, 60.0, 60.0, 100.0, too_short=True, longest=False)
     assert "the time was too short for this data. 30 epochs and an evaluation take about 52 minutes" in text(
         epochs=3, plan=short
     )
 
 
 def test_the_most_epochs_call_for_none():
-    plan = Plan(300, 1.0, 5.0, 20.0, too_short=False, longest=True)
+    plan = TrainingPlan(300, 1.0, 5.0, 20.0, too_short=False, longest=True)
     assert "unlikely to help: 300 epochs are the most" in text(epochs=300, plan=plan)
 
 

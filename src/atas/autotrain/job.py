@@ -27,7 +27,7 @@ from atas._utils.system import available_cpus
 from atas.autotrain import settings
 from atas.autotrain.inputs import Inputs, open_inputs, sample
 from atas.autotrain.result import AutoTrainResult, Findings
-from atas.autotrain.settings import Costs, Network, Plan, Task
+from atas.autotrain.settings import Costs, Network, Task, TrainingPlan
 from atas.autotrain.timing import (
     TRIED,
     TrainingCosts,
@@ -175,7 +175,7 @@ class _Choice:
     inputs: Inputs
     recipe: Recipe
     costs: Costs
-    plan: Plan
+    plan: TrainingPlan
     images: int
     """Training images, without those of the monitor."""
     tried: Split

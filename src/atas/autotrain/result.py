@@ -14,7 +14,7 @@ from typing import Any
 from torch import nn
 
 from atas._utils.formatting import shell_quote
-from atas.autotrain.settings import Plan
+from atas.autotrain.settings import TrainingPlan
 from atas.evaluation import Evaluation
 from atas.models.weights import GIVEN
 from atas.recipes import Recipe
@@ -72,7 +72,7 @@ class Findings:
     most_frequent: float
     test_images: int
     held_out: int | None
-    plan: Plan
+    plan: TrainingPlan
     before: Evaluation | None = None
     after: Evaluation | None = None
 

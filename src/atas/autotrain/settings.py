@@ -81,7 +81,7 @@ class Costs:
 
 
 @dataclass(frozen=True)
-class Plan:
+class TrainingPlan:
     """The length of the training, and what the evaluation may take."""
 
     epochs: int
@@ -286,7 +286,7 @@ def takes_too_long(forward: float, images: int, seconds: float) -> bool:
     return MIN_EPOCHS * images * _STEP_WORK * forward > seconds
 
 
-def plan(seconds: float, steps: int, costs: Costs, test_images: int, work: Sequence[float]) -> Plan:
+def plan(seconds: float, steps: int, costs: Costs, test_images: int, work: Sequence[float]) -> TrainingPlan:
     """Choose the number of epochs of `steps` steps, so that training and evaluation take `seconds`.
 
     The evaluation gets 30% of the time, up to 40% if the least number of images needs that, and less if all
@@ -300,7 +300,7 @@ def plan(seconds: float, steps: int, costs: Costs, test_images: int, work: Seque
     fitting = int((seconds - evaluation - costs.fixed) / per_epoch)
     most = most_epochs(steps)
     epochs = min(max(fitting, MIN_EPOCHS), most)
-    return Plan(epochs, per_epoch, costs.fixed, evaluation, fitting < MIN_EPOCHS, fitting > most)
+    return TrainingPlan(epochs, per_epoch, costs.fixed, evaluation, fitting < MIN_EPOCHS, fitting > most)
 
 
 def choose_attacks(

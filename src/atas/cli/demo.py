@@ -52,7 +52,7 @@ def demo(
     """
     from rich.console import Console
 
-    out.mkdir(parents=True, exist_ok=True)  # what is wrong with it is said at once
+    out.mkdir(parents=True, exist_ok=True)  # so that a wrong path fails before the training
     jobs = {method: _Job(method, out / method, seed) for method in VALUES}
     display = ProgressDisplay(Console(stderr=as_json))
     display.log(f"Training one small network on {_DATA} in three ways, then attacking it: every pixel by up to {_EPS}.")

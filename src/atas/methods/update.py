@@ -84,7 +84,7 @@ class OptimizerUpdate:
         return gradients
 
     def total(self, *sums: Tensor) -> list[Tensor]:
-        """Return the sums of this process: in a loop of one's own, it knows of no other."""
+        """Return the sums unchanged: an own loop has one process."""
         return [value.detach() for value in sums]
 
     @property
