@@ -38,7 +38,7 @@ def test_a_picture_of_several_runs(make_run, tmp_path):
 
 def test_the_curves_and_their_legend(draw):
     text = draw({})
-    for label in ("clean", "fgsm", "pgd-10", "epoch", "accuracy on the probe"):
+    for label in ("clean", "fgsm", "pgd-10", "epoch", "accuracy, %"):
         assert f"<!-- {label}" in text, label
     for colour in ("#999999", "#e69f00", "#0072b2"):
         assert colour in text

@@ -175,7 +175,7 @@ def plot_curves(runs: Sequence[RunSummary], path: Path) -> None:
     """Plot the monitor's accuracies by epoch, with collapses marked, to a PNG, SVG or PDF file."""
     columns = min(len(runs), 3)
     rows = -(-len(runs) // columns)
-    figure = new_figure(4.2 * columns, 3.2 * rows + 0.5)
+    figure = new_figure(3.4 * columns, 2.8 * rows + 0.4)
     grid = figure.subplots(rows, columns, sharey=True, squeeze=False)
     for axes in grid.flat[len(runs) :]:
         axes.set_visible(False)
@@ -200,12 +200,12 @@ def plot_curves(runs: Sequence[RunSummary], path: Path) -> None:
             )
         what = f"{printable(run.recipe.method.name)}, {run.recipe.threat!r}"
         title = what if run.name == run.recipe.method.name else f"{printable(run.name)}\n{what}"
-        axes.set_title(title, fontsize=11, parse_math=False)
+        axes.set_title(title, fontsize=10, parse_math=False)
         axes.set_xlabel("epoch")
         axes.set_ylim(0, 104)
         style_axes(axes)
     for row in grid:
-        row[0].set_ylabel("accuracy on the probe, %")
+        row[0].set_ylabel("accuracy, %")
     handles, labels = grid.flat[0].get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside lower center", ncols=len(_CURVES), frameon=False)
     save_figure(figure, path)
