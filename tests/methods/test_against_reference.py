@@ -708,7 +708,8 @@ def test_the_published_weights_of_elle_and_aaer():
     published = {
         ("n-fgsm", 8): (1.5, 0.15), ("n-fgsm", 12): (5.0, 0.55), ("n-fgsm", 16): (8.5, 1.5),
         ("fgsm-rs", 8): (2.5, 1.5), ("fgsm-rs", 12): (5.0, 2.75), ("fgsm-rs", 16): (7.0, 3.25),
-        ("n-fgsm", 4): (1.5, 0.15), ("n-fgsm", 10): (3.25, 0.35), ("n-fgsm", 24): (8.5, 1.5),
+        ("n-fgsm", 32): (2.75, 0.75), ("fgsm-rs", 32): (5.75, 1.5), ("n-fgsm", 10): (3.25, 0.35),
+        ("n-fgsm", 4): (1.5, 0.15), ("n-fgsm", 24): (5.625, 1.125), ("n-fgsm", 40): (2.75, 0.75),
     }  # fmt: skip
     for (attack_by, eps), weights in published.items():
         method = atas.methods.create("aaer", atas.Linf(eps / 255), 2, SHAPE, attack_by=attack_by, loss_weight="auto")
