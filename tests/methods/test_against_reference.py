@@ -662,9 +662,10 @@ def test_zerograd(compared_method, threat, scale, settings):
 
 
 @pytest.mark.parametrize(("threat", "scale"), CASES)
-@pytest.mark.parametrize("starts", [3, 2])
-def test_multigrad(compared_method, threat, scale, starts):
-    s = compared_method("multigrad", threat, scale, sharpness=30.0, starts=starts)
+@pytest.mark.parametrize("settings", [{}, {"starts": 2}], ids=["default", "other"])
+def test_multigrad(compared_method, threat, scale, settings):
+    s = compared_method("multigrad", threat, scale, sharpness=30.0, **settings)
+    starts = settings.get("starts", 3)
 
     def refer(epoch, x, y, index, view):
         several = noises(s, epoch, index, starts)
@@ -672,6 +673,27 @@ def test_multigrad(compared_method, threat, scale, starts):
 
     agreed = sum(expected.notes["agreed"] for _, expected in s.compare(range(2), refer))
     assert 0.1 < agreed / (2 * s.images.numel()) < 0.99
+
+
+class Hinges(torch.nn.Module):
+    """Two classes, and a gradient that is exactly zero below 0.5 and has one sign per pixel above."""
+
+    def __init__(self):
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.randn(math.prod(SHAPE), 2, generator=torch.Generator().manual_seed(0)))
+
+    def forward(self, x):
+        return F.relu(x - 0.5).flatten(1) @ self.weight
+
+
+def test_multigrad_leaves_pixels_without_a_gradient_at_one_point(compared_method, small_net):
+    s = compared_method("multigrad", LINF, net=small_net())
+    s.method.start_epoch(0)
+    index, x = torch.arange(EXAMPLES), torch.full((EXAMPLES, *SHAPE), 0.5, dtype=torch.float64)
+    moved = s.method.perturb(Hinges().double(), x, s.labels % 2, index) != x
+    seen = torch.stack([noise > 0 for noise in noises(s, 0, index, 3)]).sum(0)
+    assert torch.equal(moved, seen == 3)
+    assert (seen == 2).any()
 
 
 ELLE = [{}, {"adaptive": False}, {"weight": 50.0, "decay": 0.5, "sensitivity": 0.3}]
