@@ -721,6 +721,26 @@ def test_elle(compared_method, threat, scale, settings):
         assert any(0 < weight < 50 for weight in weights), "and decay"
 
 
+def test_when_the_weight_of_elle_jumps(compared_method, monkeypatch):
+    """Penalties are given: after three, one that is barely above mean + 2 std of all earlier ones is a jump."""
+    s, history, weights = compared_method("elle", LINF), [], [0.0]
+    s.method.start_epoch(0)
+    for penalty in (1.0, 2.0, 9.0, "above", 3.0, "below", "above", "below"):
+        if isinstance(penalty, str):
+            mean, deviation = sum(history) / len(history), torch.tensor(history).double().std(correction=0).item()
+            penalty = mean + 2 * deviation * (1.001 if penalty == "above" else 0.999)
+            weights.append(4000.0 if penalty > mean + 2 * deviation else 0.99 * weights[-1])
+        else:
+            weights.append(0.99 * weights[-1])
+        history.append(penalty)
+        monkeypatch.setattr("atas.methods.elle.squared_errors", lambda logits, y, part, r=penalty: r + 0 * part)
+        index, view = next(iter(s.batches(0)))
+        batch = Batch(view.apply(s.images, index), s.labels[index], index, view)
+        s.method.training_step(s.model, Recorder(s.model, s.rate), batch)
+        assert float(s.method.penalty_weight) == pytest.approx(weights[-1])
+    assert weights.count(4000.0) == 2
+
+
 def test_the_published_weights_of_elle_and_aaer():
     budgets = {2: 1000, 8: 1000, 10: 5000, 20: 5000, 22: 10000, 26: 10000}
     for eps, weight in budgets.items():
@@ -767,6 +787,35 @@ class Wavy(torch.nn.Module):
 
     def forward(self, x):
         return 2 * torch.sin(10 * x.flatten(1) @ self.weight) + self.bias
+
+
+@pytest.mark.parametrize(("seed", "higher"), [(0, False), (9, True)])
+def test_aaer_in_a_network_with_many_abnormal_examples(compared_method, small_net, seed, higher):
+    """The mean variation of the abnormal ones decides, not each one's own; without the other kind there is no term."""
+    weights = {"loss_weight": 1.5, "logit_weight": 0.5}
+    s = compared_method("aaer", LINF, net=small_net(), **weights)
+    model, s.method.seed = Wavy().double(), seed
+    s.method.start_epoch(0, 30)
+
+    def compare(rows):
+        x, y = s.images[rows], s.labels[rows]
+        noise = s.method.threat.sample(CounterRNG(seed, torch.tensor(0), rows), SHAPE).double()
+        before = model((x + 2 * noise).clip(0, 1)).detach()
+        logits = model(s.method.perturb(model, x, y, rows))
+        expected, notes = reference.aaer_loss(before, logits, y, **weights)
+        found = s.method.loss(logits, y, rows)
+        close(found, expected)
+        close(torch.autograd.grad(found, model.weight, retain_graph=True), torch.autograd.grad(expected, model.weight))
+        return notes
+
+    notes = compare(torch.arange(EXAMPLES))
+    few = torch.tensor(notes["abnormal"])
+    rest = torch.tensor([i for i in range(EXAMPLES) if i not in notes["abnormal"]])
+    own, limit = notes["variations"][few], notes["variations"][rest].mean()
+    assert own.min() < limit < own.max()
+    assert (own.mean() > limit) == higher
+    for rows in (few, rest):
+        assert compare(rows)["excess"] is None
 
 
 def test_aaer_compares_with_the_examples_of_all_processes(compared_method, small_net):
