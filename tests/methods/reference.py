@@ -684,6 +684,14 @@ def aaer(net, ball, noise, x, y, rate, *, step, free, loss_weight, logit_weight)
     gradient, before = input_gradients(net, start, y, training=True)
     inputs = (start + step * ball.direction(gradient)).clip(0, 1) if free else ball.move(start, gradient, step, x)
     logits = net(inputs, True)
+    loss, notes = aaer_loss(before, logits, y, loss_weight, logit_weight)
+    gradients, _ = net.gradients(loss)
+    net.descend(gradients, rate)
+    return Outcome(inputs, loss.detach(), logits.detach(), [gradients], notes)
+
+
+def aaer_loss(before, logits, y, loss_weight, logit_weight):
+    """The loss, and what was found of the examples; `before` are the logits at the start."""
     old, new = losses(before, y), losses(logits, y)
     variations = ((logits - before) ** 2).sum(1)
     abnormal = [i for i in range(len(y)) if old[i] > new[i]]
@@ -694,10 +702,7 @@ def aaer(net, ball, noise, x, y, rate, *, step, free, loss_weight, logit_weight)
         fall = sum(old[i] - new[i] for i in abnormal) / len(abnormal)
         term = loss_weight * fall + logit_weight * excess.clip(min=0)
         loss = loss + len(abnormal) / len(y) * term
-    gradients, _ = net.gradients(loss)
-    net.descend(gradients, rate)
-    notes = {"abnormal": len(abnormal), "excess": None if excess is None else float(excess.detach())}
-    return Outcome(inputs, loss.detach(), logits.detach(), [gradients], notes)
+    return loss, {"abnormal": abnormal, "variations": variations.detach(), "excess": excess}
 
 
 def sora(net, ball, linearity, noise, part, x, y, rate, *, longest, scale, curvature, share):

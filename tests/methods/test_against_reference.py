@@ -662,9 +662,10 @@ def test_zerograd(compared_method, threat, scale, settings):
 
 
 @pytest.mark.parametrize(("threat", "scale"), CASES)
-@pytest.mark.parametrize("starts", [3, 2])
-def test_multigrad(compared_method, threat, scale, starts):
-    s = compared_method("multigrad", threat, scale, sharpness=30.0, starts=starts)
+@pytest.mark.parametrize("settings", [{}, {"starts": 2}], ids=["default", "other"])
+def test_multigrad(compared_method, threat, scale, settings):
+    s = compared_method("multigrad", threat, scale, sharpness=30.0, **settings)
+    starts = settings.get("starts", 3)
 
     def refer(epoch, x, y, index, view):
         several = noises(s, epoch, index, starts)
@@ -672,6 +673,27 @@ def test_multigrad(compared_method, threat, scale, starts):
 
     agreed = sum(expected.notes["agreed"] for _, expected in s.compare(range(2), refer))
     assert 0.1 < agreed / (2 * s.images.numel()) < 0.99
+
+
+class Hinges(torch.nn.Module):
+    """Two classes, and a gradient that is exactly zero below 0.5 and has one sign per pixel above."""
+
+    def __init__(self):
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.randn(math.prod(SHAPE), 2, generator=torch.Generator().manual_seed(0)))
+
+    def forward(self, x):
+        return F.relu(x - 0.5).flatten(1) @ self.weight
+
+
+def test_multigrad_leaves_pixels_without_a_gradient_at_one_point(compared_method, small_net):
+    s = compared_method("multigrad", LINF, net=small_net())
+    s.method.start_epoch(0)
+    index, x = torch.arange(EXAMPLES), torch.full((EXAMPLES, *SHAPE), 0.5, dtype=torch.float64)
+    moved = s.method.perturb(Hinges().double(), x, s.labels % 2, index) != x
+    seen = torch.stack([noise > 0 for noise in noises(s, 0, index, 3)]).sum(0)
+    assert torch.equal(moved, seen == 3)
+    assert (seen == 2).any()
 
 
 ELLE = [{}, {"adaptive": False}, {"weight": 50.0, "decay": 0.5, "sensitivity": 0.3}]
@@ -699,6 +721,26 @@ def test_elle(compared_method, threat, scale, settings):
         assert any(0 < weight < 50 for weight in weights), "and decay"
 
 
+def test_when_the_weight_of_elle_jumps(compared_method, monkeypatch):
+    """Penalties are given: after three, one that is barely above mean + 2 std of all earlier ones is a jump."""
+    s, history, weights = compared_method("elle", LINF), [], [0.0]
+    s.method.start_epoch(0)
+    for penalty in (1.0, 2.0, 9.0, "above", 3.0, "below", "above", "below"):
+        if isinstance(penalty, str):
+            mean, deviation = sum(history) / len(history), torch.tensor(history).double().std(correction=0).item()
+            penalty = mean + 2 * deviation * (1.001 if penalty == "above" else 0.999)
+            weights.append(4000.0 if penalty > mean + 2 * deviation else 0.99 * weights[-1])
+        else:
+            weights.append(0.99 * weights[-1])
+        history.append(penalty)
+        monkeypatch.setattr("atas.methods.elle.squared_errors", lambda logits, y, part, r=penalty: r + 0 * part)
+        index, view = next(iter(s.batches(0)))
+        batch = Batch(view.apply(s.images, index), s.labels[index], index, view)
+        s.method.training_step(s.model, Recorder(s.model, s.rate), batch)
+        assert float(s.method.penalty_weight) == pytest.approx(weights[-1])
+    assert weights.count(4000.0) == 2
+
+
 def test_the_published_weights_of_elle_and_aaer():
     budgets = {2: 1000, 8: 1000, 10: 5000, 20: 5000, 22: 10000, 26: 10000}
     for eps, weight in budgets.items():
@@ -708,7 +750,8 @@ def test_the_published_weights_of_elle_and_aaer():
     published = {
         ("n-fgsm", 8): (1.5, 0.15), ("n-fgsm", 12): (5.0, 0.55), ("n-fgsm", 16): (8.5, 1.5),
         ("fgsm-rs", 8): (2.5, 1.5), ("fgsm-rs", 12): (5.0, 2.75), ("fgsm-rs", 16): (7.0, 3.25),
-        ("n-fgsm", 4): (1.5, 0.15), ("n-fgsm", 10): (3.25, 0.35), ("n-fgsm", 24): (8.5, 1.5),
+        ("n-fgsm", 32): (2.75, 0.75), ("fgsm-rs", 32): (5.75, 1.5), ("n-fgsm", 10): (3.25, 0.35),
+        ("n-fgsm", 4): (1.5, 0.15), ("n-fgsm", 24): (5.625, 1.125), ("n-fgsm", 40): (2.75, 0.75),
     }  # fmt: skip
     for (attack_by, eps), weights in published.items():
         method = atas.methods.create("aaer", atas.Linf(eps / 255), 2, SHAPE, attack_by=attack_by, loss_weight="auto")
@@ -744,6 +787,35 @@ class Wavy(torch.nn.Module):
 
     def forward(self, x):
         return 2 * torch.sin(10 * x.flatten(1) @ self.weight) + self.bias
+
+
+@pytest.mark.parametrize(("seed", "higher"), [(0, False), (9, True)])
+def test_aaer_in_a_network_with_many_abnormal_examples(compared_method, small_net, seed, higher):
+    """The mean variation of the abnormal ones decides, not each one's own; without the other kind there is no term."""
+    weights = {"loss_weight": 1.5, "logit_weight": 0.5}
+    s = compared_method("aaer", LINF, net=small_net(), **weights)
+    model, s.method.seed = Wavy().double(), seed
+    s.method.start_epoch(0, 30)
+
+    def compare(rows):
+        x, y = s.images[rows], s.labels[rows]
+        noise = s.method.threat.sample(CounterRNG(seed, torch.tensor(0), rows), SHAPE).double()
+        before = model((x + 2 * noise).clip(0, 1)).detach()
+        logits = model(s.method.perturb(model, x, y, rows))
+        expected, notes = reference.aaer_loss(before, logits, y, **weights)
+        found = s.method.loss(logits, y, rows)
+        close(found, expected)
+        close(torch.autograd.grad(found, model.weight, retain_graph=True), torch.autograd.grad(expected, model.weight))
+        return notes
+
+    notes = compare(torch.arange(EXAMPLES))
+    few = torch.tensor(notes["abnormal"])
+    rest = torch.tensor([i for i in range(EXAMPLES) if i not in notes["abnormal"]])
+    own, limit = notes["variations"][few], notes["variations"][rest].mean()
+    assert own.min() < limit < own.max()
+    assert (own.mean() > limit) == higher
+    for rows in (few, rest):
+        assert compare(rows)["excess"] is None
 
 
 def test_aaer_compares_with_the_examples_of_all_processes(compared_method, small_net):

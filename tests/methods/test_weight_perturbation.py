@@ -273,6 +273,10 @@ def test_the_moments_of_adam_are_a_momentum(small_net, batches):
     assert torch.equal(update.momentum[0], optimizer.state[update.weights[0]]["exp_avg"])
 
 
+def test_the_default_is_what_the_authors_have_with_trades():
+    assert repr(WeightPerturbation()) == "WeightPerturbation(gamma=0.005, form='ascent', from_epoch=0)"
+
+
 def test_a_step_of_one_s_own_says_what_it_implements():
     class Own(atas.methods.FGSM):
         def training_step(self, model, update, batch):

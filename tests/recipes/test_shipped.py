@@ -3,6 +3,7 @@
 import itertools
 import tomllib
 from importlib import resources
+from operator import attrgetter
 
 import pytest
 import torch
@@ -58,16 +59,28 @@ OTHERS = {
     "cifar10-preact-resnet18-trades": (PIECEWISE, {"beta": 6.0, "steps": 10, "step_size": 2 / 255}),
     "cifar10-preact-resnet18-fgsm-pgi": (
         PIECEWISE,
-        {"step_size": 8 / 255, "smoothing": 0.4, "decay": 0.3, "reset_every": 40},
+        {"step_size": 8 / 255, "smoothing": 0.4, "consistency.weight": 10, "decay": 0.3, "reset_every": 40},
     ),
-    "cifar10-preact-resnet18-zerograd": (CYCLIC | {"peak": 0.2}, {"quantile": 0.35, "step_size": 16 / 255}),
-    "cifar10-preact-resnet18-multigrad": (CYCLIC | {"peak": 0.2}, {"starts": 3, "step_size": 16 / 255}),
-    "cifar10-preact-resnet18-elle": (CYCLIC | {"peak": 0.2}, {"weight": 4000, "decay": 0.99, "sensitivity": 2.0}),
+    "cifar10-preact-resnet18-zerograd": (
+        CYCLIC | {"peak": 0.2, "peak_momentum": None},
+        {"quantile": 0.35, "step_size": 16 / 255},
+    ),
+    "cifar10-preact-resnet18-multigrad": (
+        CYCLIC | {"peak": 0.2, "peak_momentum": None},
+        {"starts": 3, "step_size": 16 / 255},
+    ),
+    "cifar10-preact-resnet18-elle": (
+        CYCLIC | {"peak": 0.2, "peak_momentum": 0.8},
+        {"weight": 4000, "adaptive": True, "decay": 0.99, "sensitivity": 2.0},
+    ),
     "cifar10-preact-resnet18-aaer": (
-        CYCLIC | {"peak": 0.2},
+        CYCLIC | {"peak": 0.2, "peak_momentum": 0.8},
         {"step_size": 8 / 255, "logit_weight": 0.15, "loss_weight": 0.0},
     ),
-    "cifar10-preact-resnet18-sora": (CYCLIC | {"peak": 0.2}, {"max_step": 16 / 255, "curvature": 0.02, "decay": 0.95}),
+    "cifar10-preact-resnet18-sora": (
+        CYCLIC | {"peak": 0.2, "peak_momentum": 0.8, "final": 0.01 / 0.2},
+        {"max_step": 16 / 255, "curvature": 0.02, "decay": 0.95},
+    ),
 }
 
 ROWS = [
@@ -87,6 +100,8 @@ def check_settings(loaded, common, own):
         "peak": loaded.schedule.peak,
         "milestones": loaded.schedule.milestones,
         "peak_at": loaded.schedule.peak_at,
+        "peak_momentum": loaded.schedule.peak_momentum,
+        "final": loaded.schedule.final,
         "epochs": loaded.training.epochs,
         "batch_size": loaded.training.batch_size,
     }
@@ -105,7 +120,7 @@ def check_settings(loaded, common, own):
     classes = {"classes": 10} if methods.takes_classes(loaded.method.name) else {}
     method = methods.create(loaded.method.name, loaded.threat, 4, (3, 32, 32), **classes, **loaded.method.settings)
     for key, value in own.items():
-        assert getattr(method, key) == (value if value is None else pytest.approx(value, rel=1e-3)), key
+        assert attrgetter(key)(method) == (value if value is None else pytest.approx(value, rel=1e-3)), key
 
 
 # Schedule, peak rate, batch, weight decay and average, and what the method has; the authors' settings in 30 epochs.

@@ -14,6 +14,7 @@ the term with w_loss are constants too, so that it has no gradient: hence w_loss
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Sequence
 from typing import Literal, Unpack
 
@@ -30,20 +31,22 @@ from atas.methods.n_fgsm import wide_balls
 from atas.methods.step_warnings import warn_of_steps
 from atas.threat import Linf, Size, Threat
 
-# The authors' weights for CIFAR-10 at 8/255, 12/255 and 16/255: of losses, and of logits.
+# The authors' weights for CIFAR-10 at these budgets, in 1/255: of losses, and of logits.
+_BUDGETS = (8, 12, 16, 32)
 _PUBLISHED = {
-    "n-fgsm": ((1.5, 5.0, 8.5), (0.15, 0.55, 1.5)),
-    "fgsm-rs": ((2.5, 5.0, 7.0), (1.5, 2.75, 3.25)),
+    "n-fgsm": ((1.5, 5.0, 8.5, 2.75), (0.15, 0.55, 1.5, 0.75)),
+    "fgsm-rs": ((2.5, 5.0, 7.0, 5.75), (1.5, 2.75, 3.25, 1.5)),
 }
 
 
-def default_weight(values: tuple[float, float, float], threat: Threat) -> float:
+def default_weight(values: Sequence[float], threat: Threat) -> float:
     """Return the weight at this budget, linear between the published ones and constant beyond them."""
     if not isinstance(threat, Linf):
         raise UsageError("AAER has default weights for Linf alone; set logit_weight for this norm")
-    place = min(max((255 * threat.eps - 8) / 4, 0.0), 2.0)
-    low = min(int(place), 1)
-    return values[low] + (place - low) * (values[low + 1] - values[low])
+    levels = min(max(255 * threat.eps, _BUDGETS[0]), _BUDGETS[-1])
+    high = max(1, bisect_left(_BUDGETS, levels))
+    part = (levels - _BUDGETS[high - 1]) / (_BUDGETS[high] - _BUDGETS[high - 1])
+    return values[high - 1] + part * (values[high] - values[high - 1])
 
 
 class AAER(InputPerturbation):
