@@ -112,3 +112,9 @@ def test_the_table_has_all_packages_in_their_layers():
     shown = {name.strip("`"): int(number) for names, number in rows for name in names.split(", ")}
     assert shown == wanted
     assert {name for name in shown if "." not in name} == MODULES - {"__main__"}
+
+
+def test_the_contract_has_all_modules_of_core():
+    contract = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["tool"]["importlinter"]
+    listed = re.findall(r"atas\.core\.(\w+)", " ".join(contract["contracts"][0]["layers"]))
+    assert sorted(listed) == sorted(path.stem for path in (PACKAGE / "core").glob("[!_]*.py"))
