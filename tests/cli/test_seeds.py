@@ -188,7 +188,7 @@ def test_the_result_of_another_question_is_not_used_again(question, command, gro
 
 @pytest.mark.slow
 @pytest.mark.parametrize("question", QUESTIONS, ids=lambda question: question[0])
-def test_a_plain_result_does_not_answer_another_question(question, evaluated, tmp_path):
+def test_a_plain_result_does_not_answer_another_question(question, evaluated, tmp_path, monkeypatch):
     from atas.cli.evaluate import EvaluateOptions
     from atas.cli.seeds import evaluate_once
     from atas.cli.target import from_run
@@ -197,9 +197,10 @@ def test_a_plain_result_does_not_answer_another_question(question, evaluated, tm
     folder, name = evaluated / "seed-0", question[0].removeprefix("--").replace("-", "_")
     value = tmp_path / "mask.png" if name == "mask" else question[1]
     options = EvaluateOptions(out=folder / "evaluation.json", quiet=True)
-    assert evaluate_once(from_run(Run.load(folder), options), lambda target: None, None, 0, True) is not None
+    monkeypatch.setattr("atas.cli.seeds.evaluate_target", lambda *_, **__: None)
+    assert evaluate_once(from_run(Run.load(folder), options), options, show="nothing") is not None
     asked = from_run(Run.load(folder), replace(options, **{name: value}))
-    assert evaluate_once(asked, lambda target: None, None, 0, True) is None
+    assert evaluate_once(asked, options, show="nothing") is None
 
 
 def test_the_results_of_a_group_as_json(command, group):

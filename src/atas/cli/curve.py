@@ -15,17 +15,7 @@ from atas.evaluation.progress import EvaluationProgress
 _DEFAULT_ATTACK = "pgd50"
 
 
-def measure_curve(
-    target: Target,
-    options: EvaluateOptions,
-    *,
-    batch_size: int | None,
-    step_size: float | None,
-    precision: str,
-    device: str,
-    seed: int,
-    show: OutputFormat,
-) -> None:
+def measure_curve(target: Target, options: EvaluateOptions, *, show: OutputFormat) -> None:
     """Measure the accuracy at several budgets with a progress display, and write it."""
     attacks = options.attacks_or_default((_DEFAULT_ATTACK,))
     if len(attacks) != 1:
@@ -37,16 +27,16 @@ def measure_curve(
         progress = path.with_name(f"{path.stem}.progress.json")
         with EvaluationProgress(quiet=options.quiet) as display, explain_resume(progress):
             curve = accuracy_curve(
-                target.model.to(select_device(device, process)),
+                target.model.to(select_device(options.device, process)),
                 target.test.images,
                 target.test.labels,
                 target.threat,
                 eps=budgets(options.curve),
                 attack=attacks[0],
-                batch_size=batch_size or target.batch_size,
-                step_size=step_size,
-                seed=seed,
-                precision=precision,
+                batch_size=target.batch_size,
+                step_size=target.step_size,
+                seed=target.seed,
+                precision=options.precision,
                 progress=display,
                 progress_file=progress,
             )

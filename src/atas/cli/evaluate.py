@@ -44,6 +44,11 @@ class EvaluateOptions:
     mean: str | None = None
     std: str | None = None
     examples: int | None = None
+    batch_size: int | None = None
+    step_size: str | None = None
+    precision: str = "auto"
+    device: str = "auto"
+    seed: int = 0
     out: Path | None = None
     attacks: str | None = None
     trust: bool = False
@@ -60,6 +65,10 @@ class EvaluateOptions:
 
     def check_several_runs(self, folder: Path) -> None:
         """Raise UsageError if an option needs one run."""
+        if self.out is not None:
+            raise UsageError(
+                f"--out names one file, and {folder} holds several runs; results are written to their folders"
+            )
         for name in ("target_class", "mask", "keep", "curve", "corruptions"):
             if getattr(self, name) is not None:
                 option = f"--{name.replace('_', '-')}"
@@ -169,84 +178,49 @@ def evaluate(
              torchrun --nproc-per-node 8 -m atas evaluate runs/mine --attacks autoattack
     """
     given = EvaluateOptions(
-        weights,
-        model,
-        data,
-        root,
-        size,
-        norm,
-        eps,
-        mean,
-        std,
-        examples,
-        out,
-        attacks,
-        trust,
-        quiet,
-        target_class,
-        mask,
-        keep,
-        curve,
-        corruptions,
+        weights=weights,
+        model=model,
+        data=data,
+        root=root,
+        size=size,
+        norm=norm,
+        eps=eps,
+        mean=mean,
+        std=std,
+        examples=examples,
+        batch_size=batch_size,
+        step_size=step_size,
+        precision=precision,
+        device=device,
+        seed=seed,
+        out=out,
+        attacks=attacks,
+        trust=trust,
+        quiet=quiet,
+        target_class=target_class,
+        mask=mask,
+        keep=keep,
+        curve=curve,
+        corruptions=corruptions,
     )
     given.validate(run)
 
     import_torch(quiet=quiet)
+    from atas.cli.curve import measure_curve
     from atas.cli.seeds import evaluate_runs, runs_in
     from atas.cli.target import from_model, from_run
-    from atas.recipes.values import parse_value
     from atas.training import Run
 
-    step = None if step_size is None else parse_value(step_size, float, "--step-size")
-
-    def open_run(folder: Path) -> Target:
-        return from_run(Run.load(folder, trust=trust), given)
-
-    def evaluate_one(target: Target, show: OutputFormat) -> Evaluation:
-        return evaluate_target(
-            target,
-            batch_size=batch_size,
-            step_size=step,
-            precision=precision,
-            device=device,
-            seed=seed,
-            keep=keep,
-            show=show,
-            quiet=quiet,
-        )
-
     if run is not None and (entries := runs_in(run)):
-        if out is not None:
-            raise UsageError(
-                f"--out names one file, and {run} holds several runs; results are written to their folders"
-            )
         given.check_several_runs(run)
-        evaluate_each: OutputFormat = "nothing" if as_json else "table"
-        evaluate_runs(
-            entries,
-            open_run,
-            lambda target: evaluate_one(target, evaluate_each),
-            step_size=step,
-            seed=seed,
-            as_json=as_json,
-        )
+        evaluate_runs(entries, given, as_json=as_json)
         return
-    target: Target = from_model(given) if run is None else open_run(run)
-    if curve is None:
-        evaluate_one(target, "json" if as_json else "table")
-        return
-    from atas.cli.curve import measure_curve
-
-    measure_curve(
-        target,
-        given,
-        batch_size=batch_size,
-        step_size=step,
-        precision=precision,
-        device=device,
-        seed=seed,
-        show="json" if as_json else "table",
-    )
+    target = from_model(given) if run is None else from_run(Run.load(run, trust=trust), given)
+    show: OutputFormat = "json" if as_json else "table"
+    if curve is not None:
+        measure_curve(target, given, show=show)
+    else:
+        evaluate_target(target, given, show=show)
 
 
 def evaluate_run(run: Run, *, show: bool = True, quiet: bool = False, reuse: bool = False) -> Evaluation:
@@ -258,31 +232,18 @@ def evaluate_run(run: Run, *, show: bool = True, quiet: bool = False, reuse: boo
     from atas.cli.seeds import evaluate_once
     from atas.cli.target import from_run
 
-    target = from_run(run, EvaluateOptions(quiet=quiet))
-
-    def evaluate_one(target: Target) -> Evaluation:
-        return evaluate_target(target, show="table" if show else "nothing", quiet=quiet)
-
-    return evaluate_once(target, evaluate_one, None, 0, quiet=not show) if reuse else evaluate_one(target)
+    given = EvaluateOptions(quiet=quiet)
+    run_evaluation = evaluate_once if reuse else evaluate_target
+    return run_evaluation(from_run(run, given), given, show="table" if show else "nothing")
 
 
-def evaluate_target(
-    target: Target,
-    *,
-    batch_size: int | None = None,
-    step_size: float | None = None,
-    precision: str = "auto",
-    device: str = "auto",
-    seed: int = 0,
-    keep: Path | None = None,
-    show: OutputFormat = "table",
-    quiet: bool = False,
-) -> Evaluation:
-    """Evaluate with a progress display, unless `quiet`, and write the result and the perturbed images to keep."""
+def evaluate_target(target: Target, options: EvaluateOptions, *, show: OutputFormat) -> Evaluation:
+    """Evaluate with a progress display unless it is `quiet`, and write the result and the images to `keep`."""
     from atas.distributed.world import init, select_device
     from atas.evaluation import evaluate as run_evaluation
     from atas.evaluation.progress import EvaluationProgress
 
+    keep, quiet = options.keep, options.quiet
     with init() as process, locked_path(target, process) as path:
         if keep is not None:
             process.on_rank0(lambda: _check_keep(keep, path))
@@ -291,14 +252,14 @@ def evaluate_target(
             if process.is_main and (damage := target.damage(path)) is not None:
                 display.log(f"{damage}: this evaluation replaces it")
             result = run_evaluation(
-                target.model.to(select_device(device, process)),
+                target.model.to(select_device(options.device, process)),
                 target.test,
                 threat=target.threat,
                 attacks=target.attacks,
-                batch_size=batch_size or target.batch_size,
-                step_size=step_size,
-                seed=seed,
-                precision=precision,
+                batch_size=target.batch_size,
+                step_size=target.step_size,
+                seed=target.seed,
+                precision=options.precision,
                 progress=display,
                 progress_file=progress,
                 shard=process.size > 1,
@@ -307,7 +268,7 @@ def evaluate_target(
                 corruptions=target.corruptions or (),
             )
         if process.is_main:
-            expected = target.expected if step_size is None and not result.restricted else None
+            expected = target.expected if target.step_size is None and not result.restricted else None
             notes = [] if expected is None else expected.compare(result.n, result.accuracy)
             if keep is not None:  # before the result, whose writing removes the saved progress
                 result.save_adversarial(keep)

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from rich import box
@@ -17,6 +17,8 @@ from rich.text import Text
 from atas import __version__, attacks
 from atas._utils.console import print_json, print_line, print_table
 from atas._utils.formatting import printable
+from atas.cli.evaluate import EvaluateOptions, OutputFormat, evaluate_target
+from atas.cli.target import Target, from_run
 from atas.core.fingerprint import weights_hash
 from atas.distributed.world import init
 from atas.errors import AtasError, DataError, UsageError
@@ -27,9 +29,6 @@ from atas.threat import Masked
 from atas.training import Run
 from atas.training.run import RunFolder, find_runs, seed_folder, seed_runs
 from atas.training.trainer import Interrupted
-
-if TYPE_CHECKING:
-    from atas.cli.target import Target
 
 # What else is in the protocol of a result follows from these, or does not change it.
 _PROTOCOL = {"attacks", "seed", "verdict", "precision", "search_precision", "tf32", "mode", "image_shape", "batch_size"}
@@ -82,15 +81,7 @@ def runs_in(folder: Path) -> list[Path]:
     return [] if found == [folder] and not seed_runs(folder) else found
 
 
-def evaluate_runs(
-    entries: Sequence[Path],
-    open_target: Callable[[Path], Target],
-    evaluate_target: Callable[[Target], Evaluation],
-    *,
-    step_size: float | None,
-    seed: int,
-    as_json: bool,
-) -> None:
+def evaluate_runs(entries: Sequence[Path], options: EvaluateOptions, *, as_json: bool) -> None:
     """Evaluate each run, and print the statistics of each group of seeds. A run that has this result is not evaluated
     again."""
     groups = {entry: seed_runs(entry) or [entry] for entry in entries}
@@ -104,22 +95,21 @@ def evaluate_runs(
             for folder in folders:
                 if world.is_main and not as_json:
                     print_line(f"{folder}:")
-                results[folder.name] = evaluate_once(open_target(folder), evaluate_target, step_size, seed, as_json)
+                target = from_run(Run.load(folder, trust=options.trust), options)
+                results[folder.name] = evaluate_once(target, options, show="nothing" if as_json else "table")
             if len(folders) > 1 and world.is_main and not as_json:
                 print_seed_table(f"{entry}, {len(folders)} seeds", list(results.values()))
     if as_json and world.is_main:
         print_json(json.dumps({str(entry): group_to_json(results) for entry, results in found.items()}, indent=2))
 
 
-def evaluate_once(
-    target: Target, evaluate: Callable[[Target], Evaluation], step_size: float | None, seed: int, quiet: bool
-) -> Evaluation:
+def evaluate_once(target: Target, options: EvaluateOptions, *, show: OutputFormat) -> Evaluation:
     """Return the earlier result of a target if it answers the same question, else evaluate."""
     with init() as world:
-        earlier = world.on_rank0(lambda: _earlier_result(target, step_size, seed))
+        earlier = world.on_rank0(lambda: _earlier_result(target))
         if earlier is None:
-            return evaluate(target)
-        if world.is_main and not quiet:
+            return evaluate_target(target, options, show=show)
+        if world.is_main and show == "table":
             print_table(earlier.table())
             for warning in earlier.warnings:
                 print_line(f"warning: {warning}")
@@ -127,7 +117,7 @@ def evaluate_once(
         return earlier
 
 
-def _earlier_result(target: Target, step_size: float | None, seed: int) -> Evaluation | None:
+def _earlier_result(target: Target) -> Evaluation | None:
     """Return the saved result of these weights under these attacks on these images; None if there is none.
 
     Only plain results are used again: without target classes, masks and corruptions.
@@ -140,8 +130,9 @@ def _earlier_result(target: Target, step_size: float | None, seed: int) -> Evalu
         return None
     if earlier is None or earlier.corruptions or not set(earlier.protocol) <= _PROTOCOL:
         return None
-    settings = {name: attacks.create(name, step_size).settings(target.threat) for name in ("clean", *target.attacks)}
-    wanted = (target.threat, len(target.test.labels), seed, weights_hash(target.model), __version__)
+    names = "clean", *target.attacks
+    settings = {name: attacks.create(name, target.step_size).settings(target.threat) for name in names}
+    wanted = (target.threat, len(target.test.labels), target.seed, weights_hash(target.model), __version__)
     environment = earlier.environment.get("atas")
     same = wanted == (earlier.threat, earlier.n, earlier.protocol.get("seed"), earlier.weights, environment)
     if not same or earlier.protocol.get("attacks") != json.loads(json.dumps(settings)):

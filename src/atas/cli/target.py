@@ -44,7 +44,7 @@ _WHITE = 127  # pixels of a mask that are brighter may change
 
 @dataclass(frozen=True)
 class Target:
-    """A model, test images, threat model, attacks, and the path of the result.
+    """A model, test images, threat model, attacks with their settings, and the path of the result.
 
     With `keeps_better`, an earlier result at the path that is better than this one will be is kept.
     """
@@ -53,6 +53,8 @@ class Target:
     test: data.Split
     threat: threat.Threat
     attacks: tuple[str, ...]
+    step_size: float | None
+    seed: int
     batch_size: int | None
     out: Path
     expected: Expected | None = None
@@ -80,6 +82,7 @@ def from_run(run: Run, options: EvaluateOptions) -> Target:
     """Evaluate the model of a run on its test set, under its own threat model or another."""
     config, trained_for = run.recipe.evaluation, run.recipe.threat
     attack_threat = threat.create(options.norm or trained_for.name, _eps(options, trained_for))
+    step_size = _step_size(options)
     with _data_progress(options.quiet) as progress:
         skipped = RunFolder(run.folder).read_skipped() if options.root is None else None
         dataset = load_eval_data(run.recipe, options.root, progress, skipped=skipped)
@@ -98,16 +101,18 @@ def from_run(run: Run, options: EvaluateOptions) -> Target:
     keeps_better = options.out is None and options.curve is None
     attack_threat = _mask(attack_threat, options.mask, test)
     return Target(
-        run.model,
-        test,
-        attack_threat,
-        attacks,
-        config.batch_size,
-        out,
-        expectation,
-        keeps_better,
-        target_class,
-        options.corruptions,
+        model=run.model,
+        test=test,
+        threat=attack_threat,
+        attacks=attacks,
+        step_size=step_size,
+        seed=options.seed,
+        batch_size=options.batch_size or config.batch_size,
+        out=out,
+        expected=expectation,
+        keeps_better=keeps_better,
+        target_class=target_class,
+        corruptions=options.corruptions,
     )
 
 
@@ -115,6 +120,7 @@ def from_model(options: EvaluateOptions) -> Target:
     """Evaluate a file of weights, or the model that a user's function returns."""
     assert options.data is not None
     attack_threat = threat.create(options.norm or "linf", _eps(options, None))
+    step_size = _step_size(options)
     with _data_progress(options.quiet) as progress:
         is_folder = data.find_source(options.data, options.root).kind in data.FOLDERS
         lazy: Literal["train"] | None = "train" if is_folder else None
@@ -140,7 +146,16 @@ def from_model(options: EvaluateOptions) -> Target:
     target_class = _target_class(options.target_class, dataset.test.classes)
     attack_threat = _mask(attack_threat, options.mask, test)
     return Target(
-        model, test, attack_threat, attacks, None, out, target_class=target_class, corruptions=options.corruptions
+        model=model,
+        test=test,
+        threat=attack_threat,
+        attacks=attacks,
+        step_size=step_size,
+        seed=options.seed,
+        batch_size=options.batch_size,
+        out=out,
+        target_class=target_class,
+        corruptions=options.corruptions,
     )
 
 
@@ -221,6 +236,10 @@ def _eps(options: EvaluateOptions, trained_for: threat.Threat | None) -> float:
         threat.create(options.norm or "linf", 0)  # reports a wrong norm first
         raise UsageError(f"--norm {options.norm} needs a budget; pass --eps")
     return trained_for.eps
+
+
+def _step_size(options: EvaluateOptions) -> float | None:
+    return None if options.step_size is None else float(parse_value(options.step_size, float, "--step-size"))
 
 
 def budgets(text: str) -> tuple[float, ...]:
