@@ -18,14 +18,12 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from numbers import Integral
 from typing import Any, ClassVar, Literal, NamedTuple, TypeAlias, TypedDict, Unpack
 
 import torch
 from torch import Tensor, nn
 
 from atas.core.autograd import (
-    contiguous,
     cross_entropy,
     cross_entropy_sum,
     freeze,
@@ -36,32 +34,35 @@ from atas.core.autograd import (
 )
 from atas.core.dispatch import fast_op
 from atas.core.perturbations import FullResolution, LowResolution, PerturbationStore, Placement
-from atas.core.resized_crop import AnyView, BoxView
+from atas.core.resized_crop import AnyView
 from atas.core.rng import CounterRNG
 from atas.core.validation import (
     DeviceChecks,
-    IndexConsistency,
     check_argument,
     check_count,
     check_device,
     check_logits,
     check_module,
     check_seed,
-    check_shapes,
     check_trainable,
     explain_precision,
 )
 from atas.data.loader import Batch
 from atas.distributed.sharding import DataShard
-from atas.errors import DataError, UsageError
-from atas.methods.checks import CheckedSettings, check_kind, check_state_names, check_state_tensors, checked_view
+from atas.errors import UsageError
+from atas.methods.checks import (
+    CheckedSettings,
+    LoopChecks,
+    check_kind,
+    check_problem,
+    check_state_names,
+    check_state_tensors,
+)
 from atas.methods.consistency import Consistency
 from atas.methods.targets import LabelTargets, make_targets
 from atas.methods.update import OptimizerUpdate, Update
 from atas.methods.weight_perturbation import FORMS, Directions, WeightGradientTap, WeightPerturbation
 from atas.threat import Threat
-
-_MAX_EXAMPLES = 2**40
 
 BatchNormMode: TypeAlias = Literal["auto", "train", "eval"]  # of an attack; auto is the method's own
 
@@ -110,7 +111,6 @@ class Method(CheckedSettings, nn.Module, ABC):
     updates_per_step: int = 1
     settings_warning: str | None = None  # about steps that cannot work; `atas.train` prints it
     _remembers: bool = True  # whether `loss` updates what the targets remember
-    _own_loss: ClassVar[bool] = False  # whether a class adds to the loss what targets and consistency are not
     epoch: Tensor
     step_scale: Tensor
 
@@ -119,8 +119,6 @@ class Method(CheckedSettings, nn.Module, ABC):
         super().__init_subclass__(**keywords)
         if "training_step" in vars(cls) and "weight_perturbations" not in vars(cls):
             cls.weight_perturbations = ()
-        if "loss" in vars(cls) and "_own_loss" not in vars(cls):
-            cls._own_loss = True
 
     def __init__(
         self,
@@ -136,27 +134,13 @@ class Method(CheckedSettings, nn.Module, ABC):
     ) -> None:
         super().__init__()
         device, seed = check_device(device), check_seed(seed)
-        if not isinstance(threat, Threat):
-            raise UsageError(f"the first argument is the threat model, such as atas.Linf(8/255); got {threat!r}")
-        if threat.unmasked is not threat:
-            raise UsageError("training has no mask: pass the threat model without it, and mask only attacks")
-        three = isinstance(shape, Sequence) and len(shape) == 3
-        whole = three and all(isinstance(number, Integral) for number in (examples, pad, *shape))
-        if not whole or not 1 <= examples <= _MAX_EXAMPLES or min(shape) < 1 or pad < 0:
-            raise UsageError(
-                f"a method needs 1 to {_MAX_EXAMPLES:,} examples, a shape (C, H, W) and pad >= 0, all whole numbers; "
-                f"got examples={examples}, shape={shape}, pad={pad}"
-            )
-        threat.check_budget(shape)
+        check_problem(threat, examples, shape, pad)
         self.threat, self.examples, self.shape, self.pad, self.seed = threat, examples, tuple(shape), pad, seed
         self.shard = DataShard(examples)
         self.checks = DeviceChecks(device)
-        self._index_check = IndexConsistency(examples)
-        self._epoch_started = False
+        self._loop = LoopChecks(examples)
         self.current_epoch = -1  # as `epoch`, on the host; an engine sets it earlier
         self._weight_perturbation: WeightPerturbation | None = None
-        self._ignores_loss: bool | None = None  # of an own loop: `perturb` was called in this epoch, and `loss` was not
-        self._checked_model: tuple[int, bool] | None = None  # by id: a reference would keep it, and be pickled
         self.register_buffer("epoch", torch.tensor(-1, device=device))
         self.register_buffer("step_scale", torch.tensor(1.0, device=device))
         check_kind("targets", targets, LabelTargets)
@@ -191,7 +175,7 @@ class Method(CheckedSettings, nn.Module, ABC):
         """Called by engines before the first step: this method's examples are this shard of the training set, and an
         index is a row of the shard."""
         self.shard = shard
-        self._index_check.reset()
+        self._loop.reset()
 
     def start_epoch(self, epoch: int, epochs: int | None = None) -> None:
         """Start an epoch, counted from 0, of `epochs` in all. Starting the same epoch again, for example after a
@@ -205,15 +189,9 @@ class Method(CheckedSettings, nn.Module, ABC):
                 f"epoch {epoch}, counted from 0, is beyond the last of epochs={epochs}; pass the number of all epochs "
                 f"as epochs, or leave it out"
             )
-        if self._ignores_loss and (self.targets is not None or self.consistency is not None or self._own_loss):
-            raise UsageError(
-                "the last epoch was trained with another loss than method.loss, which has this method's targets and "
-                "terms; use loss = method.loss(model(x_adv), y, index)"
-            )
-        self._ignores_loss = None
-        self.checks.raise_if_set()
-        self._index_check.check()
-        self._epoch_started = True
+        is_plain = type(self).loss in (Method.loss, InputPerturbation.loss)
+        needs_loss = self.targets is not None or self.consistency is not None or not is_plain
+        self._loop.start_epoch(self.checks, needs_loss=needs_loss)
         self.current_epoch = epoch
         for part in (self.targets, self.consistency):
             if part is not None:
@@ -245,7 +223,7 @@ class Method(CheckedSettings, nn.Module, ABC):
         view: AnyView | None = None,
     ) -> StepOutput:
         """Run one whole training step, whatever the method needs: attack, loss, backward passes, optimiser."""
-        batch = self._checked(model, x, y, index, view, trains=True)
+        batch = self._loop.batch(self, model, x, y, index, view, trains=True)
         check_trainable(model)
         update = OptimizerUpdate(optimizer)
         self.before_step(batch.index)
@@ -358,7 +336,7 @@ class Method(CheckedSettings, nn.Module, ABC):
 
         Call it once for a training batch, as it updates what the targets remember; see also `keep_targets`.
         """
-        self._ignores_loss = False
+        self._loop.uses_loss = True
         y = self.checks.labels(y, check_logits(logits, len(y)).shape[1])
         if self.targets is None:
             return cross_entropy(logits, y)
@@ -403,38 +381,12 @@ class Method(CheckedSettings, nn.Module, ABC):
         state = {name.removeprefix(prefix): value for name, value in state_dict.items() if name.startswith(prefix)}
         check_state_tensors(self, state, f"{self.examples} examples of shape {self.shape}")
         super()._load_from_state_dict(state_dict, prefix, *args, **kwargs)
-        self._index_check.reset()
-
-    def _checked(
-        self, model: nn.Module, x: Tensor, y: Tensor, index: Tensor, view: AnyView | None, *, trains: bool
-    ) -> Batch:
-        if not self._epoch_started:
-            raise UsageError("call method.start_epoch(epoch, epochs=...) before the first batch of each epoch")
-        if self._checked_model != (id(model), trains):  # once, not in every step
-            self.check_module(model, trains=trains)
-            self._checked_model = id(model), trains
-        if index is None:
-            raise DataError("indices must be a tensor; got None: pass the position of each image in the training set")
-        check_shapes(x, y, index, (self.shape[0], *view.size) if isinstance(view, BoxView) else self.shape)
-        for name, tensor in (("labels", y), ("indices", index), ("the method", self.epoch)):
-            if tensor.device != x.device:
-                raise DataError(f"{name} lives on {tensor.device}, the images on {x.device}: move it there with .to()")
-        if not len(x):
-            raise DataError("a batch without images has nothing to train on; leave it out")
-        view = checked_view(view, x, self.pad)
-        self.checks.images(x)
-        x = contiguous(x) if x.is_contiguous() else x  # the caller's channels_last stays
-        y, index = y.long(), self.checks.index(index.long(), self.examples)
-        if self.checks_indices:
-            self.checks.distinct(index)
-            self._index_check.update(index, y)
-        return Batch(x, y, index, view)
+        self._loop.reset()
 
 
 class InputPerturbation(Method):
     """A method that trains with its loss on perturbed inputs. Subclasses implement `attack`."""
 
-    _own_loss = False
     _start: tuple[Tensor, Tensor] | None = None  # where the attack on the current batch began, and the logits there
     _update: Update | None = None  # of the training step that runs
 
@@ -453,8 +405,8 @@ class InputPerturbation(Method):
             )
         if self.consistency is not None and self.consistency.through == "both":
             raise UsageError('consistency through "both" takes another pass: use method.step instead')
-        batch = self._checked(model, x, y, index, view, trains=False)
-        self._ignores_loss = self._ignores_loss is None or self._ignores_loss
+        batch = self._loop.batch(self, model, x, y, index, view, trains=False)
+        self._loop.perturbs = True
         self.before_step(batch.index)
         with explain_precision(model, x):
             perturbed = self._attack(model, batch)

@@ -1,21 +1,36 @@
-"""Checks of what a method is given: settings, epochs, views of a batch, and saved state."""
+"""Checks of what a method is given: settings, the batches of a loop of the user's own, and saved state."""
 
 from __future__ import annotations
 
 import functools
 from collections.abc import Mapping, Sequence
-from typing import Any, Self
+from numbers import Integral
+from typing import TYPE_CHECKING, Any, Self
 
 from torch import Tensor, nn
 
 from atas.core.augment import View
+from atas.core.autograd import contiguous
 from atas.core.crop_shift import ShiftView
 from atas.core.erasing import ErasedView
 from atas.core.perturbations import PerturbationStore
-from atas.core.resized_crop import AnyView
-from atas.core.validation import check_argument, describe, plain_types
+from atas.core.resized_crop import AnyView, BoxView
+from atas.core.validation import (
+    DeviceChecks,
+    IndexConsistency,
+    check_argument,
+    check_shapes,
+    describe,
+    plain_types,
+)
+from atas.data.loader import Batch
 from atas.errors import CheckpointError, DataError, UsageError, first_few
+from atas.threat import Threat
 
+if TYPE_CHECKING:
+    from atas.methods.base import Method
+
+_MAX_EXAMPLES = 2**40
 _CANNOT_LOAD = "this state cannot be loaded: "
 
 
@@ -38,6 +53,82 @@ def _annotations(kind: type[CheckedSettings]) -> dict[str, Any]:
         if issubclass(base, CheckedSettings) and "__init__" in vars(base):
             kinds |= plain_types(vars(base)["__init__"])
     return kinds
+
+
+def check_problem(threat: object, examples: int, shape: Sequence[int], pad: int) -> None:
+    """Raise UsageError unless a method can train on this number of images of this shape with this threat model."""
+    if not isinstance(threat, Threat):
+        raise UsageError(f"the first argument is the threat model, such as atas.Linf(8/255); got {threat!r}")
+    if threat.unmasked is not threat:
+        raise UsageError("training has no mask: pass the threat model without it, and mask only attacks")
+    three = isinstance(shape, Sequence) and len(shape) == 3
+    whole = three and all(isinstance(number, Integral) for number in (examples, pad, *shape))
+    if not whole or not 1 <= examples <= _MAX_EXAMPLES or min(shape) < 1 or pad < 0:
+        raise UsageError(
+            f"a method needs 1 to {_MAX_EXAMPLES:,} examples, a shape (C, H, W) and pad >= 0, all whole numbers; "
+            f"got examples={examples}, shape={shape}, pad={pad}"
+        )
+    threat.check_budget(shape)
+
+
+class LoopChecks:
+    """Checks of a training loop of the user's own, which calls `perturb` and `loss`, or `step`, after `start_epoch`."""
+
+    def __init__(self, examples: int) -> None:
+        self.perturbs = self.uses_loss = False  # whether `perturb` and `loss` were called in this epoch
+        self._epoch_started = False
+        self._indices = IndexConsistency(examples)
+        self._checked_model: tuple[int, bool] | None = None  # by id: a reference would keep it, and be pickled
+
+    def reset(self) -> None:
+        """Forget which example an index names."""
+        self._indices.reset()
+
+    def start_epoch(self, checks: DeviceChecks, *, needs_loss: bool) -> None:
+        """Raise if a check of the last epoch failed; `needs_loss` if another loss than the method's is a mistake."""
+        if needs_loss and self.perturbs and not self.uses_loss:
+            raise UsageError(
+                "the last epoch was trained with another loss than method.loss, which has this method's targets and "
+                "terms; use loss = method.loss(model(x_adv), y, index)"
+            )
+        self.perturbs = self.uses_loss = False
+        checks.raise_if_set()
+        self._indices.check()
+        self._epoch_started = True
+
+    def batch(
+        self,
+        method: Method,
+        model: nn.Module,
+        x: Tensor,
+        y: Tensor,
+        index: Tensor,
+        view: AnyView | None,
+        *,
+        trains: bool,
+    ) -> Batch:
+        """Return a batch for a method; raise if model, images, labels, indices or view do not fit it."""
+        if not self._epoch_started:
+            raise UsageError("call method.start_epoch(epoch, epochs=...) before the first batch of each epoch")
+        if self._checked_model != (id(model), trains):  # once, not in every step
+            method.check_module(model, trains=trains)
+            self._checked_model = id(model), trains
+        if index is None:
+            raise DataError("indices must be a tensor; got None: pass the position of each image in the training set")
+        check_shapes(x, y, index, (method.shape[0], *view.size) if isinstance(view, BoxView) else method.shape)
+        for name, tensor in (("labels", y), ("indices", index), ("the method", method.epoch)):
+            if tensor.device != x.device:
+                raise DataError(f"{name} lives on {tensor.device}, the images on {x.device}: move it there with .to()")
+        if not len(x):
+            raise DataError("a batch without images has nothing to train on; leave it out")
+        view = checked_view(view, x, method.pad)
+        method.checks.images(x)
+        x = contiguous(x) if x.is_contiguous() else x  # the caller's channels_last stays
+        y, index = y.long(), method.checks.index(index.long(), method.examples)
+        if method.checks_indices:
+            method.checks.distinct(index)
+            self._indices.update(index, y)
+        return Batch(x, y, index, view)
 
 
 def known_epochs(what: str, epochs: int | None) -> int:
