@@ -15,7 +15,7 @@ from atas.attacks.search import LogitsFunction, Slots, expand_like, random_start
 from atas.attacks.staged import SearchAttack
 from atas.core.autograd import input_gradient
 from atas.core.dispatch import fast_op
-from atas.core.validation import check_fields
+from atas.core.validation import check_count, check_fields
 from atas.errors import UsageError
 from atas.threat import Threat
 
@@ -83,8 +83,7 @@ class APGD(SearchAttack):
         if self.loss not in LOSSES:
             raise UsageError(f"the loss of APGD must be one of {', '.join(LOSSES)}; got '{self.loss}'")
         for name, value in (("iterations", self.iterations), ("eot_iterations", self.eot_iterations)):
-            if value < 1:
-                raise UsageError(f"{name} must be at least 1; got {value}")
+            check_count(name, value)
 
     @property
     def name(self) -> str:

@@ -27,7 +27,7 @@ from atas.attacks.search import LogitsFunction, Slots, expand_like, where_write
 from atas.attacks.staged import SearchAttack
 from atas.core.autograd import input_gradient
 from atas.core.dispatch import fast_op
-from atas.core.validation import check_fields
+from atas.core.validation import check_count, check_fields
 from atas.errors import UsageError
 from atas.threat import L2, Linf, Threat
 
@@ -79,8 +79,7 @@ class FAB(SearchAttack):
     def __post_init__(self) -> None:
         object.__setattr__(self, "threat", as_threat(self.threat))
         check_fields(self)
-        if self.iterations < 1:
-            raise UsageError(f"iterations must be at least 1; got {self.iterations}")
+        check_count("iterations", self.iterations)
 
     @property
     def steps(self) -> int:

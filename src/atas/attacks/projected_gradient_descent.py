@@ -13,7 +13,7 @@ from atas.attacks.search import LogitsFunction, Search, Slots, random_start, whe
 from atas.core.autograd import cross_entropy_sum, input_gradient
 from atas.core.dispatch import fast_op
 from atas.core.rng import CounterRNG
-from atas.core.validation import check_arguments, check_fields
+from atas.core.validation import check_arguments, check_count, check_fields
 from atas.errors import UsageError
 from atas.threat import Threat
 
@@ -233,7 +233,5 @@ def _resolve_step_size(step_size: float | None, threat: Threat) -> float:
 
 
 def _check_count(name: str, value: int) -> None:
-    if value < 1:
-        raise UsageError(f"{name} must be at least 1; got {value}")
-    if value > _MAX_COUNT:
+    if check_count(name, value) > _MAX_COUNT:
         raise UsageError(f"{name} of PGD must be at most {_MAX_COUNT:,}; got {value:,}")

@@ -27,7 +27,7 @@ from atas.attacks.search import LogitsFunction, Slots, expand_like, where_write
 from atas.attacks.staged import SearchAttack
 from atas.core.dispatch import fast_op
 from atas.core.rng import CounterRNG, Stream
-from atas.core.validation import check_fields
+from atas.core.validation import check_count, check_fields
 from atas.errors import UsageError
 from atas.threat import L2, Linf, Threat, l2_norm
 
@@ -83,8 +83,7 @@ class Square(SearchAttack):
     def __post_init__(self) -> None:
         object.__setattr__(self, "threat", as_threat(self.threat))
         check_fields(self)
-        if self.queries < 1:
-            raise UsageError(f"queries must be at least 1; got {self.queries}")
+        check_count("queries", self.queries)
         if not 0 < self.p_init <= 1:
             raise UsageError(f"p_init is a fraction of the pixels, above 0 and at most 1; got {self.p_init}")
 

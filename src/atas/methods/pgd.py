@@ -8,8 +8,8 @@ from typing import Unpack
 from torch import Tensor, nn
 
 from atas.core.autograd import input_gradient
+from atas.core.validation import check_count
 from atas.data.loader import Batch
-from atas.errors import UsageError
 from atas.methods.base import BatchNormMode, CommonArgs, InputPerturbation
 from atas.methods.step_warnings import warn_of_steps
 from atas.threat import Size, Threat
@@ -38,9 +38,7 @@ class PGD(InputPerturbation):
     ) -> None:
         super().__init__(threat, examples, shape, **common)
         self.set_attack_mode(attack_mode)
-        if steps < 1:
-            raise UsageError(f"steps must be at least 1; got {steps}")
-        self.steps = steps
+        self.steps = check_count("steps", steps)
         self.step_size = threat.size("step_size", step_size, auto=0.25)
         self.settings_warning = warn_of_steps(threat, self.step_size, steps)
 

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from atas.core.autograd import input_gradient
+from atas.core.validation import check_count
 from atas.data.loader import Batch
-from atas.errors import UsageError
 from atas.methods.base import CommonArgs, InputPerturbation
 from atas.methods.step_warnings import warn_of_steps
 from atas.threat import Size, Threat
@@ -38,9 +38,7 @@ class SSAT(InputPerturbation):
         **common: Unpack[CommonArgs],
     ) -> None:
         super().__init__(threat, examples, shape, **common)
-        if checkpoints < 1:
-            raise UsageError(f"checkpoints must be at least 1; got {checkpoints}")
-        self.checkpoints = checkpoints
+        self.checkpoints = check_count("checkpoints", checkpoints)
         self.step_size = threat.size("step_size", step_size, auto=1.25)
         self.settings_warning = warn_of_steps(threat, self.step_size)
 
