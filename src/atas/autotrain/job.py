@@ -30,6 +30,7 @@ from atas.autotrain.result import AutoTrainResult, Findings
 from atas.autotrain.settings import Costs, Network, Task, TrainingPlan
 from atas.autotrain.timing import (
     TRIED,
+    TRIED_WORK,
     TrainingCosts,
     attack_work,
     measure_forward,
@@ -57,7 +58,6 @@ from atas.training.trainer import Interrupted
 
 _SAMPLE_BATCHES = 8  # of training images, to try steps on
 _SAMPLE_IMAGES = 256  # at least
-_TRIED_WORK = 30  # forward passes that a first attack takes as long as, for an image
 _TRIED_IMAGES, _LEAST_TRIED = 200, 32  # test images of a first attack
 _TRIAL_SHARE = 0.02  # of the time, for the steps that are tried
 _LONGEST_TRIAL = 10.0  # seconds
@@ -376,7 +376,7 @@ class _Job:
 
     def _affordable(self, images: Split, forward: float) -> Split:
         """Return as many of the images as PGD-10 can attack in the time of a measurement, evenly spread."""
-        count = settings.affordable(2 * self._trial, _TRIED_WORK * forward, _LEAST_TRIED, len(images))
+        count = settings.affordable(2 * self._trial, TRIED_WORK * forward, _LEAST_TRIED, len(images))
         return sample(images, count, self.seed)
 
     @property

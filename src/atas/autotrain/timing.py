@@ -31,10 +31,11 @@ _EPOCHS = _WARMUP_STEPS + _MAX_STEPS  # of the training that is tried: enough st
 _HARMLESS = 1e-6  # eps of an attack that breaks nothing, so that it makes all of its steps
 TRIED = "pgd10"
 """The attack that evaluations are tried with."""
-_TRIED_WORK = 30  # forward passes that it takes as long as, for an image
+TRIED_WORK = 30
+"""Forward passes that it takes as long as, for an image."""
 _TRIED_IMAGES, _PROBED, _FEW = 100, 64, 4
 _PROBE_PASSES = 27  # forward passes that the monitor takes as long as, for an image
-_GRADIENT_COST = 2.5  # of a query of PGD, in forward passes
+_GRADIENT_COST = query_cost(attacks.PGD().stages[0])  # of a query of PGD, in forward passes
 
 
 @dataclass(frozen=True)
@@ -129,7 +130,7 @@ def measure_query(model: nn.Module, images: Split, device: torch.device, forward
     Images are attacked for about this many seconds; `forward` is the rough time of a pass.
     """
     model = eval_mode(copy.deepcopy(model).to(device))
-    x = images.images[: affordable(seconds, _TRIED_WORK * forward, _FEW, _TRIED_IMAGES)].float() / 255
+    x = images.images[: affordable(seconds, TRIED_WORK * forward, _FEW, _TRIED_IMAGES)].float() / 255
     with torch.no_grad():
         predicted = model(x.to(device)).argmax(1).cpu()
     fastest = float("inf")

@@ -10,12 +10,13 @@ from dataclasses import replace
 from pathlib import Path
 
 from atas.data.dataset import Dataset
+from atas.data.official import TINY_IMAGENET
 from atas.errors import DataError, first_few
 
-NAME, FOLDER, SIZE = "tiny-imagenet", "tiny-imagenet-200", 64
+NAME, FOLDER, SIZE = TINY_IMAGENET.name, TINY_IMAGENET.folder, 64
 MARKER = "val/val_annotations.txt"
 _CLASSES, TRAIN, _TEST = 200, 100_000, 10_000
-_REMEDY = "get it with: atas data get tiny-imagenet"
+_REMEDY = TINY_IMAGENET.remedy
 
 
 def locate_tiny_imagenet(root: Path) -> Path:
