@@ -12,8 +12,7 @@ import torch
 import atas
 from atas.distributed.world import World
 from atas.evaluation import evaluate
-from atas.evaluation.evaluator import merge_shards
-from atas.evaluation.runner import AttackOutcome
+from atas.evaluation.outcomes import AttackOutcome, merge_shards
 
 BALL = atas.Linf(0.15)
 WORKER = """

@@ -10,8 +10,7 @@ from atas.attacks.losses import margin
 from atas.errors import UsageError
 from atas.evaluation import evaluate
 from atas.evaluation.adversarial import KeptPoints, PointStore
-from atas.evaluation.evaluator import merge_shards
-from atas.evaluation.runner import AttackOutcome
+from atas.evaluation.outcomes import AttackOutcome, merge_shards
 
 ATTACKS = ["fgsm", "pgd3x2", "pgd5"]
 

@@ -14,7 +14,7 @@ from atas.attacks.apgd import APGD
 from atas.attacks.losses import resists
 from atas.attacks.scheduler import Examples, Scheduler
 from atas.core.autograd import input_gradient
-from atas.evaluation.runner import FIRST_STAGE, ROBUST
+from atas.evaluation.outcomes import FIRST_STAGE, ROBUST
 from atas.evaluation.warnings import (
     EvaluationWarning,
     check_black_box,

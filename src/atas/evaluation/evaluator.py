@@ -1,6 +1,6 @@
 """`evaluate`: measure accuracy under attack, from its arguments to the result.
 
-With several processes, each evaluates a share of the examples, and `merge_shards` joins the outcomes.
+With several processes, each evaluates a share of the examples.
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ import time
 from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -28,7 +27,7 @@ from atas.attacks.base import choose_threat
 from atas.attacks.registry import is_autoattack
 from atas.attacks.scheduler import default_batch_size
 from atas.core.fingerprint import LOGITS_KEY, logits_fingerprint, weights_hash
-from atas.core.validation import check_arguments, check_interface, check_module, check_seed, describe
+from atas.core.validation import check_arguments, check_count, check_interface, check_module, check_seed, describe
 from atas.distributed.world import SINGLE, World, init
 from atas.errors import UsageError
 from atas.evaluation.adversarial import PointStore, saved_points
@@ -48,10 +47,11 @@ from atas.evaluation.inputs import (
     open_source,
     select_targets,
 )
+from atas.evaluation.outcomes import ROBUST, AttackOutcome, merge_shards, reported_stages, summarize
 from atas.evaluation.progress import ProgressMeter, StatusCallback
-from atas.evaluation.result import MAX_LABELS, WORST, Evaluation, Stage
+from atas.evaluation.result import MAX_LABELS, WORST, Evaluation
 from atas.evaluation.resume import SAVE_INTERVAL, ProgressFile
-from atas.evaluation.runner import FIRST_STAGE, ROBUST, AttackOutcome, AttackRunner, total_max_queries
+from atas.evaluation.runner import AttackRunner, total_max_queries
 from atas.evaluation.warnings import EvaluationWarning, check_chance
 from atas.threat import Threat
 
@@ -153,9 +153,7 @@ def evaluate(
         _check_takes_targets(resolved)
         threat = threat.select(source.rows) if isinstance(source, SelectedSource) else threat
     target_device, dtype = resolve_device(model, source.device, device), model_dtype(model)
-    slots = default_batch_size(target_device) if batch_size is None else batch_size
-    if slots < 1:
-        raise UsageError(f"batch_size must be at least 1; got {batch_size}")
+    slots = default_batch_size(target_device) if batch_size is None else check_count("batch_size", batch_size)
 
     meter = ProgressMeter(progress)
     with _alone(meter), torch.inference_mode(False), device_context(target_device), _world(shard) as world:
@@ -191,11 +189,9 @@ def evaluate(
             path = _progress_path(progress_file, world)
             file = ProgressFile(path, identity, meter.notify, interval=progress_interval)
             store = PointStore(path, file.fingerprint, meter.notify) if keep else None
-            tested = ExampleSource(model, scheduler, resolved, threat, seed, reader)
+            tested = ExampleSource(model, scheduler, resolved, threat, seed, reader, all_labels, classes)
             names = class_names(images, all_labels) if details and goal is None and mask is None else None
-            outcomes, warnings, seconds, found = _run(
-                tested, corrupting, (all_labels, classes, names), world, file, meter, store
-            )
+            outcomes, warnings, seconds, found = _run(tested, corrupting, names, world, file, meter, store)
             owned = [*(store.paths if store else ()), *_owned(file)]
             progress_files = list(itertools.chain(*world.all_gather(owned)))
 
@@ -232,7 +228,7 @@ def evaluate(
 def _run(
     tested: ExampleSource,
     corrupting: dict[str, Corruption],
-    known: tuple[Tensor, Tensor | None, tuple[str, ...] | None],
+    names: tuple[str, ...] | None,
     world: World,
     progress_file: ProgressFile,
     meter: ProgressMeter,
@@ -240,11 +236,10 @@ def _run(
 ) -> tuple[dict[str, AttackOutcome], list[EvaluationWarning], float, EvaluationDetails | None]:
     """Return each attack's outcome on all examples, the warnings, the seconds that the diagnostics took, and details.
 
-    `known` are the labels of all examples, their target classes if the attacks have targets, and the names of the
-    classes, None if details are not wanted.
+    `names` are those of the classes; None if details are not asked for.
     """
     model, scheduler, resolved, reader = tested.model, tested.scheduler, tested.attacks, tested.reader
-    threat, seed, (labels, classes, names) = tested.threat, tested.seed, known
+    threat, seed, labels, classes = tested.threat, tested.seed, tested.labels, tested.targets
     rows = world.rows(len(reader))
     chunks = reader.chunks(rows)
     began = time.perf_counter()
@@ -284,7 +279,7 @@ def _run(
         details = None
         if names is not None:
             broken_by = summarize(resolved, attacked)["broken_by"][WORST]
-            details = world.on_rank0(lambda: collect_details(tested, labels, names, attacked, broken_by, recorder))
+            details = world.on_rank0(lambda: collect_details(tested, names, attacked, broken_by, recorder))
     return outcomes, world.on_rank0(lambda: warnings), seconds, details
 
 
@@ -304,7 +299,7 @@ def _resolve_attacks(attacks: Iterable[str | Attack], step_size: float | None, t
             if _checked_name("a search", stage) == Clean.name:
                 raise UsageError(f"the name '{Clean.name}' is taken; rename the search of '{name}'")
         resolved[name] = attack
-    count = sum(len(set(_reported_stages(attack))) or 1 for attack in resolved.values())
+    count = sum(len(set(reported_stages(attack))) or 1 for attack in resolved.values())
     if count > MAX_LABELS:
         raise UsageError(
             f"a result file holds at most {MAX_LABELS} attacks and stages, clean included; got {count}: evaluate fewer "
@@ -397,73 +392,3 @@ def _progress_path(path: str | os.PathLike[str] | None, world: World) -> Path | 
 def _owned(file: ProgressFile) -> list[Path]:
     """Return the progress file, if it is this evaluation's, and the points that lie beside it."""
     return [] if file.owned_path is None else [file.owned_path, *saved_points(file.owned_path)]
-
-
-def merge_shards(shards: list[tuple[range, dict[str, AttackOutcome]]], examples: int) -> dict[str, AttackOutcome]:
-    """Join the outcomes of all processes in the order of the examples. The slowest process gives the time."""
-    merged = {}
-    for name in shards[0][1]:
-        code = _merge([(rows, outcomes[name].code) for rows, outcomes in shards], examples)
-        assert code is not None
-        seconds = zip(*(outcomes[name].seconds for _, outcomes in shards), strict=True)
-        queries = zip(*(outcomes[name].queries for _, outcomes in shards), strict=True)
-        merged[name] = AttackOutcome(
-            code,
-            [max(times) for times in seconds],
-            [sum(counts) for counts in queries],
-            _merge([(rows, outcomes[name].predicted) for rows, outcomes in shards], examples),
-            _merge([(rows, outcomes[name].points) for rows, outcomes in shards], examples),
-        )
-    return merged
-
-
-def _merge(shares: list[tuple[range, Tensor | None]], examples: int) -> Tensor | None:
-    """Join tensors of all processes in the order of the examples; None if one is missing."""
-    shares = [(rows, share) for rows, share in shares if len(rows)]  # there may be fewer examples than processes
-    known = [(rows, share) for rows, share in shares if share is not None]
-    if len(known) < len(shares):
-        return None
-    merged = known[0][1].new_zeros(examples, *known[0][1].shape[1:])
-    for rows, share in known:
-        merged[rows.start :: rows.step] = share
-    return merged
-
-
-def summarize(attacks: dict[str, Attack], outcomes: dict[str, AttackOutcome]) -> dict[str, Any]:
-    """Return the fields of an `Evaluation` that hold verdicts, their cost, and what broke each example."""
-    correct = {name: outcome.code == ROBUST for name, outcome in outcomes.items()}
-    seconds = {name: sum(outcome.seconds) for name, outcome in outcomes.items()}
-    queries = {name: sum(outcome.queries) for name, outcome in outcomes.items()}
-    stages: dict[str, tuple[Stage, ...]] = {}
-    broken_by: dict[str, list[str | None]] = {}
-    first: list[str | None] = [None] * len(correct[Clean.name])
-    for name, attack in attacks.items():
-        stage_names = _reported_stages(attack)
-        names = [None, Clean.name, *(stage_names or [name] * len(outcomes[name].seconds))]
-        labels = [names[code] for code in outcomes[name].code.tolist()]
-        if stage_names:
-            stages[name] = _stage_results(outcomes[name], stage_names)
-            broken_by[name] = labels
-            labels = [label if label in (None, Clean.name) else f"{name}: {label}" for label in labels]
-        first = [earlier or label for earlier, label in zip(first, labels, strict=True)]
-    return {
-        "correct": correct | {WORST: torch.stack(list(correct.values())).all(0)},
-        "seconds": seconds | {WORST: sum(seconds.values())},
-        "queries": queries | {WORST: sum(queries.values())},
-        "stages": stages,
-        "broken_by": broken_by | {WORST: first},
-    }
-
-
-def _reported_stages(attack: Attack) -> list[str]:
-    """Return the names of the stages to report; PGD's restarts, which share one name, are not reported."""
-    names = [search.name for search in attack.stages] if isinstance(attack, StagedAttack) else []
-    return names if len(set(names)) > 1 else []
-
-
-def _stage_results(outcome: AttackOutcome, names: list[str]) -> tuple[Stage, ...]:
-    n, stages = len(outcome.code), []
-    for number, name in enumerate(names):
-        num_correct = int(((outcome.code == ROBUST) | (outcome.code > FIRST_STAGE + number)).sum())
-        stages.append(Stage(name, num_correct, n, outcome.seconds[number], outcome.queries[number]))
-    return tuple(stages)

@@ -30,7 +30,8 @@ from atas.evaluation.details import (
     LossLandscapes,
 )
 from atas.evaluation.inputs import ChunkReader
-from atas.evaluation.runner import FIRST_STAGE, MISCLASSIFIED, ROBUST, AttackOutcome, check_within_threat
+from atas.evaluation.outcomes import FIRST_STAGE, MISCLASSIFIED, ROBUST, AttackOutcome
+from atas.evaluation.runner import check_within_threat
 from atas.threat import Threat
 
 RECORDED_EXAMPLES = 512  # a sample of this size holds most outcomes, and takes a few MB
@@ -76,7 +77,7 @@ class ExampleRecorder:
 
 @dataclass(frozen=True)
 class ExampleSource:
-    """The parts of an evaluation that its examples are taken from."""
+    """The parts of an evaluation that its examples are taken from; `targets` are classes to push the images to."""
 
     model: nn.Module
     scheduler: Scheduler
@@ -84,6 +85,8 @@ class ExampleSource:
     threat: Threat
     seed: int
     reader: ChunkReader
+    labels: Tensor
+    targets: Tensor | None = None
 
     def read(self, rows: Sequence[int]) -> tuple[Tensor, Tensor, Tensor]:
         """Return images, labels and positions of these rows."""
@@ -93,7 +96,6 @@ class ExampleSource:
 
 def collect_details(
     source: ExampleSource,
-    labels: Tensor,
     classes: tuple[str, ...],
     outcomes: dict[str, AttackOutcome],
     broken_by: list[str | None],
@@ -103,6 +105,7 @@ def collect_details(
 
     `broken_by` holds what broke each example first, over all attacks. Without an attack there are no landscapes.
     """
+    labels = source.labels
     predicted = {
         name: _predictions(outcome.code, outcome.predicted, labels)
         for name, outcome in outcomes.items()

@@ -17,33 +17,16 @@ from atas.attacks.search import Search
 from atas.errors import UsageError
 from atas.evaluation.adversarial import KeptPoints, PointStore
 from atas.evaluation.corruptions import Corruption
+from atas.evaluation.outcomes import FIRST_STAGE, MISCLASSIFIED, ROBUST, AttackOutcome
 from atas.evaluation.progress import ProgressMeter, StageKey
 from atas.evaluation.resume import ProgressFile, StageProgress
 from atas.threat import Threat
 
-ROBUST, MISCLASSIFIED, FIRST_STAGE = 0, 1, 2
 _BACKWARD_COST = 1.5  # forward passes that take as long as one backward pass
 _TOLERANCE = 1e-3  # a quarter of a grey level
 
 Recorder = Callable[[str, Tensor, Tensor, Tensor, Tensor], None]
 """Called with the attack, positions in the data (on the CPU), images, the points reached, and the verifier's logits."""
-
-
-@dataclass(frozen=True)
-class AttackOutcome:
-    """The result of an attack on the examples of this process."""
-
-    code: Tensor
-    """For each example (N,): ROBUST; MISCLASSIFIED if it is wrong without an attack and therefore skipped; or the stage
-    that broke it, counted from FIRST_STAGE."""
-    seconds: list[float]
-    """The time of each stage."""
-    queries: list[int]
-    """Forward passes of the model in each stage, in images."""
-    predicted: Tensor | None = None
-    """The class predicted at what broke each example (N,), -1 for NaN; None if it was not recorded."""
-    points: Tensor | None = None
-    """The point of each example, adversarial or the strongest that failed (N, C, H, W), if points are kept."""
 
 
 class AttackRunner:
