@@ -18,15 +18,15 @@ from atas.autotrain import settings
 from atas.data import Dataset, ImageFiles, Split, find_source
 from atas.errors import MissingTestImagesError, UsageError
 
-_FEW = 32  # images that tell whether there are colours
+_FEW = 32  # images to look for colours in
 
 
 @dataclass(frozen=True)
 class Inputs:
     """Training and test images, and the values of a recipe that name them; empty if they were given in Python.
 
-    `held_out` of the training images are the test images, if there were none. `original_side` is that of photos, which
-    can be resized to another one; None for other data.
+    `held_out` is the number of training images that serve as test images, if there were none. `original_side` is the
+    median side of the photos in a folder, which can be resized; None for other data.
     """
 
     dataset: Dataset
@@ -41,14 +41,14 @@ class Inputs:
 
     @functools.cached_property
     def grey(self) -> bool:
-        """Whether images have no colours, by a few of them: one channel, or three equal ones as of grey files."""
+        """Whether a sample of the images has no colours: one channel, or three equal ones, as grey files have."""
         few = self.dataset.train.images[:: max(1, len(self.dataset.train) // _FEW)]
         return few.shape[1] == 1 or bool((few == few[:, :1]).all())
 
     def resized(self, side: int, seed: int) -> Inputs:
         """Return the photos at another side."""
         values = {**self.values, "data.size": side}
-        damaged = [name for name, _ in self.dataset.skipped] or None  # known from the first time
+        damaged = [name for name, _ in self.dataset.skipped] or None  # known since the first reading
         return dataclasses.replace(self, dataset=_load(values, True, seed, damaged), values=values)
 
 
@@ -57,7 +57,7 @@ def open_inputs(
 ) -> Inputs:
     """Return the images of a name or path, or those given in Python; hold some out if there are no test images.
 
-    `values` are keys of the recipe that the user gave, among them perhaps data.root and data.size.
+    `values` are the recipe keys that the user set, such as data.root and data.size.
     """
     if train is None:
         raise UsageError(
@@ -141,7 +141,7 @@ def _load(
 
 
 def sample(split: Split, count: int, seed: int) -> Split:
-    """Return at most `count` images of a split, of each class by its share, decoded."""
+    """Return at most `count` images of a split, decoded and stratified by class."""
     rows = datasets.stratified_rows(split.labels, min(count, len(split)), seed)
     images: Tensor = split.images[rows]
     return Split(images, split.labels[rows], split.classes)

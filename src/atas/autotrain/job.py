@@ -59,9 +59,9 @@ from atas.training.trainer import Interrupted
 _SAMPLE_BATCHES = 8  # of training images, to try steps on
 _SAMPLE_IMAGES = 256  # at least
 _TRIED_IMAGES, _LEAST_TRIED = 200, 32  # test images of a first attack
-_TRIAL_SHARE = 0.02  # of the time, for the steps that are tried
+_TRIAL_SHARE = 0.02  # of the time, for each trial
 _LONGEST_TRIAL = 10.0  # seconds
-_FAR, _TOLERATED = 3, 300.0  # times the time, and seconds beyond it, that a training may take
+_FAR, _TOLERATED = 3, 300.0  # a training may take three times the time, or the time and 300 seconds
 _DEEP = 10  # layers
 _ENDING = 1.0  # seconds for weights, training examples and files after the last epoch
 _NO_VALUES = {
@@ -74,7 +74,7 @@ _NO_VALUES = {
     "evaluation.attacks": "they follow the time; for others, run atas evaluate afterwards",
     "evaluation.examples": "they follow the time; for all, run atas evaluate afterwards",
 }
-_DETAILS_QUERIES = 6000  # of the loss landscapes of an evaluation
+_DETAILS_QUERIES = 6000  # for the loss landscapes of an evaluation
 
 
 @check_arguments
@@ -169,8 +169,8 @@ def _check(model: object, eps: float, minutes: float, values: Mapping[str, Any])
 
 @dataclass(frozen=True)
 class _Choice:
-    """A network with all that was chosen for it. `tried` are test images for a first attack; `before` is that of a
-    given model, None if its weights are not trained."""
+    """A network and what was chosen for it. `tried` are test images for a first attack; `before` is the result of that
+    attack on a given model, None if its weights are not trained."""
 
     inputs: Inputs
     recipe: Recipe
@@ -205,8 +205,8 @@ class _Job:
         return time.perf_counter() - self.began
 
     def choose(self) -> _Choice:
-        """Return the first network for which a training fits into the time, or else the last; photos are enlarged if
-        there is time for that."""
+        """Return the first network whose training fits into the time, or else the last. Photos are enlarged if there is
+        time for it."""
         names = [self.model] if self.model is not None else settings.networks(self.inputs.dataset.shape)
         for name in names:
             choice = self._try(name, self.inputs, is_last=name is names[-1])
@@ -224,7 +224,7 @@ class _Job:
         return self._try(self.model or settings.networks(inputs.dataset.shape)[0], inputs) or choice
 
     def _try(self, model: nn.Module | str, inputs: Inputs, *, is_last: bool = True) -> _Choice | None:
-        """Measure what a network takes, and plan a training of it; return None if it is too slow and not the last."""
+        """Measure the cost of a network and plan its training; return None if it is too slow and not the last."""
         dataset = inputs.dataset
         probed = resolve_probe(self._recipe(model, inputs, Network(), settings.MIN_EPOCHS), len(dataset.train))
         monitored, rest = split_rows(probed, len(dataset.train), None)
@@ -256,7 +256,7 @@ class _Job:
     def _recipe(
         self, model: nn.Module | str, inputs: Inputs, network: Network, epochs: int, images: int | None = None
     ) -> Recipe:
-        """Return the recipe of so many epochs; `images` are trained on, if the number is known already."""
+        """Return the recipe for this number of epochs; `images` is the number of images to train on, once known."""
         dataset = inputs.dataset
         task = Task(len(dataset.train), dataset.shape, inputs.grey, str(inputs.values.get("data.name", "")), self.eps)
         batch = self.values.get("training.batch_size", settings.batch_size(task.images))
@@ -296,7 +296,7 @@ class _Job:
             )
 
     def describe(self, chosen: _Choice, minutes: float) -> Iterator[str]:
-        """Say what was chosen and why, a line for each choice."""
+        """Yield one line for each choice: what was chosen and why."""
         recipe, inputs, plan, costs = chosen.recipe, chosen.inputs, chosen.plan, chosen.costs
         training, dataset = recipe.training, inputs.dataset
         shape = " x ".join(map(str, dataset.shape))
@@ -375,7 +375,7 @@ class _Job:
         return min(_TRIAL_SHARE * self.seconds, _LONGEST_TRIAL)
 
     def _affordable(self, images: Split, forward: float) -> Split:
-        """Return as many of the images as PGD-10 can attack in the time of a measurement, evenly spread."""
+        """Return as many of the images as PGD-10 can attack in the time of a measurement, stratified by class."""
         count = settings.affordable(2 * self._trial, TRIED_WORK * forward, _LEAST_TRIED, len(images))
         return sample(images, count, self.seed)
 
@@ -396,7 +396,7 @@ def _is_deep(model: nn.Module) -> bool:
 
 
 def _work(dataset: Dataset) -> list[float]:
-    """Return the work of each of the attacks to choose from."""
+    """Return the cost of each of the attacks to choose from."""
     return [attack_work(attacks, dataset.num_classes) for attacks in settings.ATTACKS]
 
 

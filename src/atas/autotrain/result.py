@@ -1,7 +1,7 @@
-"""What `robustify` returns: the model, its run and evaluation, and a verdict in plain sentences.
+"""The result of `robustify`: the model, its run and evaluation, and a verdict in plain sentences.
 
-The figures are worded by the rule of reports and model cards (`atas.report.verdict`): an upper bound without
-AutoAttack, not known with signs of masked gradients. A verdict is never kinder than the evaluation.
+The verdict follows the same rules as reports and model cards (`atas.report.verdict`): without AutoAttack a figure is an
+upper bound, and with signs of masked gradients it is not known.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from atas.threat import format_pixels
 from atas.training import Run
 
 _ENOUGH_EPOCHS = 30  # of the shortest recipe that is trained to its end
-_PROBES = 10  # after fewer, a trend is not told from noise
+_PROBES = 10  # with fewer, a trend cannot be told from noise
 _NOTICEABLE = 0.02  # change of the monitor's accuracy between the last two fifths of a training
 _GREY = 0.5  # eps with which every image can become uniformly grey
 _TRAINING_SHARE = 0.6  # of the time, as a careful estimate
@@ -58,10 +58,11 @@ class AutoTrainResult:
 
 @dataclass(frozen=True)
 class Findings:
-    """What a verdict is made from.
+    """The measurements that a verdict is based on.
 
-    `most_frequent` is the share of the most frequent class among the evaluated images; `events` are those of the
-    metrics. `before` and `after` are first attacks on a given model and on the trained one, on the same images.
+    `most_frequent` is the share of the most frequent class among the evaluated images. `events` are rows of
+    metrics.jsonl. `before` and `after` are results of one attack on a given model and on the trained one, on the same
+    images.
     """
 
     recipe: Recipe

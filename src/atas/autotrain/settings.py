@@ -1,8 +1,7 @@
-"""Settings of a training from the size of its data and the time it may take: functions of numbers alone.
+"""Settings of a training, from the size of its data and the time it may take: pure functions of numbers.
 
-The method is `atas-plus`. Its settings follow the recipes of 10 to 300 epochs for CIFAR-10, between which they are
-interpolated; crops, batches and the network follow the images, the number of epochs follows what a step was measured to
-take.
+The method is `atas-plus`. Its settings are interpolated between the recipes of 10 to 300 epochs for CIFAR-10. Crops,
+batch size and network follow from the images, and the number of epochs from the measured time of a step.
 """
 
 from __future__ import annotations
@@ -18,29 +17,29 @@ from atas.errors import UsageError
 MIN_EPOCHS = 3  # fewer teach nothing
 MIN_EVALUATED = 100  # test images, if there are as many
 ATTACKS = (("fgsm", "pgd50", "autoattack"), ("fgsm", "pgd50", "apgd-t"), ("fgsm", "pgd50"), ("fgsm", "pgd10"))
-"""The attacks of an evaluation, the strongest first; those that fit into the time are run."""
+"""The attacks to choose from, the strongest first."""
 
-_MAX_EPOCHS = 300  # of the longest recipe, or more on small data:
+_MAX_EPOCHS = 300  # as many as the longest recipe has; small data may have more, up to _MAX_UPDATES
 _MAX_UPDATES = 20_000
 _MIN_HELD_OUT, _MAX_HELD_OUT = 100, 5000
 _LEAST_IMAGES = 10  # that can be split into training and test images
 _UPDATES_PER_EPOCH = 24  # at least, if the batch is not the smallest
 _MIN_BATCH, _MAX_BATCH = 16, 128
-_SMALL, _LARGE = 24, 64  # sides in pixels from which on the network is another one
+_SMALL, _LARGE = 24, 64  # sides in pixels at which the choice of network changes
 _SIDES = (64, 128, 224)  # to which photos are resized
 _EPOCHS_FOR_SIZE = 30  # that must fit into the time before photos are made larger
-_GRID, _STORED_IN_FULL = 32, 96  # side of stored perturbations; largest side of images at which every pixel has its own
+_GRID, _STORED_IN_FULL = 32, 96  # side of stored perturbations; largest side that is stored at full resolution
 _EVALUATION_SHARE, _LARGEST_EVALUATION_SHARE = 0.3, 0.4  # of the time
 _OVERRUN = 1.2  # of the time, for an evaluation of the least number of images
-_ASSUMED_ROBUST = 0.7  # share of the images that all attacks have to be run on, before it is known
-_STEP_WORK = 5  # forward passes that a step takes as long as: two, a backward pass to the input, one to the weights
+_ASSUMED_ROBUST = 0.7  # share of the images that need all attacks, as assumed before the training
+_STEP_WORK = 5  # cost of a step in forward passes: two, one backward pass to the input (1), one to the weights (2)
 _UPRIGHT = ("digits", "mnist", "svhn")  # data whose classes a flip changes
 
 
 @dataclass(frozen=True)
 class Task:
-    """What is to be learnt: the number of training images, their shape (C, H, W), whether they are grey, the name of
-    the data, and eps."""
+    """The problem: number of training images, their shape (C, H, W), whether they are grey, name of the data, and
+    eps."""
 
     images: int
     shape: tuple[int, int, int]
@@ -61,8 +60,8 @@ class Task:
 
 @dataclass(frozen=True)
 class Network:
-    """What settings depend on: whether the network normalises over batches, whether its weights are trained, and
-    whether it has many layers."""
+    """The properties of a network that settings depend on: whether it has BatchNorm, whether its weights are trained,
+    and whether it has many layers."""
 
     batchnorm: bool = True
     trained: bool = False
@@ -71,8 +70,8 @@ class Network:
 
 @dataclass(frozen=True)
 class Costs:
-    """Measured seconds: of a training step, of what follows each epoch (monitor, saving), of what a training takes
-    besides, and of a query of the evaluation for one image, as a forward pass."""
+    """Measured seconds: for a training step, for the end of an epoch (monitor, saving), for the rest of a training, and
+    for a forward pass of one image in an evaluation."""
 
     step: float
     epoch: float
@@ -82,7 +81,7 @@ class Costs:
 
 @dataclass(frozen=True)
 class TrainingPlan:
-    """The length of the training, and what the evaluation may take."""
+    """The length of the training, and the time of the evaluation."""
 
     epochs: int
     epoch_seconds: float
@@ -269,7 +268,7 @@ _SGD_PEAK, _ADAM_PEAK, _FINE_TUNING = 0.2, 1e-3, 0.25
 
 
 def affordable(seconds: float, of_image: float, least: int, most: int) -> int:
-    """Return how many images a measurement may use, if it may take these seconds and takes so many for each image.
+    """Return how many images a measurement of `seconds` may use, at `of_image` seconds for each.
 
     >>> affordable(1.0, 0.1, least=4, most=100), affordable(1.0, 1.0, 4, 100), affordable(1.0, 1e-6, 4, 100)
     (10, 4, 100)
@@ -290,7 +289,7 @@ def plan(seconds: float, steps: int, costs: Costs, test_images: int, work: Seque
     """Choose the number of epochs of `steps` steps, so that training and evaluation take `seconds`.
 
     The evaluation gets 30% of the time, up to 40% if the least number of images needs that, and less if all
-    `test_images` take less. `work` is that of each of `ATTACKS` on an image that withstands them, in queries.
+    `test_images` take less. `work` is the cost of each of `ATTACKS` on a robust image, in queries.
     """
     strongest = costs.query * _ASSUMED_ROBUST * work[0]
     smallest, whole = (strongest * min(images, test_images) for images in (MIN_EVALUATED, test_images))
@@ -308,8 +307,8 @@ def choose_attacks(
 ) -> tuple[int, tuple[str, ...]]:
     """Return the number of test images and the attacks that fit into the time left of `total` seconds.
 
-    `robust` is the share of images that a first attack did not break. The strongest attacks are chosen that the least
-    number of images takes at most a fifth of the time too long for.
+    `robust` is the share of images that a first attack did not break. The attacks are the strongest that evaluate the
+    least number of images before the total time is exceeded by a fifth.
 
     >>> choose_attacks(30, 100, 1e-5, 0.5, 10_000, (10_000, 2000, 100, 30))
     (600, ('fgsm', 'pgd50', 'autoattack'))

@@ -1,4 +1,4 @@
-"""Try a training and an evaluation for real, and measure what they take on this machine."""
+"""Measure the time of training steps and of attacks on this machine, by short trials of both."""
 
 from __future__ import annotations
 
@@ -27,21 +27,21 @@ from atas.training.checkpoint import CheckpointManager
 from atas.training.engine import Engine
 
 _WARMUP_STEPS, _MAX_STEPS = 8, 200
-_EPOCHS = _WARMUP_STEPS + _MAX_STEPS  # of the training that is tried: enough steps even where an epoch has one
-_HARMLESS = 1e-6  # eps of an attack that breaks nothing, so that it makes all of its steps
+_EPOCHS = _WARMUP_STEPS + _MAX_STEPS  # of the trial: enough even if an epoch has a single step
+_HARMLESS = 1e-6  # eps of an attack that breaks no example, so that it takes all its steps
 TRIED = "pgd10"
-"""The attack that evaluations are tried with."""
+"""The attack of a trial."""
 TRIED_WORK = 30
-"""Forward passes that it takes as long as, for an image."""
+"""The cost of that attack on an image, in forward passes."""
 _TRIED_IMAGES, _PROBED, _FEW = 100, 64, 4
-_PROBE_PASSES = 27  # forward passes that the monitor takes as long as, for an image
+_PROBE_PASSES = 27  # cost of the monitor for an image, in forward passes
 _GRADIENT_COST = query_cost(attacks.PGD().stages[0])  # of a query of PGD, in forward passes
 
 
 @dataclass(frozen=True)
 class TrainingCosts:
-    """Measured seconds: to prepare a training, of a step, of the monitor for an image, and to save a checkpoint of the
-    network and of the images."""
+    """Measured seconds: to prepare a training, for a step, for the monitor on an image, and to save a checkpoint with
+    the state of all images."""
 
     preparation: float
     step: float
@@ -50,7 +50,7 @@ class TrainingCosts:
 
 
 def measure_forward(model: nn.Module, images: Split, device: torch.device) -> float:
-    """Return the seconds of a forward pass for an image, roughly: by a few images."""
+    """Return a rough time in seconds of a forward pass of one image, measured on a few."""
     model, x = eval_mode(copy.deepcopy(model).to(device)), (images.images[:_FEW].float() / 255).to(device)
     clock = Clock(device)
     with torch.no_grad():
@@ -60,9 +60,10 @@ def measure_forward(model: nn.Module, images: Split, device: torch.device) -> fl
 def measure_training(
     recipe: Recipe, sample: Dataset, model: nn.Module, images: int, forward: float, seconds: float
 ) -> TrainingCosts:
-    """Try steps on some of the training images for about this many seconds, and all that an epoch ends with.
+    """Run training steps on `sample` for about `seconds`, and then the end of an epoch.
 
-    The training will have `images` images; `forward` is the rough time of a pass. The model stays as it is.
+    `images` is the number of images of the real training, and `forward` the rough time of a forward pass. The model is
+    not changed.
     """
     began = time.perf_counter()
     most = max(1, min(_PROBED, len(sample.train) // 5))
@@ -88,7 +89,7 @@ def measure_training(
 
 
 class Clock:
-    """Tells the time in seconds, when the device has finished its work."""
+    """A clock that waits for the device to finish its work before it returns the time."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
@@ -101,7 +102,7 @@ class Clock:
 
 
 def _time_steps(engine: Engine, clock: Clock, most: int, seconds: float) -> float:
-    """Return the median time of at most so many steps, or of one if it takes longer than `seconds`."""
+    """Return the median time of the steps that fit into `seconds`: at least one, at most `most`."""
     began, times = clock(), list[float]()
     while len(times) < most and (not times or clock() - began < seconds):
         if len(times) % len(engine.loader) == 0:
@@ -117,7 +118,7 @@ def _timed(function: Callable[[], object], clock: Clock) -> float:
 
 
 def _growth(engine: Engine, images: int) -> float:
-    """Return how much larger a checkpoint is with this number of images, which have a perturbation each."""
+    """Return the factor by which a checkpoint grows with the perturbations of this number of images."""
     of_images = engine.sharded_tensors()
     sizes = {name: tensor.numel() * tensor.element_size() for name, tensor in engine.state_tensors().items()}
     whole, per_image = sum(sizes.values()), sum(size for name, size in sizes.items() if name in of_images)
@@ -125,9 +126,9 @@ def _growth(engine: Engine, images: int) -> float:
 
 
 def measure_query(model: nn.Module, images: Split, device: torch.device, forward: float, seconds: float) -> float:
-    """Return the seconds of a forward pass in an attack, for one image, with all that attacks do around it.
+    """Return the seconds of a forward pass of one image in an attack, overhead included.
 
-    Images are attacked for about this many seconds; `forward` is the rough time of a pass.
+    The attacks take about `seconds`; `forward` is the rough time of a forward pass.
     """
     model = eval_mode(copy.deepcopy(model).to(device))
     x = images.images[: affordable(seconds, TRIED_WORK * forward, _FEW, _TRIED_IMAGES)].float() / 255
@@ -142,12 +143,12 @@ def measure_query(model: nn.Module, images: Split, device: torch.device, forward
 
 
 def seconds_of_query(result: Evaluation) -> float:
-    """Return the seconds of a forward pass for one image, by an evaluation with PGD-10."""
+    """Return the seconds of a forward pass of one image, from the result of an evaluation with PGD-10."""
     return result.seconds[TRIED] / max(result.queries[TRIED], 1) / _GRADIENT_COST
 
 
 def attack_work(names: Sequence[str], classes: int) -> float:
-    """Return the work of attacks on an image that withstands them, in forward passes.
+    """Return the cost of attacks on an image that withstands them, in forward passes.
 
     >>> round(attack_work(["fgsm", "pgd50"], classes=10))
     128

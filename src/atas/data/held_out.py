@@ -11,7 +11,7 @@ from atas.errors import DataError
 
 
 def hold_out(train: Split, count: int, seed: int = 0) -> tuple[Split, Split]:
-    """Split training images into those to train on and `count` test images, of each class by its share.
+    """Split training images into those to train on and `count` test images, stratified by class.
 
     >>> train = Split(torch.zeros(20, 1, 4, 4, dtype=torch.uint8), torch.arange(20) % 2, ("cat", "dog"))
     >>> rest, test = hold_out(train, 4)
@@ -32,7 +32,7 @@ def check_held_out(count: int, images: int) -> None:
 
 
 def stratified_rows(labels: Tensor, count: int, seed: int = 0) -> Tensor:
-    """Return the positions of `count` examples in their order, drawn at random by the seed, of each class by its share.
+    """Return the positions of `count` examples in ascending order, drawn by the seed and stratified by class.
 
     >>> labels = torch.tensor([0] * 30 + [1] * 10)
     >>> labels[stratified_rows(labels, 8)].bincount().tolist()

@@ -89,8 +89,8 @@ def load(
     packed set always stay on the disk. `skip_damaged` leaves out images of a folder that cannot be decoded, and lists
     them in `skipped`; the paths of such a list leave out the same images again. `test_only` accepts arrays and folders
     of images without a training split, and repeats the test split in its place. `held_out` is for folders of images,
-    arrays and Hugging Face data sets without test images: that number of the training images, of each class by its
-    share and drawn by `seed`, are the test images. `progress` is called while images are read, with the task, the
+    arrays and Hugging Face data sets without test images: that number of the training images, stratified by class and
+    drawn by `seed`, are the test images. `progress` is called while images are read, with the task, the
     number done, and the total. Without `trusted`, a function is not imported.
 
     >>> digits = load("digits")

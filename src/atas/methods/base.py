@@ -101,10 +101,10 @@ class Method(CheckedSettings, nn.Module, ABC):
     needs_hooks: ClassVar[bool] = False  # True if a pass needs hooks of the model's layers
     needs_second_derivative: ClassVar[bool] = False  # True if the input gradient is differentiated
     checks_indices: bool = False  # True if the method keeps state for each index
-    one_size: ClassVar[bool] = False  # True if it keeps perturbations of images as shown, which stay of one size then
+    fixed_size: ClassVar[bool] = False  # True if training images must not change their size between epochs
     has_start: ClassVar[bool] = False  # True if the attack keeps its logits at the start, for `consistency`
-    own_targets: ClassVar[tuple[str, ...]] = ()  # the settings that a class makes targets of its own from
-    own_consistency: ClassVar[tuple[str, ...]] = ()  # the settings that it makes a consistency term of its own from
+    own_targets: ClassVar[tuple[str, ...]] = ()  # settings from which the class makes its targets itself
+    own_consistency: ClassVar[tuple[str, ...]] = ()  # settings from which it makes its consistency term itself
     replicated_buffers: ClassVar[frozenset[str]] = frozenset()  # equal in all processes, such as a row per class
     uses_fast_network: bool = True  # False if a pass needs what accelerated networks lack
     weight_perturbations: ClassVar[tuple[str, ...]] = ()  # forms of weight perturbation that its step implements
@@ -160,7 +160,7 @@ class Method(CheckedSettings, nn.Module, ABC):
                 names = ", ".join(settings)
                 raise UsageError(f"{cls.__name__} has {part} of its own: set {names}, and leave out {part}")
 
-    # What a method is asked to do before its steps
+    # Before the steps
 
     def check_module(self, model: nn.Module, *, trains: bool = True) -> None:
         """Raise UsageError if this method cannot train the model, or with trains=False perturb its inputs."""
@@ -345,8 +345,8 @@ class Method(CheckedSettings, nn.Module, ABC):
         return soft_cross_entropy(logits, targets)
 
     def teach(self, teacher: nn.Module, x: Tensor) -> AbstractContextManager[None]:
-        """Return a context for the losses of a batch in which its targets have asked the teacher about the clean
-        images, if they are of a kind that does (`EMATeacher`)."""
+        """Return a context for the losses of a batch, in which targets of a teacher (`EMATeacher`) know its predictions
+        for the clean images."""
         return nullcontext() if self.targets is None else self.targets.teach(teacher, x)
 
     @contextmanager
@@ -363,8 +363,8 @@ class Method(CheckedSettings, nn.Module, ABC):
         return cross_entropy_sum(logits, self.checks.labels(y, check_logits(logits, len(y)).shape[1]))
 
     def rng(self, index: Tensor, draw: int = 0) -> CounterRNG:
-        """Return the random numbers of these examples in this epoch. Each `draw` has other ones, for methods that need
-        several of a kind."""
+        """Return the random numbers of these examples in this epoch; `draw` numbers independent ones, for methods that
+        need several."""
         return CounterRNG(self.seed, self.epoch, self.shard.global_index(index) + draw * self.shard.examples)
 
     # State
@@ -429,13 +429,13 @@ class InputPerturbation(Method):
         return StepOutput(loss.detach(), inputs, logits.detach())
 
     def total(self, *sums: Tensor) -> Sequence[Tensor]:
-        """Return sums over the global batch of what attack or loss have summed over this process's part; in a loop of
-        one's own, the sums themselves."""
+        """Return sums over the global batch, given sums over this process's examples. In a user's own loop they are
+        equal."""
         return [value.detach() for value in sums] if self._update is None else self._update.total(*sums)
 
     def batchnorm_inputs(self, model: nn.Module, batch: Batch) -> Tensor:
-        """Return the inputs at which BatchNorm statistics are re-estimated: an attack in eval mode, which leaves what
-        the method keeps of its examples as it was."""
+        """Return the inputs for re-estimating BatchNorm statistics, by an attack in eval mode that does not change the
+        state of the method."""
         with set_mode(model, training=False), freeze(model), keep_statistics(self):
             return self.attack(model, batch).detach()
 
@@ -443,7 +443,7 @@ class InputPerturbation(Method):
         self, model: nn.Module, start: Tensor, y: Tensor, loss: Callable[[Tensor, Tensor], Tensor] | None = None
     ) -> Tensor:
         """Return the input gradient of the attack's loss at its start, and keep the logits for `consistency`. `loss`
-        replaces `attack_loss`; it is summed over the batch too."""
+        replaces `attack_loss`; it must be summed over the batch, too."""
         gradient, logits = input_gradient(model, start, y, loss or self.attack_loss)
         if self.consistency is not None:
             self._start = start, logits

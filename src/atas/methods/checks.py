@@ -1,4 +1,4 @@
-"""Checks of what a method is given: settings, the batches of a loop of the user's own, and saved state."""
+"""Checks of a method's arguments: settings, batches of a user's own training loop, and saved state."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def check_problem(threat: object, examples: int, shape: Sequence[int], pad: int)
 
 
 class LoopChecks:
-    """Checks of a training loop of the user's own, which calls `perturb` and `loss`, or `step`, after `start_epoch`."""
+    """Checks of a user's own training loop, which calls `start_epoch`, then `perturb` and `loss`, or `step`."""
 
     def __init__(self, examples: int) -> None:
         self.perturbs = self.uses_loss = False  # whether `perturb` and `loss` were called in this epoch
@@ -85,7 +85,7 @@ class LoopChecks:
         self._indices.reset()
 
     def start_epoch(self, checks: DeviceChecks, *, needs_loss: bool) -> None:
-        """Raise if a check of the last epoch failed; `needs_loss` if another loss than the method's is a mistake."""
+        """Raise if a check of the last epoch failed. With `needs_loss`, training without `loss` is an error."""
         if needs_loss and self.perturbs and not self.uses_loss:
             raise UsageError(
                 "the last epoch was trained with another loss than method.loss, which has this method's targets and "
@@ -132,14 +132,14 @@ class LoopChecks:
 
 
 def known_epochs(what: str, epochs: int | None) -> int:
-    """Return the number of all epochs; raise UsageError if it is not known, where something depends on it."""
+    """Return the number of all epochs; raise UsageError if `what` depends on it and it is not known."""
     if epochs is None or epochs < 1:
         raise UsageError(f"{what} needs the number of epochs: start_epoch(epoch, epochs=...)")
     return epochs
 
 
 def check_shown_shape(x: Tensor, shape: Sequence[int], what: str) -> None:
-    """Raise DataError unless images have the shape that the method keeps perturbations of; `what` says so."""
+    """Raise DataError unless images have the shape of the stored perturbations; `what` begins the message."""
     if x.shape[1:] != tuple(shape):
         raise DataError(
             f"{what}, {tuple(shape)} here; show the images at that size, or create the method with "
@@ -148,8 +148,8 @@ def check_shown_shape(x: Tensor, shape: Sequence[int], what: str) -> None:
 
 
 def carried_rows(carried: Tensor, x: Tensor, name: str) -> Tensor:
-    """Return the perturbations that a method carries from batch to batch for the images of this batch; `name` is how
-    messages call the method."""
+    """Return the first rows of the perturbations that a method carries from batch to batch, one for each image; `name`
+    is the method's name in messages."""
     if len(x) > len(carried):
         raise DataError(
             f"a batch of {len(x)} is larger than the {len(carried)} perturbations that {name} carries along; create "

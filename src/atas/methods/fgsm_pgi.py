@@ -49,7 +49,7 @@ class FGSMPGI(InputPerturbation):
     two for m.
     """
 
-    one_size = True
+    fixed_size = True
     has_start = True
     own_targets = ("smoothing",)
     own_consistency = ("weight",)

@@ -33,7 +33,7 @@ class Free(Method):
     that the first input of a batch may leave [0, 1].
     """
 
-    one_size = True
+    fixed_size = True
     weight_perturbations = ("ascent", "momentum")
     carried: Tensor
 

@@ -50,7 +50,7 @@ class LIET(InputPerturbation):
     pass of `classes` images.
     """
 
-    one_size = True
+    fixed_size = True
     has_start = True
     own_targets = ("smoothing",)
     own_consistency = ("weight",)

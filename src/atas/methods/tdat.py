@@ -46,7 +46,7 @@ class TDAT(Method):
     forward, one input and two weight passes.
     """
 
-    one_size = True
+    fixed_size = True
     own_targets = ("label_factor", "label_floor")
     weight_perturbations = ("ascent", "momentum")
     carried: Tensor

@@ -246,7 +246,7 @@ def check_views(recipe: Recipe, method: type[methods.Method] | None) -> None:
             f"with data.view = {data.view} views are resized, so perturbations of stored pixels cannot follow them; "
             f"leave out method.frame"
         )
-    if method.one_size and data.view_start is not None:
+    if method.fixed_size and data.view_start is not None:
         raise UsageError(f"method {name} keeps perturbations of one size; leave out data.view_start")
 
 

@@ -50,8 +50,8 @@ class DataConfig:
     `loading` is the location of the training images: `resident` on the device; `streaming` from files or host memory,
     from which `workers` processes (by default one per CPU core) read ahead; or `auto`, resident if they fit. `shards`
     is the number of shards of the examples, by default one for each rank that starts the run; each rank takes one or
-    more. `held_out` is the number of training images that are held out as test images, of each class by its share and
-    drawn by the seed, for image folders, arrays in files and Hugging Face data sets without test images."""
+    more. `held_out` is the number of training images that are held out as test images, stratified by class and drawn by
+    the seed, for image folders, arrays in files and Hugging Face data sets without test images."""
 
     name: str = "cifar10"
     root: str | None = None
