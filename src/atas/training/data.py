@@ -120,30 +120,22 @@ def load_data(
             f"the data of this recipe was given in Python ('{name}'); pass it again, to atas.train(data=...) or to "
             f"atas.evaluate"
         )
-    config, place = recipe.data, root or recipe.data.root
-    kind = datasets.find_source(config.name, place).kind
+    config, folder = recipe.data, root or recipe.data.root
+    kind = datasets.find_source(config.name, folder).kind
     if kind == "packed":
-        return _load_packed(config, place)
-    if kind not in datasets.FOLDERS:  # only folders can be read lazily
-        return datasets.load(
-            config.name,
-            place,
-            size=config.size,
-            skip_damaged=bool(config.skip_damaged),
-            held_out=config.held_out,
-            seed=recipe.training.seed,
-            progress=progress,
-            trusted=recipe.trusted,
-        )
-    lazy: bool | Literal["train"] | None = {"resident": False, "streaming": True}.get(config.loading)
-    if not to_train and not lazy:
-        lazy = "train"
+        return _load_packed(config, folder)
+    lazy: bool | Literal["train"] | None = None
+    skip_damaged: bool | Collection[str] = bool(config.skip_damaged)
+    if kind in datasets.FOLDERS:  # only folders can be read lazily
+        lazy = {"resident": False, "streaming": True}.get(config.loading)
+        lazy = lazy if to_train or lazy else "train"
+        skip_damaged = skip_damaged if skipped is None else skipped
     return datasets.load(
         config.name,
-        place,
+        folder,
         size=config.size,
         lazy=lazy,
-        skip_damaged=bool(config.skip_damaged) if skipped is None else skipped,
+        skip_damaged=skip_damaged,
         held_out=config.held_out,
         seed=recipe.training.seed,
         progress=progress,
