@@ -91,17 +91,14 @@ class AAER(InputPerturbation):
 
     def loss(self, logits: Tensor, y: Tensor, index: Tensor) -> Tensor:
         """Return the loss at the perturbed inputs of the last attack, with the term for abnormal examples."""
-        if self._start is None or len(self._start[1]) != len(logits):
-            raise UsageError("the loss needs the start of this batch's attack: call method.perturb on it first")
+        start = self._start_logits("the loss", len(logits))
         loss = super().loss(logits, y, index)
         y = self.checks.labels(y, logits.shape[1])
-        drops, variations, abnormal = compare_with_start(logits, self._start[1], y)
+        drops, variations, abnormal = compare_with_start(logits, start, y)
         normal = ~abnormal
         sums = ((of * variations.detach()).sum() for of in (abnormal, normal))
         counts = (of.to(variations.dtype).sum() for of in (abnormal, normal))
         varied, reference, few, rest = self.total(*sums, *counts)
-        if self._remembers:
-            self._start = None
         return loss + abnormal_term(
             drops, variations, abnormal, varied / few, reference / rest, self.loss_weight, self.logit_weight
         )

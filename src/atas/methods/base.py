@@ -454,12 +454,16 @@ class InputPerturbation(Method):
         loss = super().loss(logits, y, index)
         if self.consistency is None:
             return loss
-        if self._start is None or len(self._start[1]) != len(logits):
-            raise UsageError("consistency needs the start of this batch's attack: call method.perturb on it first")
-        loss = loss + self.consistency(logits, self._start[1])
+        return loss + self.consistency(logits, self._start_logits("consistency", len(logits)))
+
+    def _start_logits(self, what: str, count: int) -> Tensor:
+        """Return the logits at the start of the attack on this batch, which a training step uses once in `what`."""
+        if self._start is None or len(self._start[1]) != count:
+            raise UsageError(f"{what} needs the start of this batch's attack: call method.perturb on it first")
+        _, logits = self._start
         if self._remembers:
             self._start = None
-        return loss
+        return logits
 
     def _logits(self, model: nn.Module, inputs: Tensor) -> Tensor:
         """Run the model at the perturbed inputs, and before at the start if consistency goes through both."""
