@@ -19,10 +19,10 @@ from atas.evaluation import Evaluation
 from atas.models.weights import GIVEN
 from atas.recipes import Recipe
 from atas.report.formatting import attack_names, describe_threat, join_names, percent
-from atas.report.summary import first_collapse
 from atas.report.verdict import judge
 from atas.threat import format_pixels
 from atas.training import Run
+from atas.training.metrics import first_collapse
 
 _ENOUGH_EPOCHS = 30  # of the shortest recipe that is trained to its end
 _PROBES = 10  # with fewer, a trend cannot be told from noise

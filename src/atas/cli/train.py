@@ -177,6 +177,8 @@ def _show(trained: list[Trained], group: Path | None) -> None:
 
 def _collapse(run: Trained, group: Path | None) -> str | None:
     """Say in which epoch a run collapsed; None if it did not."""
-    epoch = next((row["epoch"] + 1 for row in run.metrics if row.get("collapsed")), None)
+    from atas.training.metrics import first_collapse
+
+    epoch = first_collapse(run.metrics)
     name = "" if group is None else f"{run.folder.name} "
     return None if epoch is None else f"{name}collapsed in epoch {epoch}"

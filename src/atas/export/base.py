@@ -29,10 +29,11 @@ from atas.evaluation import Evaluation
 from atas.evaluation.result import load_results
 from atas.models.weights import GIVEN, read_weights
 from atas.recipes import recipe_fingerprint
-from atas.report.summary import first_collapse, select_results
+from atas.report.summary import select_results
 from atas.report.verdict import Verdict, judge
 from atas.training import Run
 from atas.training.data import load_eval_data
+from atas.training.metrics import first_collapse
 from atas.training.run import RunFolder, load_recipe
 
 METADATA_FORMAT = 1  # version of the metadata in exported files

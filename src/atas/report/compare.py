@@ -90,7 +90,7 @@ def table(runs: Sequence[RunSummary | SeedGroup]) -> Table:
     The last accuracy is the worst case over all attacks of the run's first result. A group of seeds is one row with the
     mean and the range over its seeds. A star marks results of other weights than the run's.
     """
-    results = [result for run in runs for one in _single_runs(run) for result in one.results]
+    results = [result for run in runs for one in run.runs for result in one.results]
     attacks = list(dict.fromkeys(key for result in results for key in result.accuracy if key != "worst"))
     attacks.sort(key=lambda name: name.startswith("autoattack"))  # the strongest attack last
     groups = [run for run in runs if isinstance(run, SeedGroup)]
@@ -102,14 +102,14 @@ def table(runs: Sequence[RunSummary | SeedGroup]) -> Table:
             Text(printable(run.name)),  # a plain string would be parsed as markup
             Text(printable(run.recipe.method.name)),
             repr(run.recipe.threat),
-            *([str(len(_single_runs(run)))] if groups else []),
+            *([str(len(run.runs))] if groups else []),
             _count(run),
             *(_accuracy(run, name) for name in attacks),
             _worst_case(run),
             f"{run.seconds:.0f} s",
             run.collapse_status,
         )
-    single = [one for run in runs for one in _single_runs(run)]
+    single = [one for run in runs for one in run.runs]
     notes = {
         "[ ]: the range over seeds; for one run its 95% interval": bool(groups),
         "-: not evaluated; run atas evaluate": any(run.evaluation is None for run in single),
@@ -119,10 +119,6 @@ def table(runs: Sequence[RunSummary | SeedGroup]) -> Table:
     }
     rich_table.caption = "\n".join(note for note, needed in notes.items() if needed) or None
     return rich_table
-
-
-def _single_runs(run: RunSummary | SeedGroup) -> Sequence[RunSummary]:
-    return run.runs if isinstance(run, SeedGroup) else (run,)
 
 
 def _count(run: RunSummary | SeedGroup) -> str:
@@ -135,7 +131,7 @@ def _count(run: RunSummary | SeedGroup) -> str:
 def _accuracy(run: RunSummary | SeedGroup, attack: str) -> Text:
     if isinstance(run, SeedGroup):
         return _group_accuracy(run, attack)
-    result = next((result for result in run.results if attack in result.accuracy), None)
+    result = run.first_result(attack)
     if result is None:
         return Text("-")
     low, high = result.interval[attack]
@@ -155,7 +151,7 @@ def _group_accuracy(group: SeedGroup, attack: str) -> Text:
 
 def _worst_case(run: RunSummary | SeedGroup) -> Text:
     """Return the worst case as the page and the model card say it; of seeds, as the most doubtful of them says it."""
-    kind = most_doubtful(one.verdict for one in _single_runs(run))
+    kind = most_doubtful(one.verdict for one in run.runs)
     if kind is None:
         return Text("-")
     if kind == "unknown":

@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 from atas.errors import DataError
-from atas.evaluation import Evaluation
 from atas.evaluation.result import WORST
 from atas.evaluation.seed_stats import SeedStats, stats_by_attack, stats_under
 from atas.recipes import Recipe, differences
@@ -37,7 +36,7 @@ class SeedGroup:
         """The accuracy by attack, for each run from its first result that has the attack."""
         shown = [run.evaluation for run in self.runs if run.evaluation is not None]
         names = dict.fromkeys(name for run in self.runs for result in run.results for name in result.accuracy)
-        first = {name: [_first_result(run, name) for run in self.runs] for name in names if name != WORST}
+        first = {name: [run.first_result(name) for run in self.runs] for name in names if name != WORST}
         stats = {name: stats_under(name, [one for one in results if one]) for name, results in first.items()}
         return stats | {name: own for name, own in stats_by_attack(shown).items() if name == WORST}
 
@@ -101,10 +100,6 @@ def summarise_groups(folders: Sequence[str | Path]) -> list[RunSummary | SeedGro
         else:
             found.append(dataclasses.replace(next(summaries), name=name))
     return found
-
-
-def _first_result(run: RunSummary, attack: str) -> Evaluation | None:
-    return next((result for result in run.results if attack in result.accuracy), None)
 
 
 def _group(path: Path, name: str, runs: tuple[RunSummary, ...]) -> SeedGroup:

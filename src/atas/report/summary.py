@@ -6,7 +6,7 @@ threat model.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,11 +15,12 @@ from atas.core.fingerprint import state_hash
 from atas.errors import AtasError, DataError
 from atas.evaluation import Evaluation
 from atas.evaluation.result import load_results
+from atas.evaluation.seed_stats import SeedStats, stats_by_attack
 from atas.evaluation.warnings import EvaluationWarning
 from atas.models.weights import read_weights
 from atas.recipes import Recipe
 from atas.report.verdict import Verdict, judge
-from atas.training.metrics import completed_epochs, missing_epochs
+from atas.training.metrics import completed_epochs, first_collapse, missing_epochs
 from atas.training.run import RunFolder, load_recipe
 
 
@@ -35,6 +36,20 @@ class RunSummary:
     evaluation: Evaluation | None
     weights: str | None
     other_results: tuple[Evaluation, ...] = ()
+
+    @property
+    def runs(self) -> tuple[RunSummary, ...]:
+        """The run alone, as a `SeedGroup` has several."""
+        return (self,)
+
+    @property
+    def stats(self) -> dict[str, SeedStats]:
+        """The accuracy by attack, as that of a `SeedGroup`."""
+        return stats_by_attack([] if self.evaluation is None else [self.evaluation])
+
+    def first_result(self, attack: str) -> Evaluation | None:
+        """Return the first result that has this attack."""
+        return next((result for result in self.results if attack in result.accuracy), None)
 
     @property
     def autoattack_result(self) -> Evaluation | None:
@@ -131,11 +146,6 @@ def summarise(folders: Sequence[str | Path]) -> list[RunSummary]:
         name = path.resolve().name if unique else str(path)
         runs.append(RunSummary(name, recipe, rows, events, evaluation, weights, other_results))
     return runs
-
-
-def first_collapse(epochs: Iterable[dict[str, Any]]) -> int | None:
-    """Return the first collapsed epoch, counted from 1, of rows of metrics."""
-    return next((row["epoch"] + 1 for row in epochs if row.get("collapsed")), None)
 
 
 def select_results(results: list[Evaluation], weights: str | None, recipe: Recipe) -> list[Evaluation]:

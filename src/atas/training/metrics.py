@@ -9,6 +9,7 @@ from __future__ import annotations
 import itertools
 import json
 import os
+from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypedDict
 
@@ -256,6 +257,11 @@ def _damaged(path: Path, why: str) -> DataError:
         f"the metrics {path} are damaged ({why}); restore the file from a copy, or train again: without it, nothing "
         f"says whether the run collapsed"
     )
+
+
+def first_collapse(epochs: Iterable[dict[str, Any]]) -> int | None:
+    """Return the first collapsed epoch, counted from 1, of rows of metrics."""
+    return next((row["epoch"] + 1 for row in epochs if row.get("collapsed")), None)
 
 
 def missing_epochs(rows: list[dict[str, Any]]) -> list[int]:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from atas._utils.formatting import format_seconds
 from atas.attacks.registry import display_name
-from atas.evaluation.seed_stats import SeedStats, stats_by_attack
+from atas.evaluation.seed_stats import SeedStats
 from atas.report.compare import Ranking, rank
 from atas.report.elements import Cell, DataTable, Section, Whisker
 from atas.report.formatting import join_names
@@ -47,7 +47,7 @@ def _stats_by_row(
     ranked, remaining = {entry.run.name: entry for entry in ranking.runs}, iter(summaries)
     found = {}
     for row in rows:
-        names = [next(remaining).name for _ in (row.runs if isinstance(row, SeedGroup) else (row,))]
+        names = [next(remaining).name for _ in row.runs]
         if entries := [ranked[name] for name in names if name in ranked]:
             values = [100 * entry.accuracy for entry in entries]
             found[row.name] = SeedStats.of(values, [100 * end for end in entries[0].interval], entries[0].n)
@@ -95,13 +95,7 @@ def _robust(stats: SeedStats, has_autoattack: bool, is_doubtful: bool) -> tuple[
 
 
 def _kind(row: RunSummary | SeedGroup) -> Kind | None:
-    return most_doubtful(run.verdict for run in (row.runs if isinstance(row, SeedGroup) else (row,)))
-
-
-def _stats(row: RunSummary | SeedGroup) -> dict[str, SeedStats]:
-    if isinstance(row, SeedGroup):
-        return row.stats
-    return stats_by_attack([] if row.evaluation is None else [row.evaluation])
+    return most_doubtful(run.verdict for run in row.runs)
 
 
 def _describe(stats: SeedStats) -> str:
@@ -110,13 +104,13 @@ def _describe(stats: SeedStats) -> str:
 
 
 def _table(rows: list[RunSummary | SeedGroup]) -> DataTable:
-    known = {name: None for row in rows for name in _stats(row)}
+    known = {name: None for row in rows for name in row.stats}
     attacks = sorted(known, key=lambda name: name == _WORST)
     cells: list[list[Cell | str]] = [
         [
             row.name,
-            Cell(str(len(row.runs) if isinstance(row, SeedGroup) else 1)),
-            *(_cell(_stats(row).get(name), _kind(row) if name == _WORST else None) for name in attacks),
+            Cell(str(len(row.runs))),
+            *(_cell(row.stats.get(name), _kind(row) if name == _WORST else None) for name in attacks),
             Cell(format_seconds(row.seconds), sort=row.seconds),
             row.collapse_status,
         ]
