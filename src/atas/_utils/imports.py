@@ -17,6 +17,7 @@ from typing import Any
 
 from atas.errors import UsageError
 
+GIVEN = "given:"  # prefix of the name of a model or data set that was passed in Python
 TIMM = "timm:"  # prefix of networks that timm, an optional package, builds by their names
 _PACKAGE = Path(__file__).parents[1]
 

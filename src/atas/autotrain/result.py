@@ -16,7 +16,6 @@ from torch import nn
 from atas._utils.formatting import shell_quote
 from atas.autotrain.settings import TrainingPlan
 from atas.evaluation import Evaluation
-from atas.models.weights import GIVEN
 from atas.recipes import Recipe
 from atas.report.formatting import attack_names, describe_threat, join_names, percent
 from atas.report.verdict import judge
@@ -209,7 +208,7 @@ class Findings:
 
     def _next(self) -> Iterator[str]:
         folder = shell_quote(self.folder)
-        in_python = any(name.startswith(GIVEN) for name in (self.recipe.model.name, self.recipe.data.name))
+        in_python = self.recipe.given_in_python
         if not self.evaluation.has_autoattack or self.evaluation.n < self.test_images:
             command = "atas.evaluate with all test images" if in_python else f"atas evaluate {folder}"
             what = "AutoAttack" if not self.evaluation.has_autoattack else "all test images"

@@ -6,7 +6,7 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
-from atas._utils.imports import is_code
+from atas._utils.imports import GIVEN, is_code
 from atas.data.cifar import SPECS
 from atas.data.folder import find_test_folder, is_class_folder
 from atas.data.hugging_face import MARKERS, PREFIX
@@ -67,14 +67,14 @@ def find_source(name: str, root: str | os.PathLike[str] | None = None) -> Source
 
 def is_path(name: str) -> bool:
     """Return whether a name looks like the path of a file or folder, which need not exist."""
-    if name.startswith((PREFIX, "given:")):
+    if name.startswith((PREFIX, GIVEN)):
         return False
     return "/" in name or os.sep in name or name.startswith((".", "~")) or name.endswith((".npz", ".npy"))
 
 
 def is_function(name: str) -> bool:
     """Return whether a name is that of a user's own function, as `package.module:function`."""
-    return is_code(name) and not name.startswith((PREFIX, "given:")) and not is_path(name)
+    return is_code(name) and not name.startswith((PREFIX, GIVEN)) and not is_path(name)
 
 
 def display_name(name: str, root: str | None = None) -> str:
@@ -90,7 +90,7 @@ def display_name(name: str, root: str | None = None) -> str:
     if is_path(name) or (":" not in name and name not in names()):
         path = Path(name)
         return path.stem if path.suffix in (".npz", ".npy") else path.name or path.resolve().name or name
-    return name.removeprefix("given:").removeprefix(PREFIX).partition("?")[0]
+    return name.removeprefix(GIVEN).removeprefix(PREFIX).partition("?")[0]
 
 
 def _recognise(path: Path) -> Source:

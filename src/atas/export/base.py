@@ -22,12 +22,13 @@ from torch import Tensor, nn
 
 from atas import models
 from atas._utils.formatting import first_line
+from atas._utils.imports import GIVEN
 from atas.core.autograd import eval_mode
 from atas.core.fingerprint import weights_hash
 from atas.errors import AtasError, DataError, UsageError
 from atas.evaluation import Evaluation
 from atas.evaluation.result import load_results
-from atas.models.weights import GIVEN, read_weights
+from atas.models.weights import read_weights
 from atas.recipes import recipe_fingerprint
 from atas.report.summary import select_results
 from atas.report.verdict import Verdict, judge

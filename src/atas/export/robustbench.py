@@ -9,13 +9,13 @@ from typing import Any
 
 from atas import __version__, models
 from atas._utils.files import write_text
-from atas._utils.imports import is_timm
+from atas._utils.imports import GIVEN, is_timm
 from atas.errors import UsageError
 from atas.evaluation import Evaluation
 from atas.export.base import ExportSource, FormatOutput, compare_outputs
 from atas.export.standalone import inline_source
 from atas.models.registry import class_and_settings
-from atas.models.weights import GIVEN, save_weights
+from atas.models.weights import save_weights
 from atas.threat import format_pixels
 
 _ARCHITECTURES = {

@@ -8,11 +8,11 @@ from pathlib import Path
 from torch import nn
 
 from atas._utils.formatting import markdown_code
-from atas._utils.imports import is_code, is_timm
+from atas._utils.imports import GIVEN, is_code, is_timm
 from atas.errors import DataError, UsageError
 from atas.export.base import ExportSource, FormatOutput, compare_outputs
 from atas.models import published
-from atas.models.weights import GIVEN, load_weights, read_weights, save_weights
+from atas.models.weights import load_weights, read_weights, save_weights
 from atas.training import Run
 
 _BUILT_IN = """\

@@ -20,7 +20,7 @@ from atas import models
 from atas._utils.documents import MalformedError, conform, parse_json
 from atas._utils.files import write_atomically
 from atas._utils.formatting import describe_failure, shell_quote
-from atas._utils.imports import is_code, is_timm
+from atas._utils.imports import GIVEN, is_code, is_timm
 from atas.core.autograd import eval_mode
 from atas.core.fingerprint import state_hash
 from atas.core.model_state import state_tensors
@@ -32,7 +32,6 @@ _PICKLES = (b"PK\x03\x04", b"\x80\x02", b"\x80\x03", b"\x80\x04", b"\x80\x05")  
 _PROGRAMS = {".onnx": "onnxruntime.InferenceSession", ".pt2": "torch.export.load"}
 _STATE_DICT_KEYS = ("state_dict", "model_state_dict", "model", "net")  # of the weights in a checkpoint
 _PARALLEL = "module."
-GIVEN = "given:"  # prefix of the name of a model or data set that was passed in Python
 _MAX_PIXELS = 1 << 28  # of an image
 
 

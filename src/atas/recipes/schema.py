@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal, TypeVar, get_type_hints
 
 from atas import methods, threat
-from atas._utils.imports import is_code, is_timm
+from atas._utils.imports import GIVEN, is_code, is_timm
 from atas.data.sources import display_name, is_function
 from atas.errors import UsageError, first_few, nearest, unknown
 from atas.methods.weight_perturbation import DEFAULT_GAMMA, FORMS, WeightPerturbation
@@ -278,6 +278,11 @@ class Recipe:
         if is_code(self.method.name) and not self.trusted:
             return None
         return methods.get(self.method.name, trusted=self.trusted)
+
+    @property
+    def given_in_python(self) -> bool:
+        """Whether model or data were Python objects, which the command cannot load."""
+        return any(name.startswith(GIVEN) for name in (self.model.name, self.data.name))
 
     @property
     def trust_option(self) -> str:

@@ -16,7 +16,7 @@ from markupsafe import Markup, escape
 from atas import __version__
 from atas._utils.files import check_writable, write_text
 from atas._utils.formatting import format_seconds
-from atas.models.weights import GIVEN
+from atas._utils.imports import GIVEN
 from atas.report.elements import Section, Unavailable
 from atas.report.formatting import format_interval, percent
 from atas.report.run_view import RunView

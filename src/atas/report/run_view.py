@@ -8,7 +8,6 @@ from typing import Any
 
 from atas._utils.formatting import shell_quote
 from atas.evaluation import Evaluation, EvaluationDetails
-from atas.models.weights import GIVEN
 from atas.report.elements import Unavailable
 from atas.report.summary import RunSummary
 from atas.training.examples import TrainingExamples, read_examples
@@ -28,14 +27,9 @@ class RunView:
         return self.summary.evaluation
 
     @property
-    def uses_python_objects(self) -> bool:
-        """Whether model or data were Python objects, which the command cannot load."""
-        return any(name.startswith(GIVEN) for name in (self.recipe.model.name, self.recipe.data.name))
-
-    @property
     def evaluate_command(self) -> str:
         """The command that evaluates the run, or the Python call if model or data were Python objects."""
-        if self.uses_python_objects:
+        if self.recipe.given_in_python:
             return f'atas.evaluate(model, x_test, y_test, threat).save("{self.folder.evaluation}"), in Python'
         return f"atas evaluate {shell_quote(self.folder.path)} --attacks pgd50,autoattack"
 

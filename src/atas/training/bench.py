@@ -21,9 +21,9 @@ from torch.utils.flop_counter import flop_registry
 
 from atas import data
 from atas._utils import environment
+from atas._utils.imports import GIVEN
 from atas.distributed.world import select_device
 from atas.methods import InputPerturbation
-from atas.models.weights import GIVEN
 from atas.recipes import Recipe
 from atas.training.build import build, build_model
 from atas.training.data import load_data

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from atas import methods, models
 from atas._utils.formatting import format_bytes
+from atas._utils.imports import GIVEN
 from atas._utils.system import available_cpus, host_memory
 from atas.core.model_state import state_tensors
 from atas.core.validation import check_module, check_rows
@@ -33,7 +34,7 @@ from atas.errors import DataError, SettingsWarning, UsageError
 from atas.methods import EMATeacher, LabelTargets, Method, RememberedPredictions
 from atas.methods.consistency import Consistency
 from atas.methods.targets import Noise
-from atas.models.weights import GIVEN, per_channel
+from atas.models.weights import per_channel
 from atas.recipes import Recipe, TargetsConfig, recipe_fingerprint
 from atas.recipes.checks import unreached_epochs
 from atas.training.data import eval_view, train_resolution

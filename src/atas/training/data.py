@@ -14,6 +14,7 @@ from typing import Literal
 
 from atas import data as datasets
 from atas._utils.console import ProgressCallback
+from atas._utils.imports import GIVEN
 from atas.core.augment import View
 from atas.core.crop_shift import ShiftView, check_shift
 from atas.core.erasing import ErasedView, PixelView
@@ -21,7 +22,6 @@ from atas.core.resized_crop import AnyView, BoxView
 from atas.core.rng import CounterRNG
 from atas.data import Dataset
 from atas.errors import DataError, UsageError
-from atas.models.weights import GIVEN
 from atas.recipes import DataConfig, Recipe
 
 _SCALE = (0.08, 1.0)

@@ -23,6 +23,7 @@ from atas import recipes
 from atas._utils import environment
 from atas._utils.files import file_lock, remove_temporaries, write_text
 from atas._utils.formatting import shell_quote
+from atas._utils.imports import GIVEN
 from atas.core.autograd import eval_mode
 from atas.core.validation import check_arguments, check_interface, check_module
 from atas.distributed.batchnorm import revert_sync_batchnorm
@@ -30,7 +31,7 @@ from atas.distributed.state import gather_rows
 from atas.distributed.world import World, init
 from atas.errors import UsageError
 from atas.methods import AdaptiveStepSizes
-from atas.models.weights import GIVEN, is_readable, save_weights
+from atas.models.weights import is_readable, save_weights
 from atas.recipes import Recipe, differences
 from atas.recipes.fingerprint import RESUME_MAY_CHANGE
 from atas.training.build import build_model, split_rows

@@ -68,7 +68,7 @@ def _repetition(view: RunView) -> Repetition:
     return Repetition(
         view.summary.name,
         "\n".join(typed),
-        None if view.uses_python_objects else _commands(view),
+        None if view.recipe.given_in_python else _commands(view),
         None if evaluation is None else evaluation.sentence(),
         view.recipe.to_toml(),
     )

@@ -6,9 +6,9 @@ from collections.abc import Callable
 from typing import Any, Protocol
 
 from atas._utils.formatting import format_seconds
+from atas._utils.imports import GIVEN
 from atas.attacks.registry import display_name
 from atas.evaluation import Evaluation, wilson
-from atas.models.weights import GIVEN
 from atas.recipes import Recipe
 from atas.recipes.expected import Expected, find_expected
 from atas.report.elements import Cell, DataTable, Section, Whisker
