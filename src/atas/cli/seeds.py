@@ -106,7 +106,7 @@ def evaluate_runs(entries: Sequence[Path], options: EvaluateOptions, *, as_json:
 def evaluate_once(target: Target, options: EvaluateOptions, *, show: OutputFormat) -> Evaluation:
     """Return the earlier result of a target if it answers the same question, else evaluate."""
     with init() as world:
-        earlier = world.on_rank0(lambda: _earlier_result(target))
+        earlier = world.on_rank0(lambda: _reusable_result(target))
         if earlier is None:
             return evaluate_target(target, options, show=show)
         if world.is_main and show == "table":
@@ -117,7 +117,7 @@ def evaluate_once(target: Target, options: EvaluateOptions, *, show: OutputForma
         return earlier
 
 
-def _earlier_result(target: Target) -> Evaluation | None:
+def _reusable_result(target: Target) -> Evaluation | None:
     """Return the saved result of these weights under these attacks on these images; None if there is none.
 
     Only plain results are used again: without target classes, masks and corruptions.
@@ -132,9 +132,9 @@ def _earlier_result(target: Target) -> Evaluation | None:
         return None
     names = "clean", *target.attacks
     settings = {name: attacks.create(name, target.step_size).settings(target.threat) for name in names}
-    wanted = (target.threat, len(target.test.labels), target.seed, weights_hash(target.model), __version__)
+    question = (target.threat, len(target.test.labels), target.seed, weights_hash(target.model), __version__)
     environment = earlier.environment.get("atas")
-    same = wanted == (earlier.threat, earlier.n, earlier.protocol.get("seed"), earlier.weights, environment)
+    same = question == (earlier.threat, earlier.n, earlier.protocol.get("seed"), earlier.weights, environment)
     if not same or earlier.protocol.get("attacks") != json.loads(json.dumps(settings)):
         return None
     reader = ChunkReader(open_source(target.test.images, target.test.labels), torch.float32)
