@@ -13,9 +13,9 @@ from atas.attacks.base import as_threat
 from atas.attacks.losses import LOSSES, goal_loss, resists
 from atas.attacks.search import LogitsFunction, Slots, expand_like, random_start, where_write
 from atas.attacks.staged import SearchAttack
+from atas.core.arguments import check_count, check_fields
 from atas.core.autograd import input_gradient
 from atas.core.dispatch import fast_op
-from atas.core.validation import check_count, check_fields
 from atas.errors import UsageError
 from atas.threat import Threat
 

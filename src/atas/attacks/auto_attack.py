@@ -13,7 +13,7 @@ from atas.attacks.fab import FAB
 from atas.attacks.search import Search
 from atas.attacks.square import Square
 from atas.attacks.staged import StagedCall, run_stages
-from atas.core.validation import check_arguments, check_fields
+from atas.core.arguments import check_arguments, check_fields
 from atas.errors import unknown
 from atas.threat import Threat
 

@@ -15,15 +15,14 @@ from torch import Tensor, nn
 
 from atas.attacks.losses import resists
 from atas.attacks.search import Search
+from atas.core.arguments import check_argument, describe
 from atas.core.autograd import contiguous, cross_entropy_sum, freeze, input_gradient, set_mode
 from atas.core.validation import (
     DeviceChecks,
-    check_argument,
     check_logits,
     check_module,
     check_shapes,
     check_targets,
-    describe,
     explain_precision,
 )
 from atas.errors import DataError, UsageError

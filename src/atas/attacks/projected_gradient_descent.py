@@ -10,10 +10,10 @@ from torch import Tensor, nn
 
 from atas.attacks.base import as_threat, attack_context, choose_threat, step_settings
 from atas.attacks.search import LogitsFunction, Search, Slots, random_start, where_write
+from atas.core.arguments import check_arguments, check_count, check_fields
 from atas.core.autograd import cross_entropy_sum, input_gradient
 from atas.core.dispatch import fast_op
 from atas.core.rng import CounterRNG
-from atas.core.validation import check_arguments, check_count, check_fields
 from atas.errors import UsageError
 from atas.threat import Threat
 

@@ -12,7 +12,7 @@ from atas.attacks.fast_gradient_sign import FGSM
 from atas.attacks.projected_gradient_descent import PGD
 from atas.attacks.search import Search
 from atas.attacks.square import Square
-from atas.core.validation import check_arguments
+from atas.core.arguments import check_arguments
 from atas.errors import unknown
 
 _PATTERN = "pgd<steps>[x<restarts>]"

@@ -25,9 +25,9 @@ from atas.attacks.base import as_threat
 from atas.attacks.losses import goal_margin, resists
 from atas.attacks.search import LogitsFunction, Slots, expand_like, where_write
 from atas.attacks.staged import SearchAttack
+from atas.core.arguments import check_count, check_fields
 from atas.core.dispatch import fast_op
 from atas.core.rng import CounterRNG, Stream
-from atas.core.validation import check_count, check_fields
 from atas.errors import UsageError
 from atas.threat import L2, Linf, Threat, l2_norm
 

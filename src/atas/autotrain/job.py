@@ -38,7 +38,8 @@ from atas.autotrain.timing import (
     measure_training,
     seconds_of_query,
 )
-from atas.core.validation import check_arguments, check_module, describe
+from atas.core.arguments import check_arguments, describe
+from atas.core.validation import check_module
 from atas.data import Dataset, Split, display_name
 from atas.distributed.world import init, select_device
 from atas.errors import UsageError

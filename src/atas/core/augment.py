@@ -12,9 +12,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from atas.core.arguments import check_arguments, describe
 from atas.core.dispatch import fast_op
 from atas.core.rng import CounterRNG, Stream
-from atas.core.validation import check_arguments, describe
 from atas.errors import UsageError
 
 _MAX_PAD = 10_000

@@ -11,10 +11,10 @@ from typing import TypeAlias
 import torch
 from torch import Tensor
 
+from atas.core.arguments import check_arguments
 from atas.core.augment import check_batch, gather_pixels
 from atas.core.dispatch import fast_op
 from atas.core.rng import CounterRNG, GeneratorRNG, Stream, UniformSource
-from atas.core.validation import check_arguments
 from atas.errors import UsageError
 
 Size: TypeAlias = tuple[int, int]

@@ -13,11 +13,11 @@ from typing import TypeAlias
 import torch
 from torch import Tensor
 
+from atas.core.arguments import check_arguments
 from atas.core.augment import View, check_batch
 from atas.core.crop_shift import ShiftView, Size, in_box, is_before
 from atas.core.dispatch import fast_op
 from atas.core.rng import CounterRNG, GeneratorRNG, Stream, UniformSource
-from atas.core.validation import check_arguments
 from atas.errors import UsageError
 
 _Rectangle: TypeAlias = tuple[Tensor, Tensor, Tensor, Tensor]  # top, left, height and width

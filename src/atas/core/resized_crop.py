@@ -19,10 +19,10 @@ from typing import TypeAlias
 import torch
 from torch import Tensor
 
+from atas.core.arguments import check_arguments
 from atas.core.augment import View, check_batch
 from atas.core.erasing import PixelView
 from atas.core.rng import GeneratorRNG, Stream, UniformSource
-from atas.core.validation import check_arguments
 from atas.errors import UsageError
 
 _TRIES = 10  # to sample a box that fits the image, as in torchvision

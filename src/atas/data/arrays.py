@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from atas.core.validation import describe
+from atas.core.arguments import describe
 from atas.data.dataset import Dataset, Split
 from atas.errors import DataError, UsageError
 

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from atas._utils.console import ProgressCallback
 from atas._utils.imports import current_directory_importable, describe_error, import_object
-from atas.core.validation import check_argument, describe
+from atas.core.arguments import check_argument, describe
 from atas.data import digits, tiny_imagenet
 from atas.data.array_files import as_arrays, from_named, read_npy_folder, read_npz
 from atas.data.arrays import from_arrays

@@ -16,7 +16,7 @@ from atas._utils.console import ProgressCallback
 from atas._utils.formatting import format_bytes
 from atas._utils.imports import describe_error
 from atas._utils.system import host_memory
-from atas.core.validation import describe
+from atas.core.arguments import describe
 from atas.data.arrays import CHANNELS, from_arrays, to_tensor, to_uint8
 from atas.data.dataset import Dataset, MapDataset
 from atas.data.decode import resize, to_chw, to_rgb

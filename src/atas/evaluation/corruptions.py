@@ -19,8 +19,8 @@ import torch.nn.functional as F
 from PIL import Image
 from torch import Tensor, nn
 
+from atas.core.arguments import check_argument
 from atas.core.rng import CounterRNG, Stream
-from atas.core.validation import check_argument
 from atas.data.decode import open_image
 from atas.errors import UsageError, unknown
 from atas.threat import Threat

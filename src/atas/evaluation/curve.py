@@ -24,8 +24,8 @@ from atas.attacks import Attack, AttackEnsemble, Clean, StagedAttack
 from atas.attacks.base import choose_threat
 from atas.attacks.scheduler import default_batch_size
 from atas.attacks.search import AtBudget
+from atas.core.arguments import check_argument, check_arguments, describe
 from atas.core.autograd import contiguous, set_mode
-from atas.core.validation import check_argument, check_arguments, describe
 from atas.errors import UsageError
 from atas.evaluation.backend import device_context, hookable, model_dtype, resolve_device
 from atas.evaluation.evaluator import evaluate

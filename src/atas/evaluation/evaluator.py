@@ -26,8 +26,9 @@ from atas.attacks import Attack, Clean, StagedAttack
 from atas.attacks.base import choose_threat
 from atas.attacks.registry import is_autoattack
 from atas.attacks.scheduler import default_batch_size
+from atas.core.arguments import check_arguments, check_count, check_interface, check_seed, describe
 from atas.core.fingerprint import LOGITS_KEY, logits_fingerprint, weights_hash
-from atas.core.validation import check_arguments, check_count, check_interface, check_module, check_seed, describe
+from atas.core.validation import check_module
 from atas.distributed.world import SINGLE, World, init
 from atas.errors import UsageError
 from atas.evaluation.adversarial import PointStore, saved_points

@@ -14,9 +14,10 @@ import torch
 from torch import Tensor
 
 from atas.attacks.base import target_classes
+from atas.core.arguments import describe
 from atas.core.autograd import contiguous
 from atas.core.fingerprint import DataHash
-from atas.core.validation import check_images, check_shapes, describe
+from atas.core.validation import check_images, check_shapes
 from atas.data import LazyImages, MapDataset
 from atas.errors import DataError, UsageError, first_few
 from atas.threat import Masked, Threat

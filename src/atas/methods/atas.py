@@ -27,10 +27,10 @@ from typing import Literal, Unpack
 import torch
 from torch import Tensor, nn
 
+from atas.core.arguments import describe
 from atas.core.dispatch import fast_op
 from atas.core.perturbations import Placement
 from atas.core.resized_crop import AnyView
-from atas.core.validation import describe
 from atas.data.loader import Batch
 from atas.errors import UsageError
 from atas.methods.base import BatchNormMode, CommonArgs, PersistentPerturbation

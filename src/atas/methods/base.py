@@ -23,6 +23,7 @@ from typing import Any, ClassVar, Literal, NamedTuple, TypeAlias, TypedDict, Unp
 import torch
 from torch import Tensor, nn
 
+from atas.core.arguments import check_argument, check_count, check_device, check_seed
 from atas.core.autograd import (
     cross_entropy,
     cross_entropy_sum,
@@ -36,17 +37,7 @@ from atas.core.dispatch import fast_op
 from atas.core.perturbations import FullResolution, LowResolution, PerturbationStore, Placement
 from atas.core.resized_crop import AnyView
 from atas.core.rng import CounterRNG
-from atas.core.validation import (
-    DeviceChecks,
-    check_argument,
-    check_count,
-    check_device,
-    check_logits,
-    check_module,
-    check_seed,
-    check_trainable,
-    explain_precision,
-)
+from atas.core.validation import DeviceChecks, check_logits, check_module, check_trainable, explain_precision
 from atas.data.loader import Batch
 from atas.distributed.sharding import DataShard
 from atas.errors import UsageError

@@ -9,20 +9,14 @@ from typing import TYPE_CHECKING, Any, Self
 
 from torch import Tensor, nn
 
+from atas.core.arguments import check_argument, describe, plain_types
 from atas.core.augment import View
 from atas.core.autograd import contiguous
 from atas.core.crop_shift import ShiftView
 from atas.core.erasing import ErasedView
 from atas.core.perturbations import PerturbationStore
 from atas.core.resized_crop import AnyView, BoxView
-from atas.core.validation import (
-    DeviceChecks,
-    IndexConsistency,
-    check_argument,
-    check_shapes,
-    describe,
-    plain_types,
-)
+from atas.core.validation import DeviceChecks, IndexConsistency, check_shapes
 from atas.data.loader import Batch
 from atas.errors import CheckpointError, DataError, UsageError, first_few
 from atas.threat import Threat

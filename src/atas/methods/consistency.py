@@ -16,9 +16,9 @@ from typing import Literal, TypeAlias
 import torch
 from torch import Tensor, nn
 
+from atas.core.arguments import check_arguments
 from atas.core.autograd import to_float32
 from atas.core.dispatch import fast_op
-from atas.core.validation import check_arguments
 from atas.errors import UsageError, unknown
 from atas.methods.checks import known_epochs
 

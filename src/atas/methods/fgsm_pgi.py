@@ -22,12 +22,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from atas.core.arguments import check_count
 from atas.core.augment import View
 from atas.core.autograd import keep_statistics, to_float32
 from atas.core.dispatch import fast_op
 from atas.core.perturbations import FullResolution
 from atas.core.resized_crop import AnyView
-from atas.core.validation import check_count, check_logits
+from atas.core.validation import check_logits
 from atas.data.loader import Batch
 from atas.distributed.sharding import DataShard
 from atas.errors import DataError, UsageError

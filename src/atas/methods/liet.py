@@ -23,10 +23,11 @@ from typing import Unpack
 import torch
 from torch import Tensor, nn
 
+from atas.core.arguments import check_count
 from atas.core.autograd import freeze, input_gradient, keep_statistics, set_mode, soft_cross_entropy
 from atas.core.dispatch import fast_op
 from atas.core.rng import CounterRNG, Stream
-from atas.core.validation import check_count, check_logits
+from atas.core.validation import check_logits
 from atas.data.loader import Batch
 from atas.errors import UsageError
 from atas.methods.base import CommonArgs, InputPerturbation, StepOutput

@@ -7,8 +7,8 @@ from typing import Unpack
 
 from torch import Tensor, nn
 
+from atas.core.arguments import check_count
 from atas.core.autograd import input_gradient
-from atas.core.validation import check_count
 from atas.data.loader import Batch
 from atas.methods.base import BatchNormMode, CommonArgs, InputPerturbation
 from atas.methods.step_warnings import warn_of_steps

@@ -9,7 +9,7 @@ from typing import Any, Unpack, get_args, get_origin, get_type_hints
 import torch
 
 from atas._utils.imports import describe_error, import_object, is_code
-from atas.core.validation import check_argument
+from atas.core.arguments import check_argument
 from atas.errors import AtasError, UsageError, unknown
 from atas.methods.aaer import AAER
 from atas.methods.atas import ATAS, ATASLiteral

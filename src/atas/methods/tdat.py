@@ -23,9 +23,10 @@ from typing import Unpack
 import torch
 from torch import Tensor, nn
 
+from atas.core.arguments import check_count
 from atas.core.autograd import freeze, input_gradient, keep_statistics, soft_cross_entropy, to_float32
 from atas.core.rng import CounterRNG, Stream
-from atas.core.validation import check_count, check_logits
+from atas.core.validation import check_logits
 from atas.data.loader import Batch
 from atas.distributed.sharding import DataShard
 from atas.errors import UsageError

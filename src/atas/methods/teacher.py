@@ -18,9 +18,9 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor, nn
 
+from atas.core.arguments import check_arguments
 from atas.core.autograd import set_mode, to_float32
 from atas.core.rng import CounterRNG
-from atas.core.validation import check_arguments
 from atas.errors import UsageError
 from atas.methods.targets import LabelTargets, Noise
 

@@ -22,8 +22,8 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor, nn
 
+from atas.core.arguments import check_arguments
 from atas.core.autograd import keep_statistics
-from atas.core.validation import check_arguments
 from atas.errors import UsageError, unknown
 from atas.methods.update import OptimizerUpdate, Update
 

@@ -19,8 +19,8 @@ from typing import Unpack
 import torch
 from torch import Tensor, nn
 
+from atas.core.arguments import check_count
 from atas.core.autograd import input_gradient
-from atas.core.validation import check_count
 from atas.data.loader import Batch
 from atas.errors import UsageError
 from atas.methods.base import CommonArgs, InputPerturbation

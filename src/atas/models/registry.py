@@ -11,7 +11,7 @@ from typing import Any, SupportsIndex
 from torch import nn
 
 from atas._utils.imports import current_directory_importable, describe_error, import_object, is_code, is_timm
-from atas.core.validation import check_argument
+from atas.core.arguments import check_argument
 from atas.errors import AtasError, UsageError, unknown
 from atas.models.layers import Normalize
 from atas.models.preact_resnet import PreActResNet

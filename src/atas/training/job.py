@@ -24,8 +24,9 @@ from atas._utils import environment
 from atas._utils.files import file_lock, remove_temporaries, write_text
 from atas._utils.formatting import shell_quote
 from atas._utils.imports import GIVEN
+from atas.core.arguments import check_arguments, check_interface
 from atas.core.autograd import eval_mode
-from atas.core.validation import check_arguments, check_interface, check_module
+from atas.core.validation import check_module
 from atas.distributed.batchnorm import revert_sync_batchnorm
 from atas.distributed.state import gather_rows
 from atas.distributed.world import World, init

@@ -18,16 +18,15 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from atas import attacks
+from atas.core.arguments import check_count, describe
 from atas.core.autograd import freeze, input_gradient, set_mode, to_float32
 from atas.core.rng import CounterRNG, Stream, generator_seed
 from atas.core.validation import (
-    check_count,
     check_images,
     check_labels,
     check_logits,
     check_module,
     check_shapes,
-    describe,
     explain_model_errors,
 )
 from atas.distributed.world import SINGLE, World
