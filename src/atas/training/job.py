@@ -95,13 +95,7 @@ def train(
         resolved = resolved.with_values(_with_seed(values or {}, seed))
         if probe is not None and resolved.training.probe == "auto":  # the cost of the caller's probe is not known
             resolved = resolved.with_values({"training.probe_every": resolved.training.probe_every or 1})
-        if model is not None:
-            named = f"{GIVEN}{type(model).__name__}"
-            given = dataclasses.replace(resolved.model, name=named, pretrained=None, settings={})
-            resolved = dataclasses.replace(resolved, model=given)
-        if data is not None:
-            given_data = dataclasses.replace(resolved.data, name=f"{GIVEN}{datasets.given_name(data)}")
-            resolved = dataclasses.replace(resolved, data=given_data)
+        resolved = _with_given(resolved, model, data)
         run_folder = RunFolder(_given_folder(out) if out is not None else default_folder(resolved.name))
         known = world.on_rank0(lambda: _automatic_values(resolved, run_folder if resume else None, world.size))
         resolved = resolved.with_values(known)
@@ -128,17 +122,17 @@ def train(
                 network = build_model(resolved, data, pretrained=new) if model is None else model
                 notes = world.on_rank0(lambda: load_initial_weights(network, resolved)) if new else []
                 trainer = Trainer(resolved, run_folder, data, network, progress, loggers, observers, rows, probe, world)
-                rows_count = None if rows is None else len(rows)
                 progress.start_run(_headline(trainer))
                 for note in notes:
                     progress.log(note)
                 if data.skipped:
                     progress.log(f"left out {_count(len(data.skipped))}; {run_folder.skipped} lists them")
-                if resume and not resumes:
-                    progress.log(f"there is nothing to resume in {run_folder.path}; starting from the beginning")
                 if resumes:
                     _resume(trainer, resolved, run_folder, progress)
                 else:  # only now, after all checks, is an earlier run deleted
+                    if resume:
+                        progress.log(f"there is nothing to resume in {run_folder.path}; starting from the beginning")
+                    rows_count = None if rows is None else len(rows)
                     world.on_rank0(lambda: _start_new(run_folder, trainer, rows_count, data.skipped))
                 trainer.fit()
                 with progress.timing("saving"):
@@ -155,6 +149,19 @@ def _check_given(model: object, data: object) -> None:
         check_module(model)
     if data is not None:
         datasets.check_given(data)
+
+
+def _with_given(recipe: Recipe, model: nn.Module | None, data: Any) -> Recipe:
+    """Return the recipe with the names of a model and of data that were given in Python."""
+    if model is not None:
+        name = f"{GIVEN}{type(model).__name__}"
+        recipe = dataclasses.replace(
+            recipe, model=dataclasses.replace(recipe.model, name=name, pretrained=None, settings={})
+        )
+    if data is not None:
+        name = f"{GIVEN}{datasets.given_name(data)}"
+        recipe = dataclasses.replace(recipe, data=dataclasses.replace(recipe.data, name=name))
+    return recipe
 
 
 def _load(recipe: Recipe, given: Any, progress: TrainingProgress, skipped: Sequence[str] | None) -> datasets.Dataset:
