@@ -29,7 +29,8 @@ _CHUNK = 2048  # examples that a reset fills at a time: bounds its temporary mem
 
 
 class PerturbationStore(nn.Module, ABC):
-    """One coded row for every example: int8 in units of eps / 127, or floats as they are.
+    """One coded row for every example: int8 in units of eps / 127, or floats as they are; "auto" is int8 if it is
+    precise enough, else float16.
 
     With `store="host"` the rows stay in host memory, and those of a batch are copied to the device for their step. An
     engine then calls `prefetch`, `before_step` and `after_step`. They do nothing with `store="device"`.
@@ -43,11 +44,13 @@ class PerturbationStore(nn.Module, ABC):
         examples: int,
         row_shape: Sequence[int],
         *,
-        dtype: torch.dtype,
+        dtype: torch.dtype | Literal["auto"],
         device: torch.device | str | None = None,
         store: Placement = "device",
     ) -> None:
         super().__init__()
+        if dtype == "auto":
+            dtype = torch.int8 if threat.fits_int8 else torch.float16
         if dtype == torch.int8 and not threat.fits_int8:
             raise UsageError(
                 "int8 steps are too coarse for an L2 ball; use dtype=torch.float16 for this memory, in a recipe "
@@ -202,7 +205,7 @@ class FullResolution(PerturbationStore):
         shape: Sequence[int],
         *,
         pad: int,
-        dtype: torch.dtype,
+        dtype: torch.dtype | Literal["auto"],
         device: torch.device | str | None = None,
         store: Placement = "device",
     ) -> None:
@@ -249,7 +252,7 @@ class LowResolution(PerturbationStore):
         shape: Sequence[int],
         *,
         grid: int = 32,
-        dtype: torch.dtype,
+        dtype: torch.dtype | Literal["auto"],
         device: torch.device | str | None = None,
         store: Placement = "device",
     ) -> None:

@@ -510,8 +510,6 @@ class PersistentPerturbation(InputPerturbation):
         self.set_attack_mode(attack_mode)
         self.write_back = write_back
         self.reset_every = check_count("reset_every", reset_every)
-        if dtype == "auto":
-            dtype = torch.int8 if threat.fits_int8 else torch.float16
         device = common.get("device")
         self.memory: PerturbationStore = (
             FullResolution(threat, examples, shape, pad=self.pad, dtype=dtype, device=device, store=store)

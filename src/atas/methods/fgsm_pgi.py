@@ -81,8 +81,6 @@ class FGSMPGI(InputPerturbation):
         self.reset_every = check_count("reset_every", reset_every)
         self.step_size = threat.size("step_size", step_size, auto=1.0)
         self.settings_warning = warn_of_steps(threat, self.step_size)
-        if dtype == "auto":
-            dtype = torch.int8 if threat.fits_int8 else torch.float16
         pad, device = self.pad if frame == "image" else 0, common.get("device")
         self.memory = FullResolution(threat, examples, shape, pad=pad, dtype=dtype, device=device)
         wide = torch.float32 if dtype == torch.float32 else torch.bfloat16  # float16 has too small a range
