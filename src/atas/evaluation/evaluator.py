@@ -148,9 +148,9 @@ def evaluate(
     settings = {name: attack.settings(threat) for name, attack in resolved.items()}
     opened = open_source(images, labels)
     source: InputSource = opened
-    classes, goal = None, None
+    target_classes, target_info = None, None
     if targets is not None:
-        source, classes, goal = select_targets(opened, targets)
+        source, target_classes, target_info = select_targets(opened, targets)
         _check_takes_targets(resolved)
         threat = threat.select(source.rows) if isinstance(source, SelectedSource) else threat
     target_device, dtype = resolve_device(model, source.device, device), model_dtype(model)
@@ -179,7 +179,7 @@ def evaluate(
                 "seed": seed,
                 "precision": [str(dtype), scheduler.precision],
                 "processes": [world.rank, world.size],
-                "targets": goal,
+                "targets": target_info,
                 "mask": mask,
                 "corruptions": list(corrupting) or None,
                 "atas": __version__,
@@ -190,8 +190,8 @@ def evaluate(
             path = _progress_path(progress_file, world)
             file = ProgressFile(path, identity, meter.notify, interval=progress_interval)
             store = PointStore(path, file.fingerprint, meter.notify) if keep else None
-            tested = ExampleSource(model, scheduler, resolved, threat, seed, reader, all_labels, classes)
-            names = class_names(images, all_labels) if details and goal is None and mask is None else None
+            tested = ExampleSource(model, scheduler, resolved, threat, seed, reader, all_labels, target_classes)
+            names = class_names(images, all_labels) if details and target_info is None and mask is None else None
             outcomes, warnings, seconds, found = _run(tested, corrupting, names, world, file, meter, store)
             owned = [*(store.paths if store else ()), *_owned(file)]
             progress_files = list(itertools.chain(*world.all_gather(owned)))
@@ -203,8 +203,8 @@ def evaluate(
         warnings=tuple(warnings),
         protocol={
             "attacks": settings,
-            "verdict": _VERDICT if goal is None else _TARGETED_VERDICT,
-            **{name: value for name, value in (("targets", goal), ("mask", mask)) if value is not None},
+            "verdict": _VERDICT if target_info is None else _TARGETED_VERDICT,
+            **{name: value for name, value in (("targets", target_info), ("mask", mask)) if value is not None},
             "seed": seed,
             "precision": str(dtype).removeprefix("torch."),
             "search_precision": scheduler.precision,
@@ -240,16 +240,16 @@ def _run(
     `names` are those of the classes; None if details are not asked for.
     """
     model, scheduler, resolved, reader = tested.model, tested.scheduler, tested.attacks, tested.reader
-    threat, seed, labels, classes = tested.threat, tested.seed, tested.labels, tested.targets
+    threat, seed, labels, targets = tested.threat, tested.seed, tested.labels, tested.targets
     rows = world.rows(len(reader))
     chunks = reader.chunks(rows)
     began = time.perf_counter()
     sample_rows, x, y = reader.sample(SAMPLE_SIZE)
-    sample_targets = None if classes is None else classes[list(sample_rows)]
+    sample_targets = None if targets is None else targets[list(sample_rows)]
     diagnostics = Diagnostics(model, scheduler, threat, seed, sample_rows, x, y, sample_targets)
     warnings = diagnostics.check_model() if world.is_main else []
     seconds = time.perf_counter() - began
-    at_chance = diagnostics.check_clean() if world.is_main and classes is None else []
+    at_chance = diagnostics.check_clean() if world.is_main and targets is None else []
     for warning in [*warnings, *at_chance]:  # before hours of attacks
         meter.warn(warning)
 
@@ -261,7 +261,7 @@ def _run(
     for number, chunk in enumerate(chunks):
         if not runner.is_done(number):
             index = torch.tensor(chunk)
-            runner.run_chunk(number, *reader.read(chunk), index, None if classes is None else classes[index])
+            runner.run_chunk(number, *reader.read(chunk), index, None if targets is None else targets[index])
     outcomes = merge_shards(world.all_gather((rows, runner.outcomes(len(chunks)))), len(reader))
 
     attacked = {name: outcomes[name] for name in resolved}
@@ -273,7 +273,7 @@ def _run(
         if world.is_main:
             robust = int((outcomes[Clean.name].code == ROBUST).sum())
             counts = labels.unique(return_counts=True)[1].tolist()
-            chance = check_chance(robust, counts) if classes is None else None
+            chance = check_chance(robust, counts) if targets is None else None
             warnings += [] if chance is None else [chance]
             warnings += diagnostics.check_attacks(resolved, {name: outcome.code for name, outcome in attacked.items()})
         seconds += time.perf_counter() - began
