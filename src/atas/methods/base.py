@@ -86,20 +86,29 @@ class Method(CheckedSettings, nn.Module, ABC):
     labels; `consistency` adds a term to it.
     """
 
+    # What a class says of its attack and its training step
     attack_mode: Literal["train", "eval"] = "train"
     adversarial: ClassVar[bool] = True  # False if the method trains on clean images
-    compilable: ClassVar[bool] = True  # False if a pass needs hooks or a second derivative
-    needs_hooks: ClassVar[bool] = False  # True if a pass needs hooks of the model's layers
-    needs_second_derivative: ClassVar[bool] = False  # True if the input gradient is differentiated
+    has_start: ClassVar[bool] = False  # True if the attack keeps its logits at the start, for `consistency`
+    updates_per_step: int = 1
+
+    # What its passes need of the model
+    needs_hooks: ClassVar[bool] = False  # hooks of the model's layers
+    needs_second_derivative: ClassVar[bool] = False  # a derivative of the input gradient
+    compilable: ClassVar[bool] = True  # False if a pass needs either
+    uses_fast_network: bool = True  # False if a pass needs what accelerated networks lack
+
+    # What it keeps of the examples
     checks_indices: bool = False  # True if the method keeps state for each index
     fixed_size: ClassVar[bool] = False  # True if training images must not change their size between epochs
-    has_start: ClassVar[bool] = False  # True if the attack keeps its logits at the start, for `consistency`
+    replicated_buffers: ClassVar[frozenset[str]] = frozenset()  # equal in all processes, such as a row per class
+
+    # What it can be combined with
     own_targets: ClassVar[tuple[str, ...]] = ()  # settings from which the class makes its targets itself
     own_consistency: ClassVar[tuple[str, ...]] = ()  # settings from which it makes its consistency term itself
-    replicated_buffers: ClassVar[frozenset[str]] = frozenset()  # equal in all processes, such as a row per class
-    uses_fast_network: bool = True  # False if a pass needs what accelerated networks lack
     weight_perturbations: ClassVar[tuple[str, ...]] = ()  # forms of weight perturbation that its step implements
-    updates_per_step: int = 1
+
+    # State
     settings_warning: str | None = None  # about steps that cannot work; `atas.train` prints it
     _remembers: bool = True  # whether `loss` updates what the targets remember
     epoch: Tensor
