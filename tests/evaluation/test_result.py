@@ -11,7 +11,7 @@ from rich.console import Console
 import atas
 from atas.errors import DataError, UsageError
 from atas.evaluation import Evaluation, evaluate, wilson
-from atas.evaluation.result import encode_labels
+from atas.evaluation.result_format import encode_labels
 
 
 def test_figures_follow_from_the_verdicts(result):

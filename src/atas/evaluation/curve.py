@@ -32,7 +32,8 @@ from atas.evaluation.evaluator import evaluate
 from atas.evaluation.inputs import ChunkReader, MapDataset, open_source
 from atas.evaluation.intervals import wilson
 from atas.evaluation.progress import StatusCallback
-from atas.evaluation.result import CURVE_KIND, MAX_LABELS, Evaluation
+from atas.evaluation.result import CURVE_KIND, Evaluation
+from atas.evaluation.result_format import MAX_LABELS
 from atas.evaluation.resume import SAVE_INTERVAL
 from atas.evaluation.warnings import EvaluationWarning
 from atas.ops.precision import strict_float32

@@ -50,7 +50,8 @@ from atas.evaluation.inputs import (
 )
 from atas.evaluation.outcomes import ROBUST, AttackOutcome, merge_shards, reported_stages, summarize
 from atas.evaluation.progress import ProgressMeter, StatusCallback
-from atas.evaluation.result import MAX_LABELS, WORST, Evaluation
+from atas.evaluation.result import WORST, Evaluation
+from atas.evaluation.result_format import MAX_LABELS
 from atas.evaluation.resume import SAVE_INTERVAL, ProgressFile
 from atas.evaluation.runner import AttackRunner, total_max_queries
 from atas.evaluation.warnings import EvaluationWarning, check_chance

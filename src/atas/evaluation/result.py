@@ -4,14 +4,11 @@ from __future__ import annotations
 
 import hashlib
 import json
-import math
 import os
-import string
 from dataclasses import asdict, dataclass, field, replace
-from fractions import Fraction
 from functools import cached_property
 from pathlib import Path
-from typing import Any, TypedDict
+from typing import Any
 
 import torch
 from rich.table import Table
@@ -19,96 +16,31 @@ from torch import Tensor
 
 from atas._utils import documents
 from atas._utils.documents import MalformedError, conform
-from atas._utils.environment import Environment
 from atas._utils.files import write_text
 from atas.attacks.registry import is_autoattack
-from atas.errors import AtasError, DataError, UsageError
+from atas.errors import AtasError, DataError
 from atas.evaluation.adversarial import save_adversarial
 from atas.evaluation.details import EvaluationDetails, details_path, read_details, write_details
 from atas.evaluation.intervals import wilson
 from atas.evaluation.rendering import corruption_table, markdown, plain_table, rich_table, sentence
+from atas.evaluation.result_format import (
+    FORMAT,
+    ResultValues,
+    decode_labels,
+    decode_verdicts,
+    encode_flags,
+    encode_labels,
+    states_budget,
+)
 from atas.evaluation.warnings import EvaluationWarning
 from atas.threat import Threat, create
 
 WORST = "worst"
 CURVE_KIND = "accuracy curve"
 """The kind of a file that holds a curve, which is no result."""
-_FORMAT = 1
 _MAIN_RESULT = "evaluation"
 _TELLING_KEYS = ("format", "threat", "accuracy", "interval", "correct", "broken_by", "weights")
 _ENOUGH_KEYS = 3  # damage may have taken some
-_ROBUST = "-"
-_CHARACTERS = string.digits + string.ascii_letters
-MAX_LABELS = len(_CHARACTERS)
-"""The number of different attacks and stages that may break examples."""
-
-
-class _ThreatValues(TypedDict):
-    norm: str
-    eps: float
-
-
-class _StageValues(TypedDict):
-    after: str
-    right: int
-    seconds: float
-    queries: int
-
-
-class _WarningValues(TypedDict):
-    kind: str
-    text: str
-
-
-class _CorruptionValues(TypedDict):
-    right: list[int]
-
-
-class _LabelValues(TypedDict):
-    names: list[str]
-    examples: str
-
-
-class _MaskValues(TypedDict):
-    share: float
-    hash: str
-
-
-class _ProtocolValues(TypedDict, total=False):
-    attacks: dict[str, dict[str, Any]]
-    seed: int
-    precision: str
-    search_notes: list[str]
-    image_shape: list[int]
-    targets: dict[str, Any]
-    mask: _MaskValues
-
-
-class _FirstValues(TypedDict):
-    """What every version wrote."""
-
-    format: int
-    threat: _ThreatValues
-    n: int
-    accuracy: dict[str, float]
-    seconds: dict[str, float]
-    protocol: _ProtocolValues
-    environment: Environment
-    weights: str
-    data: str
-    correct: dict[str, str]
-
-
-class _Values(_FirstValues, total=False):
-    """The content of a result file."""
-
-    interval: dict[str, tuple[float, float]]
-    queries: dict[str, int]
-    stages: dict[str, list[_StageValues]]
-    warnings: list[_WarningValues]
-    sentence: str
-    broken_by: dict[str, _LabelValues]
-    corruptions: dict[str, _CorruptionValues]
 
 
 @dataclass(frozen=True)
@@ -257,7 +189,7 @@ class Evaluation:
     def to_json(self) -> dict[str, Any]:
         """Return plain values for a JSON file; verdicts are strings of 0 and 1, one digit per example."""
         return {
-            "format": _FORMAT,
+            "format": FORMAT,
             "threat": {"norm": self.threat.name, "eps": self.threat.eps, "text": str(self.threat)},
             "n": self.n,
             "accuracy": self.accuracy,
@@ -338,14 +270,14 @@ class Evaluation:
 
     @classmethod
     def _from_json(cls, values: dict[str, Any]) -> Evaluation:
-        if values["format"] != _FORMAT:
-            raise MalformedError(f"format {str(values['format'])[:9]}, expected {_FORMAT}")
-        documents.check_keys(conform(values, _Values), _Values)
+        if values["format"] != FORMAT:
+            raise MalformedError(f"format {str(values['format'])[:9]}, expected {FORMAT}")
+        documents.check_keys(conform(values, ResultValues), ResultValues)
         if values["n"] < 1:
             raise MalformedError("it has no examples")
         result = cls(
             threat=create(values["threat"]["norm"], float(values["threat"]["eps"])),
-            correct={name: _verdicts(text, values["n"]) for name, text in values["correct"].items()},
+            correct={name: decode_verdicts(text, values["n"]) for name, text in values["correct"].items()},
             seconds={name: float(values["seconds"][name]) for name in values["correct"]},
             protocol=values["protocol"],
             environment=values["environment"],
@@ -369,76 +301,15 @@ class Evaluation:
                 raise MalformedError(f"a corruption has more than {result.n} correct examples, or fewer than none")
             if values["corruptions"][name].get("accuracy") != [count / result.n for count in counts]:
                 raise MalformedError(f"the accuracies under {name} are not those of the counts")
-        if not _states(values["threat"].get("text", str(result.threat)), result.threat.eps):
+        if not states_budget(values["threat"].get("text", str(result.threat)), result.threat.eps):
             raise MalformedError("the budget and its text do not agree")
         if result.accuracy != values["accuracy"]:
             raise MalformedError("correct and accuracy do not agree")
         return result
 
 
-def _verdicts(text: str, n: int) -> Tensor:
-    if len(text) != n:
-        raise MalformedError(f"verdicts are not {n} digits of 0 and 1")
-    return decode_flags(text)
-
-
-def _states(text: object, eps: float) -> bool:
-    """Return whether a text states a budget, to the digits that it has.
-
-    >>> _states("Linf(8/255)", 8 / 255), _states("Linf(8/255)", 0.0814)
-    (True, False)
-    """
-    try:
-        stated = float(Fraction(str(text).partition("(")[2].rstrip(")")))
-    except (ValueError, ZeroDivisionError):
-        return False
-    return math.isclose(stated, eps, rel_tol=1e-4)
-
-
 def _cause(error: Exception) -> str:
     return f"{error} is missing" if isinstance(error, KeyError) else str(error)
-
-
-def encode_flags(values: Tensor) -> str:
-    """Return flags as a string of 0 and 1.
-
-    >>> encode_flags(torch.tensor([True, False, True]))
-    '101'
-    """
-    return bytes(values.to(torch.uint8).add(ord("0")).tolist()).decode("ascii")
-
-
-def decode_flags(text: str) -> Tensor:
-    """Return the flags of a string of 0 and 1."""
-    if set(text) - {"0", "1"}:
-        raise MalformedError("verdicts are not digits of 0 and 1")
-    return torch.tensor([digit == "1" for digit in text], dtype=torch.bool)
-
-
-def encode_labels(names: list[str | None]) -> dict[str, Any]:
-    """Return names, in the order of their first example, and one character per example.
-
-    >>> encode_labels(["clean", None, "apgd-t", "clean"])
-    {'names': ['clean', 'apgd-t'], 'examples': '0-10'}
-    """
-    order = list(dict.fromkeys(name for name in names if name is not None))
-    if len(order) > MAX_LABELS:
-        raise UsageError(f"a result file holds at most {MAX_LABELS} attacks and stages; evaluate fewer at a time")
-    character = dict(zip(order, _CHARACTERS, strict=False))
-    return {"names": order, "examples": "".join(_ROBUST if name is None else character[name] for name in names)}
-
-
-def decode_labels(values: dict[str, Any], n: int) -> list[str | None]:
-    """Return the names that `encode_labels` was given.
-
-    >>> decode_labels({"names": ["clean", "apgd-t"], "examples": "0-10"}, 4)
-    ['clean', None, 'apgd-t', 'clean']
-    """
-    name: dict[str, str | None] = dict(zip(_CHARACTERS, values["names"], strict=False))
-    name[_ROBUST] = None
-    if len(values["examples"]) != n:
-        raise MalformedError(f"broken_by does not have {n} examples")
-    return [name[character] for character in values["examples"]]
 
 
 def load_results(folder: Path) -> list[Evaluation]:

@@ -24,7 +24,7 @@ from atas._utils.files import remove_temporaries, write_text
 from atas.attacks.scheduler import SearchProgress
 from atas.core.fingerprint import LOGITS_KEY, same_logits
 from atas.evaluation.progress import StageKey
-from atas.evaluation.result import decode_flags, encode_flags
+from atas.evaluation.result_format import decode_flags, encode_flags
 
 _FORMAT = 1
 SAVE_INTERVAL = 20.0  # seconds
