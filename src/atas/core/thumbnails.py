@@ -1,4 +1,4 @@
-"""Small images to show: at most 64 pixels a side, one byte a channel."""
+"""Small images to show: at most 64 pixels per side, one byte per channel."""
 
 from __future__ import annotations
 

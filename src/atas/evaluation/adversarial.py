@@ -102,13 +102,13 @@ class PointStore:
 
 
 def saved_points(progress_file: Path) -> list[Path]:
-    """Return the files in which evaluations with this progress file saved points, also one that kept other points."""
+    """Return the files of points beside a progress file, including those of earlier evaluations."""
     found = progress_file.parent.glob(_POINTS.format(glob.escape(_base(progress_file)), "*", "*"))
     return [path for path in found if _holds(path, _STAGES)]
 
 
 def _base(progress_file: Path) -> str:
-    return progress_file.name.removesuffix(".json")  # of several processes each has a suffix behind it
+    return progress_file.name.removesuffix(".json")  # each of several processes appends a suffix
 
 
 def check_replaceable(path: Path) -> None:

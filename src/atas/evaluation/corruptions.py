@@ -35,7 +35,7 @@ def _gaussian_noise(x: Tensor, scale: float, rng: CounterRNG) -> Tensor:
 
 
 def _shot_noise(x: Tensor, photons: float, rng: CounterRNG) -> Tensor:
-    """Noise whose variance is proportional to the light, as of a number of photons."""
+    """Gaussian noise whose variance is proportional to the intensity, as that of photons is."""
     return x + (x / photons).sqrt() * rng.normal(Stream.CORRUPTION, x.shape[1:]).to(x)
 
 
@@ -82,7 +82,7 @@ def _contrast(x: Tensor, factor: float, rng: CounterRNG) -> Tensor:
 
 
 def _pixelate(x: Tensor, share: float, rng: CounterRNG) -> Tensor:
-    """Average over large pixels, whose number along a side is this share."""
+    """Average over larger pixels; `share` is their number along a side relative to the image."""
     height, width = x.shape[2:]
     small = F.interpolate(
         x, (max(round(height * share), 1), max(round(width * share), 1)), mode="bilinear", antialias=True
@@ -127,7 +127,7 @@ def names() -> list[str]:
 
 @dataclass(frozen=True)
 class Corruption:
-    """A corruption at one severity, in the form of an attack; it takes no notice of the model and the threat model."""
+    """A corruption at one severity, in the form of an attack; it ignores the model and the threat model."""
 
     kind: str
     severity: int

@@ -41,7 +41,7 @@ from atas.threat import Threat, format_pixels
 
 _FORMAT = 1
 _DEFAULT_BUDGETS = 8
-_HALVINGS = 10  # of the way from the image to its adversarial input
+_BISECTIONS = 10  # between an image and its adversarial input
 _NAME = "curve"
 _HEADER = ("eps", "accuracy", "95% interval", "robust")
 
@@ -187,10 +187,10 @@ def accuracy_curve(
 ) -> AccuracyCurve:
     """Measure accuracy as a function of the budget, and the smallest perturbation found of each image.
 
-    The attack runs at every budget, from small to large, on the images that no smaller budget broke. The way from the
-    image to its adversarial input is then halved ten times, as long as the shorter perturbation still fools the model.
-    So a perturbation may turn out smaller than the budget at which it was found, and counts at the smaller ones too.
-    Images and perturbed images must fit into memory.
+    The attack runs at every budget, from small to large, on the images that no smaller budget broke. Ten steps of
+    bisection between image and adversarial input then look for a shorter perturbation that still fools the model. A
+    perturbation may thus be smaller than the budget at which it was found, and counts at smaller budgets too. Images
+    and perturbed images must fit into memory.
 
     Args:
         model: maps images (N, C, H, W) in [0, 1] to logits (N, classes). It is never moved to another device.
@@ -322,10 +322,10 @@ def _labels(found: Evaluation, search: str) -> list[str | None]:
 
 
 def _shorten(model: nn.Module, x: Tensor, point: Tensor, y: Tensor) -> Tensor:
-    """Return an adversarial point on the way from each image to its adversarial input, as short as halving finds it."""
+    """Return an adversarial point between each image and its adversarial input, found by bisection."""
     shape = (-1, *(1,) * (x.dim() - 1))
     low, high, shortest = torch.zeros(len(x)).to(x), torch.ones(len(x)).to(x), point
-    for _ in range(_HALVINGS):
+    for _ in range(_BISECTIONS):
         middle = (low + high) / 2
         between = contiguous((x + middle.view(shape) * (point - x)).clamp(0, 1))
         fooled = ~library.correct(model(between), y)

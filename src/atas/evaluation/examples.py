@@ -261,7 +261,7 @@ def _attack_again(
     try:
         points = attack(source.model, x.clone(), y.clone(), source.threat, seed=source.seed, index=index.to(x.device))
         points = check_within_threat(points, x, source.threat, name)
-    except Exception:  # of the user's own; the verdicts of all examples must not be lost by it
+    except Exception:  # in a user's attack; it must not lose the verdicts of all examples
         return
     with torch.no_grad():
         recorder.record(name, index, x, points, source.scheduler.verifier(points))

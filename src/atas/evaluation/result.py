@@ -37,7 +37,7 @@ from atas.threat import Threat, create
 
 WORST = "worst"
 CURVE_KIND = "accuracy curve"
-"""The kind of a file that holds a curve, which is no result."""
+"""The kind in the file of a curve, which is not a result."""
 _MAIN_RESULT = "evaluation"
 _TELLING_KEYS = ("format", "threat", "accuracy", "interval", "correct", "broken_by", "weights")
 _ENOUGH_KEYS = 3  # damage may have taken some

@@ -139,7 +139,7 @@ def decode_verdicts(text: str, n: int) -> Tensor:
 
 
 def states_budget(text: object, eps: float) -> bool:
-    """Return whether a text states a budget, to the digits that it has.
+    """Return whether a text gives this budget, to its number of digits.
 
     >>> states_budget("Linf(8/255)", 8 / 255), states_budget("Linf(8/255)", 0.0814)
     (True, False)

@@ -200,7 +200,7 @@ class ProgressFile:
 
     @property
     def fingerprint(self) -> str:
-        """A hash of what the evaluation is recognised by, but for the logits, which rounding may change."""
+        """A hash of the identity of the evaluation without its logits, which rounding may change."""
         values = {name: value for name, value in self._identity.items() if name != LOGITS_KEY}
         return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()[:16]
 

@@ -26,7 +26,7 @@ _SQUARE = 0.01
 _EXPLODES = 1e4  # increase of the loss within the threat model, if it were linear
 _DEVIATIONS = 2  # standard deviations that count as chance
 _MIN_EXAMPLES = 2  # no warning for this many examples or fewer
-_ENOUGH_FOR_CHANCE = 30  # examples from which on a clean accuracy at chance is worth a warning
+_ENOUGH_FOR_CHANCE = 30  # examples that a warning about accuracy at chance needs
 
 MASKED_GRADIENTS = (
     "zero-gradients",
