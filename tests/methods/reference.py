@@ -243,8 +243,8 @@ def n_fgsm(net, ball, noise, x, y, rate, step):
 
 
 def mart(net, ball, noise, x, y, rate, *, step, steps, beta):
-    """`noise` is standard normal."""
-    point = ball.project(x + 0.001 * noise, x)
+    """`noise` is standard normal. The start is not projected."""
+    point = x + 0.001 * noise
     for _ in range(steps):
         gradient, _ = input_gradients(net, point, y, training=False)
         point = ball.move(point, gradient, step, x)

@@ -127,7 +127,7 @@ def check_settings(loaded, common, own):
 LATER = {
     "n-fgsm": (CYCLIC | {"peak": 0.2}, {}, {"noise": 16 / 255, "step_size": 8 / 255}),
     "mart": (
-        PIECEWISE | {"peak": 0.01, "milestones": (75 / 120, 90 / 120, 100 / 120)},
+        PIECEWISE | {"peak": 0.01, "milestones": (74 / 120, 89 / 120, 99 / 120)},
         {"optimizer.weight_decay": 3.5e-3},
         {"beta": 5.0, "steps": 10, "step_size": 0.007},
     ),

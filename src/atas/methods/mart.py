@@ -74,7 +74,7 @@ class MART(Method):
 
     def _attack(self, model: nn.Module, batch: Batch) -> Tensor:
         noise = self.rng(batch.index).normal(Stream.START, batch.x.shape[1:]).to(batch.x.dtype)
-        point = self.threat.project(batch.x + _START_NOISE * noise, batch.x)
+        point = batch.x + _START_NOISE * noise
         for _ in range(self.steps):
             gradient, _ = input_gradient(model, point, batch.y, self.attack_loss)
             point = self.threat.ascend(point, gradient, self.step_size * self.step_scale, batch.x)
