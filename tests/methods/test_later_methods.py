@@ -177,8 +177,16 @@ def test_weights_by_epoch():
             method.start_epoch(epoch, 30)
             found.append(float(method.current_weight))
         assert found == pytest.approx(expected)
+    assert [gat.weight_in(epoch, 100) for epoch in (85, 86)] == [10, 40]
     assert atas.methods.create("gat", LINF, 2, SHAPE, late_factor=1.0).weight_in(29, None) == 10
     assert atas.methods.create("nuat", LINF, 2, SHAPE, ramp=0.0).weight_in(0, None) == 4.5
+
+
+@pytest.mark.parametrize("late_from", [0.07, 0.29, 0.55, 0.56, 0.86])
+def test_the_larger_weight_begins_at_its_share_of_the_training(late_from):
+    """Also where the product of share and length is rounded up."""
+    gat, first = make("gat", late_from=late_from), round(100 * late_from)
+    assert [gat.weight_in(epoch, 100) for epoch in (first - 1, first)] == [10, 40]
 
 
 # LIET
