@@ -1,5 +1,6 @@
 """The recipes that come with the package: every CIFAR row of the paper, with the settings of its method."""
 
+import inspect
 import itertools
 import tomllib
 from importlib import resources
@@ -125,7 +126,7 @@ def check_settings(loaded, common, own):
 
 # Schedule, peak rate, batch, weight decay and average, and what the method has; the authors' settings in 30 epochs.
 LATER = {
-    "n-fgsm": (CYCLIC | {"peak": 0.2}, {}, {"noise": 16 / 255, "step_size": 8 / 255}),
+    "n-fgsm": (CYCLIC | {"peak": 0.2}, {"schedule.peak_momentum": 0.8}, {"noise": 16 / 255, "step_size": 8 / 255}),
     "mart": (
         PIECEWISE | {"peak": 0.01, "milestones": (74 / 120, 89 / 120, 99 / 120)},
         {"optimizer.weight_decay": 3.5e-3},
@@ -138,18 +139,24 @@ LATER = {
     ),
     "nuat": (
         CYCLIC | {"peak": 0.1, "peak_at": 0.4, "batch_size": 64},
-        {},
+        {"schedule.peak_momentum": 0.8},
         {"weight": 4.5, "ramp": 0.9, "noise": 4 / 255, "step_size": 8 / 255},
     ),
     "liet": (
         {"schedule": "cosine", "peak": 0.1, "epochs": 30, "batch_size": 128},
         {"training.ema": 0.9995, "schedule.warmup": 0.3},
-        {"ratio": (0.1, 0.5), "refresh_every": 20, "step_size": 8 / 255},
+        {
+            "ratio": (0.1, 0.5),
+            "refresh_every": 20,
+            "step_size": 8 / 255,
+            "targets.smoothing": 0.6,
+            "consistency.weight": 100,
+        },
     ),
     "tdat": (
         PIECEWISE | {"milestones": (100 / 110, 105 / 110)},
         {},
-        {"weight": 0.65, "step_size": 8 / 255},
+        {"weight": 0.65, "step_size": 8 / 255, "targets.factor": 0.6, "targets.floor": 0.15},
     ),
 }
 
@@ -158,6 +165,7 @@ LATER = {
 def test_later_methods(method):
     """They have not been measured, and say so."""
     loaded = recipes.load(f"cifar10-preact-resnet18-{method}")
+    assert (loaded.method.name, loaded.method.norm, loaded.method.eps) == (method, "linf", 8 / 255)
     common, values, own = LATER[method]
     for key, value in values.items():
         section, _, name = key.partition(".")
@@ -167,6 +175,16 @@ def test_later_methods(method):
     text = resources.files("atas.recipes").joinpath(f"{loaded.name}.toml").read_text(encoding="utf-8")
     assert "has not been measured here" in text
     assert "\n[expected]" not in text
+
+
+@pytest.mark.parametrize("method", LATER)
+def test_the_defaults_of_later_methods_are_those_of_their_recipes(method):
+    parameters = inspect.signature(methods.get(method)).parameters
+    settings = recipes.load(f"cifar10-preact-resnet18-{method}").method.settings
+    assert not settings.keys() - parameters.keys()
+    for name, parameter in parameters.items():
+        if isinstance(parameter.default, float | tuple) or name in ("steps", "refresh_every"):
+            assert settings[name] == parameter.default, name
 
 
 @pytest.mark.parametrize(("data", "network", "method", "eps"), ROWS, ids=lambda part: str(part))
