@@ -213,8 +213,8 @@ def ssat(net, ball, noise, x, y, rate, step, checkpoints):
 
 
 def trades(net, ball, noise, x, y, rate, *, step, steps, beta):
-    """`noise` is standard normal."""
-    point = ball.project(x + 0.001 * noise, x)
+    """`noise` is standard normal. The start is not projected."""
+    point = x + 0.001 * noise
     for _ in range(steps):
         gradient = torch.zeros_like(x)
         for i in range(len(x)):
