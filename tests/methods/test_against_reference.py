@@ -474,6 +474,27 @@ def test_liet(compared_method, threat, scale, inside):
 
 @pytest.mark.parametrize(("threat", "scale"), CASES)
 @pytest.mark.parametrize(
+    "settings",
+    [{}, {"layers": ("conv1", "conv2"), "step_size": "0.4 eps", "layer_step_size": "0.7 eps"}, {"layers": ("conv2",)}],
+    ids=["default", "other", "second-layer"],
+)
+def test_slat(compared_method, threat, scale, settings):
+    """Half of the steps are longer than the ball, those of `other` shorter; values at the ends of their range stay."""
+    s = compared_method("slat", threat, scale, **settings)
+    pixels, hidden = (0.4, 0.7) if "step_size" in settings else (0.9, 1.8)
+
+    def refer(epoch, x, y, index, view):
+        return reference.slat(
+            s.net, s.ball, settings.get("layers", ("conv1",)), x, y, RATE, step=scale * pixels * threat.eps,
+            layer_step=scale * hidden * threat.eps,
+        )  # fmt: skip
+
+    for _, expected in s.compare(range(3), refer):
+        assert 0 < expected.notes["cut"] < 0.5 * expected.notes["moved"]
+
+
+@pytest.mark.parametrize(("threat", "scale"), CASES)
+@pytest.mark.parametrize(
     "settings", [{}, {"weight": 3.0, "label_factor": 0.5, "label_floor": 0.3}], ids=["default", "other"]
 )
 def test_tdat(compared_method, threat, scale, settings):

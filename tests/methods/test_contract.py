@@ -23,9 +23,10 @@ ADAPTIVE = ["fgsm-rs-adaptive", "atas", "atas-literal", "atas-plus"]
 REMEMBERING = ["atta", "atas", "atas-literal", "atas-plus"]
 EVAL_MODE = ["ssat", "trades", "mart", *GUIDED, *REMEMBERING]
 NO_PERTURB = ["fgsm-ga", "free", "yopo", "trades", "sora", "elle", "gat", "nuat", "fgsm-pgi", "tdat", "liet", "mart"]
+NO_PERTURB += ["slat"]
 PERTURB = [name for name in NAMES if name not in NO_PERTURB]
 OTHER_STARTS = ["ssat", "trades", "n-fgsm", "mart", "gat", "nuat", "liet", "tdat"]  # by rules of their own
-WITHOUT_CHANCE = ["standard", "fgsm", "free"]
+WITHOUT_CHANCE = ["standard", "fgsm", "free", "slat"]
 REACH = {"n-fgsm": 3.0, "aaer": 3.0, "sora": 3.0}  # how far inputs may be from their images, in eps, where it is not 1
 THREATS = {"linf": atas.Linf(8 / 255), "l2": atas.L2(0.5)}
 SMALL = {
@@ -256,7 +257,7 @@ FORWARD_PASSES = {
     "standard": 1, "fgsm": 2, "fgsm-rs": 2, "fgsm-rs-adaptive": 2, "fgsm-ga": 3, "fgsm-pgi": 2, "ssat": 1,
     "zerograd": 2, "multigrad": 4, "elle": 3, "aaer": 2, "sora": 2, "free": 2, "yopo": 2,
     "atta": 1, "atas": 1, "atas-literal": 1, "atas-plus": 1, "pgd": 4, "trades": 2,
-    "n-fgsm": 2, "mart": 2, "gat": 3, "nuat": 3, "liet": 2, "tdat": 2,
+    "n-fgsm": 2, "mart": 2, "gat": 3, "nuat": 3, "liet": 2, "tdat": 2, "slat": 2,
 }  # fmt: skip
 
 
@@ -780,6 +781,7 @@ def test_the_automatic_c_is_inverse_to_the_radius(threat):
         ("multigrad", 2 / 255, {"step_size": 10 / 255}, "5 times eps"),
         ("aaer", 0.1, {"step_size": 4 / 255}, "the attack hardly moves"),
         ("sora", 0.1, {"max_step": 16 / 255}, r"method\.max_step is 16/255, 0\.627 times eps"),
+        ("slat", 0.1, {"step_size": 4 / 255}, "the attack hardly moves"),
     ],
 )
 def test_steps_that_cannot_work_are_said(name, eps, hyper, words):
@@ -815,7 +817,7 @@ def test_a_memory_type_by_name(text, dtype):
 
 
 WITH_A_STEP = ("fgsm", "fgsm-rs", "ssat", "free", "yopo", "atta", "pgd", "trades")
-WITH_A_STEP += ("n-fgsm", "zerograd", "multigrad", "aaer", "gat", "nuat", "fgsm-pgi", "tdat", "mart")
+WITH_A_STEP += ("n-fgsm", "zerograd", "multigrad", "aaer", "gat", "nuat", "fgsm-pgi", "tdat", "mart", "slat")
 
 
 @pytest.mark.parametrize(
@@ -906,6 +908,9 @@ WITH_A_STEP += ("n-fgsm", "zerograd", "multigrad", "aaer", "gat", "nuat", "fgsm-
         ("sora", "linf", {"curvature": 0.0}, "curvature > 0"),
         ("sora", "linf", {"decay": 1.0}, "decay in [0, 1); got 0.02 and 1.0"),
         ("sora", "linf", {"max_step": 16}, "write 16/255"),
+        ("slat", "linf", {"layers": ()}, "SLAT needs a hidden layer to perturb"),
+        ("slat", "linf", {"layers": "conv1"}, "layers must be"),
+        ("slat", "linf", {"layer_step_size": 10}, "layer_step_size is in pixel units of [0, 1]: write 10/255"),
         ("atas", "linf", {"pad": -1}, "pad >= 0"),
         ("atas-plus", "linf", {}, "missing 1 required keyword-only argument: 'classes'"),
         ("atas-plus", "linf", {"classes": 4, "share": 1.1}, "0 <= share <= 1"),

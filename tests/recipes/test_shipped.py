@@ -151,6 +151,11 @@ LATER = {
         {},
         {"weight": 0.65, "step_size": 8 / 255},
     ),
+    "slat": (
+        CYCLIC | {"peak": 0.2, "peak_at": 0.4},
+        {"schedule.peak_momentum": 0.8, "method.settings": {"layers": ("conv1", "layer1")}},
+        {"step_size": 7.2 / 255, "layer_step_size": 14.4 / 255},
+    ),
 }
 
 

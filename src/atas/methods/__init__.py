@@ -20,6 +20,7 @@ from atas.methods.n_fgsm import NFGSM
 from atas.methods.nuat import NuAT
 from atas.methods.pgd import PGD
 from atas.methods.registry import create, get, names, setting_types, settings, takes_classes
+from atas.methods.slat import SLAT
 from atas.methods.sora import SORA
 from atas.methods.ssat import SSAT
 from atas.methods.standard import Standard
@@ -46,6 +47,7 @@ __all__ = [
     "MART",
     "NFGSM",
     "PGD",
+    "SLAT",
     "SORA",
     "SSAT",
     "TDAT",

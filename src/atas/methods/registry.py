@@ -28,6 +28,7 @@ from atas.methods.mart import MART
 from atas.methods.n_fgsm import NFGSM
 from atas.methods.nuat import NuAT
 from atas.methods.pgd import PGD
+from atas.methods.slat import SLAT
 from atas.methods.sora import SORA
 from atas.methods.ssat import SSAT
 from atas.methods.standard import Standard
@@ -64,6 +65,7 @@ _CLASSES: dict[str, type[Method]] = {
     "tdat": TDAT,
     "liet": LIET,
     "mart": MART,
+    "slat": SLAT,
 }
 
 _COMMON = ("pad", "device", "seed", "targets", "consistency", "classes")  # `atas.train` passes them itself
