@@ -670,6 +670,38 @@ class Pgi:
         return Outcome(inputs, loss.detach(), logits.detach(), [gradients])
 
 
+class Pco:
+    """FGSM-PCO as released, which keeps the graph of the first pass. `stored` has the corners that it begins with."""
+
+    def __init__(self, ball, stored, pad, *, step, true, weight, stretch):
+        self.ball, self.stored, self.pad = ball, stored.clone(), pad
+        self.size, self.true, self.weight, self.stretch = step, true, weight, stretch
+
+    def step(self, net, x, y, index, views, rate):
+        """`views` are as in `Pgi.step`."""
+        pairs = list(zip(index.tolist(), views or [(0, 0, False)] * len(x), strict=True))
+        start = (x + torch.stack([look(self.stored[i], v, *x.shape[2:]) for i, v in pairs])).requires_grad_()
+        before = net(start, True)
+        (gradient,) = torch.autograd.grad(smoothed_loss(before, y, self.true), start, retain_graph=True)
+        start = start.detach()
+        end = self.ball.move(start, gradient, self.size, x)
+        for place, (i, view) in enumerate(pairs):
+            paste(self.stored[i], view, end[place] - x[place])
+        mixed = []
+        for i, label in enumerate(y.tolist()):
+            k = 1 - log_probabilities(before)[i, label].exp()
+            mixed.append(k * start[i] + (1 - k) * (x[i] + self.stretch * (end[i] - x[i])))
+        mixed = torch.stack(mixed)
+        logits, after = net(mixed, True), net(end, True)
+        past, present = (((after - other) ** 2).sum() / logits.numel() for other in (before, logits))
+        larger = past > present
+        loss = smoothed_loss(logits, y, self.true) + self.weight * (past - present if larger else present - past)
+        gradients, _ = net.gradients(loss)
+        net.descend(gradients, rate)
+        notes = {"larger": bool(larger), "outside": bool(((mixed < 0) | (mixed > 1)).any())}
+        return Outcome(mixed.detach(), loss.detach(), logits.detach(), [gradients], notes)
+
+
 def zerograd(net, ball, noise, x, y, rate, *, step, quantile):
     start = ball.project(x + noise, x)
     gradient, _ = input_gradients(net, start, y, training=True)

@@ -1,5 +1,5 @@
-"""N-FGSM, MART, GAT, NuAT, LIET, TDAT, SLAT: what the comparison with the reference does not reach, and that each of
-them makes a network robust."""
+"""N-FGSM, MART, GAT, NuAT, LIET, TDAT, SLAT and FGSM-PCO: what the comparison with the reference does not reach, and
+that each of them makes a network robust."""
 
 import copy
 
@@ -17,7 +17,7 @@ from atas.methods.slat import perturb_hidden
 
 SHAPE, EXAMPLES, CLASSES = (3, 8, 10), 12, 4
 LINF = atas.Linf(8 / 255)
-NAMES = ["n-fgsm", "mart", "gat", "nuat", "liet", "tdat", "slat"]
+NAMES = ["n-fgsm", "mart", "gat", "nuat", "liet", "tdat", "slat", "fgsm-pco"]
 
 
 def make(name, threat=LINF, *, epoch=0, epochs=10, **hyper):
@@ -328,7 +328,7 @@ def test_a_hidden_layer_moves_within_ball_and_range(threat, size):
 @pytest.mark.parametrize("name", NAMES)
 def test_the_page_and_the_class_name_the_paper(name):
     module = __import__(atas.methods.get(name).__module__, fromlist=["__doc__"])
-    assert any(f"{venue} 20" in module.__doc__ for venue in ("NeurIPS", "ICLR", "ICCV", "AAAI")), module.__doc__
+    assert any(f"{venue} 20" in module.__doc__ for venue in ("NeurIPS", "ICLR", "ICCV", "AAAI", "ECCV")), module.__doc__
 
 
 class Digits:

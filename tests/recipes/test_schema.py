@@ -492,6 +492,7 @@ def test_of_the_engine_only_what_changes_the_training_tells_runs_apart():
         ("atas-plus", {"targets.teacher_share": [0.7, 0.9]}, "method atas-plus has targets of its own"),
         ("liet", {"targets.smoothing": 0.2}, "method liet has targets of its own: set method.smoothing, and leave out"),
         ("tdat", {"targets.share": 0.2}, "method tdat has targets of its own: set method.label_factor, method.label_f"),
+        ("fgsm-pco", {"targets.smoothing": 0.2}, "method fgsm-pco has targets of its own: set method.smoothing, and"),
         ("fgsm-pgi", {"targets.smoothing": 0.2}, "method fgsm-pgi has targets of its own: set method.smoothing, and"),
         ("fgsm-pgi", {"consistency.weight": 1.0}, "method fgsm-pgi has consistency of its own: set method.weight, and"),
         ("liet", {"consistency.weight": 1.0}, "method liet has consistency of its own: set method.weight, and leave"),

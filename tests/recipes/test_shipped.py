@@ -156,6 +156,11 @@ LATER = {
         {"schedule.peak_momentum": 0.8, "method.settings": {"layers": ("conv1", "layer1")}},
         {"step_size": 7.2 / 255, "layer_step_size": 14.4 / 255},
     ),
+    "fgsm-pco": (
+        PIECEWISE | {"milestones": (100 / 110, 105 / 110)},
+        {},
+        {"step_size": 8 / 255, "smoothing": 0.4, "weight": 10.0, "stretch": 1.5},
+    ),
 }
 
 

@@ -10,6 +10,7 @@ from atas.methods.consistency import Consistency
 from atas.methods.elle import ELLE
 from atas.methods.fgsm import FGSM, FGSMRS
 from atas.methods.fgsm_ga import FGSMGA
+from atas.methods.fgsm_pco import FGSMPCO
 from atas.methods.fgsm_pgi import FGSMPGI
 from atas.methods.fgsm_rs_adaptive import FGSMRSAdaptive
 from atas.methods.free import Free
@@ -40,6 +41,7 @@ __all__ = [
     "ELLE",
     "FGSM",
     "FGSMGA",
+    "FGSMPCO",
     "FGSMPGI",
     "FGSMRS",
     "GAT",

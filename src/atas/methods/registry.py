@@ -19,6 +19,7 @@ from atas.methods.base import Method
 from atas.methods.elle import ELLE
 from atas.methods.fgsm import FGSM, FGSMRS
 from atas.methods.fgsm_ga import FGSMGA
+from atas.methods.fgsm_pco import FGSMPCO
 from atas.methods.fgsm_pgi import FGSMPGI
 from atas.methods.fgsm_rs_adaptive import FGSMRSAdaptive
 from atas.methods.free import Free
@@ -66,6 +67,7 @@ _CLASSES: dict[str, type[Method]] = {
     "liet": LIET,
     "mart": MART,
     "slat": SLAT,
+    "fgsm-pco": FGSMPCO,
 }
 
 _COMMON = ("pad", "device", "seed", "targets", "consistency", "classes")  # `atas.train` passes them itself
