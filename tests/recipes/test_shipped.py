@@ -158,6 +158,16 @@ LATER = {
         {},
         {"weight": 0.65, "step_size": 8 / 255, "targets.factor": 0.6, "targets.floor": 0.15},
     ),
+    "slat": (
+        CYCLIC | {"peak": 0.2, "peak_at": 0.4},
+        {"schedule.peak_momentum": 0.8, "method.settings": {"layers": ("conv1", "layer1")}},
+        {"step_size": 7.2 / 255, "layer_step_size": 14.4 / 255},
+    ),
+    "fgsm-pco": (
+        PIECEWISE | {"milestones": (100 / 110, 105 / 110)},
+        {},
+        {"step_size": 8 / 255, "smoothing": 0.4, "weight": 10.0, "stretch": 1.5},
+    ),
 }
 
 

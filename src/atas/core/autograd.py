@@ -252,8 +252,10 @@ class _Reached(Exception):  # noqa: N818  (not an error: it carries a value out 
         self.output = output
 
 
-def find_first_layer(model: nn.Module, name: str | None) -> nn.Module:
-    """Return the layer of that name, or the first convolution or linear layer."""
+def find_first_layer(
+    model: nn.Module, name: str | None, *, use: str = "to start YOPO from; name one with layer=..."
+) -> nn.Module:
+    """Return the layer of that name, or the first convolution or linear layer; messages end with its `use`."""
     layers = dict(model.named_modules())
     if name is not None:
         if name not in layers:
@@ -262,7 +264,7 @@ def find_first_layer(model: nn.Module, name: str | None) -> nn.Module:
     for layer in layers.values():
         if isinstance(layer, nn.Conv1d | nn.Conv2d | nn.Conv3d | nn.Linear):
             return layer
-    raise UsageError("this model has no convolution or linear layer to start YOPO from; name one with layer=...")
+    raise UsageError(f"this model has no convolution or linear layer {use}")
 
 
 class SplitModel(Protocol):

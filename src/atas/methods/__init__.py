@@ -10,6 +10,7 @@ from atas.methods.consistency import Consistency
 from atas.methods.elle import ELLE
 from atas.methods.fgsm import FGSM, FGSMRS
 from atas.methods.fgsm_ga import FGSMGA
+from atas.methods.fgsm_pco import FGSMPCO
 from atas.methods.fgsm_pgi import FGSMPGI
 from atas.methods.fgsm_rs_adaptive import FGSMRSAdaptive
 from atas.methods.free import Free
@@ -20,6 +21,7 @@ from atas.methods.n_fgsm import NFGSM
 from atas.methods.nuat import NuAT
 from atas.methods.pgd import PGD
 from atas.methods.registry import create, get, names, setting_types, settings, takes_classes
+from atas.methods.slat import SLAT
 from atas.methods.sora import SORA
 from atas.methods.ssat import SSAT
 from atas.methods.standard import Standard
@@ -39,6 +41,7 @@ __all__ = [
     "ELLE",
     "FGSM",
     "FGSMGA",
+    "FGSMPCO",
     "FGSMPGI",
     "FGSMRS",
     "GAT",
@@ -46,6 +49,7 @@ __all__ = [
     "MART",
     "NFGSM",
     "PGD",
+    "SLAT",
     "SORA",
     "SSAT",
     "TDAT",

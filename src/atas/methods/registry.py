@@ -19,6 +19,7 @@ from atas.methods.base import Method
 from atas.methods.elle import ELLE
 from atas.methods.fgsm import FGSM, FGSMRS
 from atas.methods.fgsm_ga import FGSMGA
+from atas.methods.fgsm_pco import FGSMPCO
 from atas.methods.fgsm_pgi import FGSMPGI
 from atas.methods.fgsm_rs_adaptive import FGSMRSAdaptive
 from atas.methods.free import Free
@@ -28,6 +29,7 @@ from atas.methods.mart import MART
 from atas.methods.n_fgsm import NFGSM
 from atas.methods.nuat import NuAT
 from atas.methods.pgd import PGD
+from atas.methods.slat import SLAT
 from atas.methods.sora import SORA
 from atas.methods.ssat import SSAT
 from atas.methods.standard import Standard
@@ -64,6 +66,8 @@ _CLASSES: dict[str, type[Method]] = {
     "tdat": TDAT,
     "liet": LIET,
     "mart": MART,
+    "slat": SLAT,
+    "fgsm-pco": FGSMPCO,
 }
 
 _COMMON = ("pad", "device", "seed", "targets", "consistency", "classes")  # `atas.train` passes them itself
