@@ -146,6 +146,8 @@ def test_variants_of_a_recipe_are_compared_once(tmp_path, monkeypatch, capsys):
     ("file", "data"),
     [
         ("record.toml", {"cifar10"}),
+        ("record-30s.toml", {"cifar10"}),
+        ("later-methods.toml", {"cifar10"}),
         ("record-cifar100.toml", {"cifar100"}),
         ("record-test.toml", {"cifar10", "cifar100", "tiny-imagenet"}),
     ],
