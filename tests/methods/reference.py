@@ -589,6 +589,39 @@ def smoothed_loss(logits, y, true):
     return total / len(y)
 
 
+class Uap:
+    """FGSM-UAP as released, which keeps the graph of the first pass and collects gradients of both losses at the start.
+    `universal` has a perturbation for each group."""
+
+    def __init__(self, ball, universal, *, radius, step, kept, weight, decay):
+        self.ball, self.radius, self.universal = ball, radius, universal.clone()
+        self.momenta = torch.zeros_like(universal)
+        self.size, self.kept, self.weight, self.decay = step, kept, weight, decay
+
+    def step(self, net, x, y, groups, rate, reach):
+        """`groups` has the number of each image's perturbation; `reach` is the step of a perturbation."""
+        start = torch.stack([image + self.universal[k] for image, k in zip(x, groups, strict=True)])
+        start = self.ball.project(start, x).requires_grad_()
+        before = net(start, True)
+        loss = smoothed_loss(before, y, self.kept)
+        (attack,) = torch.autograd.grad(loss, start, retain_graph=True)
+        inputs = self.ball.move(start.detach(), attack, self.size, x)
+        logits = net(inputs, True)
+        loss = smoothed_loss(logits, y, self.kept) + self.weight * ((logits - before) ** 2).sum() / logits.numel()
+        gradients, (of_loss,) = net.gradients(loss, start)
+        net.descend(gradients, rate)
+        gradient = attack + of_loss
+        for k in set(groups):
+            own = torch.stack([g for g, group in zip(gradient, groups, strict=True) if group == k])
+            self.momenta[k] = own.sum(0) / len(own) / gradient.abs().sum() + self.decay * self.momenta[k]
+            moved = self.universal[k] + reach * self.ball.direction(self.momenta[k : k + 1])[0]
+            if self.ball.norm == "linf":
+                self.universal[k] = moved.clip(-self.radius, self.radius)
+            else:
+                self.universal[k] = moved * min(1.0, self.radius / float((moved * moved).sum().sqrt()))
+        return Outcome(inputs, loss.detach(), logits.detach(), [gradients], {"groups": set(groups)})
+
+
 class Pgi:
     """FGSM-MEP as released, which keeps the graph of the first pass. `stored` has the corners that it begins with."""
 

@@ -648,6 +648,44 @@ def test_when_fgsm_pgi_begins_anew(reset_every, expected):
 
 
 @pytest.mark.parametrize(("threat", "scale"), CASES)
+@pytest.mark.parametrize(
+    "settings",
+    [{}, {"smoothing": 0.1, "weight": 2.0, "momentum": 0.8, "step_size": 0.01, "radius": "0.7 eps"}],
+    ids=["default", "other"],
+)
+@pytest.mark.parametrize("shared_by", ["class", "all"])
+@pytest.mark.slow
+def test_fgsm_uap(compared_method, small_net, threat, scale, settings, shared_by):
+    """Batches of 6 and 5 of six classes, of which some are in one of the batches alone."""
+    net = small_net(sharpness=6.0, classes=6)
+    s = compared_method("fgsm-uap", threat, scale, net=net, classes=6, shared_by=shared_by, **settings)
+    s.labels = torch.tensor([0, 1, 2, 3, 4, 5, 0, 0, 1, 1, 2])
+    first, radius = s.method.universal.clone(), threat.eps * (0.7 if settings else 1.25)
+    assert len(first) == (6 if shared_by == "class" else 1)
+    length = threat.distance(first, torch.zeros_like(first))
+    torch.testing.assert_close(length, torch.full_like(length, radius), atol=1e-7, rtol=1e-6)
+    if threat is LINF:
+        assert (first.abs() > 0.99 * radius).all()
+    slow = reference.Uap(
+        s.ball, first, radius=radius, step=scale * settings.get("step_size", threat.eps),
+        kept=1 - settings.get("smoothing", 0.4) * 5 / 6, weight=settings.get("weight", 10.0),
+        decay=settings.get("momentum", 0.3),
+    )  # fmt: skip
+    absent = 0
+
+    def refer(epoch, x, y, index, view):
+        groups = y.tolist() if shared_by == "class" else [0] * len(y)
+        return slow.step(s.net, x, y, groups, RATE, scale * radius)
+
+    for _, expected in s.compare(range(3), refer):
+        close(s.method.universal, slow.universal)
+        close(s.method.momentum / slow.momenta.abs().max(), slow.momenta / slow.momenta.abs().max())
+        absent += len(first) - len(expected.notes["groups"])
+    assert slow.momenta.abs().amax((1, 2, 3)).min() > 0
+    assert bool(absent) == (shared_by == "class")
+
+
+@pytest.mark.parametrize(("threat", "scale"), CASES)
 @pytest.mark.parametrize("settings", [{}, {"quantile": 0.7, "step_size": "0.5 eps"}], ids=["default", "other"])
 def test_zerograd(compared_method, threat, scale, settings):
     s = compared_method("zerograd", threat, scale, **settings)
@@ -1071,7 +1109,8 @@ def test_step_with_an_optimiser_is_learn_with_gradient_descent(small_net, make_i
     images, labels, index = make_images(5, SHAPE, dtype=torch.float64), torch.tensor([0, 1, 2, 3, 0]), torch.arange(5)
     states = []
     for with_optimizer in (True, False):
-        hyper = {"free": {"replays": 1}, "atas-plus": {"classes": 4}, "liet": {"classes": 4}}.get(name, {})
+        hyper = {"replays": 1} if name == "free" else {}
+        hyper |= {"classes": 4} if atas.methods.takes_classes(name) else {}
         method = atas.methods.create(name, LINF, 5, SHAPE, pad=PAD, **hyper).double()
         method.start_epoch(0, 30)
         model = small_net().double().train()

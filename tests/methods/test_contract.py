@@ -23,6 +23,7 @@ ADAPTIVE = ["fgsm-rs-adaptive", "atas", "atas-literal", "atas-plus"]
 REMEMBERING = ["atta", "atas", "atas-literal", "atas-plus"]
 EVAL_MODE = ["ssat", "trades", "mart", *GUIDED, *REMEMBERING]
 NO_PERTURB = ["fgsm-ga", "free", "yopo", "trades", "sora", "elle", "gat", "nuat", "fgsm-pgi", "tdat", "liet", "mart"]
+NO_PERTURB += ["fgsm-uap"]
 PERTURB = [name for name in NAMES if name not in NO_PERTURB]
 OTHER_STARTS = ["ssat", "trades", "n-fgsm", "mart", "gat", "nuat", "liet", "tdat"]  # by rules of their own
 WITHOUT_CHANCE = ["standard", "fgsm", "free"]
@@ -39,6 +40,7 @@ SMALL = {
     "trades": {"steps": 2},
     "mart": {"steps": 2},
     "liet": {"classes": 4},
+    "fgsm-uap": {"classes": 4},
     "tdat": {"batch_size": EXAMPLES},
 }
 
@@ -256,7 +258,7 @@ FORWARD_PASSES = {
     "standard": 1, "fgsm": 2, "fgsm-rs": 2, "fgsm-rs-adaptive": 2, "fgsm-ga": 3, "fgsm-pgi": 2, "ssat": 1,
     "zerograd": 2, "multigrad": 4, "elle": 3, "aaer": 2, "sora": 2, "free": 2, "yopo": 2,
     "atta": 1, "atas": 1, "atas-literal": 1, "atas-plus": 1, "pgd": 4, "trades": 2,
-    "n-fgsm": 2, "mart": 2, "gat": 3, "nuat": 3, "liet": 2, "tdat": 2,
+    "n-fgsm": 2, "mart": 2, "gat": 3, "nuat": 3, "liet": 2, "tdat": 2, "fgsm-uap": 2,
 }  # fmt: skip
 
 
@@ -446,7 +448,7 @@ def test_equal_seeds_give_equal_bits_and_other_seeds_or_epochs_others(small_net,
     torch.rand(7)  # a generator's history has no part in it
     assert same(first, run(seed=1, epoch=6))
     others = [run(seed=2, epoch=6), run(seed=1 + 2**32, epoch=6)]
-    if name not in (*REMEMBERING, "fgsm-pgi", "tdat"):  # the noise of these belongs to resets, not to every epoch
+    if name not in (*REMEMBERING, "fgsm-pgi", "tdat", "fgsm-uap"):  # theirs belongs to resets, not to every epoch
         others.append(run(seed=1, epoch=7))
     for other in others:
         assert torch.equal(first["loss"], other["loss"]) == (name in WITHOUT_CHANCE)
@@ -510,6 +512,8 @@ def test_names_shapes_and_types_of_the_state_never_change(name, threat):
         kept = torch.int8 if isinstance(threat, atas.Linf) else torch.float16
         rows = (EXAMPLES, *SHAPE)
         expected |= {"memory.delta": (rows, kept), "momentum.delta": (rows, torch.bfloat16)}
+    if name == "fgsm-uap":
+        expected |= dict.fromkeys(("universal", "momentum"), ((4, *SHAPE), torch.float32))
     if name == "elle":
         expected |= dict.fromkeys(("penalty_weight", "seen", "mean", "squares"), ((), torch.float32))
     if name == "sora":
@@ -645,6 +649,8 @@ def test_shrinking_steps_to_nothing_ends_the_attack(small_net, data, name):
     elif name == "fgsm-pgi":
         centre = View.centre(len(x), 0)
         start = method.threat.project(x + method.memory.load(index, centre, x.dtype), x)
+    elif name == "fgsm-uap":
+        start = method.threat.project(x + method.universal[y], x)
     elif name == "aaer":
         start = (x + 2 * method.threat.sample(method.rng(index), SHAPE)).clamp(0, 1)
     else:
@@ -713,7 +719,7 @@ def test_the_defaults_of_atas_by_norm():
 
 _BY_STEP = {"fgsm-rs": 1.25, "ssat": 1.25, "free": 1.0, "pgd": 0.25, "trades": 0.25, "yopo": 0.25, "atta": 0.5}
 _BY_STEP |= {"n-fgsm": 1.0, "zerograd": 2.0, "multigrad": 2.0, "aaer": 1.0, "gat": 1.0, "nuat": 1.0, "fgsm-pgi": 1.0}
-_BY_STEP |= {"tdat": 1.0, "liet": 1.0, "mart": 0.25}
+_BY_STEP |= {"tdat": 1.0, "liet": 1.0, "mart": 0.25, "fgsm-uap": 1.0}
 
 
 @pytest.mark.parametrize("eps", [2 / 255, 8 / 255, 0.1, 0.39])
@@ -726,6 +732,7 @@ def test_default_steps_follow_the_budget(eps):
     for name, factor in _BY_STEP.items():
         assert atas.methods.create(name, atas.Linf(eps), 2, SHAPE, **SMALL.get(name, {})).step_size == factor * eps
     assert atas.methods.create("n-fgsm", atas.Linf(eps), 2, SHAPE).noise == 2 * eps
+    assert atas.methods.create("fgsm-uap", atas.Linf(eps), 2, SHAPE, classes=4).radius == 1.25 * eps
     for name in ("gat", "nuat"):
         assert atas.methods.create(name, atas.Linf(eps), 2, SHAPE).noise == 0.5 * eps
 
@@ -816,6 +823,8 @@ def test_a_memory_type_by_name(text, dtype):
 
 WITH_A_STEP = ("fgsm", "fgsm-rs", "ssat", "free", "yopo", "atta", "pgd", "trades")
 WITH_A_STEP += ("n-fgsm", "zerograd", "multigrad", "aaer", "gat", "nuat", "fgsm-pgi", "tdat", "mart")
+WITH_A_STEP += ("liet", "fgsm-uap")
+TEN = {"step_size": 10}  # for 10/255
 
 
 @pytest.mark.parametrize(
@@ -845,7 +854,7 @@ WITH_A_STEP += ("n-fgsm", "zerograd", "multigrad", "aaer", "gat", "nuat", "fgsm-
         ("atas", "linf", {"reset_every": 0}, "reset_every must be at least 1"),
         ("atta", "linf", {"step_size": 0.0}, "step_size must be a number above zero"),
         ("fgsm-rs", "linf", {"step_size": -1.0}, "step_size must be a number above zero"),
-        *((name, "linf", {"step_size": 10}, "write 10/255 rather than 10") for name in WITH_A_STEP),
+        *((name, "linf", SMALL.get(name, {}) | TEN, "write 10/255 rather than 10") for name in WITH_A_STEP),
         ("pgd", "linf", {"steps": 0}, "steps must be at least 1"),
         ("pgd", "linf", {"step_size": float("nan")}, "step_size must be a number above zero"),
         ("atas", "linf", {"max_step": "2 epochs"}, "multiple of eps such as '2 eps'; got '2 epochs'"),
@@ -875,6 +884,15 @@ WITH_A_STEP += ("n-fgsm", "zerograd", "multigrad", "aaer", "gat", "nuat", "fgsm-
             {"classes": 4, "consistency": Consistency(1.0)},
             "LIET has consistency of its own",
         ),
+        ("fgsm-uap", "linf", {}, "missing 1 required keyword-only argument: 'classes'"),
+        ("fgsm-uap", "linf", {"classes": 1}, "classes >= 2"),
+        ("fgsm-uap", "linf", {"classes": 4, "momentum": 1.0}, "momentum in [0, 1)"),
+        ("fgsm-uap", "linf", {"classes": 4, "shared_by": "none"}, "shared_by must be 'class' or 'all'; got 'none'"),
+        ("fgsm-uap", "linf", {"classes": 4, "radius": 10}, "write 10/255 rather than 10"),
+        ("fgsm-uap", "linf", {"classes": 4, "smoothing": 1.0}, "smoothing is a share"),
+        ("fgsm-uap", "linf", {"classes": 4, "weight": -1.0}, "weight >= 0"),
+        ("fgsm-uap", "linf", {"classes": 4, "targets": LabelTargets()}, "FGSMUAP has targets of its own: set smooth"),
+        ("fgsm-uap", "linf", {"classes": 4, "consistency": Consistency(1.0)}, "FGSMUAP has consistency of its own"),
         ("tdat", "linf", {"targets": LabelTargets()}, "TDAT has targets of its own: set label_factor, label_floor"),
         ("tdat", "linf", {"label_factor": 0.7}, "factor in [0, 0.642]"),
         ("tdat", "linf", {"label_floor": 0.0}, "floor in (0, 1]"),
@@ -956,7 +974,7 @@ def test_a_batch_larger_than_what_is_carried_is_named(small_net, data, name):
         make(name, batch_size=4).step(model, sgd(model), *data())
 
 
-@pytest.mark.parametrize("name", [*CARRYING, "liet"])
+@pytest.mark.parametrize("name", [*CARRYING, "liet", "fgsm-uap"])
 def test_images_of_another_shape_than_what_is_kept_are_named(small_net, make_images, name):
     model, images = small_net(), make_images(4, (3, 16, 16))
     x, view = atas.random_crop_view(images, 12, of=16)
@@ -973,7 +991,8 @@ def test_what_depends_on_the_length_of_the_training_asks_for_it(name, epochs):
         make(name, begin=False).start_epoch(0, epochs)
 
 
-def test_liet_names_a_model_with_other_outputs(small_net, data):
+@pytest.mark.parametrize("name", ["liet", "fgsm-uap"])
+def test_a_model_with_other_outputs_is_named(small_net, data, name):
     model = small_net(classes=5)
     with pytest.raises(UsageError, match="the model has 5 outputs; create the method with that many classes"):
-        make("liet").step(model, sgd(model), *data())
+        make(name).step(model, sgd(model), *data())

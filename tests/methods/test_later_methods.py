@@ -1,5 +1,5 @@
-"""N-FGSM, MART, GAT, NuAT, LIET and TDAT: what the comparison with the reference does not reach, and that each of them
-makes a network robust."""
+"""N-FGSM, MART, GAT, NuAT, LIET, TDAT and FGSM-UAP: what the comparison with the reference does not reach, and that
+each of them makes a network robust."""
 
 import copy
 
@@ -16,7 +16,7 @@ from atas.methods.nuat import nuclear_norm
 
 SHAPE, EXAMPLES, CLASSES = (3, 8, 10), 12, 4
 LINF = atas.Linf(8 / 255)
-NAMES = ["n-fgsm", "mart", "gat", "nuat", "liet", "tdat"]
+NAMES = ["n-fgsm", "mart", "gat", "nuat", "liet", "tdat", "fgsm-uap"]
 
 
 def make(name, threat=LINF, *, epoch=0, epochs=10, **hyper):
@@ -239,6 +239,64 @@ def test_a_batch_begins_where_the_last_one_ended(small_net, make_images):
     first, _ = take_steps(method, model, 2, make_images)
     assert torch.equal(starts[0], starts[1])  # of the attack, and of the update
     torch.testing.assert_close(starts[3], images[6:] + (first - images[:6]), atol=1e-7, rtol=0)
+
+
+# FGSM-UAP
+
+
+def test_shared_perturbations_are_those_of_all_processes():
+    whole = make("fgsm-uap").universal
+    for rank in range(2):
+        shard = DataShard.for_rank(EXAMPLES, 2, rank, 2)
+        method = atas.methods.create("fgsm-uap", LINF, len(shard), SHAPE, classes=CLASSES)
+        method.set_shard(shard)
+        assert torch.equal(method.universal, whole)
+        assert method.sharded_tensors() == set()
+    assert not torch.equal(make("fgsm-uap", seed=1).universal, whole)
+
+
+@pytest.mark.parametrize("shared_by", ["class", "all"])
+def test_parts_of_a_batch_move_shared_perturbations_as_the_whole(shared_by, make_images):
+    """As several processes compute it, one of which has no images of some classes, and one no images at all."""
+    whole, part = make("fgsm-uap", shared_by=shared_by), make("fgsm-uap", shared_by=shared_by)
+    gradients, groups = torch.randn(6, *SHAPE), torch.tensor([0, 0, 1, 0, 1, 2]) * (shared_by == "class")
+    before, sums = whole.universal.clone(), []
+
+    def note(*values):
+        sums.append(values)
+        return values
+
+    for rows in (slice(0, 2), slice(2, 6), slice(6, 6)):
+        scratch = copy.deepcopy(whole)
+        scratch.total = note
+        scratch._move(gradients[rows], groups[rows])
+    part.total = lambda *values: [sum(parts) for parts in zip(*sums, strict=True)]
+    part._move(gradients[:2], groups[:2])
+    whole._move(gradients, groups)
+    torch.testing.assert_close(part.momentum, whole.momentum)
+    assert torch.equal(part.universal, whole.universal)
+    moved = (whole.universal != before).flatten(1).any(1).tolist()
+    assert moved == ([True, True, True, False] if shared_by == "class" else [True])
+
+
+def test_a_shared_perturbation_stays_in_its_ball_and_inputs_in_theirs(small_net, make_images):
+    method, model = make("fgsm-uap", radius="3 eps"), small_net(sharpness=20.0).train()
+    images = make_images(EXAMPLES, SHAPE)
+    for number, inputs in enumerate(take_steps(method, model, 6, make_images)):
+        assert (inputs - images[torch.arange(6) + 6 * (number % 2)]).abs().max() <= LINF.eps + 1e-6
+    sizes = (method.universal / (3 * LINF.eps)).round(decimals=4).unique().tolist()
+    assert set(sizes) <= {-1.0, 0.0, 1.0}
+    assert 0.0 in sizes
+
+
+def test_the_statistics_of_averages_leave_shared_perturbations_as_they_are(small_net, make_images):
+    method, model = make("fgsm-uap"), small_net().train()
+    before = {key: value.clone() for key, value in method.state_dict().items()}
+    images, labels = make_images(6, SHAPE), torch.arange(6) % CLASSES
+    batch = atas.methods.Batch(images, labels, torch.arange(6), atas.View.centre(6, 0))
+    inputs = method.batchnorm_inputs(model, batch)
+    assert not torch.equal(inputs, images)
+    assert all(torch.equal(value, before[key]) for key, value in method.state_dict().items())
 
 
 # All of them

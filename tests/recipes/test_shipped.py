@@ -151,6 +151,11 @@ LATER = {
         {},
         {"weight": 0.65, "step_size": 8 / 255},
     ),
+    "fgsm-uap": (
+        PIECEWISE | {"milestones": (100 / 110, 105 / 110)},
+        {"training.ema": 0.9995},
+        {"radius": 10 / 255, "smoothing": 0.4, "decay": 0.3, "step_size": 8 / 255},
+    ),
 }
 
 

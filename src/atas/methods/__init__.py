@@ -12,6 +12,7 @@ from atas.methods.fgsm import FGSM, FGSMRS
 from atas.methods.fgsm_ga import FGSMGA
 from atas.methods.fgsm_pgi import FGSMPGI
 from atas.methods.fgsm_rs_adaptive import FGSMRSAdaptive
+from atas.methods.fgsm_uap import FGSMUAP
 from atas.methods.free import Free
 from atas.methods.gat import GAT
 from atas.methods.liet import LIET
@@ -41,6 +42,7 @@ __all__ = [
     "FGSMGA",
     "FGSMPGI",
     "FGSMRS",
+    "FGSMUAP",
     "GAT",
     "LIET",
     "MART",

@@ -21,6 +21,7 @@ from atas.methods.fgsm import FGSM, FGSMRS
 from atas.methods.fgsm_ga import FGSMGA
 from atas.methods.fgsm_pgi import FGSMPGI
 from atas.methods.fgsm_rs_adaptive import FGSMRSAdaptive
+from atas.methods.fgsm_uap import FGSMUAP
 from atas.methods.free import Free
 from atas.methods.gat import GAT
 from atas.methods.liet import LIET
@@ -61,6 +62,7 @@ _CLASSES: dict[str, type[Method]] = {
     "gat": GAT,
     "nuat": NuAT,
     "fgsm-pgi": FGSMPGI,
+    "fgsm-uap": FGSMUAP,
     "tdat": TDAT,
     "liet": LIET,
     "mart": MART,
