@@ -629,6 +629,10 @@ class Pgi:
         self.ball, self.stored, self.momenta, self.pad = ball, stored.clone(), torch.zeros_like(stored), pad
         self.size, self.true, self.weight, self.decay = step, true, weight, decay
 
+    def trust(self, before, logits, y):
+        """The weight of the new gradients."""
+        return 1.0
+
     def step(self, net, x, y, index, views, rate):
         """`views` are where images and their rows are looked at together; None: rows lie over what is shown."""
         height, width = x.shape[2:]
@@ -641,17 +645,35 @@ class Pgi:
         (gradient,) = torch.autograd.grad(smoothed_loss(before, y, self.true), start, retain_graph=True)
         start = start.detach()
         inputs = self.ball.move(start, gradient, self.size, x)
-        m = gradient / gradient.abs().sum() + self.decay * m
+        logits = net(inputs, True)
+        m = self.trust(before, logits, y) * gradient / gradient.abs().sum() + self.decay * m
         following = self.ball.move(start, m, self.size, x) - x
         for place, (i, view) in enumerate(pairs):
             paste(self.momenta[i], view, m[place])
             paste(self.stored[i], view, following[place])
-        logits = net(inputs, True)
         difference = ((logits - before) ** 2).sum() / logits.numel()
         loss = smoothed_loss(logits, y, self.true) + self.weight * difference
         gradients, _ = net.gradients(loss)
         net.descend(gradients, rate)
         return Outcome(inputs, loss.detach(), logits.detach(), [gradients])
+
+
+class Pgk(Pgi):
+    """FGSM-PGK; `ratio` is that of the accuracies of the last batch, at both ends of the attack."""
+
+    ratio = 1.0
+
+    def trust(self, before, logits, y):
+        """Less for attacks that fool the model in few images."""
+        right, at_start = (
+            sum(int(z[i].argmax()) == label for i, label in enumerate(y.tolist())) for z in (logits, before)
+        )
+        self.ratio = right / at_start if at_start else 1.0
+        return 2 - self.ratio
+
+    def average_decay(self, usual, threshold):
+        """The decay of averaged weights in this step."""
+        return usual if self.ratio < threshold else min(1.0, 0.99999 * self.ratio / threshold)
 
 
 def zerograd(net, ball, noise, x, y, rate, *, step, quantile):

@@ -10,6 +10,7 @@ import torch.nn.functional as F
 
 import atas
 from atas.core.augment import View
+from atas.core.autograd import set_mode
 from atas.core.rng import CounterRNG, Stream
 from atas.errors import UsageError
 from atas.methods import Batch
@@ -630,6 +631,32 @@ def test_fgsm_pgi_with_other_settings(compared_method):
     slow = reference.Pgi(s.ball, s.method.memory.delta, PAD, **settings)
     for _ in s.compare(range(2), lambda epoch, x, y, index, view: slow.step(s.net, x, y, index, None, RATE)):
         close(s.method.memory.delta, slow.stored)
+
+
+@pytest.mark.parametrize(("threat", "scale"), CASES)
+@pytest.mark.parametrize(
+    "settings", [{}, {"smoothing": 0.2, "weight": 1.0, "momentum": 0.8, "threshold": 0.9}], ids=["default", "other"]
+)
+@pytest.mark.slow
+def test_fgsm_pgk(compared_method, threat, scale, settings):
+    """Accuracies of small batches: the attack lowers some, and leaves others as they are."""
+    s = compared_method("fgsm-pgk", threat, scale, dtype=torch.float32, sharpness=40.0, rate=0.01, **settings)
+    with torch.no_grad(), set_mode(s.model, training=False):
+        s.labels[2:] = s.model(s.images[2:]).argmax(1)
+    slow = reference.Pgk(
+        s.ball, s.method.memory.delta, PAD, step=scale * threat.eps, true=1 - settings.get("smoothing", 0.5),
+        weight=settings.get("weight", 5.6), decay=settings.get("momentum", 0.3),
+    )  # fmt: skip
+    ratios = set()
+    for _ in s.compare(range(6), lambda epoch, x, y, index, view: slow.step(s.net, x, y, index, None, 0.01)):
+        close(s.method.memory.delta, slow.stored)
+        close(s.method.momentum.delta * slow.momenta.abs().max() ** -1, slow.momenta / slow.momenta.abs().max())
+        close(s.method.accuracy_ratio, torch.tensor(slow.ratio, dtype=torch.float64))
+        decay = slow.average_decay(0.9, settings.get("threshold", 0.82))
+        close(s.method.average_decay(0.9), torch.tensor(decay, dtype=torch.float64))
+        ratios.add(slow.ratio)
+    if threat is LINF and scale == 1:
+        assert min(ratios) < settings.get("threshold", 0.82) <= max(ratios)
 
 
 @pytest.mark.parametrize(("reset_every", "expected"), [(40, [40, 80]), (10, [10, 20, 30, 40, 50, 60, 70, 80, 90, 100])])

@@ -23,7 +23,8 @@ ADAPTIVE = ["fgsm-rs-adaptive", "atas", "atas-literal", "atas-plus"]
 REMEMBERING = ["atta", "atas", "atas-literal", "atas-plus"]
 EVAL_MODE = ["ssat", "trades", "mart", *GUIDED, *REMEMBERING]
 NO_PERTURB = ["fgsm-ga", "free", "yopo", "trades", "sora", "elle", "gat", "nuat", "fgsm-pgi", "tdat", "liet", "mart"]
-NO_PERTURB += ["fgsm-uap"]
+NO_PERTURB += ["fgsm-uap", "fgsm-pgk"]
+PRIOR_GUIDED = ["fgsm-pgi", "fgsm-pgk"]
 PERTURB = [name for name in NAMES if name not in NO_PERTURB]
 OTHER_STARTS = ["ssat", "trades", "n-fgsm", "mart", "gat", "nuat", "liet", "tdat"]  # by rules of their own
 WITHOUT_CHANCE = ["standard", "fgsm", "free"]
@@ -258,7 +259,7 @@ FORWARD_PASSES = {
     "standard": 1, "fgsm": 2, "fgsm-rs": 2, "fgsm-rs-adaptive": 2, "fgsm-ga": 3, "fgsm-pgi": 2, "ssat": 1,
     "zerograd": 2, "multigrad": 4, "elle": 3, "aaer": 2, "sora": 2, "free": 2, "yopo": 2,
     "atta": 1, "atas": 1, "atas-literal": 1, "atas-plus": 1, "pgd": 4, "trades": 2,
-    "n-fgsm": 2, "mart": 2, "gat": 3, "nuat": 3, "liet": 2, "tdat": 2, "fgsm-uap": 2,
+    "n-fgsm": 2, "mart": 2, "gat": 3, "nuat": 3, "liet": 2, "tdat": 2, "fgsm-uap": 2, "fgsm-pgk": 2,
 }  # fmt: skip
 
 
@@ -448,7 +449,7 @@ def test_equal_seeds_give_equal_bits_and_other_seeds_or_epochs_others(small_net,
     torch.rand(7)  # a generator's history has no part in it
     assert same(first, run(seed=1, epoch=6))
     others = [run(seed=2, epoch=6), run(seed=1 + 2**32, epoch=6)]
-    if name not in (*REMEMBERING, "fgsm-pgi", "tdat", "fgsm-uap"):  # theirs belongs to resets, not to every epoch
+    if name not in (*REMEMBERING, *PRIOR_GUIDED, "tdat", "fgsm-uap"):  # theirs belongs to resets, not to every epoch
         others.append(run(seed=1, epoch=7))
     for other in others:
         assert torch.equal(first["loss"], other["loss"]) == (name in WITHOUT_CHANCE)
@@ -508,7 +509,7 @@ def test_names_shapes_and_types_of_the_state_never_change(name, threat):
         expected |= NORMS
     if name == "atas-plus":
         expected |= {"targets.average": ((EXAMPLES, 4), torch.float32)}
-    if name == "fgsm-pgi":
+    if name in PRIOR_GUIDED:
         kept = torch.int8 if isinstance(threat, atas.Linf) else torch.float16
         rows = (EXAMPLES, *SHAPE)
         expected |= {"memory.delta": (rows, kept), "momentum.delta": (rows, torch.bfloat16)}
@@ -646,7 +647,7 @@ def test_shrinking_steps_to_nothing_ends_the_attack(small_net, data, name):
         start = method.threat.project(x + method.memory.load(index, view, x.dtype), x)
     elif name in (*WITHOUT_CHANCE, "fgsm-ga", "multigrad", "elle"):
         start = x
-    elif name == "fgsm-pgi":
+    elif name in PRIOR_GUIDED:
         centre = View.centre(len(x), 0)
         start = method.threat.project(x + method.memory.load(index, centre, x.dtype), x)
     elif name == "fgsm-uap":
@@ -719,7 +720,7 @@ def test_the_defaults_of_atas_by_norm():
 
 _BY_STEP = {"fgsm-rs": 1.25, "ssat": 1.25, "free": 1.0, "pgd": 0.25, "trades": 0.25, "yopo": 0.25, "atta": 0.5}
 _BY_STEP |= {"n-fgsm": 1.0, "zerograd": 2.0, "multigrad": 2.0, "aaer": 1.0, "gat": 1.0, "nuat": 1.0, "fgsm-pgi": 1.0}
-_BY_STEP |= {"tdat": 1.0, "liet": 1.0, "mart": 0.25, "fgsm-uap": 1.0}
+_BY_STEP |= {"tdat": 1.0, "liet": 1.0, "mart": 0.25, "fgsm-uap": 1.0, "fgsm-pgk": 1.0}
 
 
 @pytest.mark.parametrize("eps", [2 / 255, 8 / 255, 0.1, 0.39])
@@ -823,7 +824,7 @@ def test_a_memory_type_by_name(text, dtype):
 
 WITH_A_STEP = ("fgsm", "fgsm-rs", "ssat", "free", "yopo", "atta", "pgd", "trades")
 WITH_A_STEP += ("n-fgsm", "zerograd", "multigrad", "aaer", "gat", "nuat", "fgsm-pgi", "tdat", "mart")
-WITH_A_STEP += ("liet", "fgsm-uap")
+WITH_A_STEP += ("liet", "fgsm-uap", "fgsm-pgk")
 TEN = {"step_size": 10}  # for 10/255
 
 
@@ -914,6 +915,9 @@ TEN = {"step_size": 10}  # for 10/255
         ("fgsm-pgi", "linf", {"targets": LabelTargets(smoothing=0.1)}, "FGSMPGI has targets of its own"),
         ("fgsm-pgi", "linf", {"consistency": Consistency(1.0)}, "FGSMPGI has consistency of its own"),
         ("fgsm-pgi", "l2", {"dtype": torch.int8}, "int8 steps are too coarse"),
+        ("fgsm-pgk", "linf", {"threshold": 0.0}, "threshold must be above zero; got 0.0"),
+        ("fgsm-pgk", "linf", {"momentum": 1.0}, "momentum must be in [0, 1); got 1.0"),
+        ("fgsm-pgk", "linf", {"targets": LabelTargets(smoothing=0.1)}, "FGSMPGK has targets of its own"),
         ("zerograd", "linf", {"quantile": 1.1}, "quantile is a share of the pixels in [0, 1]; got 1.1"),
         ("multigrad", "linf", {"starts": 0}, "starts must be at least 1"),
         ("elle", "linf", {"weight": -1.0}, "weight >= 0"),

@@ -1,5 +1,5 @@
-"""N-FGSM, MART, GAT, NuAT, LIET, TDAT and FGSM-UAP: what the comparison with the reference does not reach, and that
-each of them makes a network robust."""
+"""N-FGSM, MART, GAT, NuAT, LIET, TDAT, FGSM-UAP and FGSM-PGK: what the comparison with the reference does not reach,
+and that each of them makes a network robust."""
 
 import copy
 
@@ -16,7 +16,7 @@ from atas.methods.nuat import nuclear_norm
 
 SHAPE, EXAMPLES, CLASSES = (3, 8, 10), 12, 4
 LINF = atas.Linf(8 / 255)
-NAMES = ["n-fgsm", "mart", "gat", "nuat", "liet", "tdat", "fgsm-uap"]
+NAMES = ["n-fgsm", "mart", "gat", "nuat", "liet", "tdat", "fgsm-uap", "fgsm-pgk"]
 
 
 def make(name, threat=LINF, *, epoch=0, epochs=10, **hyper):
@@ -299,13 +299,51 @@ def test_the_statistics_of_averages_leave_shared_perturbations_as_they_are(small
     assert all(torch.equal(value, before[key]) for key, value in method.state_dict().items())
 
 
+# FGSM-PGK
+
+
+def test_a_batch_that_is_wrong_throughout_has_the_momentum_of_fgsm_pgi(small_net, make_images):
+    """Where no image is classified correctly at the start, the ratio of accuracies is one."""
+    settings = {"smoothing": 0.4, "weight": 10.0, "dtype": torch.float32}
+    found = []
+    for name in ("fgsm-pgk", "fgsm-pgi"):
+        method, model = make(name, **settings), small_net().train()
+        model.fc.bias.data.copy_(torch.tensor([0.0, 0.0, 0.0, 50.0]))
+        images, y, index = make_images(6, SHAPE), torch.tensor([0, 1, 2, 0, 1, 2]), torch.arange(6)
+        method.step(model, torch.optim.SGD(model.parameters(), lr=0.05), images, y, index)
+        found.append(method.state_dict())
+    assert found[0].keys() == found[1].keys()
+    assert all(torch.equal(value, found[1][name]) for name, value in found[0].items())
+    assert found[0]["momentum.delta"].any()
+
+
+@pytest.mark.parametrize(("ratio", "expected"), [(0.5, 0.9), (0.8199, 0.9), (0.82, 0.99999), (0.9, 1.0), (1.5, 1.0)])
+def test_averages_of_the_weights_stop_where_the_attack_fails(ratio, expected):
+    method = make("fgsm-pgk")
+    method.accuracy_ratio.fill_(ratio)
+    assert float(method.average_decay(0.9)) == pytest.approx(expected, rel=1e-6)
+    assert make("fgsm-pgi").average_decay(0.9) == 0.9
+
+
+@pytest.mark.parametrize("form", ["ascent", "attack"])
+def test_further_passes_of_a_step_store_nothing(form, small_net, make_images):
+    """Of the two evaluations of the loss in a step that perturbs weights, the second one counts."""
+    method, model = make("fgsm-pgk"), small_net().train()
+    method.weight_perturbation = atas.methods.WeightPerturbation(0.005, form=form)
+    sums = []
+    method.total = lambda *values: sums.append(values) or [value.detach() for value in values]
+    take_steps(method, model, 2, make_images)
+    assert len(sums) == 2 * 2  # accuracies, and the norm of the gradients
+
+
 # All of them
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_the_page_and_the_class_name_the_paper(name):
     module = __import__(atas.methods.get(name).__module__, fromlist=["__doc__"])
-    assert any(f"{venue} 20" in module.__doc__ for venue in ("NeurIPS", "ICLR", "ICCV", "AAAI")), module.__doc__
+    venues = ("NeurIPS", "ICLR", "ICCV", "AAAI", "TPAMI")
+    assert any(f"{venue} 20" in module.__doc__ for venue in venues), module.__doc__
 
 
 class Digits:

@@ -16,13 +16,13 @@ from atas.core import dispatch
 # These have no kernel: they are compiled, or run as they are written.
 COMPILE_ONLY = {
     "atas.attacks.square.l2_proposal",
+    "atas.core.autograd.smoothed_cross_entropy_sum",
     "atas.core.perturbations.store_grids",
     "atas.methods.aaer.abnormal_term",
     "atas.methods.aaer.compare_with_start",
     "atas.methods.consistency.mean_distance",
     "atas.methods.elle.squared_errors",
     "atas.methods.fgsm_ga.misalignment",
-    "atas.methods.fgsm_pgi.smoothed_cross_entropy_sum",
     "atas.methods.liet.hidden_start",
     "atas.methods.sora.agreement_of_gradients",
     "atas.methods.sora.random_part_of_step",

@@ -151,6 +151,11 @@ LATER = {
         {},
         {"weight": 0.65, "step_size": 8 / 255},
     ),
+    "fgsm-pgk": (
+        PIECEWISE,
+        {"training.ema": 0.999},
+        {"smoothing": 0.5, "decay": 0.3, "reset_every": 10, "threshold": 0.82, "step_size": 8 / 255},
+    ),
     "fgsm-uap": (
         PIECEWISE | {"milestones": (100 / 110, 105 / 110)},
         {"training.ema": 0.9995},

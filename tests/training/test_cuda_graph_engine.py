@@ -317,7 +317,7 @@ class FakeAccelerated(AcceleratedNetwork):
         self.precompiled = x.shape
 
 
-@pytest.mark.parametrize("name", ["pgd", "gat", "nuat", "liet", "tdat", "fgsm-uap"])
+@pytest.mark.parametrize("name", ["pgd", "gat", "nuat", "liet", "tdat", "fgsm-uap", "fgsm-pgk"])
 def test_an_accelerated_network_is_used_in_steps_and_by_the_monitor(make, name):
     plain, engine = make(name), make(name, accelerate=FakeAccelerated)
     for each in (plain, engine):

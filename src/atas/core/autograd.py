@@ -185,6 +185,14 @@ def cross_entropy_sum(logits: Tensor, y: Tensor) -> Tensor:
     return F.cross_entropy(to_float32(logits), y, reduction="sum")
 
 
+@fast_op
+def smoothed_cross_entropy_sum(logits: Tensor, y: Tensor, smoothing: float) -> Tensor:
+    """Return the summed cross-entropy with labels of which the other classes have this share."""
+    classes = logits.shape[1]
+    of_all = smoothing * classes / (classes - 1)  # PyTorch's share goes to the true class too
+    return F.cross_entropy(to_float32(logits), y, reduction="sum", label_smoothing=of_all)
+
+
 @runtime_checkable
 class SupportsInputGradient(Protocol):
     """A model that takes the gradient itself, because it needs other gradients from the same pass."""

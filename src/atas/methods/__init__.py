@@ -11,6 +11,7 @@ from atas.methods.elle import ELLE
 from atas.methods.fgsm import FGSM, FGSMRS
 from atas.methods.fgsm_ga import FGSMGA
 from atas.methods.fgsm_pgi import FGSMPGI
+from atas.methods.fgsm_pgk import FGSMPGK
 from atas.methods.fgsm_rs_adaptive import FGSMRSAdaptive
 from atas.methods.fgsm_uap import FGSMUAP
 from atas.methods.free import Free
@@ -41,6 +42,7 @@ __all__ = [
     "FGSM",
     "FGSMGA",
     "FGSMPGI",
+    "FGSMPGK",
     "FGSMRS",
     "FGSMUAP",
     "GAT",

@@ -19,26 +19,34 @@ from collections.abc import Sequence
 from typing import Literal, Unpack
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from atas.core.arguments import check_count
 from atas.core.augment import View
-from atas.core.autograd import keep_statistics, to_float32
-from atas.core.dispatch import fast_op
+from atas.core.autograd import keep_statistics, smoothed_cross_entropy_sum, to_float32
 from atas.core.perturbations import FullResolution
 from atas.core.resized_crop import AnyView
 from atas.core.validation import check_logits
 from atas.data.loader import Batch
 from atas.distributed.sharding import DataShard
-from atas.errors import DataError, UsageError
+from atas.errors import UsageError
 from atas.methods.base import CommonArgs, InputPerturbation
+from atas.methods.checks import check_shown_shape
 from atas.methods.consistency import Consistency
 from atas.methods.step_warnings import warn_of_steps
 from atas.methods.targets import LabelTargets
 from atas.threat import Size, Threat
 
 _TINY = 1e-30  # keeps the quotient finite where all gradients are zero
+
+
+class PGIArgs(CommonArgs, total=False):
+    """Settings of `FGSMPGI` that `FGSMPGK` has too, with the same defaults."""
+
+    step_size: Size
+    momentum: float
+    frame: Literal["view", "image"]
+    dtype: torch.dtype | Literal["auto"]
 
 
 class FGSMPGI(InputPerturbation):
@@ -103,16 +111,21 @@ class FGSMPGI(InputPerturbation):
 
     def attack(self, model: nn.Module, batch: Batch) -> Tensor:
         """Take one step from the stored perturbation; store the one that the momentum leads to."""
-        view = self._view(batch.x, batch.view)
-        start = batch.x + self.memory.load(batch.index, view, batch.x.dtype)
+        start = batch.x + self.memory.load(batch.index, self._view(batch.x, batch.view), batch.x.dtype)
         with keep_statistics(model):  # they see the start in the pass that the weights are trained through
             gradient = self.start_gradient(model, start, batch.y)
+        self.store(batch, start, gradient)
+        return self.threat.ascend(start, gradient, self.step_size * self.step_scale, batch.x)
+
+    def store(self, batch: Batch, start: Tensor, gradient: Tensor, weight: Tensor | float = 1.0) -> None:
+        """Add these gradients to the momentum, with a weight, and store the perturbation that it leads to."""
+        view = self._view(batch.x, batch.view)
         (norm,) = self.total(to_float32(gradient.abs()).sum())
-        momentum = self.decay * self.momentum.load(batch.index, view, gradient.dtype) + gradient / (norm + _TINY)
-        size = self.step_size * self.step_scale
+        added = weight * gradient / (norm + _TINY)
+        momentum = self.decay * self.momentum.load(batch.index, view, gradient.dtype) + added
         self.momentum.store(batch.index, view, momentum)
-        self.memory.store(batch.index, view, self.threat.ascend(start, momentum, size, batch.x) - batch.x)
-        return self.threat.ascend(start, gradient, size, batch.x)
+        end = self.threat.ascend(start, momentum, self.step_size * self.step_scale, batch.x)
+        self.memory.store(batch.index, view, end - batch.x)
 
     def batchnorm_inputs(self, model: nn.Module, batch: Batch) -> Tensor:
         """Return the images with their stored perturbations, which costs no attack."""
@@ -128,17 +141,6 @@ class FGSMPGI(InputPerturbation):
         """Return the view by which d and m are read and written."""
         if self.frame == "image":
             return view
-        if x.shape[1:] != self.memory.delta.shape[1:]:
-            raise DataError(
-                f"fgsm-pgi keeps perturbations of the images as shown, of one shape, {tuple(self.shape)} here; show "
-                f"images at that size, or use atta with grid=32"
-            )
+        what = "fgsm-pgi keeps perturbations of the images as shown, of one shape"
+        check_shown_shape(x, self.memory.delta.shape[1:], what)
         return View.centre(len(x), 0, x.device)
-
-
-@fast_op
-def smoothed_cross_entropy_sum(logits: Tensor, y: Tensor, smoothing: float) -> Tensor:
-    """Return the summed cross-entropy with labels of which the other classes have this share."""
-    classes = logits.shape[1]
-    of_all = smoothing * classes / (classes - 1)  # PyTorch's share goes to the true class too
-    return F.cross_entropy(to_float32(logits), y, reduction="sum", label_smoothing=of_all)

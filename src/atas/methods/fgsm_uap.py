@@ -26,7 +26,7 @@ from typing import Literal, Unpack
 import torch
 from torch import Tensor, nn
 
-from atas.core.autograd import keep_statistics
+from atas.core.autograd import keep_statistics, smoothed_cross_entropy_sum
 from atas.core.rng import CounterRNG, Stream
 from atas.core.validation import check_logits
 from atas.data.loader import Batch
@@ -34,7 +34,6 @@ from atas.errors import UsageError
 from atas.methods.base import CommonArgs, InputPerturbation
 from atas.methods.checks import check_shown_shape
 from atas.methods.consistency import Consistency
-from atas.methods.fgsm_pgi import smoothed_cross_entropy_sum
 from atas.methods.step_warnings import warn_of_steps
 from atas.methods.targets import LabelTargets
 from atas.methods.update import Update
@@ -49,7 +48,7 @@ class FGSMUAP(InputPerturbation):
 
     `classes` is the number of the model's outputs; `atas.train` passes it. A perturbation is shared by the images of a
     class (FGSM-CUAP) or, with `shared_by="all"`, by all images (FGSM-UAP). `radius` is that of its ball, `smoothing` is
-    the label smoothing of attack and loss, `weight` that of the mean squared difference of logits. `momentum` is mu.
+    the label smoothing of attack and loss, `weight` is that of the mean squared difference of logits, `momentum` is mu.
     By default `radius` is 1.25 eps and `step_size` is eps. Cost: three forward, one input and two weight passes.
     """
 

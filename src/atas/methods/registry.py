@@ -20,6 +20,7 @@ from atas.methods.elle import ELLE
 from atas.methods.fgsm import FGSM, FGSMRS
 from atas.methods.fgsm_ga import FGSMGA
 from atas.methods.fgsm_pgi import FGSMPGI
+from atas.methods.fgsm_pgk import FGSMPGK
 from atas.methods.fgsm_rs_adaptive import FGSMRSAdaptive
 from atas.methods.fgsm_uap import FGSMUAP
 from atas.methods.free import Free
@@ -62,6 +63,7 @@ _CLASSES: dict[str, type[Method]] = {
     "gat": GAT,
     "nuat": NuAT,
     "fgsm-pgi": FGSMPGI,
+    "fgsm-pgk": FGSMPGK,
     "fgsm-uap": FGSMUAP,
     "tdat": TDAT,
     "liet": LIET,
