@@ -633,6 +633,10 @@ class Pgi:
         """The weight of the new gradients."""
         return 1.0
 
+    def further(self, net, x, y):
+        """What else the loss has."""
+        return 0.0
+
     def step(self, net, x, y, index, views, rate):
         """`views` are where images and their rows are looked at together; None: rows lie over what is shown."""
         height, width = x.shape[2:]
@@ -652,10 +656,53 @@ class Pgi:
             paste(self.momenta[i], view, m[place])
             paste(self.stored[i], view, following[place])
         difference = ((logits - before) ** 2).sum() / logits.numel()
-        loss = smoothed_loss(logits, y, self.true) + self.weight * difference
+        loss = smoothed_loss(logits, y, self.true) + self.weight * difference + self.further(net, x, y)
         gradients, _ = net.gradients(loss)
         net.descend(gradients, rate)
         return Outcome(inputs, loss.detach(), logits.detach(), [gradients])
+
+
+class Constraint:
+    """Of ConvergeSmooth: how the loss on unattacked images may change. `signs` are those of its terms so far."""
+
+    def __init__(self, gamma, ratio, true, active):
+        self.gamma, self.ratio, self.true, self.active = gamma, ratio, true, active
+        self.mean = self.change = 0.0
+        self.seen, self.epoch, self.signs = [], 0, []
+
+    def begin(self, epoch):
+        """Take over the mean of the last epoch."""
+        if epoch != self.epoch:
+            mean = sum(count * loss for count, loss in self.seen) / sum(count for count, _ in self.seen)
+            self.change, self.mean, self.seen, self.epoch = mean - self.mean, mean, [], epoch
+
+    def term(self, net, x, y):
+        """The loss on these images, plus or minus, or nothing."""
+        loss = smoothed_loss(net(x, True), y, self.true)
+        value = float(loss.detach())
+        self.seen.append((len(x), value))
+        above = value - self.mean
+        limit = min(max(self.gamma / self.ratio, self.change), self.gamma)
+        sign = 0 if self.epoch not in self.active or abs(above) <= limit else 1 if above > 0 else -1
+        self.signs.append(sign)
+        return sign * loss
+
+
+def fgsm_rs_cs(net, ball, noise, x, y, rate, *, step, constraint):
+    """ConvergeSmooth as released, which takes the noisy images for the clean ones."""
+    noisy = ball.project(x + noise, x)
+    gradient, _ = input_gradients(net, noisy, y, training=True)
+    inputs = (noisy + step * ball.direction(gradient)).clip(0, 1)
+    return train_on(
+        net, inputs, y, rate, lambda z: smoothed_loss(z, y, constraint.true) + constraint.term(net, noisy, y)
+    )
+
+
+class MepCs(Pgi):
+    """FGSM-MEP with ConvergeSmooth."""
+
+    def further(self, net, x, y):
+        return self.constraint.term(net, x, y)
 
 
 class Pgk(Pgi):

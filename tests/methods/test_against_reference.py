@@ -659,10 +659,74 @@ def test_fgsm_pgk(compared_method, threat, scale, settings):
         assert min(ratios) < settings.get("threshold", 0.82) <= max(ratios)
 
 
+OTHER_CONSTRAINT = {"gamma": 0.06, "ratio": 20.0, "stride": 0, "drops": (0.1, 0.2), "smoothing": 0.1}
+CONSTRAINTS = pytest.mark.parametrize(
+    ("settings", "active"),
+    [({}, range(2, 27)), (OTHER_CONSTRAINT, [1, 2, 4, 5, *range(7, 30)])],
+    ids=["default", "other"],
+)
+
+
+def constrain(s, refer, settings, active):
+    """Compare eight epochs of ConvergeSmooth, with all of its branches."""
+    constraint = reference.Constraint(
+        settings.get("gamma", 0.03), settings.get("ratio", 1.0), 1 - settings.get("smoothing", 0.4), active
+    )
+
+    def step(epoch, x, y, index, view):
+        constraint.begin(epoch)
+        return refer(constraint, epoch, x, y, index)
+
+    for _ in s.compare(range(8), step):
+        close(s.method.last_mean, torch.tensor(constraint.mean, dtype=torch.float64))
+        close(s.method.change, torch.tensor(constraint.change, dtype=torch.float64))
+        yield constraint
+    assert set(constraint.signs) == {-1, 0, 1}
+    for epoch in range(30):
+        s.method.start_epoch(epoch, 30)
+        assert bool(s.method.is_active) == (epoch in active), epoch
+
+
+@pytest.mark.parametrize(("threat", "scale"), CASES)
+@CONSTRAINTS
+@pytest.mark.slow
+def test_fgsm_rs_cs(compared_method, threat, scale, settings, active):
+    s = compared_method("fgsm-rs-cs", threat, scale, **settings)
+
+    def refer(constraint, epoch, x, y, index):
+        noise = s.noise(epoch, index)
+        return reference.fgsm_rs_cs(
+            s.net, s.ball, noise, x, y, RATE, step=scale * threat.eps, constraint=constraint
+        )  # fmt: skip
+
+    for _ in constrain(s, refer, settings, active):
+        pass
+
+
+@pytest.mark.parametrize(("threat", "scale"), CASES)
+@CONSTRAINTS
+@pytest.mark.parametrize("weight", [0.0, 10.0])
+@pytest.mark.slow
+def test_fgsm_mep_cs(compared_method, threat, scale, settings, active, weight):
+    s = compared_method("fgsm-mep-cs", threat, scale, dtype=torch.float32, weight=weight, **settings)
+    slow = reference.MepCs(
+        s.ball, s.method.memory.delta, PAD, step=scale * threat.eps, true=1 - settings.get("smoothing", 0.4),
+        weight=weight, decay=0.3,
+    )  # fmt: skip
+
+    def refer(constraint, epoch, x, y, index):
+        slow.constraint = constraint
+        return slow.step(s.net, x, y, index, None, RATE)
+
+    for _ in constrain(s, refer, settings, active):
+        close(s.method.memory.delta, slow.stored)
+
+
 @pytest.mark.parametrize(("reset_every", "expected"), [(40, [40, 80]), (10, [10, 20, 30, 40, 50, 60, 70, 80, 90, 100])])
-def test_when_fgsm_pgi_begins_anew(reset_every, expected):
+@pytest.mark.parametrize("name", ["fgsm-pgi", "fgsm-pgk", "fgsm-mep-cs"])
+def test_when_fgsm_pgi_begins_anew(name, reset_every, expected):
     """Also momentum, and in the epochs that the authors' program resets in, which it counts from 0."""
-    method, resets = atas.methods.create("fgsm-pgi", LINF, 3, SHAPE, reset_every=reset_every), []
+    method, resets = atas.methods.create(name, LINF, 3, SHAPE, reset_every=reset_every), []
     for epoch in range(110):
         method.momentum.delta.fill_(1)
         before = method.memory.delta.clone()

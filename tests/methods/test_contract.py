@@ -23,12 +23,18 @@ ADAPTIVE = ["fgsm-rs-adaptive", "atas", "atas-literal", "atas-plus"]
 REMEMBERING = ["atta", "atas", "atas-literal", "atas-plus"]
 EVAL_MODE = ["ssat", "trades", "mart", *GUIDED, *REMEMBERING]
 NO_PERTURB = ["fgsm-ga", "free", "yopo", "trades", "sora", "elle", "gat", "nuat", "fgsm-pgi", "tdat", "liet", "mart"]
-NO_PERTURB += ["fgsm-uap", "fgsm-pgk"]
-PRIOR_GUIDED = ["fgsm-pgi", "fgsm-pgk"]
+SMOOTH = ["fgsm-rs-cs", "fgsm-mep-cs"]
+NO_PERTURB += ["fgsm-uap", "fgsm-pgk", *SMOOTH]
+PRIOR_GUIDED = ["fgsm-pgi", "fgsm-pgk", "fgsm-mep-cs"]
 PERTURB = [name for name in NAMES if name not in NO_PERTURB]
 OTHER_STARTS = ["ssat", "trades", "n-fgsm", "mart", "gat", "nuat", "liet", "tdat"]  # by rules of their own
 WITHOUT_CHANCE = ["standard", "fgsm", "free"]
-REACH = {"n-fgsm": 3.0, "aaer": 3.0, "sora": 3.0}  # how far inputs may be from their images, in eps, where it is not 1
+REACH = {
+    "n-fgsm": 3.0,
+    "aaer": 3.0,
+    "sora": 3.0,
+    "fgsm-rs-cs": 2.0,
+}  # how far inputs may be from their images, in eps, where it is not 1
 THREATS = {"linf": atas.Linf(8 / 255), "l2": atas.L2(0.5)}
 SMALL = {
     "atas-plus": {"classes": 4},
@@ -260,6 +266,7 @@ FORWARD_PASSES = {
     "zerograd": 2, "multigrad": 4, "elle": 3, "aaer": 2, "sora": 2, "free": 2, "yopo": 2,
     "atta": 1, "atas": 1, "atas-literal": 1, "atas-plus": 1, "pgd": 4, "trades": 2,
     "n-fgsm": 2, "mart": 2, "gat": 3, "nuat": 3, "liet": 2, "tdat": 2, "fgsm-uap": 2, "fgsm-pgk": 2,
+    "fgsm-rs-cs": 3, "fgsm-mep-cs": 3,
 }  # fmt: skip
 
 
@@ -515,6 +522,8 @@ def test_names_shapes_and_types_of_the_state_never_change(name, threat):
         expected |= {"memory.delta": (rows, kept), "momentum.delta": (rows, torch.bfloat16)}
     if name == "fgsm-uap":
         expected |= dict.fromkeys(("universal", "momentum"), ((4, *SHAPE), torch.float32))
+    if name in SMOOTH:
+        expected |= dict.fromkeys(("last_mean", "change", "epoch_sum", "count"), ((), torch.float32))
     if name == "elle":
         expected |= dict.fromkeys(("penalty_weight", "seen", "mean", "squares"), ((), torch.float32))
     if name == "sora":
@@ -721,6 +730,7 @@ def test_the_defaults_of_atas_by_norm():
 _BY_STEP = {"fgsm-rs": 1.25, "ssat": 1.25, "free": 1.0, "pgd": 0.25, "trades": 0.25, "yopo": 0.25, "atta": 0.5}
 _BY_STEP |= {"n-fgsm": 1.0, "zerograd": 2.0, "multigrad": 2.0, "aaer": 1.0, "gat": 1.0, "nuat": 1.0, "fgsm-pgi": 1.0}
 _BY_STEP |= {"tdat": 1.0, "liet": 1.0, "mart": 0.25, "fgsm-uap": 1.0, "fgsm-pgk": 1.0}
+_BY_STEP |= dict.fromkeys(SMOOTH, 1.0)
 
 
 @pytest.mark.parametrize("eps", [2 / 255, 8 / 255, 0.1, 0.39])
@@ -824,7 +834,7 @@ def test_a_memory_type_by_name(text, dtype):
 
 WITH_A_STEP = ("fgsm", "fgsm-rs", "ssat", "free", "yopo", "atta", "pgd", "trades")
 WITH_A_STEP += ("n-fgsm", "zerograd", "multigrad", "aaer", "gat", "nuat", "fgsm-pgi", "tdat", "mart")
-WITH_A_STEP += ("liet", "fgsm-uap", "fgsm-pgk")
+WITH_A_STEP += ("liet", "fgsm-uap", "fgsm-pgk", *SMOOTH)
 TEN = {"step_size": 10}  # for 10/255
 
 
@@ -918,6 +928,13 @@ TEN = {"step_size": 10}  # for 10/255
         ("fgsm-pgk", "linf", {"threshold": 0.0}, "threshold must be above zero; got 0.0"),
         ("fgsm-pgk", "linf", {"momentum": 1.0}, "momentum must be in [0, 1); got 1.0"),
         ("fgsm-pgk", "linf", {"targets": LabelTargets(smoothing=0.1)}, "FGSMPGK has targets of its own"),
+        ("fgsm-rs-cs", "linf", {"gamma": -1.0}, "gamma >= 0, ratio >= 1 and stride >= 0; got gamma=-1.0"),
+        ("fgsm-rs-cs", "linf", {"ratio": 0.5}, "ratio >= 1"),
+        ("fgsm-mep-cs", "linf", {"stride": -1}, "stride >= 0"),
+        ("fgsm-mep-cs", "linf", {"drops": (0.5, 0.4)}, "drops are rising fractions of the training"),
+        ("fgsm-rs-cs", "linf", {"drops": (100.0,)}, "between 0 and 1; got (100.0,)"),
+        ("fgsm-rs-cs", "linf", {"targets": LabelTargets(smoothing=0.1)}, "FGSMRSCS has targets of its own"),
+        ("fgsm-mep-cs", "linf", {"consistency": Consistency(1.0)}, "FGSMMEPCS has consistency of its own"),
         ("zerograd", "linf", {"quantile": 1.1}, "quantile is a share of the pixels in [0, 1]; got 1.1"),
         ("multigrad", "linf", {"starts": 0}, "starts must be at least 1"),
         ("elle", "linf", {"weight": -1.0}, "weight >= 0"),
@@ -988,7 +1005,7 @@ def test_images_of_another_shape_than_what_is_kept_are_named(small_net, make_ima
         make(name).step(model, sgd(model), x, torch.arange(4), torch.arange(4), view)
 
 
-@pytest.mark.parametrize("name", ["gat", "nuat", "liet", "tdat"])
+@pytest.mark.parametrize("name", ["gat", "nuat", "liet", "tdat", *SMOOTH])
 @pytest.mark.parametrize("epochs", [None, -1])
 def test_what_depends_on_the_length_of_the_training_asks_for_it(name, epochs):
     with pytest.raises(UsageError, match=r"needs the number of epochs: start_epoch\(epoch, epochs=\.\.\.\)"):

@@ -1,5 +1,5 @@
-"""N-FGSM, MART, GAT, NuAT, LIET, TDAT, FGSM-UAP and FGSM-PGK: what the comparison with the reference does not reach,
-and that each of them makes a network robust."""
+"""N-FGSM, MART, GAT, NuAT, LIET, TDAT, FGSM-UAP, FGSM-PGK and ConvergeSmooth: what the comparison with the reference
+does not reach, and that each of them makes a network robust."""
 
 import copy
 
@@ -16,7 +16,7 @@ from atas.methods.nuat import nuclear_norm
 
 SHAPE, EXAMPLES, CLASSES = (3, 8, 10), 12, 4
 LINF = atas.Linf(8 / 255)
-NAMES = ["n-fgsm", "mart", "gat", "nuat", "liet", "tdat", "fgsm-uap", "fgsm-pgk"]
+NAMES = ["n-fgsm", "mart", "gat", "nuat", "liet", "tdat", "fgsm-uap", "fgsm-pgk", "fgsm-rs-cs", "fgsm-mep-cs"]
 
 
 def make(name, threat=LINF, *, epoch=0, epochs=10, **hyper):
@@ -334,6 +334,43 @@ def test_further_passes_of_a_step_store_nothing(form, small_net, make_images):
     method.total = lambda *values: sums.append(values) or [value.detach() for value in values]
     take_steps(method, model, 2, make_images)
     assert len(sums) == 2 * 2  # accuracies, and the norm of the gradients
+
+
+# ConvergeSmooth
+
+
+@pytest.mark.parametrize("name", ["fgsm-rs-cs", "fgsm-mep-cs"])
+@pytest.mark.parametrize("form", ["ascent", "attack"])
+def test_a_step_that_perturbs_weights_counts_its_images_once(name, form, small_net, make_images):
+    method, model = make(name), small_net().train()
+    method.weight_perturbation = atas.methods.WeightPerturbation(0.005, form=form)
+    take_steps(method, model, 2, make_images)
+    assert method.count == 12
+    assert 0 < method.epoch_sum / 12 < 5
+
+
+@pytest.mark.parametrize(("settings", "passes"), [({}, 3), ({"weight": 10.0}, 4)])
+def test_without_its_weight_the_start_takes_no_second_pass(settings, passes, small_net, make_images):
+    model, seen = small_net().train(), []
+    model.register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0]))
+    take_steps(make("fgsm-mep-cs", **settings), model, 1, make_images)
+    assert len(seen) == passes
+
+
+def test_an_epoch_begins_with_the_mean_of_the_last(small_net, make_images):
+    """Also where an epoch was left out, or is begun again after a resume."""
+    method, model = make("fgsm-rs-cs", epochs=30), small_net().train()
+    means = [0.0]
+    for epoch in range(1, 4):
+        take_steps(method, model, 2, make_images)
+        means.append(float(method.epoch_sum / method.count))
+        for _ in range(2):
+            method.start_epoch(epoch, 30)
+        assert float(method.last_mean) == pytest.approx(means[-1])
+        assert float(method.change) == pytest.approx(means[-1] - means[-2])
+        assert method.count == method.epoch_sum == 0
+    method.start_epoch(5, 30)
+    assert float(method.last_mean) == pytest.approx(means[-1])
 
 
 # All of them

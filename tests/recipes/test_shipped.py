@@ -123,6 +123,8 @@ def check_settings(loaded, common, own):
         assert attrgetter(key)(method) == (value if value is None else pytest.approx(value, rel=1e-3)), key
 
 
+CONSTRAINT = {"gamma": 0.03, "ratio": 1.0, "stride": 1, "drops": (100 / 110, 105 / 110), "step_size": 8 / 255}
+
 # Schedule, peak rate, batch, weight decay and average, and what the method has; the authors' settings in 30 epochs.
 LATER = {
     "n-fgsm": (CYCLIC | {"peak": 0.2}, {}, {"noise": 16 / 255, "step_size": 8 / 255}),
@@ -155,6 +157,16 @@ LATER = {
         PIECEWISE,
         {"training.ema": 0.999},
         {"smoothing": 0.5, "decay": 0.3, "reset_every": 10, "threshold": 0.82, "step_size": 8 / 255},
+    ),
+    "fgsm-rs-cs": (
+        PIECEWISE | {"milestones": (100 / 110, 105 / 110)},
+        {},
+        CONSTRAINT,
+    ),
+    "fgsm-mep-cs": (
+        PIECEWISE | {"milestones": (100 / 110, 105 / 110)},
+        {},
+        CONSTRAINT | {"smoothing": 0.4, "decay": 0.3, "reset_every": 40},
     ),
     "fgsm-uap": (
         PIECEWISE | {"milestones": (100 / 110, 105 / 110)},

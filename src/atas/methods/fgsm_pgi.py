@@ -16,6 +16,7 @@ them (`frame="view"`). That code keeps the graph of z0; here the start is passed
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import nullcontext
 from typing import Literal, Unpack
 
 import torch
@@ -112,7 +113,8 @@ class FGSMPGI(InputPerturbation):
     def attack(self, model: nn.Module, batch: Batch) -> Tensor:
         """Take one step from the stored perturbation; store the one that the momentum leads to."""
         start = batch.x + self.memory.load(batch.index, self._view(batch.x, batch.view), batch.x.dtype)
-        with keep_statistics(model):  # they see the start in the pass that the weights are trained through
+        # The statistics see the start in the pass that the weights are trained through, if there is one.
+        with nullcontext() if self.consistency is None else keep_statistics(model):
             gradient = self.start_gradient(model, start, batch.y)
         self.store(batch, start, gradient)
         return self.threat.ascend(start, gradient, self.step_size * self.step_scale, batch.x)
