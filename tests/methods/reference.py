@@ -19,13 +19,16 @@ class Network:
         self.weights = {name: value.detach().clone().requires_grad_() for name, value in model.named_parameters()}
         self.statistics = {name: value.detach().clone() for name, value in model.named_buffers()}
 
-    def __call__(self, x, training, *, keep=None, stop=False, weights=None, record=True):
-        """Logits. With `keep`, the output of that layer too, and alone with `stop`."""
+    def __call__(self, x, training, *, keep=None, stop=False, change=None, weights=None, record=True):
+        """Logits. With `keep`, the output of that layer too, and alone with `stop`. `change(layer, output)` replaces
+        the output of each convolution."""
         weights = self.weights if weights is None else weights
         kept = None
         for number, stride in ((1, 1), (2, 2)):
             conv, norm = f"conv{number}", f"bn{number}"
             x = F.conv2d(x, weights[f"{conv}.weight"], weights[f"{conv}.bias"], stride=stride, padding=1)
+            if change is not None:
+                x = change(conv, x)
             if keep == conv:
                 kept = x
                 if stop:
@@ -90,6 +93,16 @@ class Ball:
                 result[i] = (g > 0).to(g.dtype) - (g < 0).to(g.dtype)
             elif g.abs().max() > 0:
                 result[i] = g / (g * g).sum().sqrt()
+        return result
+
+    def shrink(self, change):
+        """Back into the ball around zero."""
+        result = change.clone()
+        for i, one in enumerate(change):
+            if self.norm == "linf":
+                result[i] = one.clip(-self.eps, self.eps)
+            elif (one * one).sum().sqrt() > self.eps:
+                result[i] = one * (self.eps / (one * one).sum().sqrt())
         return result
 
     def project(self, point, x):
@@ -213,8 +226,8 @@ def ssat(net, ball, noise, x, y, rate, step, checkpoints):
 
 
 def trades(net, ball, noise, x, y, rate, *, step, steps, beta):
-    """`noise` is standard normal."""
-    point = ball.project(x + 0.001 * noise, x)
+    """`noise` is standard normal. The start is not projected."""
+    point = x + 0.001 * noise
     for _ in range(steps):
         gradient = torch.zeros_like(x)
         for i in range(len(x)):
@@ -243,8 +256,8 @@ def n_fgsm(net, ball, noise, x, y, rate, step):
 
 
 def mart(net, ball, noise, x, y, rate, *, step, steps, beta):
-    """`noise` is standard normal."""
-    point = ball.project(x + 0.001 * noise, x)
+    """`noise` is standard normal. The start is not projected."""
+    point = x + 0.001 * noise
     for _ in range(steps):
         gradient, _ = input_gradients(net, point, y, training=False)
         point = ball.move(point, gradient, step, x)
@@ -283,6 +296,42 @@ def guided(net, ball, signs, x, y, rate, *, step, weight, guide, distance):
     gradients, _ = net.gradients(loss)
     net.descend(gradients, rate)
     return Outcome(inputs, loss.detach(), logits.detach(), [gradients])
+
+
+def slat(net, ball, layers, x, y, rate, *, step, layer_step):
+    """One pixel of a hidden layer after the other."""
+    kept = {}
+
+    def keep(layer, output):
+        kept[layer] = output
+        return output
+
+    start = x.clone().requires_grad_()
+    total = losses(net(start, True, change=keep), y).sum()
+    gradient, *hidden = torch.autograd.grad(total, [start, *(kept[layer] for layer in layers)])
+    moves = dict(zip(layers, (ball.direction(g) * layer_step for g in hidden), strict=True))
+    notes = {"cut": 0, "moved": 0}
+
+    def perturb(layer, output):
+        if layer not in moves:
+            return output
+        noise = ball.shrink(moves[layer])
+        for i, image in enumerate(output.detach()):
+            for c, channel in enumerate(image):
+                low, high = float(channel.min()), float(channel.max())
+                for place in [(r, k) for r in range(channel.shape[0]) for k in range(channel.shape[1])]:
+                    wanted = float(noise[i, c][place])
+                    noise[i, c][place] = max(min(wanted, high - float(channel[place])), low - float(channel[place]))
+                    notes["cut"] += float(noise[i, c][place]) != wanted
+                    notes["moved"] += 1
+        return output + noise
+
+    inputs = ball.move(x, gradient, step, x)
+    logits = net(inputs, True, change=perturb)
+    loss = losses(logits, y).sum() / len(y)
+    gradients, _ = net.gradients(loss)
+    net.descend(gradients, rate)
+    return Outcome(inputs, loss.detach(), logits.detach(), [gradients], notes)
 
 
 def soft_losses(logits, targets):
@@ -721,6 +770,38 @@ class Pgk(Pgi):
     def average_decay(self, usual, threshold):
         """The decay of averaged weights in this step."""
         return usual if self.ratio < threshold else min(1.0, 0.99999 * self.ratio / threshold)
+
+
+class Pco:
+    """FGSM-PCO as released, which keeps the graph of the first pass. `stored` has the corners that it begins with."""
+
+    def __init__(self, ball, stored, pad, *, step, true, weight, stretch):
+        self.ball, self.stored, self.pad = ball, stored.clone(), pad
+        self.size, self.true, self.weight, self.stretch = step, true, weight, stretch
+
+    def step(self, net, x, y, index, views, rate):
+        """`views` are as in `Pgi.step`."""
+        pairs = list(zip(index.tolist(), views or [(0, 0, False)] * len(x), strict=True))
+        start = (x + torch.stack([look(self.stored[i], v, *x.shape[2:]) for i, v in pairs])).requires_grad_()
+        before = net(start, True)
+        (gradient,) = torch.autograd.grad(smoothed_loss(before, y, self.true), start, retain_graph=True)
+        start = start.detach()
+        end = self.ball.move(start, gradient, self.size, x)
+        for place, (i, view) in enumerate(pairs):
+            paste(self.stored[i], view, end[place] - x[place])
+        mixed = []
+        for i, label in enumerate(y.tolist()):
+            k = 1 - log_probabilities(before)[i, label].exp()
+            mixed.append(k * start[i] + (1 - k) * (x[i] + self.stretch * (end[i] - x[i])))
+        mixed = torch.stack(mixed)
+        logits, after = net(mixed, True), net(end, True)
+        past, present = (((after - other) ** 2).sum() / logits.numel() for other in (before, logits))
+        larger = past > present
+        loss = smoothed_loss(logits, y, self.true) + self.weight * (past - present if larger else present - past)
+        gradients, _ = net.gradients(loss)
+        net.descend(gradients, rate)
+        notes = {"larger": bool(larger), "outside": bool(((mixed < 0) | (mixed > 1)).any())}
+        return Outcome(mixed.detach(), loss.detach(), logits.detach(), [gradients], notes)
 
 
 def zerograd(net, ball, noise, x, y, rate, *, step, quantile):

@@ -475,6 +475,27 @@ def test_liet(compared_method, threat, scale, inside):
 
 @pytest.mark.parametrize(("threat", "scale"), CASES)
 @pytest.mark.parametrize(
+    "settings",
+    [{}, {"layers": ("conv1", "conv2"), "step_size": "0.4 eps", "layer_step_size": "0.7 eps"}, {"layers": ("conv2",)}],
+    ids=["default", "other", "second-layer"],
+)
+def test_slat(compared_method, threat, scale, settings):
+    """Half of the steps are longer than the ball, those of `other` shorter; values at the ends of their range stay."""
+    s = compared_method("slat", threat, scale, **settings)
+    pixels, hidden = (0.4, 0.7) if "step_size" in settings else (0.9, 1.8)
+
+    def refer(epoch, x, y, index, view):
+        return reference.slat(
+            s.net, s.ball, settings.get("layers", ("conv1",)), x, y, RATE, step=scale * pixels * threat.eps,
+            layer_step=scale * hidden * threat.eps,
+        )  # fmt: skip
+
+    for _, expected in s.compare(range(3), refer):
+        assert 0 < expected.notes["cut"] < 0.5 * expected.notes["moved"]
+
+
+@pytest.mark.parametrize(("threat", "scale"), CASES)
+@pytest.mark.parametrize(
     "settings", [{}, {"weight": 3.0, "label_factor": 0.5, "label_floor": 0.3}], ids=["default", "other"]
 )
 def test_tdat(compared_method, threat, scale, settings):
@@ -720,6 +741,57 @@ def test_fgsm_mep_cs(compared_method, threat, scale, settings, active, weight):
 
     for _ in constrain(s, refer, settings, active):
         close(s.method.memory.delta, slow.stored)
+
+
+@pytest.mark.parametrize(("threat", "scale"), CASES)
+@pytest.mark.parametrize(
+    ("frame", "settings"),
+    [("view", {}), ("image", {"smoothing": 0.1, "weight": 3.0, "stretch": 6.0})],
+    ids=["default", "other"],
+)
+def test_fgsm_pco(compared_method, threat, scale, frame, settings):
+    s = compared_method("fgsm-pco", threat, scale, frame=frame, dtype=torch.float32, **settings)
+    corners = s.method.memory.delta.clone()
+    distances = threat.distance(corners, torch.zeros_like(corners))
+    assert distances.tolist() == pytest.approx([threat.eps] * EXAMPLES)
+    expected = {"smoothing": 0.4, "weight": 10.0, "stretch": 1.5} | settings
+    slow = reference.Pco(s.ball, corners, PAD, step=scale * threat.eps, true=1 - expected.pop("smoothing"), **expected)
+
+    def refer(epoch, x, y, index, view):
+        return slow.step(s.net, x, y, index, triples(view) if frame == "image" else None, RATE)
+
+    notes = []
+    for _, outcome in s.compare(range(3), refer):
+        close(s.method.memory.delta, slow.stored)
+        notes.append(outcome.notes)
+    assert any(note["outside"] for note in notes)
+    assert {note["larger"] for note in notes} == ({True, False} if settings else {True})
+
+
+def test_fgsm_pco_never_begins_anew():
+    method = atas.methods.create("fgsm-pco", LINF, 3, SHAPE)
+    before = method.memory.delta.clone()
+    for epoch in range(110):
+        method.start_epoch(epoch, 110)
+    assert torch.equal(before, method.memory.delta)
+
+
+def test_fgsm_pco_compares_with_the_examples_of_all_processes(compared_method):
+    """The sign of its term is that of the sum over all processes, whatever the sign in this one."""
+    s = compared_method("fgsm-pco", LINF)
+    s.method.start_epoch(0, 30)
+    batch = Batch(s.images, s.labels, torch.arange(EXAMPLES), View.centre(EXAMPLES, PAD))
+    kept = {name: value.clone() for name, value in s.method.state_dict().items()}
+
+    def loss_with(total):
+        s.method.load_state_dict(kept)
+        update = Recorder(s.model, 0.0)
+        update.total = lambda *sums: [total * torch.ones_like(value) for value in sums] if total else list(sums)
+        return s.method.training_step(s.model, update, batch).loss
+
+    alone, found = loss_with(None), {sign: loss_with(sign) for sign in (1.0, -1.0)}
+    close(alone, found[1.0])
+    assert found[-1.0] < found[1.0] - 1e-6
 
 
 @pytest.mark.parametrize(("reset_every", "expected"), [(40, [40, 80]), (10, [10, 20, 30, 40, 50, 60, 70, 80, 90, 100])])

@@ -24,16 +24,17 @@ REMEMBERING = ["atta", "atas", "atas-literal", "atas-plus"]
 EVAL_MODE = ["ssat", "trades", "mart", *GUIDED, *REMEMBERING]
 NO_PERTURB = ["fgsm-ga", "free", "yopo", "trades", "sora", "elle", "gat", "nuat", "fgsm-pgi", "tdat", "liet", "mart"]
 SMOOTH = ["fgsm-rs-cs", "fgsm-mep-cs"]
-NO_PERTURB += ["fgsm-uap", "fgsm-pgk", *SMOOTH]
-PRIOR_GUIDED = ["fgsm-pgi", "fgsm-pgk", "fgsm-mep-cs"]
+NO_PERTURB += ["slat", "fgsm-pco", "fgsm-uap", "fgsm-pgk", *SMOOTH]
+WITH_MOMENTUM = ["fgsm-pgi", "fgsm-pgk", "fgsm-mep-cs"]
 PERTURB = [name for name in NAMES if name not in NO_PERTURB]
-OTHER_STARTS = ["ssat", "trades", "n-fgsm", "mart", "gat", "nuat", "liet", "tdat"]  # by rules of their own
-WITHOUT_CHANCE = ["standard", "fgsm", "free"]
+OTHER_STARTS = ["ssat", "trades", "n-fgsm", "mart", "gat", "nuat", "liet", "tdat", "fgsm-pco"]  # by rules of their own
+WITHOUT_CHANCE = ["standard", "fgsm", "free", "slat"]
 REACH = {
     "n-fgsm": 3.0,
     "aaer": 3.0,
     "sora": 3.0,
     "fgsm-rs-cs": 2.0,
+    "fgsm-pco": 1.5,
 }  # how far inputs may be from their images, in eps, where it is not 1
 THREATS = {"linf": atas.Linf(8 / 255), "l2": atas.L2(0.5)}
 SMALL = {
@@ -67,7 +68,7 @@ def make(name, threat=THREATS["linf"], *, begin=True, **hyper):
 def beyond(name, threat, inputs, x):
     """How far inputs leave what the method may reach: its part of the ball, and [0, 1] if it clamps."""
     over = threat.distance(inputs.double(), x.double()).max() - REACH.get(name, 1.0) * threat.eps
-    outside = torch.maximum(-inputs, inputs - 1).max() - (threat.eps if name == "elle" else 0.0)
+    outside = torch.maximum(-inputs, inputs - 1).max() - (threat.eps if name in ("elle", "fgsm-pco") else 0.0)
     return float(torch.maximum(over, outside))
 
 
@@ -265,8 +266,8 @@ FORWARD_PASSES = {
     "standard": 1, "fgsm": 2, "fgsm-rs": 2, "fgsm-rs-adaptive": 2, "fgsm-ga": 3, "fgsm-pgi": 2, "ssat": 1,
     "zerograd": 2, "multigrad": 4, "elle": 3, "aaer": 2, "sora": 2, "free": 2, "yopo": 2,
     "atta": 1, "atas": 1, "atas-literal": 1, "atas-plus": 1, "pgd": 4, "trades": 2,
-    "n-fgsm": 2, "mart": 2, "gat": 3, "nuat": 3, "liet": 2, "tdat": 2, "fgsm-uap": 2, "fgsm-pgk": 2,
-    "fgsm-rs-cs": 3, "fgsm-mep-cs": 3,
+    "n-fgsm": 2, "mart": 2, "gat": 3, "nuat": 3, "liet": 2, "tdat": 2, "slat": 2, "fgsm-pco": 3,
+    "fgsm-uap": 2, "fgsm-pgk": 2, "fgsm-rs-cs": 3, "fgsm-mep-cs": 3,
 }  # fmt: skip
 
 
@@ -456,7 +457,8 @@ def test_equal_seeds_give_equal_bits_and_other_seeds_or_epochs_others(small_net,
     torch.rand(7)  # a generator's history has no part in it
     assert same(first, run(seed=1, epoch=6))
     others = [run(seed=2, epoch=6), run(seed=1 + 2**32, epoch=6)]
-    if name not in (*REMEMBERING, *PRIOR_GUIDED, "tdat", "fgsm-uap"):  # theirs belongs to resets, not to every epoch
+    resetting = (*REMEMBERING, *WITH_MOMENTUM, "fgsm-pco", "tdat", "fgsm-uap")
+    if name not in resetting:  # the noise of these belongs to resets, not to every epoch
         others.append(run(seed=1, epoch=7))
     for other in others:
         assert torch.equal(first["loss"], other["loss"]) == (name in WITHOUT_CHANCE)
@@ -516,10 +518,11 @@ def test_names_shapes_and_types_of_the_state_never_change(name, threat):
         expected |= NORMS
     if name == "atas-plus":
         expected |= {"targets.average": ((EXAMPLES, 4), torch.float32)}
-    if name in PRIOR_GUIDED:
+    if name in (*WITH_MOMENTUM, "fgsm-pco"):
         kept = torch.int8 if isinstance(threat, atas.Linf) else torch.float16
-        rows = (EXAMPLES, *SHAPE)
-        expected |= {"memory.delta": (rows, kept), "momentum.delta": (rows, torch.bfloat16)}
+        expected |= {"memory.delta": ((EXAMPLES, *SHAPE), kept)}
+    if name in WITH_MOMENTUM:
+        expected |= {"momentum.delta": ((EXAMPLES, *SHAPE), torch.bfloat16)}
     if name == "fgsm-uap":
         expected |= dict.fromkeys(("universal", "momentum"), ((4, *SHAPE), torch.float32))
     if name in SMOOTH:
@@ -656,7 +659,7 @@ def test_shrinking_steps_to_nothing_ends_the_attack(small_net, data, name):
         start = method.threat.project(x + method.memory.load(index, view, x.dtype), x)
     elif name in (*WITHOUT_CHANCE, "fgsm-ga", "multigrad", "elle"):
         start = x
-    elif name in PRIOR_GUIDED:
+    elif name in WITH_MOMENTUM:
         centre = View.centre(len(x), 0)
         start = method.threat.project(x + method.memory.load(index, centre, x.dtype), x)
     elif name == "fgsm-uap":
@@ -729,8 +732,8 @@ def test_the_defaults_of_atas_by_norm():
 
 _BY_STEP = {"fgsm-rs": 1.25, "ssat": 1.25, "free": 1.0, "pgd": 0.25, "trades": 0.25, "yopo": 0.25, "atta": 0.5}
 _BY_STEP |= {"n-fgsm": 1.0, "zerograd": 2.0, "multigrad": 2.0, "aaer": 1.0, "gat": 1.0, "nuat": 1.0, "fgsm-pgi": 1.0}
-_BY_STEP |= {"tdat": 1.0, "liet": 1.0, "mart": 0.25, "fgsm-uap": 1.0, "fgsm-pgk": 1.0}
-_BY_STEP |= dict.fromkeys(SMOOTH, 1.0)
+_BY_STEP |= {"tdat": 1.0, "liet": 1.0, "mart": 0.25, "slat": 0.9, "fgsm-pco": 1.0}
+_BY_STEP |= dict.fromkeys(("fgsm-uap", "fgsm-pgk", *SMOOTH), 1.0)
 
 
 @pytest.mark.parametrize("eps", [2 / 255, 8 / 255, 0.1, 0.39])
@@ -798,6 +801,8 @@ def test_the_automatic_c_is_inverse_to_the_radius(threat):
         ("multigrad", 2 / 255, {"step_size": 10 / 255}, "5 times eps"),
         ("aaer", 0.1, {"step_size": 4 / 255}, "the attack hardly moves"),
         ("sora", 0.1, {"max_step": 16 / 255}, r"method\.max_step is 16/255, 0\.627 times eps"),
+        ("slat", 0.1, {"step_size": 4 / 255}, "the attack hardly moves"),
+        ("fgsm-pco", 0.1, {"step_size": 4 / 255}, "the attack hardly moves"),
     ],
 )
 def test_steps_that_cannot_work_are_said(name, eps, hyper, words):
@@ -833,8 +838,8 @@ def test_a_memory_type_by_name(text, dtype):
 
 
 WITH_A_STEP = ("fgsm", "fgsm-rs", "ssat", "free", "yopo", "atta", "pgd", "trades")
-WITH_A_STEP += ("n-fgsm", "zerograd", "multigrad", "aaer", "gat", "nuat", "fgsm-pgi", "tdat", "mart")
-WITH_A_STEP += ("liet", "fgsm-uap", "fgsm-pgk", *SMOOTH)
+WITH_A_STEP += ("n-fgsm", "zerograd", "multigrad", "aaer", "gat", "nuat", "fgsm-pgi", "tdat", "mart", "slat")
+WITH_A_STEP += ("fgsm-pco", "liet", "fgsm-uap", "fgsm-pgk", *SMOOTH)
 TEN = {"step_size": 10}  # for 10/255
 
 
@@ -945,6 +950,16 @@ TEN = {"step_size": 10}  # for 10/255
         ("sora", "linf", {"curvature": 0.0}, "curvature > 0"),
         ("sora", "linf", {"decay": 1.0}, "decay in [0, 1); got 0.02 and 1.0"),
         ("sora", "linf", {"max_step": 16}, "write 16/255"),
+        ("fgsm-pco", "linf", {"weight": -1.0}, "weight >= 0"),
+        ("fgsm-pco", "linf", {"stretch": -0.1}, "stretch >= 0"),
+        ("fgsm-pco", "linf", {"smoothing": 1.0}, "smoothing is a share"),
+        ("fgsm-pco", "linf", {"frame": "crop"}, "frame must be 'view' or 'image'; got 'crop'"),
+        ("fgsm-pco", "linf", {"targets": LabelTargets()}, "FGSMPCO has targets of its own: set smoothing"),
+        ("fgsm-pco", "linf", {"consistency": Consistency(1.0)}, "FGSMPCO has no start to be consistent with"),
+        ("fgsm-pco", "l2", {"dtype": torch.int8}, "int8 steps are too coarse"),
+        ("slat", "linf", {"layers": ()}, "SLAT needs a hidden layer to perturb"),
+        ("slat", "linf", {"layers": "conv1"}, "layers must be"),
+        ("slat", "linf", {"layer_step_size": 10}, "layer_step_size is in pixel units of [0, 1]: write 10/255"),
         ("atas", "linf", {"pad": -1}, "pad >= 0"),
         ("atas-plus", "linf", {}, "missing 1 required keyword-only argument: 'classes'"),
         ("atas-plus", "linf", {"classes": 4, "share": 1.1}, "0 <= share <= 1"),

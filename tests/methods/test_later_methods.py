@@ -1,5 +1,5 @@
-"""N-FGSM, MART, GAT, NuAT, LIET, TDAT, FGSM-UAP, FGSM-PGK and ConvergeSmooth: what the comparison with the reference
-does not reach, and that each of them makes a network robust."""
+"""N-FGSM, MART, GAT, NuAT, LIET, TDAT, SLAT, FGSM-PCO, FGSM-UAP, FGSM-PGK and ConvergeSmooth: what the comparison with
+the reference does not reach, and that each of them makes a network robust."""
 
 import copy
 
@@ -13,10 +13,12 @@ from atas.core.autograd import cross_entropy_sum
 from atas.distributed.sharding import DataShard
 from atas.methods.mart import misclassification_terms
 from atas.methods.nuat import nuclear_norm
+from atas.methods.slat import perturb_hidden
 
 SHAPE, EXAMPLES, CLASSES = (3, 8, 10), 12, 4
 LINF = atas.Linf(8 / 255)
-NAMES = ["n-fgsm", "mart", "gat", "nuat", "liet", "tdat", "fgsm-uap", "fgsm-pgk", "fgsm-rs-cs", "fgsm-mep-cs"]
+NAMES = ["n-fgsm", "mart", "gat", "nuat", "liet", "tdat", "slat", "fgsm-pco"]
+NAMES += ["fgsm-uap", "fgsm-pgk", "fgsm-rs-cs", "fgsm-mep-cs"]
 
 
 def make(name, threat=LINF, *, epoch=0, epochs=10, **hyper):
@@ -177,8 +179,16 @@ def test_weights_by_epoch():
             method.start_epoch(epoch, 30)
             found.append(float(method.current_weight))
         assert found == pytest.approx(expected)
+    assert [gat.weight_in(epoch, 100) for epoch in (85, 86)] == [10, 40]
     assert atas.methods.create("gat", LINF, 2, SHAPE, late_factor=1.0).weight_in(29, None) == 10
     assert atas.methods.create("nuat", LINF, 2, SHAPE, ramp=0.0).weight_in(0, None) == 4.5
+
+
+@pytest.mark.parametrize("late_from", [0.07, 0.29, 0.55, 0.56, 0.86])
+def test_the_larger_weight_begins_at_its_share_of_the_training(late_from):
+    """Also where the product of share and length is rounded up."""
+    gat, first = make("gat", late_from=late_from), round(100 * late_from)
+    assert [gat.weight_in(epoch, 100) for epoch in (first - 1, first)] == [10, 40]
 
 
 # LIET
@@ -373,13 +383,93 @@ def test_an_epoch_begins_with_the_mean_of_the_last(small_net, make_images):
     assert float(method.last_mean) == pytest.approx(means[-1])
 
 
+# SLAT
+
+
+class Staged(nn.Module):
+    """The names of a residual network, and parts that layers may go through twice, past, or not as tensors."""
+
+    def __init__(self, times=1):
+        super().__init__()
+        self.conv1, self.times = nn.Conv2d(3, 6, 3, padding=1), times
+        self.layer1 = nn.Sequential(nn.BatchNorm2d(6), nn.Softplus(), nn.Conv2d(6, 6, 3, padding=1))
+        self.pair, self.fc = nn.LSTM(6, 5), nn.Linear(5, CLASSES)
+
+    def forward(self, x):
+        x = self.conv1(x)
+        for _ in range(self.times):
+            x = self.layer1(x)
+        return self.fc(self.pair(x.mean((2, 3)))[0])
+
+
+def trained(model, make_images, **settings):
+    torch.manual_seed(0)
+    for weight in model.parameters():
+        nn.init.normal_(weight, std=0.5)
+    method = make("slat", **settings)
+    take_steps(method, model.train(), 2, make_images)
+    return model.state_dict()
+
+
+def test_slat_perturbs_the_first_convolution_and_the_first_blocks(make_images):
+    default, both, first = (
+        trained(Staged(), make_images, layers=layers) for layers in (None, ("conv1", "layer1"), ("conv1",))
+    )
+    assert all(torch.equal(default[name], both[name]) for name in default)
+    assert not torch.equal(default["fc.weight"], first["fc.weight"])
+
+
+@pytest.mark.parametrize("layers", [("conv1", "layer1"), ("layer1", "conv1")])
+def test_slat_takes_layers_in_the_order_of_a_pass(make_images, layers):
+    ordered, found = (trained(Staged(), make_images, layers=names) for names in (("conv1", "layer1"), layers))
+    assert all(torch.equal(ordered[name], found[name]) for name in ordered)
+
+
+@pytest.mark.parametrize(
+    ("times", "layers", "words"),
+    [
+        (2, ("layer1",), "a pass uses the 1 layers of SLAT 2 times"),
+        (0, ("conv1", "layer1"), "a pass uses the 2 layers of SLAT 1 times"),
+        (1, ("pair",), "cannot perturb a layer that returns a tuple"),
+        (1, ("layer2",), "unknown layer 'layer2'"),
+    ],
+)
+def test_layers_that_slat_cannot_perturb_are_named(make_images, times, layers, words):
+    model = Staged(times)
+    with pytest.raises(atas.AtasError, match=words):
+        trained(model, make_images, layers=layers)
+    assert not any(module._forward_hooks for module in model.modules())
+
+
+def test_slat_names_a_model_without_a_layer_to_perturb(make_images):
+    model = nn.Sequential(nn.Flatten(), nn.LayerNorm(240))
+    with pytest.raises(atas.AtasError, match=r"no convolution or linear layer for SLAT to perturb; name layers with"):
+        trained(model, make_images)
+
+
+@pytest.mark.parametrize("threat", [LINF, atas.L2(0.5)], ids=repr)
+@pytest.mark.parametrize("size", [0.3, 1.8])
+def test_a_hidden_layer_moves_within_ball_and_range(threat, size):
+    images, matrix = torch.randn(4, 3, 5, 6), torch.randn(4, 7)
+    images[0, 0] = 2.0  # a channel without a range
+    for output in (images, matrix):
+        gradient = torch.randn_like(output)
+        moved = perturb_hidden(threat, output, gradient, torch.tensor(size * threat.eps))
+        assert (threat.distance(moved, output) <= min(size, 1) * threat.eps + 1e-6).all()
+        assert ((moved - output) * gradient >= -1e-6).all()
+    torch.testing.assert_close(threat.distance(moved, matrix), torch.full((4,), min(size, 1) * threat.eps))
+    moved = perturb_hidden(threat, images, torch.ones_like(images), torch.tensor(size * threat.eps))
+    assert torch.equal(moved[0, 0], images[0, 0])
+    assert (moved.amax((2, 3)) <= images.amax((2, 3)) + 1e-6).all()
+
+
 # All of them
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_the_page_and_the_class_name_the_paper(name):
     module = __import__(atas.methods.get(name).__module__, fromlist=["__doc__"])
-    venues = ("NeurIPS", "ICLR", "ICCV", "AAAI", "TPAMI")
+    venues = ("NeurIPS", "ICLR", "ICCV", "AAAI", "ECCV", "TPAMI")
     assert any(f"{venue} 20" in module.__doc__ for venue in venues), module.__doc__
 
 

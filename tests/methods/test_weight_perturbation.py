@@ -2,6 +2,7 @@
 
 import copy
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -58,9 +59,16 @@ def same_state(first, second):
 class SlowAWP:
     """The step of the paper, by copies of the model: no offsets in place, no contexts, one tensor after another."""
 
-    def __init__(self, model, gamma):
-        self.model, self.gamma = model, gamma
+    def __init__(self, model, gamma, power=None):
+        self.model, self.gamma, self.power = model, gamma, power
         self.speed = {name: torch.zeros_like(weight) for name, weight in model.named_parameters()}
+
+    def length(self, name):
+        """Relative to the weight; with a power, by the place of the layer."""
+        if self.power is None:
+            return self.gamma
+        names = [name for name, weight in self.model.named_parameters() if weight.dim() > 1]
+        return self.gamma * (1 - (np.log(names.index(name) + 1) / np.log(len(names))) ** self.power)
 
     def gradient(self, model, x, y):
         loss = F.cross_entropy(model(x), y)
@@ -76,7 +84,7 @@ class SlowAWP:
                 direction = directions[name]
                 length, norm = (direction**2).sum() ** 0.5, (weight.detach() ** 2).sum() ** 0.5
                 if length > 0:
-                    weight.data = weight.data + self.gamma * norm * direction / length
+                    weight.data = weight.data + self.length(name) * norm * direction / length
         loss, gradients = self.gradient(proxy, x, y)
         for name, buffer in self.model.named_buffers():
             buffer.data = dict(proxy.named_buffers())[name].clone()  # the statistics of one pass
@@ -95,12 +103,13 @@ def fgsm_points(model, x, y):
     return ahead, dict(zip(dict(model.named_parameters()), weights, strict=True))
 
 
+@pytest.mark.parametrize("power", [None, 0.3, 2.0])
 @pytest.mark.parametrize("form", FORMS)
-def test_the_step_is_that_of_the_paper(form, small_net, batches):
+def test_the_step_is_that_of_the_paper(form, power, small_net, batches):
     """FGSM for four steps; the second half of the batches sees weights that have moved."""
     model = small_net().double().train()
-    slow = SlowAWP(copy.deepcopy(model), gamma=0.05)
-    method, optimizer = make("fgsm", WeightPerturbation(0.05, form)).double(), sgd(model)
+    slow = SlowAWP(copy.deepcopy(model), gamma=0.05, power=power)
+    method, optimizer = make("fgsm", WeightPerturbation(0.05, form, depth_power=power)).double(), sgd(model)
     for x, y, index in batches:
         output = method.step(model, optimizer, x, y, index)
         inputs, attack = fgsm_points(slow.model, x, y)
@@ -235,6 +244,27 @@ def test_a_loop_of_one_s_own_is_the_step(small_net, batches):
     same_state(model, other)
 
 
+def moves(model, perturbation):
+    """How far each weight of two or more dimensions moves, relative to its norm; the rest must not move."""
+    weights = dict(model.named_parameters())
+    before = {name: weight.detach().clone() for name, weight in weights.items()}
+    directions = [torch.ones_like(weight) if weight.requires_grad else None for weight in weights.values()]
+    with perturbation.around(model, sgd(model), attack_gradients=[d for d in directions if d is not None]):
+        found = {name: float((w.detach() - before[name]).norm() / before[name].norm()) for name, w in weights.items()}
+    assert not any(found[name] for name, weight in weights.items() if weight.dim() < 2)
+    return [found[name] for name, weight in weights.items() if weight.dim() > 1]
+
+
+def test_moves_become_shorter_from_layer_to_layer(small_net):
+    """None in the last, all of gamma in the first or only one; a frozen layer does not count."""
+    model, perturbation = small_net().double(), WeightPerturbation(0.1, "attack", depth_power=0.3)
+    second = 0.1 * (1 - (np.log(2) / np.log(3)) ** 0.3)
+    assert moves(model, perturbation) == pytest.approx([0.1, second, 0.0], abs=1e-12)
+    model.conv1.requires_grad_(False)
+    assert moves(model, perturbation) == pytest.approx([0.0, 0.1, 0.0], abs=1e-12)
+    assert moves(nn.Sequential(nn.Linear(3, 2).double()), perturbation) == pytest.approx([0.1])
+
+
 def test_gradients_that_were_accumulated_stay(small_net, batches):
     model = small_net().train()
     x, y, _ = batches[0]
@@ -274,7 +304,9 @@ def test_the_moments_of_adam_are_a_momentum(small_net, batches):
 
 
 def test_the_default_is_what_the_authors_have_with_trades():
-    assert repr(WeightPerturbation()) == "WeightPerturbation(gamma=0.005, form='ascent', from_epoch=0)"
+    assert (
+        repr(WeightPerturbation()) == "WeightPerturbation(gamma=0.005, form='ascent', from_epoch=0, depth_power=None)"
+    )
 
 
 def test_a_step_of_one_s_own_says_what_it_implements():
@@ -304,6 +336,7 @@ def test_a_step_of_one_s_own_says_what_it_implements():
     ("act", "words"),
     [
         (lambda net, batch: WeightPerturbation(-0.1), "gamma >= 0"),
+        (lambda net, batch: WeightPerturbation(depth_power=0.0), "depth_power > 0"),
         (lambda net, batch: WeightPerturbation(form="ascend"), "did you mean 'ascent'"),
         (lambda net, batch: make("yopo", WeightPerturbation()), "YOPO cannot perturb weights in the form ascent"),
         (lambda net, batch: make("standard", WeightPerturbation(form="attack")), "it supports: ascent, momentum"),

@@ -16,14 +16,16 @@ from atas.core import dispatch
 # These have no kernel: they are compiled, or run as they are written.
 COMPILE_ONLY = {
     "atas.attacks.square.l2_proposal",
-    "atas.core.autograd.smoothed_cross_entropy_sum",
     "atas.core.perturbations.store_grids",
     "atas.methods.aaer.abnormal_term",
     "atas.methods.aaer.compare_with_start",
     "atas.methods.consistency.mean_distance",
     "atas.methods.elle.squared_errors",
     "atas.methods.fgsm_ga.misalignment",
+    "atas.methods.fgsm_pco.gaps_of_distances",
+    "atas.methods.fgsm_pco.mixed_inputs",
     "atas.methods.liet.hidden_start",
+    "atas.methods.prior.smoothed_cross_entropy_sum",
     "atas.methods.sora.agreement_of_gradients",
     "atas.methods.sora.random_part_of_step",
     "atas.ops.jvp.loss_jvp",

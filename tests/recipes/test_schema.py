@@ -492,6 +492,7 @@ def test_of_the_engine_only_what_changes_the_training_tells_runs_apart():
         ("atas-plus", {"targets.teacher_share": [0.7, 0.9]}, "method atas-plus has targets of its own"),
         ("liet", {"targets.smoothing": 0.2}, "method liet has targets of its own: set method.smoothing, and leave out"),
         ("tdat", {"targets.share": 0.2}, "method tdat has targets of its own: set method.label_factor, method.label_f"),
+        ("fgsm-pco", {"targets.smoothing": 0.2}, "method fgsm-pco has targets of its own: set method.smoothing, and"),
         ("fgsm-pgi", {"targets.smoothing": 0.2}, "method fgsm-pgi has targets of its own: set method.smoothing, and"),
         ("fgsm-pgi", {"consistency.weight": 1.0}, "method fgsm-pgi has consistency of its own: set method.weight, and"),
         ("liet", {"consistency.weight": 1.0}, "method liet has consistency of its own: set method.weight, and leave"),
@@ -549,7 +550,11 @@ def test_sections_and_keys_of_later_versions_are_written_where_they_say_somethin
 def test_keys_of_a_weight_perturbation():
     keys = {"optimizer.perturb": "ascent", "optimizer.perturb_gamma": 0.02, "optimizer.perturb_from": 3}
     perturbation = load("cifar10-preact-resnet18-atas").with_values(keys).optimizer.weight_perturbation
-    assert repr(perturbation) == "WeightPerturbation(gamma=0.02, form='ascent', from_epoch=3)"
+    assert repr(perturbation) == "WeightPerturbation(gamma=0.02, form='ascent', from_epoch=3, depth_power=None)"
+    keys |= {"optimizer.perturb_depth_power": 0.3}
+    assert load("cifar10-preact-resnet18-atas").with_values(keys).optimizer.weight_perturbation.depth_power == 0.3
+    with pytest.raises(UsageError, match=r"optimizer\.perturb_depth_power must be above 0; got 0"):
+        load("cifar10-preact-resnet18-atas").with_values(keys | {"optimizer.perturb_depth_power": 0})
 
 
 PERTURBED = {"optimizer.perturb": "ascent"}
@@ -572,6 +577,7 @@ RESIZED = {"data.view": "resized", "method.grid": 8}
         ("optimizer.eps", 1e-6, "optimizer.name = adamw", {"optimizer.name": "adamw"}),
         ("optimizer.perturb_gamma", 0.1, "optimizer.perturb", PERTURBED),
         ("optimizer.perturb_from", 3, "optimizer.perturb", PERTURBED),
+        ("optimizer.perturb_depth_power", 0.3, "optimizer.perturb", PERTURBED),
         ("schedule.final", 0.1, "schedule.name = cyclic or cosine", {"schedule.name": "cyclic"}),
         ("schedule.final", 0.1, "schedule.name = cyclic or cosine", {"schedule.name": "cosine"}),
         ("training.ema_warmup", 2, "training.ema", AVERAGED),

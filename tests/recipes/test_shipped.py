@@ -127,9 +127,9 @@ CONSTRAINT = {"gamma": 0.03, "ratio": 1.0, "stride": 1, "drops": (100 / 110, 105
 
 # Schedule, peak rate, batch, weight decay and average, and what the method has; the authors' settings in 30 epochs.
 LATER = {
-    "n-fgsm": (CYCLIC | {"peak": 0.2}, {}, {"noise": 16 / 255, "step_size": 8 / 255}),
+    "n-fgsm": (CYCLIC | {"peak": 0.2}, {"schedule.peak_momentum": 0.8}, {"noise": 16 / 255, "step_size": 8 / 255}),
     "mart": (
-        PIECEWISE | {"peak": 0.01, "milestones": (75 / 120, 90 / 120, 100 / 120)},
+        PIECEWISE | {"peak": 0.01, "milestones": (74 / 120, 89 / 120, 99 / 120)},
         {"optimizer.weight_decay": 3.5e-3},
         {"beta": 5.0, "steps": 10, "step_size": 0.007},
     ),
@@ -140,23 +140,39 @@ LATER = {
     ),
     "nuat": (
         CYCLIC | {"peak": 0.1, "peak_at": 0.4, "batch_size": 64},
-        {},
+        {"schedule.peak_momentum": 0.8},
         {"weight": 4.5, "ramp": 0.9, "noise": 4 / 255, "step_size": 8 / 255},
     ),
     "liet": (
         {"schedule": "cosine", "peak": 0.1, "epochs": 30, "batch_size": 128},
         {"training.ema": 0.9995, "schedule.warmup": 0.3},
-        {"ratio": (0.1, 0.5), "refresh_every": 20, "step_size": 8 / 255},
+        {
+            "ratio": (0.1, 0.5),
+            "refresh_every": 20,
+            "step_size": 8 / 255,
+            "targets.smoothing": 0.6,
+            "consistency.weight": 100,
+        },
     ),
     "tdat": (
         PIECEWISE | {"milestones": (100 / 110, 105 / 110)},
         {},
-        {"weight": 0.65, "step_size": 8 / 255},
+        {"weight": 0.65, "step_size": 8 / 255, "targets.factor": 0.6, "targets.floor": 0.15},
+    ),
+    "slat": (
+        CYCLIC | {"peak": 0.2, "peak_at": 0.4},
+        {"schedule.peak_momentum": 0.8, "method.settings": {"layers": ("conv1", "layer1")}},
+        {"step_size": 7.2 / 255, "layer_step_size": 14.4 / 255},
+    ),
+    "fgsm-pco": (
+        PIECEWISE | {"milestones": (100 / 110, 105 / 110)},
+        {},
+        {"step_size": 8 / 255, "smoothing": 0.4, "weight": 10.0, "stretch": 1.5},
     ),
     "fgsm-pgk": (
         PIECEWISE,
         {"training.ema": 0.999},
-        {"smoothing": 0.5, "decay": 0.3, "reset_every": 10, "threshold": 0.82, "step_size": 8 / 255},
+        {"smoothing": 0.5, "decay": 0.3, "reset_every": 10, "threshold": 0.82, "consistency.weight": 5.6},
     ),
     "fgsm-rs-cs": (
         PIECEWISE | {"milestones": (100 / 110, 105 / 110)},
@@ -166,12 +182,12 @@ LATER = {
     "fgsm-mep-cs": (
         PIECEWISE | {"milestones": (100 / 110, 105 / 110)},
         {},
-        CONSTRAINT | {"smoothing": 0.4, "decay": 0.3, "reset_every": 40},
+        CONSTRAINT | {"smoothing": 0.4, "decay": 0.3, "reset_every": 40, "consistency": None},
     ),
     "fgsm-uap": (
         PIECEWISE | {"milestones": (100 / 110, 105 / 110)},
         {"training.ema": 0.9995},
-        {"radius": 10 / 255, "smoothing": 0.4, "decay": 0.3, "step_size": 8 / 255},
+        {"radius": 10 / 255, "smoothing": 0.4, "decay": 0.3, "consistency.weight": 10.0},
     ),
 }
 
@@ -180,6 +196,7 @@ LATER = {
 def test_later_methods(method):
     """They have not been measured, and say so."""
     loaded = recipes.load(f"cifar10-preact-resnet18-{method}")
+    assert (loaded.method.name, loaded.method.norm, loaded.method.eps) == (method, "linf", 8 / 255)
     common, values, own = LATER[method]
     for key, value in values.items():
         section, _, name = key.partition(".")
@@ -189,6 +206,16 @@ def test_later_methods(method):
     text = resources.files("atas.recipes").joinpath(f"{loaded.name}.toml").read_text(encoding="utf-8")
     assert "has not been measured here" in text
     assert "\n[expected]" not in text
+
+
+@pytest.mark.parametrize("method", LATER)
+def test_the_defaults_of_later_methods_are_those_of_their_recipes(method):
+    defaults = methods.settings(method)
+    settings = recipes.load(f"cifar10-preact-resnet18-{method}").method.settings
+    assert not settings.keys() - defaults.keys()
+    for name, default in defaults.items():
+        if isinstance(default, float | tuple) or name in ("steps", "refresh_every", "reset_every", "stride"):
+            assert settings[name] == default, name
 
 
 @pytest.mark.parametrize(("data", "network", "method", "eps"), ROWS, ids=lambda part: str(part))

@@ -77,7 +77,7 @@ def settings_of(toy_recipe):
 
     def make(method="atas", **values):
         usual = {"training.batch_size": 8, "training.epochs": 2, "data.shards": 4, "engine.sync_batchnorm": True}
-        exact = {"method.dtype": "float32"} if method.startswith(("at", "fgsm-pg", "fgsm-mep")) else {}
+        exact = {"method.dtype": "float32"} if method.startswith(("at", "fgsm-p", "fgsm-mep")) else {}
         return toy_recipe(method, usual | exact | OWN.get(method, {}) | values)
 
     return make

@@ -185,14 +185,6 @@ def cross_entropy_sum(logits: Tensor, y: Tensor) -> Tensor:
     return F.cross_entropy(to_float32(logits), y, reduction="sum")
 
 
-@fast_op
-def smoothed_cross_entropy_sum(logits: Tensor, y: Tensor, smoothing: float) -> Tensor:
-    """Return the summed cross-entropy with labels of which the other classes have this share."""
-    classes = logits.shape[1]
-    of_all = smoothing * classes / (classes - 1)  # PyTorch's share goes to the true class too
-    return F.cross_entropy(to_float32(logits), y, reduction="sum", label_smoothing=of_all)
-
-
 @runtime_checkable
 class SupportsInputGradient(Protocol):
     """A model that takes the gradient itself, because it needs other gradients from the same pass."""
@@ -260,8 +252,10 @@ class _Reached(Exception):  # noqa: N818  (not an error: it carries a value out 
         self.output = output
 
 
-def find_first_layer(model: nn.Module, name: str | None) -> nn.Module:
-    """Return the layer of that name, or the first convolution or linear layer."""
+def find_first_layer(
+    model: nn.Module, name: str | None, *, use: str = "to start YOPO from; name one with layer=..."
+) -> nn.Module:
+    """Return the layer of that name, or the first convolution or linear layer; messages end with its `use`."""
     layers = dict(model.named_modules())
     if name is not None:
         if name not in layers:
@@ -270,7 +264,7 @@ def find_first_layer(model: nn.Module, name: str | None) -> nn.Module:
     for layer in layers.values():
         if isinstance(layer, nn.Conv1d | nn.Conv2d | nn.Conv3d | nn.Linear):
             return layer
-    raise UsageError("this model has no convolution or linear layer to start YOPO from; name one with layer=...")
+    raise UsageError(f"this model has no convolution or linear layer {use}")
 
 
 class SplitModel(Protocol):

@@ -12,6 +12,7 @@ from atas.methods.elle import ELLE
 from atas.methods.fgsm import FGSM, FGSMRS
 from atas.methods.fgsm_ga import FGSMGA
 from atas.methods.fgsm_mep_cs import FGSMMEPCS
+from atas.methods.fgsm_pco import FGSMPCO
 from atas.methods.fgsm_pgi import FGSMPGI
 from atas.methods.fgsm_pgk import FGSMPGK
 from atas.methods.fgsm_rs_adaptive import FGSMRSAdaptive
@@ -24,6 +25,7 @@ from atas.methods.n_fgsm import NFGSM
 from atas.methods.nuat import NuAT
 from atas.methods.pgd import PGD
 from atas.methods.registry import create, get, names, setting_types, settings, takes_classes
+from atas.methods.slat import SLAT
 from atas.methods.sora import SORA
 from atas.methods.ssat import SSAT
 from atas.methods.standard import Standard
@@ -44,6 +46,7 @@ __all__ = [
     "FGSM",
     "FGSMGA",
     "FGSMMEPCS",
+    "FGSMPCO",
     "FGSMPGI",
     "FGSMPGK",
     "FGSMRS",
@@ -54,6 +57,7 @@ __all__ = [
     "MART",
     "NFGSM",
     "PGD",
+    "SLAT",
     "SORA",
     "SSAT",
     "TDAT",

@@ -23,34 +23,28 @@ import torch
 from torch import Tensor, nn
 
 from atas.core.arguments import check_count
-from atas.core.augment import View
-from atas.core.autograd import keep_statistics, smoothed_cross_entropy_sum, to_float32
-from atas.core.perturbations import FullResolution
-from atas.core.resized_crop import AnyView
-from atas.core.validation import check_logits
+from atas.core.autograd import keep_statistics, to_float32
 from atas.data.loader import Batch
-from atas.distributed.sharding import DataShard
 from atas.errors import UsageError
-from atas.methods.base import CommonArgs, InputPerturbation
-from atas.methods.checks import check_shown_shape
+from atas.methods.base import CommonArgs
 from atas.methods.consistency import Consistency
+from atas.methods.prior import Frame, PriorPerturbation
 from atas.methods.step_warnings import warn_of_steps
-from atas.methods.targets import LabelTargets
 from atas.threat import Size, Threat
 
 _TINY = 1e-30  # keeps the quotient finite where all gradients are zero
 
 
 class PGIArgs(CommonArgs, total=False):
-    """Settings of `FGSMPGI` that `FGSMPGK` has too, with the same defaults."""
+    """Settings of `FGSMPGI` that methods made from it have too, with the same defaults."""
 
     step_size: Size
     momentum: float
-    frame: Literal["view", "image"]
+    frame: Frame
     dtype: torch.dtype | Literal["auto"]
 
 
-class FGSMPGI(InputPerturbation):
+class FGSMPGI(PriorPerturbation):
     """FGSM with prior-guided initialisation and regularisation, by the momentum of all epochs (FGSM-MEP).
 
     `smoothing` is the share of the probability that goes to the other classes, in attack and loss, `weight` is lambda,
@@ -59,11 +53,8 @@ class FGSMPGI(InputPerturbation):
     two for m.
     """
 
-    fixed_size = True
     has_start = True
-    own_targets = ("smoothing",)
     own_consistency = ("weight",)
-    checks_indices = True
 
     def __init__(
         self,
@@ -76,43 +67,35 @@ class FGSMPGI(InputPerturbation):
         weight: float = 10.0,
         momentum: float = 0.3,
         reset_every: int = 40,
-        frame: Literal["view", "image"] = "view",
+        frame: Frame = "view",
         dtype: torch.dtype | Literal["auto"] = "auto",
         **common: Unpack[CommonArgs],
     ) -> None:
         self.check_own_parts(common)
-        common["targets"] = LabelTargets(smoothing=smoothing, noise="others")
         common["consistency"] = Consistency(weight, distance="mse", through="both")
-        super().__init__(threat, examples, shape, **common)
+        super().__init__(threat, examples, shape, smoothing=smoothing, frame=frame, dtype=dtype, **common)
         if not 0 <= momentum < 1:
             raise UsageError(f"momentum must be in [0, 1); got {momentum}")
-        self.smoothing, self.decay, self.frame = smoothing, momentum, frame
-        self.reset_every = check_count("reset_every", reset_every)
+        self.decay, self.reset_every = momentum, check_count("reset_every", reset_every)
         self.step_size = threat.size("step_size", step_size, auto=1.0)
         self.settings_warning = warn_of_steps(threat, self.step_size)
-        pad, device = self.pad if frame == "image" else 0, common.get("device")
-        self.memory = FullResolution(threat, examples, shape, pad=pad, dtype=dtype, device=device)
         wide = torch.float32 if dtype == torch.float32 else torch.bfloat16  # float16 has too small a range
-        self.momentum = FullResolution(threat, examples, shape, pad=pad, dtype=wide, device=device)
-        self._reset(0)
-
-    def set_shard(self, shard: DataShard) -> None:
-        """Start with the corners of this shard's examples."""
-        super().set_shard(shard)
-        self._reset(0)
+        self.momentum = self.make_store(wide)
+        self.reset(0)
 
     def on_new_epoch(self, epoch: int, epochs: int | None) -> None:
         """Reset perturbations and momentum when it is due: in the epochs that `reset_every` divides, from 0."""
         if epoch > 0 and epoch % self.reset_every == 0:
-            self._reset(epoch)
+            self.reset(epoch)
 
-    def _reset(self, epoch: int) -> None:
-        self.memory.reset(self.seed, epoch, self.shard.global_index, corners=True)
+    def reset(self, epoch: int) -> None:
+        """Set the perturbations to random corners of the ball, and the momentum to zero."""
+        super().reset(epoch)
         self.momentum.delta.zero_()
 
     def attack(self, model: nn.Module, batch: Batch) -> Tensor:
         """Take one step from the stored perturbation; store the one that the momentum leads to."""
-        start = batch.x + self.memory.load(batch.index, self._view(batch.x, batch.view), batch.x.dtype)
+        start = self.start(batch)
         # The statistics see the start in the pass that the weights are trained through, if there is one.
         with nullcontext() if self.consistency is None else keep_statistics(model):
             gradient = self.start_gradient(model, start, batch.y)
@@ -121,28 +104,10 @@ class FGSMPGI(InputPerturbation):
 
     def store(self, batch: Batch, start: Tensor, gradient: Tensor, weight: Tensor | float = 1.0) -> None:
         """Add these gradients to the momentum, with a weight, and store the perturbation that it leads to."""
-        view = self._view(batch.x, batch.view)
+        view = self.view_of(batch)
         (norm,) = self.total(to_float32(gradient.abs()).sum())
         added = weight * gradient / (norm + _TINY)
         momentum = self.decay * self.momentum.load(batch.index, view, gradient.dtype) + added
         self.momentum.store(batch.index, view, momentum)
         end = self.threat.ascend(start, momentum, self.step_size * self.step_scale, batch.x)
         self.memory.store(batch.index, view, end - batch.x)
-
-    def batchnorm_inputs(self, model: nn.Module, batch: Batch) -> Tensor:
-        """Return the images with their stored perturbations, which costs no attack."""
-        stored = self.memory.load(batch.index, self._view(batch.x, batch.view), batch.x.dtype)
-        return self.threat.project(batch.x + stored, batch.x)
-
-    def attack_loss(self, logits: Tensor, y: Tensor) -> Tensor:
-        """Return the summed cross-entropy with the smoothed labels."""
-        y = self.checks.labels(y, check_logits(logits, len(y)).shape[1])
-        return smoothed_cross_entropy_sum(logits, y, self.smoothing)
-
-    def _view(self, x: Tensor, view: AnyView) -> AnyView:
-        """Return the view by which d and m are read and written."""
-        if self.frame == "image":
-            return view
-        what = "fgsm-pgi keeps perturbations of the images as shown, of one shape"
-        check_shown_shape(x, self.memory.delta.shape[1:], what)
-        return View.centre(len(x), 0, x.device)

@@ -26,7 +26,7 @@ from typing import Literal, Unpack
 import torch
 from torch import Tensor, nn
 
-from atas.core.autograd import keep_statistics, smoothed_cross_entropy_sum
+from atas.core.autograd import keep_statistics
 from atas.core.rng import CounterRNG, Stream
 from atas.core.validation import check_logits
 from atas.data.loader import Batch
@@ -34,6 +34,7 @@ from atas.errors import UsageError
 from atas.methods.base import CommonArgs, InputPerturbation
 from atas.methods.checks import check_shown_shape
 from atas.methods.consistency import Consistency
+from atas.methods.prior import smoothed_cross_entropy_sum
 from atas.methods.step_warnings import warn_of_steps
 from atas.methods.targets import LabelTargets
 from atas.methods.update import Update

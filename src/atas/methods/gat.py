@@ -142,7 +142,7 @@ class GAT(GuidedTraining):
 
     def weight_in(self, epoch: int, epochs: int | None) -> float:
         """Return the weight of an epoch, larger late in the training."""
-        late = self.late_factor != 1 and epoch >= self.late_from * known_epochs("gat with a late_factor", epochs)
+        late = self.late_factor != 1 and epoch / known_epochs("gat with a late_factor", epochs) >= self.late_from
         return self.weight * self.late_factor if late else self.weight
 
     def distance(self, logits: Tensor, clean: Tensor, update: Update) -> Tensor:

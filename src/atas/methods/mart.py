@@ -1,7 +1,7 @@
 """MART: training that counts misclassified images more.
 
-x' maximises l in ten steps of eps/4 from x + 0.001 N(0, 1), in eval mode. With p = softmax f(x) and q = softmax f(x'),
-both in train mode and with gradients, and k the most likely class of q besides y:
+x' maximises l in ten projected steps of eps/4 from x + 0.001 N(0, 1), in eval mode. With p = softmax f(x) and
+q = softmax f(x'), both in train mode and with gradients, and k the most likely class of q besides y:
 
     margin = -log(1.0001 - q_k + 1e-12)                     grows with the strongest wrong class
     doubt  = 1.0000001 - p_y                                near 0 where the clean image is classified with certainty
@@ -74,7 +74,7 @@ class MART(Method):
 
     def _attack(self, model: nn.Module, batch: Batch) -> Tensor:
         noise = self.rng(batch.index).normal(Stream.START, batch.x.shape[1:]).to(batch.x.dtype)
-        point = self.threat.project(batch.x + _START_NOISE * noise, batch.x)
+        point = batch.x + _START_NOISE * noise
         for _ in range(self.steps):
             gradient, _ = input_gradient(model, point, batch.y, self.attack_loss)
             point = self.threat.ascend(point, gradient, self.step_size * self.step_scale, batch.x)

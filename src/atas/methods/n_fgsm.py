@@ -8,8 +8,8 @@ For each image x with label y, with P01 the clamp to [0, 1]:
     one SGD step on l(x1, y)                                    model in train mode
 
 De Jorge et al., "Make Some Noise: Reliable and Efficient Single-Step Adversarial Training", NeurIPS 2022. The noise is
-part of the trained input, and a projection would undo part of it. The authors' k is 2 for CIFAR; it is 3 for SVHN at
-12/255 and 4 for WRN-28-10 at 16/255, where single steps collapse earlier.
+part of the trained input, and a projection would undo part of it. The authors' k is 2, but 3 for SVHN at 12/255 and 4
+for CIFAR-10 at 16/255 with WRN-28-10, where single steps collapse earlier.
 """
 
 from __future__ import annotations

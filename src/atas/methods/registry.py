@@ -21,6 +21,7 @@ from atas.methods.elle import ELLE
 from atas.methods.fgsm import FGSM, FGSMRS
 from atas.methods.fgsm_ga import FGSMGA
 from atas.methods.fgsm_mep_cs import FGSMMEPCS
+from atas.methods.fgsm_pco import FGSMPCO
 from atas.methods.fgsm_pgi import FGSMPGI
 from atas.methods.fgsm_pgk import FGSMPGK
 from atas.methods.fgsm_rs_adaptive import FGSMRSAdaptive
@@ -32,6 +33,7 @@ from atas.methods.mart import MART
 from atas.methods.n_fgsm import NFGSM
 from atas.methods.nuat import NuAT
 from atas.methods.pgd import PGD
+from atas.methods.slat import SLAT
 from atas.methods.sora import SORA
 from atas.methods.ssat import SSAT
 from atas.methods.standard import Standard
@@ -72,6 +74,8 @@ _CLASSES: dict[str, type[Method]] = {
     "tdat": TDAT,
     "liet": LIET,
     "mart": MART,
+    "slat": SLAT,
+    "fgsm-pco": FGSMPCO,
 }
 
 _COMMON = ("pad", "device", "seed", "targets", "consistency", "classes")  # `atas.train` passes them itself

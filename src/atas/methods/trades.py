@@ -67,7 +67,7 @@ class TRADES(Method):
         with torch.no_grad():
             clean = check_logits(model(x), len(x))
         noise = self.rng(index).normal(Stream.START, x.shape[1:]).to(x.dtype)
-        point = self.threat.project(x + _START_NOISE * noise, x)
+        point = x + _START_NOISE * noise
         for _ in range(self.steps):
             gradient, _ = input_gradient(model, point, clean, divergence)
             point = self.threat.ascend(point, gradient, self.step_size * self.step_scale, x)

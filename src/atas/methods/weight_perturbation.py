@@ -10,6 +10,9 @@ A step with perturbed weights is, for each weight tensor w with two or more dime
 pass. `attack` takes d from the attack's own pass, which then computes weight gradients too: a third of that cost.
 `momentum` takes the optimiser's momentum, the average of earlier gradients: no further pass. Norms are Euclidean, over
 the global batch's gradient where several processes train together.
+
+With `depth_power` q, gamma of weight tensor l of L is multiplied by 1 - (ln l / ln L)^q, which is 0 in the last.
+With `attack` and 0.3 this is LAP ("Layer-Aware Analysis of Catastrophic Overfitting", ICML 2024), as its text has it.
 """
 
 from __future__ import annotations
@@ -38,9 +41,9 @@ _TINY = 1e-20  # keeps the quotient finite where a direction is zero
 class WeightPerturbation:
     """Where and how far weights are moved for the gradient of a step; see the module's text.
 
-    `gamma` is the length of a move relative to the norm of the weight. Assign it to `method.weight_perturbation`, and
-    `method.step` uses it from epoch `from_epoch` on, counted from 0. In a loop with an optimiser and a loss of your
-    own, `around` is all that is needed:
+    `gamma` is the length of a move relative to the norm of the weight; with `depth_power`, that of the first weight.
+    Assign it to `method.weight_perturbation`, and `method.step` uses it from epoch `from_epoch` on, counted from 0. In
+    a loop with an optimiser and a loss of your own, `around` is all that is needed:
 
     >>> model = nn.Linear(4, 2)
     >>> optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
@@ -53,15 +56,22 @@ class WeightPerturbation:
     """
 
     @check_arguments
-    def __init__(self, gamma: float = DEFAULT_GAMMA, form: str = "ascent", from_epoch: int = 0) -> None:
+    def __init__(
+        self, gamma: float = DEFAULT_GAMMA, form: str = "ascent", from_epoch: int = 0, depth_power: float | None = None
+    ) -> None:
         if form not in FORMS:
             raise unknown("form of a weight perturbation", form, FORMS)
-        if not (0 <= gamma < math.inf and from_epoch >= 0):
-            raise UsageError(f"a weight perturbation needs gamma >= 0 and from_epoch >= 0; got {gamma=}, {from_epoch=}")
-        self.gamma, self.form, self.from_epoch = gamma, form, from_epoch
+        self.gamma, self.form, self.from_epoch, self.depth_power = gamma, form, from_epoch, depth_power
+        if not (0 <= gamma < math.inf and from_epoch >= 0 and (depth_power is None or depth_power > 0)):
+            raise UsageError(f"a weight perturbation needs gamma >= 0, from_epoch >= 0, depth_power > 0; got {self}")
 
     def __repr__(self) -> str:
-        return f"WeightPerturbation(gamma={self.gamma}, form={self.form!r}, from_epoch={self.from_epoch})"
+        return f"WeightPerturbation({', '.join(f'{name}={value!r}' for name, value in vars(self).items())})"
+
+    def _gammas(self, count: int) -> list[float]:
+        """Return the relative lengths of the moves of this number of weight tensors, in their order."""
+        depths = [math.log(place) / math.log(max(count, 2)) for place in range(1, count + 1)]
+        return [self.gamma * (1.0 if self.depth_power is None else 1 - depth**self.depth_power) for depth in depths]
 
     @contextmanager
     def around(
@@ -84,7 +94,7 @@ class WeightPerturbation:
         offsets: list[Tensor | None] = [None] * len(weights)
         if moved:
             pairs = [(weights[row].detach(), directions[row]) for row in moved]
-            for row, offset in zip(moved, scale_to_weights(pairs, self.gamma), strict=True):
+            for row, offset in zip(moved, scale_to_weights(pairs, self._gammas(len(pairs))), strict=True):
                 offsets[row] = offset
         with update.offset_weights(offsets):
             yield
@@ -105,19 +115,16 @@ class WeightPerturbation:
                 gradients, _ = update.weight_gradients(objective())
             return gradients
         if attack_gradients is None:
-            raise UsageError(
-                "there is no attack pass to take the weight perturbation's direction from; use the form ascent or "
-                "momentum"
-            )
+            raise UsageError("there is no attack pass to take a direction from; use the form ascent or momentum")
         return attack_gradients
 
 
 @torch.no_grad()
-def scale_to_weights(pairs: Sequence[tuple[Tensor, Any]], gamma: float) -> list[Tensor]:
+def scale_to_weights(pairs: Sequence[tuple[Tensor, Any]], gammas: Sequence[float]) -> list[Tensor]:
     """Return for each weight and direction the multiple of the direction with the length gamma |weight|."""
     weights, directions = (list(side) for side in zip(*pairs, strict=True))
-    lengths, norms = (torch.stack(torch._foreach_norm(side)) for side in (directions, weights))
-    factors = (gamma * norms / (lengths + _TINY)).unbind()
+    lengths, norms = (torch._foreach_norm(side) for side in (directions, weights))
+    factors = (torch.stack(torch._foreach_mul(norms, gammas)) / (torch.stack(lengths) + _TINY)).unbind()
     return [direction * factor for direction, factor in zip(directions, factors, strict=True)]
 
 

@@ -80,6 +80,7 @@ _NEEDS: tuple[tuple[str, str, Callable[[Recipe], object]], ...] = (
     ("optimizer.betas optimizer.eps", "optimizer.name = adamw", lambda r: r.optimizer.name == "adamw"),
     ("optimizer.momentum schedule.peak_momentum", "optimizer.name = sgd", lambda r: r.optimizer.name == "sgd"),
     ("optimizer.perturb_gamma optimizer.perturb_from", "optimizer.perturb", lambda r: r.optimizer.perturb),
+    ("optimizer.perturb_depth_power", "optimizer.perturb", lambda r: r.optimizer.perturb),
     ("schedule.final", "schedule.name = cyclic or cosine", lambda r: r.schedule.name != "piecewise"),
     ("schedule.warmup", "schedule.name = piecewise or cosine", lambda r: r.schedule.name != "cyclic"),
     ("training.ema_warmup training.ema_batchnorm", "training.ema", lambda r: r.training.ema_decays),

@@ -152,7 +152,8 @@ class OptimizerConfig:
     """Stochastic gradient descent, or `adamw` with its `betas` (0.9, 0.999) and `eps` (1e-8). Without `decay_norms`,
     biases, normalisation layers and what the network itself excludes have no weight decay. `clip_norm` is the largest
     norm of the gradient of all weights. `perturb` is a form of weight perturbation (`methods.WeightPerturbation`), with
-    the relative length `perturb_gamma` (0.005), from epoch `perturb_from` (0) on."""
+    the relative length `perturb_gamma` (0.005), from epoch `perturb_from` (0) on, and shorter from layer to layer with
+    `perturb_depth_power`."""
 
     name: Annotated[str, OneOf("sgd", "adamw")] = "sgd"
     momentum: Annotated[float, _BELOW_1] = 0.9
@@ -165,6 +166,7 @@ class OptimizerConfig:
     perturb: Annotated[str | None, OneOf(*FORMS)] = None
     perturb_gamma: Annotated[float | None, _NOT_NEGATIVE] = None
     perturb_from: Annotated[int | None, _NOT_NEGATIVE] = None
+    perturb_depth_power: Annotated[float | None, _POSITIVE] = None
 
     @property
     def weight_perturbation(self) -> WeightPerturbation | None:
@@ -172,7 +174,7 @@ class OptimizerConfig:
         if self.perturb is None:
             return None
         gamma = DEFAULT_GAMMA if self.perturb_gamma is None else self.perturb_gamma
-        return WeightPerturbation(gamma, self.perturb, self.perturb_from or 0)
+        return WeightPerturbation(gamma, self.perturb, self.perturb_from or 0, self.perturb_depth_power)
 
 
 @dataclass(frozen=True)
