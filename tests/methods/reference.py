@@ -638,12 +638,53 @@ def smoothed_loss(logits, y, true):
     return total / len(y)
 
 
+class Uap:
+    """FGSM-UAP as released, which keeps the graph of the first pass and collects gradients of both losses at the start.
+    `universal` has a perturbation for each group."""
+
+    def __init__(self, ball, universal, *, radius, step, kept, weight, decay):
+        self.ball, self.radius, self.universal = ball, radius, universal.clone()
+        self.momenta = torch.zeros_like(universal)
+        self.size, self.kept, self.weight, self.decay = step, kept, weight, decay
+
+    def step(self, net, x, y, groups, rate, reach):
+        """`groups` has the number of each image's perturbation; `reach` is the step of a perturbation."""
+        start = torch.stack([image + self.universal[k] for image, k in zip(x, groups, strict=True)])
+        start = self.ball.project(start, x).requires_grad_()
+        before = net(start, True)
+        loss = smoothed_loss(before, y, self.kept)
+        (attack,) = torch.autograd.grad(loss, start, retain_graph=True)
+        inputs = self.ball.move(start.detach(), attack, self.size, x)
+        logits = net(inputs, True)
+        loss = smoothed_loss(logits, y, self.kept) + self.weight * ((logits - before) ** 2).sum() / logits.numel()
+        gradients, (of_loss,) = net.gradients(loss, start)
+        net.descend(gradients, rate)
+        gradient = attack + of_loss
+        for k in set(groups):
+            own = torch.stack([g for g, group in zip(gradient, groups, strict=True) if group == k])
+            self.momenta[k] = own.sum(0) / len(own) / gradient.abs().sum() + self.decay * self.momenta[k]
+            moved = self.universal[k] + reach * self.ball.direction(self.momenta[k : k + 1])[0]
+            if self.ball.norm == "linf":
+                self.universal[k] = moved.clip(-self.radius, self.radius)
+            else:
+                self.universal[k] = moved * min(1.0, self.radius / float((moved * moved).sum().sqrt()))
+        return Outcome(inputs, loss.detach(), logits.detach(), [gradients], {"groups": set(groups)})
+
+
 class Pgi:
     """FGSM-MEP as released, which keeps the graph of the first pass. `stored` has the corners that it begins with."""
 
     def __init__(self, ball, stored, pad, *, step, true, weight, decay):
         self.ball, self.stored, self.momenta, self.pad = ball, stored.clone(), torch.zeros_like(stored), pad
         self.size, self.true, self.weight, self.decay = step, true, weight, decay
+
+    def trust(self, before, logits, y):
+        """The weight of the new gradients."""
+        return 1.0
+
+    def further(self, net, x, y):
+        """What else the loss has."""
+        return 0.0
 
     def step(self, net, x, y, index, views, rate):
         """`views` are where images and their rows are looked at together; None: rows lie over what is shown."""
@@ -657,17 +698,78 @@ class Pgi:
         (gradient,) = torch.autograd.grad(smoothed_loss(before, y, self.true), start, retain_graph=True)
         start = start.detach()
         inputs = self.ball.move(start, gradient, self.size, x)
-        m = gradient / gradient.abs().sum() + self.decay * m
+        logits = net(inputs, True)
+        m = self.trust(before, logits, y) * gradient / gradient.abs().sum() + self.decay * m
         following = self.ball.move(start, m, self.size, x) - x
         for place, (i, view) in enumerate(pairs):
             paste(self.momenta[i], view, m[place])
             paste(self.stored[i], view, following[place])
-        logits = net(inputs, True)
         difference = ((logits - before) ** 2).sum() / logits.numel()
-        loss = smoothed_loss(logits, y, self.true) + self.weight * difference
+        loss = smoothed_loss(logits, y, self.true) + self.weight * difference + self.further(net, x, y)
         gradients, _ = net.gradients(loss)
         net.descend(gradients, rate)
         return Outcome(inputs, loss.detach(), logits.detach(), [gradients])
+
+
+class Constraint:
+    """Of ConvergeSmooth: how the loss on unattacked images may change. `signs` are those of its terms so far."""
+
+    def __init__(self, gamma, ratio, true, active):
+        self.gamma, self.ratio, self.true, self.active = gamma, ratio, true, active
+        self.mean = self.change = 0.0
+        self.seen, self.epoch, self.signs = [], 0, []
+
+    def begin(self, epoch):
+        """Take over the mean of the last epoch."""
+        if epoch != self.epoch:
+            mean = sum(count * loss for count, loss in self.seen) / sum(count for count, _ in self.seen)
+            self.change, self.mean, self.seen, self.epoch = mean - self.mean, mean, [], epoch
+
+    def term(self, net, x, y):
+        """The loss on these images, plus or minus, or nothing."""
+        loss = smoothed_loss(net(x, True), y, self.true)
+        value = float(loss.detach())
+        self.seen.append((len(x), value))
+        above = value - self.mean
+        limit = min(max(self.gamma / self.ratio, self.change), self.gamma)
+        sign = 0 if self.epoch not in self.active or abs(above) <= limit else 1 if above > 0 else -1
+        self.signs.append(sign)
+        return sign * loss
+
+
+def fgsm_rs_cs(net, ball, noise, x, y, rate, *, step, constraint):
+    """ConvergeSmooth as released, which takes the noisy images for the clean ones."""
+    noisy = ball.project(x + noise, x)
+    gradient, _ = input_gradients(net, noisy, y, training=True)
+    inputs = (noisy + step * ball.direction(gradient)).clip(0, 1)
+    return train_on(
+        net, inputs, y, rate, lambda z: smoothed_loss(z, y, constraint.true) + constraint.term(net, noisy, y)
+    )
+
+
+class MepCs(Pgi):
+    """FGSM-MEP with ConvergeSmooth."""
+
+    def further(self, net, x, y):
+        return self.constraint.term(net, x, y)
+
+
+class Pgk(Pgi):
+    """FGSM-PGK; `ratio` is that of the accuracies of the last batch, at both ends of the attack."""
+
+    ratio = 1.0
+
+    def trust(self, before, logits, y):
+        """Less for attacks that fool the model in few images."""
+        right, at_start = (
+            sum(int(z[i].argmax()) == label for i, label in enumerate(y.tolist())) for z in (logits, before)
+        )
+        self.ratio = right / at_start if at_start else 1.0
+        return 2 - self.ratio
+
+    def average_decay(self, usual, threshold):
+        """The decay of averaged weights in this step."""
+        return usual if self.ratio < threshold else min(1.0, 0.99999 * self.ratio / threshold)
 
 
 class Pco:

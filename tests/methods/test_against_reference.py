@@ -10,6 +10,7 @@ import torch.nn.functional as F
 
 import atas
 from atas.core.augment import View
+from atas.core.autograd import set_mode
 from atas.core.rng import CounterRNG, Stream
 from atas.errors import UsageError
 from atas.methods import Batch
@@ -655,6 +656,95 @@ def test_fgsm_pgi_with_other_settings(compared_method):
 
 @pytest.mark.parametrize(("threat", "scale"), CASES)
 @pytest.mark.parametrize(
+    "settings", [{}, {"smoothing": 0.2, "weight": 1.0, "momentum": 0.8, "threshold": 0.9}], ids=["default", "other"]
+)
+@pytest.mark.slow
+def test_fgsm_pgk(compared_method, threat, scale, settings):
+    """Accuracies of small batches: the attack lowers some, and leaves others as they are."""
+    s = compared_method("fgsm-pgk", threat, scale, dtype=torch.float32, sharpness=40.0, rate=0.01, **settings)
+    with torch.no_grad(), set_mode(s.model, training=False):
+        s.labels[2:] = s.model(s.images[2:]).argmax(1)
+    slow = reference.Pgk(
+        s.ball, s.method.memory.delta, PAD, step=scale * threat.eps, true=1 - settings.get("smoothing", 0.5),
+        weight=settings.get("weight", 5.6), decay=settings.get("momentum", 0.3),
+    )  # fmt: skip
+    ratios = set()
+    for _ in s.compare(range(6), lambda epoch, x, y, index, view: slow.step(s.net, x, y, index, None, 0.01)):
+        close(s.method.memory.delta, slow.stored)
+        close(s.method.momentum.delta * slow.momenta.abs().max() ** -1, slow.momenta / slow.momenta.abs().max())
+        close(s.method.accuracy_ratio, torch.tensor(slow.ratio, dtype=torch.float64))
+        decay = slow.average_decay(0.9, settings.get("threshold", 0.82))
+        close(s.method.average_decay(0.9), torch.tensor(decay, dtype=torch.float64))
+        ratios.add(slow.ratio)
+    if threat is LINF and scale == 1:
+        assert min(ratios) < settings.get("threshold", 0.82) <= max(ratios)
+
+
+OTHER_CONSTRAINT = {"gamma": 0.06, "ratio": 20.0, "stride": 0, "drops": (0.1, 0.2), "smoothing": 0.1}
+CONSTRAINTS = pytest.mark.parametrize(
+    ("settings", "active"),
+    [({}, range(2, 27)), (OTHER_CONSTRAINT, [1, 2, 4, 5, *range(7, 30)])],
+    ids=["default", "other"],
+)
+
+
+def constrain(s, refer, settings, active):
+    """Compare eight epochs of ConvergeSmooth, with all of its branches."""
+    constraint = reference.Constraint(
+        settings.get("gamma", 0.03), settings.get("ratio", 1.0), 1 - settings.get("smoothing", 0.4), active
+    )
+
+    def step(epoch, x, y, index, view):
+        constraint.begin(epoch)
+        return refer(constraint, epoch, x, y, index)
+
+    for _ in s.compare(range(8), step):
+        close(s.method.last_mean, torch.tensor(constraint.mean, dtype=torch.float64))
+        close(s.method.change, torch.tensor(constraint.change, dtype=torch.float64))
+        yield constraint
+    assert set(constraint.signs) == {-1, 0, 1}
+    for epoch in range(30):
+        s.method.start_epoch(epoch, 30)
+        assert bool(s.method.is_active) == (epoch in active), epoch
+
+
+@pytest.mark.parametrize(("threat", "scale"), CASES)
+@CONSTRAINTS
+@pytest.mark.slow
+def test_fgsm_rs_cs(compared_method, threat, scale, settings, active):
+    s = compared_method("fgsm-rs-cs", threat, scale, **settings)
+
+    def refer(constraint, epoch, x, y, index):
+        noise = s.noise(epoch, index)
+        return reference.fgsm_rs_cs(
+            s.net, s.ball, noise, x, y, RATE, step=scale * threat.eps, constraint=constraint
+        )  # fmt: skip
+
+    for _ in constrain(s, refer, settings, active):
+        pass
+
+
+@pytest.mark.parametrize(("threat", "scale"), CASES)
+@CONSTRAINTS
+@pytest.mark.parametrize("weight", [0.0, 10.0])
+@pytest.mark.slow
+def test_fgsm_mep_cs(compared_method, threat, scale, settings, active, weight):
+    s = compared_method("fgsm-mep-cs", threat, scale, dtype=torch.float32, weight=weight, **settings)
+    slow = reference.MepCs(
+        s.ball, s.method.memory.delta, PAD, step=scale * threat.eps, true=1 - settings.get("smoothing", 0.4),
+        weight=weight, decay=0.3,
+    )  # fmt: skip
+
+    def refer(constraint, epoch, x, y, index):
+        slow.constraint = constraint
+        return slow.step(s.net, x, y, index, None, RATE)
+
+    for _ in constrain(s, refer, settings, active):
+        close(s.method.memory.delta, slow.stored)
+
+
+@pytest.mark.parametrize(("threat", "scale"), CASES)
+@pytest.mark.parametrize(
     ("frame", "settings"),
     [("view", {}), ("image", {"smoothing": 0.1, "weight": 3.0, "stretch": 6.0})],
     ids=["default", "other"],
@@ -705,9 +795,10 @@ def test_fgsm_pco_compares_with_the_examples_of_all_processes(compared_method):
 
 
 @pytest.mark.parametrize(("reset_every", "expected"), [(40, [40, 80]), (10, [10, 20, 30, 40, 50, 60, 70, 80, 90, 100])])
-def test_when_fgsm_pgi_begins_anew(reset_every, expected):
+@pytest.mark.parametrize("name", ["fgsm-pgi", "fgsm-pgk", "fgsm-mep-cs"])
+def test_when_fgsm_pgi_begins_anew(name, reset_every, expected):
     """Also momentum, and in the epochs that the authors' program resets in, which it counts from 0."""
-    method, resets = atas.methods.create("fgsm-pgi", LINF, 3, SHAPE, reset_every=reset_every), []
+    method, resets = atas.methods.create(name, LINF, 3, SHAPE, reset_every=reset_every), []
     for epoch in range(110):
         method.momentum.delta.fill_(1)
         before = method.memory.delta.clone()
@@ -717,6 +808,44 @@ def test_when_fgsm_pgi_begins_anew(reset_every, expected):
             resets.append(epoch)
         assert bool(method.momentum.delta.any()) == (epoch not in expected)
     assert resets == expected
+
+
+@pytest.mark.parametrize(("threat", "scale"), CASES)
+@pytest.mark.parametrize(
+    "settings",
+    [{}, {"smoothing": 0.1, "weight": 2.0, "momentum": 0.8, "step_size": 0.01, "radius": "0.7 eps"}],
+    ids=["default", "other"],
+)
+@pytest.mark.parametrize("shared_by", ["class", "all"])
+@pytest.mark.slow
+def test_fgsm_uap(compared_method, small_net, threat, scale, settings, shared_by):
+    """Batches of 6 and 5 of six classes, of which some are in one of the batches alone."""
+    net = small_net(sharpness=6.0, classes=6)
+    s = compared_method("fgsm-uap", threat, scale, net=net, classes=6, shared_by=shared_by, **settings)
+    s.labels = torch.tensor([0, 1, 2, 3, 4, 5, 0, 0, 1, 1, 2])
+    first, radius = s.method.universal.clone(), threat.eps * (0.7 if settings else 1.25)
+    assert len(first) == (6 if shared_by == "class" else 1)
+    length = threat.distance(first, torch.zeros_like(first))
+    torch.testing.assert_close(length, torch.full_like(length, radius), atol=1e-7, rtol=1e-6)
+    if threat is LINF:
+        assert (first.abs() > 0.99 * radius).all()
+    slow = reference.Uap(
+        s.ball, first, radius=radius, step=scale * settings.get("step_size", threat.eps),
+        kept=1 - settings.get("smoothing", 0.4) * 5 / 6, weight=settings.get("weight", 10.0),
+        decay=settings.get("momentum", 0.3),
+    )  # fmt: skip
+    absent = 0
+
+    def refer(epoch, x, y, index, view):
+        groups = y.tolist() if shared_by == "class" else [0] * len(y)
+        return slow.step(s.net, x, y, groups, RATE, scale * radius)
+
+    for _, expected in s.compare(range(3), refer):
+        close(s.method.universal, slow.universal)
+        close(s.method.momentum / slow.momenta.abs().max(), slow.momenta / slow.momenta.abs().max())
+        absent += len(first) - len(expected.notes["groups"])
+    assert slow.momenta.abs().amax((1, 2, 3)).min() > 0
+    assert bool(absent) == (shared_by == "class")
 
 
 @pytest.mark.parametrize(("threat", "scale"), CASES)
@@ -1143,7 +1272,8 @@ def test_step_with_an_optimiser_is_learn_with_gradient_descent(small_net, make_i
     images, labels, index = make_images(5, SHAPE, dtype=torch.float64), torch.tensor([0, 1, 2, 3, 0]), torch.arange(5)
     states = []
     for with_optimizer in (True, False):
-        hyper = {"free": {"replays": 1}, "atas-plus": {"classes": 4}, "liet": {"classes": 4}}.get(name, {})
+        hyper = {"replays": 1} if name == "free" else {}
+        hyper |= {"classes": 4} if atas.methods.takes_classes(name) else {}
         method = atas.methods.create(name, LINF, 5, SHAPE, pad=PAD, **hyper).double()
         method.start_epoch(0, 30)
         model = small_net().double().train()

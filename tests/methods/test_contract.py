@@ -23,7 +23,9 @@ ADAPTIVE = ["fgsm-rs-adaptive", "atas", "atas-literal", "atas-plus"]
 REMEMBERING = ["atta", "atas", "atas-literal", "atas-plus"]
 EVAL_MODE = ["ssat", "trades", "mart", *GUIDED, *REMEMBERING]
 NO_PERTURB = ["fgsm-ga", "free", "yopo", "trades", "sora", "elle", "gat", "nuat", "fgsm-pgi", "tdat", "liet", "mart"]
-NO_PERTURB += ["slat", "fgsm-pco"]
+SMOOTH = ["fgsm-rs-cs", "fgsm-mep-cs"]
+NO_PERTURB += ["slat", "fgsm-pco", "fgsm-uap", "fgsm-pgk", *SMOOTH]
+WITH_MOMENTUM = ["fgsm-pgi", "fgsm-pgk", "fgsm-mep-cs"]
 PERTURB = [name for name in NAMES if name not in NO_PERTURB]
 OTHER_STARTS = ["ssat", "trades", "n-fgsm", "mart", "gat", "nuat", "liet", "tdat", "fgsm-pco"]  # by rules of their own
 WITHOUT_CHANCE = ["standard", "fgsm", "free", "slat"]
@@ -31,6 +33,7 @@ REACH = {
     "n-fgsm": 3.0,
     "aaer": 3.0,
     "sora": 3.0,
+    "fgsm-rs-cs": 2.0,
     "fgsm-pco": 1.5,
 }  # how far inputs may be from their images, in eps, where it is not 1
 THREATS = {"linf": atas.Linf(8 / 255), "l2": atas.L2(0.5)}
@@ -45,6 +48,7 @@ SMALL = {
     "trades": {"steps": 2},
     "mart": {"steps": 2},
     "liet": {"classes": 4},
+    "fgsm-uap": {"classes": 4},
     "tdat": {"batch_size": EXAMPLES},
 }
 
@@ -263,6 +267,7 @@ FORWARD_PASSES = {
     "zerograd": 2, "multigrad": 4, "elle": 3, "aaer": 2, "sora": 2, "free": 2, "yopo": 2,
     "atta": 1, "atas": 1, "atas-literal": 1, "atas-plus": 1, "pgd": 4, "trades": 2,
     "n-fgsm": 2, "mart": 2, "gat": 3, "nuat": 3, "liet": 2, "tdat": 2, "slat": 2, "fgsm-pco": 3,
+    "fgsm-uap": 2, "fgsm-pgk": 2, "fgsm-rs-cs": 3, "fgsm-mep-cs": 3,
 }  # fmt: skip
 
 
@@ -452,12 +457,8 @@ def test_equal_seeds_give_equal_bits_and_other_seeds_or_epochs_others(small_net,
     torch.rand(7)  # a generator's history has no part in it
     assert same(first, run(seed=1, epoch=6))
     others = [run(seed=2, epoch=6), run(seed=1 + 2**32, epoch=6)]
-    if name not in (
-        *REMEMBERING,
-        "fgsm-pgi",
-        "fgsm-pco",
-        "tdat",
-    ):  # the noise of these belongs to resets, not to every epoch
+    resetting = (*REMEMBERING, *WITH_MOMENTUM, "fgsm-pco", "tdat", "fgsm-uap")
+    if name not in resetting:  # the noise of these belongs to resets, not to every epoch
         others.append(run(seed=1, epoch=7))
     for other in others:
         assert torch.equal(first["loss"], other["loss"]) == (name in WITHOUT_CHANCE)
@@ -517,11 +518,15 @@ def test_names_shapes_and_types_of_the_state_never_change(name, threat):
         expected |= NORMS
     if name == "atas-plus":
         expected |= {"targets.average": ((EXAMPLES, 4), torch.float32)}
-    if name in ("fgsm-pgi", "fgsm-pco"):
+    if name in (*WITH_MOMENTUM, "fgsm-pco"):
         kept = torch.int8 if isinstance(threat, atas.Linf) else torch.float16
         expected |= {"memory.delta": ((EXAMPLES, *SHAPE), kept)}
-    if name == "fgsm-pgi":
+    if name in WITH_MOMENTUM:
         expected |= {"momentum.delta": ((EXAMPLES, *SHAPE), torch.bfloat16)}
+    if name == "fgsm-uap":
+        expected |= dict.fromkeys(("universal", "momentum"), ((4, *SHAPE), torch.float32))
+    if name in SMOOTH:
+        expected |= dict.fromkeys(("last_mean", "change", "epoch_sum", "count"), ((), torch.float32))
     if name == "elle":
         expected |= dict.fromkeys(("penalty_weight", "seen", "mean", "squares"), ((), torch.float32))
     if name == "sora":
@@ -654,9 +659,11 @@ def test_shrinking_steps_to_nothing_ends_the_attack(small_net, data, name):
         start = method.threat.project(x + method.memory.load(index, view, x.dtype), x)
     elif name in (*WITHOUT_CHANCE, "fgsm-ga", "multigrad", "elle"):
         start = x
-    elif name == "fgsm-pgi":
+    elif name in WITH_MOMENTUM:
         centre = View.centre(len(x), 0)
         start = method.threat.project(x + method.memory.load(index, centre, x.dtype), x)
+    elif name == "fgsm-uap":
+        start = method.threat.project(x + method.universal[y], x)
     elif name == "aaer":
         start = (x + 2 * method.threat.sample(method.rng(index), SHAPE)).clamp(0, 1)
     else:
@@ -726,6 +733,7 @@ def test_the_defaults_of_atas_by_norm():
 _BY_STEP = {"fgsm-rs": 1.25, "ssat": 1.25, "free": 1.0, "pgd": 0.25, "trades": 0.25, "yopo": 0.25, "atta": 0.5}
 _BY_STEP |= {"n-fgsm": 1.0, "zerograd": 2.0, "multigrad": 2.0, "aaer": 1.0, "gat": 1.0, "nuat": 1.0, "fgsm-pgi": 1.0}
 _BY_STEP |= {"tdat": 1.0, "liet": 1.0, "mart": 0.25, "slat": 0.9, "fgsm-pco": 1.0}
+_BY_STEP |= dict.fromkeys(("fgsm-uap", "fgsm-pgk", *SMOOTH), 1.0)
 
 
 @pytest.mark.parametrize("eps", [2 / 255, 8 / 255, 0.1, 0.39])
@@ -738,6 +746,7 @@ def test_default_steps_follow_the_budget(eps):
     for name, factor in _BY_STEP.items():
         assert atas.methods.create(name, atas.Linf(eps), 2, SHAPE, **SMALL.get(name, {})).step_size == factor * eps
     assert atas.methods.create("n-fgsm", atas.Linf(eps), 2, SHAPE).noise == 2 * eps
+    assert atas.methods.create("fgsm-uap", atas.Linf(eps), 2, SHAPE, classes=4).radius == 1.25 * eps
     for name in ("gat", "nuat"):
         assert atas.methods.create(name, atas.Linf(eps), 2, SHAPE).noise == 0.5 * eps
 
@@ -829,19 +838,9 @@ def test_a_memory_type_by_name(text, dtype):
 
 
 WITH_A_STEP = ("fgsm", "fgsm-rs", "ssat", "free", "yopo", "atta", "pgd", "trades")
-WITH_A_STEP += (
-    "n-fgsm",
-    "zerograd",
-    "multigrad",
-    "aaer",
-    "gat",
-    "nuat",
-    "fgsm-pgi",
-    "tdat",
-    "mart",
-    "slat",
-    "fgsm-pco",
-)
+WITH_A_STEP += ("n-fgsm", "zerograd", "multigrad", "aaer", "gat", "nuat", "fgsm-pgi", "tdat", "mart", "slat")
+WITH_A_STEP += ("fgsm-pco", "liet", "fgsm-uap", "fgsm-pgk", *SMOOTH)
+TEN = {"step_size": 10}  # for 10/255
 
 
 @pytest.mark.parametrize(
@@ -871,7 +870,7 @@ WITH_A_STEP += (
         ("atas", "linf", {"reset_every": 0}, "reset_every must be at least 1"),
         ("atta", "linf", {"step_size": 0.0}, "step_size must be a number above zero"),
         ("fgsm-rs", "linf", {"step_size": -1.0}, "step_size must be a number above zero"),
-        *((name, "linf", {"step_size": 10}, "write 10/255 rather than 10") for name in WITH_A_STEP),
+        *((name, "linf", SMALL.get(name, {}) | TEN, "write 10/255 rather than 10") for name in WITH_A_STEP),
         ("pgd", "linf", {"steps": 0}, "steps must be at least 1"),
         ("pgd", "linf", {"step_size": float("nan")}, "step_size must be a number above zero"),
         ("atas", "linf", {"max_step": "2 epochs"}, "multiple of eps such as '2 eps'; got '2 epochs'"),
@@ -901,6 +900,15 @@ WITH_A_STEP += (
             {"classes": 4, "consistency": Consistency(1.0)},
             "LIET has consistency of its own",
         ),
+        ("fgsm-uap", "linf", {}, "missing 1 required keyword-only argument: 'classes'"),
+        ("fgsm-uap", "linf", {"classes": 1}, "classes >= 2"),
+        ("fgsm-uap", "linf", {"classes": 4, "momentum": 1.0}, "momentum in [0, 1)"),
+        ("fgsm-uap", "linf", {"classes": 4, "shared_by": "none"}, "shared_by must be 'class' or 'all'; got 'none'"),
+        ("fgsm-uap", "linf", {"classes": 4, "radius": 10}, "write 10/255 rather than 10"),
+        ("fgsm-uap", "linf", {"classes": 4, "smoothing": 1.0}, "smoothing is a share"),
+        ("fgsm-uap", "linf", {"classes": 4, "weight": -1.0}, "weight >= 0"),
+        ("fgsm-uap", "linf", {"classes": 4, "targets": LabelTargets()}, "FGSMUAP has targets of its own: set smooth"),
+        ("fgsm-uap", "linf", {"classes": 4, "consistency": Consistency(1.0)}, "FGSMUAP has consistency of its own"),
         ("tdat", "linf", {"targets": LabelTargets()}, "TDAT has targets of its own: set label_factor, label_floor"),
         ("tdat", "linf", {"label_factor": 0.7}, "factor in [0, 0.642]"),
         ("tdat", "linf", {"label_floor": 0.0}, "floor in (0, 1]"),
@@ -922,6 +930,16 @@ WITH_A_STEP += (
         ("fgsm-pgi", "linf", {"targets": LabelTargets(smoothing=0.1)}, "FGSMPGI has targets of its own"),
         ("fgsm-pgi", "linf", {"consistency": Consistency(1.0)}, "FGSMPGI has consistency of its own"),
         ("fgsm-pgi", "l2", {"dtype": torch.int8}, "int8 steps are too coarse"),
+        ("fgsm-pgk", "linf", {"threshold": 0.0}, "threshold must be above zero; got 0.0"),
+        ("fgsm-pgk", "linf", {"momentum": 1.0}, "momentum must be in [0, 1); got 1.0"),
+        ("fgsm-pgk", "linf", {"targets": LabelTargets(smoothing=0.1)}, "FGSMPGK has targets of its own"),
+        ("fgsm-rs-cs", "linf", {"gamma": -1.0}, "gamma >= 0, ratio >= 1 and stride >= 0; got gamma=-1.0"),
+        ("fgsm-rs-cs", "linf", {"ratio": 0.5}, "ratio >= 1"),
+        ("fgsm-mep-cs", "linf", {"stride": -1}, "stride >= 0"),
+        ("fgsm-mep-cs", "linf", {"drops": (0.5, 0.4)}, "drops are rising fractions of the training"),
+        ("fgsm-rs-cs", "linf", {"drops": (100.0,)}, "between 0 and 1; got (100.0,)"),
+        ("fgsm-rs-cs", "linf", {"targets": LabelTargets(smoothing=0.1)}, "FGSMRSCS has targets of its own"),
+        ("fgsm-mep-cs", "linf", {"consistency": Consistency(1.0)}, "FGSMMEPCS has consistency of its own"),
         ("zerograd", "linf", {"quantile": 1.1}, "quantile is a share of the pixels in [0, 1]; got 1.1"),
         ("multigrad", "linf", {"starts": 0}, "starts must be at least 1"),
         ("elle", "linf", {"weight": -1.0}, "weight >= 0"),
@@ -992,7 +1010,7 @@ def test_a_batch_larger_than_what_is_carried_is_named(small_net, data, name):
         make(name, batch_size=4).step(model, sgd(model), *data())
 
 
-@pytest.mark.parametrize("name", [*CARRYING, "liet"])
+@pytest.mark.parametrize("name", [*CARRYING, "liet", "fgsm-uap"])
 def test_images_of_another_shape_than_what_is_kept_are_named(small_net, make_images, name):
     model, images = small_net(), make_images(4, (3, 16, 16))
     x, view = atas.random_crop_view(images, 12, of=16)
@@ -1002,14 +1020,15 @@ def test_images_of_another_shape_than_what_is_kept_are_named(small_net, make_ima
         make(name).step(model, sgd(model), x, torch.arange(4), torch.arange(4), view)
 
 
-@pytest.mark.parametrize("name", ["gat", "nuat", "liet", "tdat"])
+@pytest.mark.parametrize("name", ["gat", "nuat", "liet", "tdat", *SMOOTH])
 @pytest.mark.parametrize("epochs", [None, -1])
 def test_what_depends_on_the_length_of_the_training_asks_for_it(name, epochs):
     with pytest.raises(UsageError, match=r"needs the number of epochs: start_epoch\(epoch, epochs=\.\.\.\)"):
         make(name, begin=False).start_epoch(0, epochs)
 
 
-def test_liet_names_a_model_with_other_outputs(small_net, data):
+@pytest.mark.parametrize("name", ["liet", "fgsm-uap"])
+def test_a_model_with_other_outputs_is_named(small_net, data, name):
     model = small_net(classes=5)
     with pytest.raises(UsageError, match="the model has 5 outputs; create the method with that many classes"):
-        make("liet").step(model, sgd(model), *data())
+        make(name).step(model, sgd(model), *data())

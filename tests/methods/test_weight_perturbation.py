@@ -16,7 +16,7 @@ from atas.methods.weight_perturbation import FORMS
 SHAPE, EXAMPLES, RATE, MOMENTUM, DECAY = (3, 8, 10), 11, 0.05, 0.9, 0.01
 LINF = atas.Linf(8 / 255)
 SMALL = {"free": {"replays": 2}, "yopo": {"outer": 2, "inner": 2}, "pgd": {"steps": 2}, "trades": {"steps": 2}}
-SMALL["atas-plus"] = SMALL["liet"] = {"classes": 4}
+SMALL["atas-plus"] = SMALL["liet"] = SMALL["fgsm-uap"] = {"classes": 4}
 SMALL["mart"] = {"steps": 2}
 METHODS = {name: atas.methods.get(name) for name in atas.methods.names()}
 CASES = [(name, form) for name, method in METHODS.items() for form in FORMS if form in method.weight_perturbations]

@@ -496,6 +496,12 @@ def test_of_the_engine_only_what_changes_the_training_tells_runs_apart():
         ("fgsm-pgi", {"targets.smoothing": 0.2}, "method fgsm-pgi has targets of its own: set method.smoothing, and"),
         ("fgsm-pgi", {"consistency.weight": 1.0}, "method fgsm-pgi has consistency of its own: set method.weight, and"),
         ("liet", {"consistency.weight": 1.0}, "method liet has consistency of its own: set method.weight, and leave"),
+        ("fgsm-pgk", {"targets.smoothing": 0.2}, "method fgsm-pgk has targets of its own: set method.smoothing, and"),
+        ("fgsm-pgk", {"consistency.weight": 1.0}, "method fgsm-pgk has consistency of its own: set method.weight, and"),
+        ("fgsm-rs-cs", {"targets.smoothing": 0.2}, "method fgsm-rs-cs has targets of its own: set method.smoothing, a"),
+        ("fgsm-mep-cs", {"consistency.weight": 1.0}, "method fgsm-mep-cs has consistency of its own: set method.weig"),
+        ("fgsm-uap", {"targets.smoothing": 0.2}, "method fgsm-uap has targets of its own: set method.smoothing, and"),
+        ("fgsm-uap", {"consistency.weight": 1.0}, "method fgsm-uap has consistency of its own: set method.weight, and"),
         ("gat", {"consistency.weight": 1.0}, "leave it out with method gat"),
         (
             "atas",

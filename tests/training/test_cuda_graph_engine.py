@@ -317,7 +317,9 @@ class FakeAccelerated(AcceleratedNetwork):
         self.precompiled = x.shape
 
 
-@pytest.mark.parametrize("name", ["pgd", "gat", "nuat", "liet", "tdat", "fgsm-pco"])
+@pytest.mark.parametrize(
+    "name", ["pgd", "gat", "nuat", "liet", "tdat", "fgsm-pco", "fgsm-uap", "fgsm-pgk", "fgsm-rs-cs", "fgsm-mep-cs"]
+)
 def test_an_accelerated_network_is_used_in_steps_and_by_the_monitor(make, name):
     plain, engine = make(name), make(name, accelerate=FakeAccelerated)
     for each in (plain, engine):

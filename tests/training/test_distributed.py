@@ -27,6 +27,8 @@ OWN = {
     "trades": {"method.steps": 2},
     "pgd": {"method.steps": 2},
     "mart": {"method.steps": 2},
+    "fgsm-rs-cs": {"method.stride": 0, "method.gamma": 1e-3},  # active in the second of two epochs
+    "fgsm-mep-cs": {"method.stride": 0, "method.gamma": 1e-3},
     "elle": {"method.sensitivity": 0.0},  # its penalty jumps in ten steps
 }
 
@@ -75,7 +77,7 @@ def settings_of(toy_recipe):
 
     def make(method="atas", **values):
         usual = {"training.batch_size": 8, "training.epochs": 2, "data.shards": 4, "engine.sync_batchnorm": True}
-        exact = {"method.dtype": "float32"} if method.startswith("at") or method in ("fgsm-pgi", "fgsm-pco") else {}
+        exact = {"method.dtype": "float32"} if method.startswith(("at", "fgsm-p", "fgsm-mep")) else {}
         return toy_recipe(method, usual | exact | OWN.get(method, {}) | values)
 
     return make

@@ -16,10 +16,11 @@ from atas.training.trainer import Interrupted
 
 
 def follow(snapshots, decay, warmup=10):
-    """The average by its definition: a small decay at first, then the given one; in float64."""
+    """The average by its definition: a small decay at first, then the given one, or one for each step; in float64."""
     average = {name: value.double() for name, value in snapshots[0].items()}
     for t, state in enumerate(snapshots[1:]):
-        share = min(decay, (1 + t) / (warmup + t)) if warmup else decay
+        limit = decay[t] if isinstance(decay, list) else decay
+        share = min(limit, (1 + t) / (warmup + t)) if warmup else limit
         for name, value in state.items():
             if value.dtype.is_floating_point:
                 average[name] = share * average[name] + (1 - share) * value.double()
@@ -50,6 +51,25 @@ def test_the_average_equals_a_slow_reference(decay, tmp_path, train_toy, observe
         torch.testing.assert_close(found[name].double(), value, rtol=1e-5, atol=1e-6)
     assert int(found["bn1.num_batches_tracked"]) == int(snapshots[-1]["bn1.num_batches_tracked"]) > 0
     assert found["bn1.num_batches_tracked"].dtype == torch.int64
+
+
+def test_a_method_may_choose_the_decay_of_a_step(tmp_path, train_toy, observer, tiny_net, monkeypatch):
+    net, usual, decays, snapshots = tiny_net(), atas.methods.FGSMPGK.average_decay, [], []
+
+    def note(method, decay):
+        decays.append(float(usual(method, decay)))
+        snapshots.append({name: value.clone() for name, value in net.state_dict().items()})
+        return usual(method, decay)
+
+    first = {name: value.clone() for name, value in net.state_dict().items()}
+    monkeypatch.setattr(atas.methods.FGSMPGK, "average_decay", note)
+    values = {"training.ema": 0.3, "training.epochs": 6, "method.threshold": 0.95}
+    run = train_toy(tmp_path / "run", "fgsm-pgk", values, model=net)
+    assert len(decays) == 24
+    assert min(decays) == pytest.approx(0.3)
+    assert max(decays) > 0.9999
+    for name, value in follow([first, *snapshots], decays).items():
+        torch.testing.assert_close(run.model.state_dict()[name].double(), value, rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize("warmup", [0, 2, 40])

@@ -407,7 +407,7 @@ def test_a_captured_step_is_the_eager_step_at_every_size(method, tiny_net):
         ({"method.name": "fgsm-rs"}, None),
         *(
             ({"method.name": name, "data.view_start": 128, "data.view_ramp": 0.5}, "leave out data.view_start")
-            for name in ("free", "fgsm-pgi", "fgsm-pco", "tdat", "liet")
+            for name in ("free", "fgsm-pgi", "fgsm-pco", "tdat", "liet", "fgsm-uap", "fgsm-pgk", "fgsm-mep-cs")
         ),
         ({"method.name": "fgsm-pgi"}, None),
         ({"method.name": "fgsm-pgi", "method.frame": "image"}, "leave out method.frame"),

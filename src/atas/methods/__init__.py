@@ -7,12 +7,16 @@ from atas.methods.atas_plus import ATASPlus
 from atas.methods.atta import ATTA
 from atas.methods.base import InputPerturbation, Method, PersistentPerturbation, StepOutput
 from atas.methods.consistency import Consistency
+from atas.methods.convergesmooth import FGSMRSCS
 from atas.methods.elle import ELLE
 from atas.methods.fgsm import FGSM, FGSMRS
 from atas.methods.fgsm_ga import FGSMGA
+from atas.methods.fgsm_mep_cs import FGSMMEPCS
 from atas.methods.fgsm_pco import FGSMPCO
 from atas.methods.fgsm_pgi import FGSMPGI
+from atas.methods.fgsm_pgk import FGSMPGK
 from atas.methods.fgsm_rs_adaptive import FGSMRSAdaptive
+from atas.methods.fgsm_uap import FGSMUAP
 from atas.methods.free import Free
 from atas.methods.gat import GAT
 from atas.methods.liet import LIET
@@ -41,9 +45,13 @@ __all__ = [
     "ELLE",
     "FGSM",
     "FGSMGA",
+    "FGSMMEPCS",
     "FGSMPCO",
     "FGSMPGI",
+    "FGSMPGK",
     "FGSMRS",
+    "FGSMRSCS",
+    "FGSMUAP",
     "GAT",
     "LIET",
     "MART",

@@ -324,6 +324,10 @@ class Method(CheckedSettings, nn.Module, ABC):
         """The last step size of every example, for methods with adaptive step sizes."""
         return None
 
+    def average_decay(self, decay: float) -> float | Tensor:
+        """Return the decay with which averages of the weights take in this step, whose usual one this is."""
+        return decay
+
     def shrink_steps(self, factor: float) -> None:
         """Multiply all later attack steps by this factor."""
         check_argument("factor", factor, float)

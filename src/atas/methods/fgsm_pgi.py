@@ -16,6 +16,7 @@ them (`frame="view"`). That code keeps the graph of z0; here the start is passed
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import nullcontext
 from typing import Literal, Unpack
 
 import torch
@@ -32,6 +33,15 @@ from atas.methods.step_warnings import warn_of_steps
 from atas.threat import Size, Threat
 
 _TINY = 1e-30  # keeps the quotient finite where all gradients are zero
+
+
+class PGIArgs(CommonArgs, total=False):
+    """Settings of `FGSMPGI` that methods made from it have too, with the same defaults."""
+
+    step_size: Size
+    momentum: float
+    frame: Frame
+    dtype: torch.dtype | Literal["auto"]
 
 
 class FGSMPGI(PriorPerturbation):
@@ -85,12 +95,19 @@ class FGSMPGI(PriorPerturbation):
 
     def attack(self, model: nn.Module, batch: Batch) -> Tensor:
         """Take one step from the stored perturbation; store the one that the momentum leads to."""
-        view, start = self.view_of(batch), self.start(batch)
-        with keep_statistics(model):  # they see the start in the pass that the weights are trained through
+        start = self.start(batch)
+        # The statistics see the start in the pass that the weights are trained through, if there is one.
+        with nullcontext() if self.consistency is None else keep_statistics(model):
             gradient = self.start_gradient(model, start, batch.y)
+        self.store(batch, start, gradient)
+        return self.threat.ascend(start, gradient, self.step_size * self.step_scale, batch.x)
+
+    def store(self, batch: Batch, start: Tensor, gradient: Tensor, weight: Tensor | float = 1.0) -> None:
+        """Add these gradients to the momentum, with a weight, and store the perturbation that it leads to."""
+        view = self.view_of(batch)
         (norm,) = self.total(to_float32(gradient.abs()).sum())
-        momentum = self.decay * self.momentum.load(batch.index, view, gradient.dtype) + gradient / (norm + _TINY)
-        size = self.step_size * self.step_scale
+        added = weight * gradient / (norm + _TINY)
+        momentum = self.decay * self.momentum.load(batch.index, view, gradient.dtype) + added
         self.momentum.store(batch.index, view, momentum)
-        self.memory.store(batch.index, view, self.threat.ascend(start, momentum, size, batch.x) - batch.x)
-        return self.threat.ascend(start, gradient, size, batch.x)
+        end = self.threat.ascend(start, momentum, self.step_size * self.step_scale, batch.x)
+        self.memory.store(batch.index, view, end - batch.x)

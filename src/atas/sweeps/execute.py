@@ -228,7 +228,7 @@ def _test_split(trial: Trial, data: Dataset) -> Split:
 _NETWORKS = {"preact-resnet18": 1.0, "wrn-28-10": 9.4, "resnet18": 3.3, "resnet50": 7.4, "small-cnn": 0.005}
 _METHODS = {"standard": 3.0, "fgsm-ga": 12.0, "ssat": 7.0, "free": 24.0, "yopo": 18.0, "pgd": 23.0, "trades": 26.0}
 _METHODS |= {"multigrad": 9.0, "elle": 14.0, "gat": 9.0, "nuat": 9.0, "fgsm-pgi": 8.0, "tdat": 8.0, "liet": 8.0}
-_METHODS |= {"mart": 26.0, "fgsm-pco": 11.0}
+_METHODS |= {"mart": 26.0, "fgsm-pco": 11.0, "fgsm-uap": 8.0, "fgsm-pgk": 8.0, "fgsm-rs-cs": 8.0, "fgsm-mep-cs": 8.0}
 _ONE_STEP = 5.0
 _ATTACKS = {"fgsm": 2.0, "autoattack": 4000.0, "autoattack-rand": 3000.0}  # if half of the examples are robust
 _SEARCH = 1000.0

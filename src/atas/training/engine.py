@@ -236,6 +236,7 @@ class Engine:
         self._gradients = [None] * len(self._trainable)
         self._update += 1
         for average in self.averages.values():
+            average.limit = self.method.average_decay(average.decay)
             average.update()
 
     def _all_reduce(self) -> None:

@@ -253,6 +253,7 @@ class EMA(nn.Module):
         for parameter in self.model.parameters():
             parameter.requires_grad_(False)
         self.decay, self.warmup = decay, _WARMUP if warmup is None else warmup
+        self.limit: float | Tensor = decay  # of the next update: `decay`, unless the method has another one
         first = next(iter(state_tensors(model).values()))
         self.register_buffer("updates", torch.zeros((), device=first.device))
         both = zip(state_tensors(self.model).values(), state_tensors(model).values(), strict=True)
@@ -269,7 +270,7 @@ class EMA(nn.Module):
 
     def current_decay(self) -> Tensor:
         """Return the decay of the next update."""
-        return ((1 + self.updates) / (self.warmup + self.updates)).clamp_max(self.decay)
+        return ((1 + self.updates) / (self.warmup + self.updates)).clamp_max(self.limit)
 
     def _average(self, pairs: Sequence[tuple[Tensor, Tensor]], decay: Tensor) -> None:
         """Average pairs of an average and its current value."""

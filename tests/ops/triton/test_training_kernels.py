@@ -385,6 +385,7 @@ def make_engine(name: str, views=None) -> Engine:
 
 # Parts of these have no kernels: targets, and terms of the loss, some with weights up to 100.
 NEED_A_COMPILER = ("sora", "aaer", "elle", "fgsm-pgi", "tdat", "liet", "fgsm-pco")
+NEED_A_COMPILER += ("fgsm-pgk", "fgsm-uap", "fgsm-rs-cs", "fgsm-mep-cs")
 
 
 @pytest.mark.parametrize("name", [name for name in atas.methods.names() if atas.methods.get(name).compilable])
