@@ -325,7 +325,7 @@ class Method(CheckedSettings, nn.Module, ABC):
         return None
 
     def average_decay(self, decay: float) -> float | Tensor:
-        """Return the decay with which averages of the weights take in this step, whose usual one this is."""
+        """Return the decay of averaged weights in this step, given the usual one (`training.ema`)."""
         return decay
 
     def shrink_steps(self, factor: float) -> None:

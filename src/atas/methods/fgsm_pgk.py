@@ -77,6 +77,6 @@ class FGSMPGK(FGSMPGI):
         return loss
 
     def average_decay(self, decay: float) -> Tensor:
-        """Return the decay with which averages of the weights take in this step."""
+        """Return the decay of averaged weights in this step: near 1 if the accuracy ratio is above the threshold."""
         relative = self.accuracy_ratio / self.threshold
         return torch.where(relative < 1, decay, (_SLOW * relative).clamp_max(1))

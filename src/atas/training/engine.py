@@ -236,8 +236,7 @@ class Engine:
         self._gradients = [None] * len(self._trainable)
         self._update += 1
         for average in self.averages.values():
-            average.limit = self.method.average_decay(average.decay)
-            average.update()
+            average.update(self.method.average_decay(average.decay))
 
     def _all_reduce(self) -> None:
         """Replace gradients and running statistics by those of the global batch."""

@@ -253,7 +253,6 @@ class EMA(nn.Module):
         for parameter in self.model.parameters():
             parameter.requires_grad_(False)
         self.decay, self.warmup = decay, _WARMUP if warmup is None else warmup
-        self.limit: float | Tensor = decay  # of the next update: `decay`, unless the method has another one
         first = next(iter(state_tensors(model).values()))
         self.register_buffer("updates", torch.zeros((), device=first.device))
         both = zip(state_tensors(self.model).values(), state_tensors(model).values(), strict=True)
@@ -262,15 +261,15 @@ class EMA(nn.Module):
         self._copied = [pair for pair in pairs if not _is_continuous(pair[0])]
 
     @torch.no_grad()
-    def update(self) -> None:
-        """Average with the current weights; called after every update of them."""
-        self._average(self._averaged, self.current_decay())
+    def update(self, decay: float | Tensor | None = None) -> None:
+        """Average with the current weights; called after every update of them. `decay` replaces the usual one."""
+        self._average(self._averaged, self.current_decay(decay))
         self.copy_integers()
         self.updates += 1
 
-    def current_decay(self) -> Tensor:
-        """Return the decay of the next update."""
-        return ((1 + self.updates) / (self.warmup + self.updates)).clamp_max(self.limit)
+    def current_decay(self, decay: float | Tensor | None = None) -> Tensor:
+        """Return the decay of the next update, during the warm-up a smaller one than `decay`."""
+        return ((1 + self.updates) / (self.warmup + self.updates)).clamp_max(self.decay if decay is None else decay)
 
     def _average(self, pairs: Sequence[tuple[Tensor, Tensor]], decay: Tensor) -> None:
         """Average pairs of an average and its current value."""
@@ -301,12 +300,12 @@ class FusedEMA(EMA):
         self._update = AverageUpdate(*zip(*fused, strict=True)) if fused else None
 
     @torch.no_grad()
-    def update(self) -> None:
-        """Average with the current weights; called after every update of them."""
-        decay = self.current_decay()
+    def update(self, decay: float | Tensor | None = None) -> None:
+        """Average with the current weights; called after every update of them. `decay` replaces the usual one."""
+        current = self.current_decay(decay)
         if self._update is not None:
-            self._update(decay)
-        self._average(self._others, decay)
+            self._update(current)
+        self._average(self._others, current)
         self.updates += 1
 
 
