@@ -174,6 +174,28 @@ def test_characters_that_a_screen_cannot_show_are_replaced():
     assert stream.buffer.getvalue() == b"into runs/caf?\n"
 
 
+@pytest.mark.parametrize(
+    ("is_terminal", "wrap", "lines"),
+    [
+        (True, True, ["epoch 1/6  clean 21.3%", "FGSM 6.7%", "catastrophic overfitting in", "epoch 5"]),
+        (True, False, ["epoch 1/6  clean 21.3%  FGSM 6.7%", "catastrophic overfitting in epoch 5"]),
+        (False, True, ["epoch 1/6  clean 21.3%  FGSM 6.7%", "catastrophic overfitting in epoch 5"]),
+    ],
+)
+def test_a_terminal_breaks_lines_between_words_or_fields(is_terminal, wrap, lines):
+    stream = io.StringIO()
+    display = ProgressDisplay(Console(file=stream, force_terminal=is_terminal, width=28, color_system=None))
+    display.log("epoch 1/6  clean 21.3%  FGSM 6.7%", wrap=wrap)
+    display.log("catastrophic overfitting in epoch 5", wrap=wrap)
+    assert stream.getvalue().splitlines() == lines
+
+
+def test_names_in_progress_are_shown_as_they_stand():
+    stream = io.StringIO()
+    ProgressDisplay(Console(file=stream)).log("runs/[bold]/:smile:")
+    assert stream.getvalue() == "runs/[bold]/:smile:\n"
+
+
 # Lines on standard output
 
 

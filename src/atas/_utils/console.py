@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import sys
 import textwrap
 import time
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
     from rich.table import Table
 
 _PIPE_WIDTH = 320  # columns; wide enough that nothing is cut in a pipe
+_INSIDE_FIELD = re.compile(r"(?<=\S) (?=\S)")
 
 
 def is_rank0() -> bool:
@@ -49,12 +51,25 @@ def import_torch(*, quiet: bool = False) -> None:
             import torch  # noqa: F401
 
 
-def print_line(text: str) -> None:
-    """Print one line: no wrapping, no markup, no control characters."""
+def print_line(text: str, *, wrap: bool = False) -> None:
+    """Print one line: no markup, no control characters. With `wrap`, a terminal breaks it between words; commands and
+    paths, which people copy, are left in one piece."""
     from rich.console import Console
 
+    console = _plain_in_notebook(Console())
+    text = _wrapped(printable(text), console) if wrap else printable(text)
     with _printing():
-        _plain_in_notebook(Console()).print(printable(text), highlight=False, soft_wrap=True, markup=False, emoji=False)
+        console.print(text, highlight=False, soft_wrap=True, markup=False, emoji=False)
+
+
+def _wrapped(text: str, console: Console) -> str:
+    """Break a line for a terminal between words, or between fields, which are two spaces apart."""
+    if not console.is_terminal or len(text) <= console.width:
+        return text
+    if "  " in text.strip():
+        text = _INSIDE_FIELD.sub("\0", text)
+    lines = textwrap.wrap(text, console.width, break_long_words=False, break_on_hyphens=False)
+    return "\n".join(lines).replace("\0", " ")
 
 
 def print_page(text: str) -> None:
@@ -156,10 +171,13 @@ def _printing() -> Iterator[None]:
 
 def _fit(table: Table, width: int, wide: Console) -> bool:
     """Give every column the width of its longest word, and share the rest evenly among columns that need more; return
-    whether all words have room."""
+    whether all words have room. Columns with `no_wrap` are not broken."""
     spans = [[wide.measure(cell) for cell in (column.header, *column.cells)] for column in table.columns]
-    minimum = [max(span.minimum for span in column) for column in spans]
     maximum = [max(span.maximum for span in column) for column in spans]
+    minimum = [
+        most if column.no_wrap else max(span.minimum for span in own)
+        for column, own, most in zip(table.columns, spans, maximum, strict=True)
+    ]
     borders = wide.measure(table).maximum - sum(maximum)
     spare = width - borders - sum(minimum)
     fits = spare >= 0
@@ -288,9 +306,10 @@ class ProgressDisplay:
             self._tasks[task] = self.bar.add_task(printable(task), total=fields.get("total"), text="")
         self.bar.update(self._tasks[task], **fields)
 
-    def log(self, text: str, style: str | None = None) -> None:
-        """Print a line that stays, above the bar."""
-        self.console.print(printable(text), style=style, highlight=False, soft_wrap=True, markup=False)
+    def log(self, text: str, style: str | None = None, *, wrap: bool = True) -> None:
+        """Print a line that stays, above the bar. A terminal breaks it between words, unless not `wrap`."""
+        text = _wrapped(printable(text), self.console) if wrap else printable(text)
+        self.console.print(text, style=style, highlight=False, soft_wrap=True, markup=False, emoji=False)
 
     def __enter__(self) -> Self:
         if self.bar is not None:

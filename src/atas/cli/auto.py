@@ -74,7 +74,7 @@ def train_auto(
         return
     print_table(result.evaluation.table())
     for sentence in result.verdict:
-        print_line(sentence)
+        print_line(sentence, wrap=": atas " not in sentence)  # a command is copied
 
 
 def _to_json(result: AutoTrainResult) -> dict[str, Any]:

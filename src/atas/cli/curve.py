@@ -54,5 +54,5 @@ def _show(curve: AccuracyCurve, show: OutputFormat) -> None:
         return
     print_table(curve.table())
     for warning in curve.warnings:
-        print_line(f"warning: {warning}")
-    print_line(curve.sentence())
+        print_line(f"warning: {warning}", wrap=True)
+    print_line(curve.sentence(), wrap=True)

@@ -69,7 +69,7 @@ def demo(
         return
     print_table(_table(runs))
     for sentence in _sentences(runs):
-        print_line(sentence)
+        print_line(sentence, wrap=True)
     print_line(f"report: {page}")
     print_line(
         f"next: atas report {shell_quote(out / 'atas-plus')}, docs/tutorial.md, and your own images: docs/own.md"

@@ -342,7 +342,7 @@ def _write(
         result.save(path)  # last, since it deletes the saved progress
     if show == "table":
         for note in notes:
-            print_line(note)
+            print_line(note, wrap=True)
         print_line(f"written: {page}")
         print_line(f"written: {path}")
 
@@ -356,5 +356,5 @@ def _show(result: Evaluation, show: OutputFormat, shown_warnings: set[Evaluation
             print_table(result.corruption_table())
         for warning in result.warnings:
             if warning not in shown_warnings:
-                print_line(f"warning: {warning}")
-        print_line(result.sentence())
+                print_line(f"warning: {warning}", wrap=True)
+        print_line(result.sentence(), wrap=True)

@@ -172,7 +172,7 @@ def _show(trained: list[Trained], group: Path | None) -> None:
         collapses = [line for run in trained if (line := _collapse(run, group))]
         done = "; ".join([f"done: {folder}", *collapses])
         last = f"{done}; next: atas evaluate {shell_quote(folder)}{trained[0].recipe.trust_option}"
-        TrainingProgress(Console()).log(last)  # which outlives a closed pipe
+        TrainingProgress(Console()).log(last, wrap=False)  # which outlives a closed pipe
 
 
 def _collapse(run: Trained, group: Path | None) -> str | None:

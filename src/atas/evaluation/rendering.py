@@ -57,7 +57,7 @@ def rich_table(result: Evaluation) -> Table:
     """Return a table for a terminal."""
     table = Table(title=caption(result), box=box.SIMPLE, padding=(0, 1, 0, 0))
     for heading in header(result):
-        table.add_column(heading, justify="left" if heading == HEADER[0] else "right")
+        table.add_column(heading, justify="left" if heading == HEADER[0] else "right", no_wrap=heading == "time")
     for row in table_rows(result):
         table.add_row(*(Text(printable(cell)) for cell in row))  # a name with brackets is not markup
     return table

@@ -96,7 +96,7 @@ def table(runs: Sequence[RunSummary | SeedGroup]) -> Table:
     groups = [run for run in runs if isinstance(run, SeedGroup)]
     columns = ["run", "method", "threat", *(["seeds"] if groups else []), "n"]
     columns += [*(f"{name} %" for name in attacks), "worst case %", "time", "collapse"]
-    rich_table = Table(*columns, box=box.SIMPLE, padding=(0, 1, 0, 0))
+    rich_table = Table(*columns, box=box.SIMPLE, padding=(0, 1, 0, 0), caption_justify="left")
     for run in runs:
         rich_table.add_row(
             Text(printable(run.name)),  # a plain string would be parsed as markup
