@@ -232,6 +232,8 @@ def test_several_runs(make_run, page_of):
     assert [attributes["id"] for attributes in found.all("section")] == ["summary", "training", "warnings", "repeat"]
     assert "one" in found.text
     assert "59.0 points above two" in found.text
+    assert len(re.findall(r"one, two\s+AutoAttack was not run", found.text)) == 1
+    assert found.text.count("AutoAttack was not run: the results") == 1
     assert "two collapses at 2." in json.dumps(found.elements)
     assert "Not evaluated: three" in found.text
 

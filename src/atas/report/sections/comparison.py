@@ -70,12 +70,13 @@ def curves_section(views: list[RunView]) -> Section:
 
 
 def comparison_warnings_section(views: list[RunView]) -> Section:
-    """Return the warnings of each run."""
-    runs = [
-        (view.summary.name, [*(f"{warning.kind}: {warning}." for warning in view.summary.warnings), *caveats(view)])
-        for view in views
-    ]
-    return Section("warnings", "Warnings", "comparison_warnings", {"runs": runs})
+    """Return the warnings and limitations of each run; runs that share them are listed together."""
+    runs: dict[tuple[str, ...], list[str]] = {}
+    for view in views:
+        sentences = (*(f"{warning.kind}: {warning}." for warning in view.summary.warnings), *caveats(view))
+        runs.setdefault(sentences, []).append(view.summary.name)
+    named = [(", ".join(names), sentences) for sentences, names in runs.items()]
+    return Section("warnings", "Warnings and limitations", "comparison_warnings", {"runs": named})
 
 
 def runs_table(runs: list[RunSummary], ranking: Ranking | str) -> DataTable:

@@ -21,7 +21,7 @@ def warnings_section(view: RunView) -> Section:
         "warnings": view.summary.warnings,
         "caveats": caveats(view),
     }
-    return Section("warnings", "Warnings", "warnings", context)
+    return Section("warnings", "Warnings and limitations", "warnings", context)
 
 
 def caveats(view: RunView) -> list[str]:
