@@ -93,13 +93,15 @@ def read(text: str) -> Help:
             body.append(line.strip())
         elif line.startswith("  ") and line[2:3].strip():
             name, _, meaning = line.strip().partition("  ")
+            name = re.sub(r" <list\[\w+\]>$", "", name)  # a type of Python
             tables[heading].append((name, meaning.strip()))
         elif line.strip():
             name, meaning = tables[heading].pop()
-            tables[heading].append((name, f"{meaning} {line.strip()}".strip()))
+            space = "" if re.search(r"\w-$", meaning) else " "  # a line may end inside of a word such as one-step
+            tables[heading].append((name, f"{meaning}{space}{line.strip()}".strip()))
     about, _, examples = "\n".join(body).partition("Example: ")
     return Help(
-        usage=re.sub(r"\s+", " ", usage.removeprefix("Usage: ")),
+        usage=re.sub(r"\s+", " ", usage.removeprefix("Usage: ")).replace("...]...", "]..."),
         about=about.strip(),
         examples=[line for line in examples.splitlines() if line],
         tables=tables,

@@ -85,7 +85,8 @@ Options:
   --a <int>  First
              line.  [default: 1]
   --a-very-long-option <one|two>
-             Second.
+             Second, comma-
+             separated.
   --help     Show this message and exit.
 """
     parsed = script("command_page").read(text)
@@ -94,7 +95,7 @@ Options:
         "Do this.",
         ["atas x --a", "atas x --b"],
     )
-    rows = [("--a <int>", "First line.  [default: 1]"), ("--a-very-long-option <one|two>", "Second.")]
+    rows = [("--a <int>", "First line.  [default: 1]"), ("--a-very-long-option <one|two>", "Second, comma-separated.")]
     assert parsed.tables["Options:"][:2] == rows
 
 
