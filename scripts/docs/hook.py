@@ -71,9 +71,15 @@ def on_page_markdown(markdown: str, page: Page, files: Files, **_: Any) -> str:
     return _LINK.sub(rewrite, markdown)
 
 
-def on_page_content(html: str, **_: Any) -> str:
-    """Mark the tables of a page for small screens."""
-    return small_screens.mark_tables(html)
+def on_page_content(html: str, page: Page, files: Files, **_: Any) -> str:
+    """Mark the tables, pictures and options of a page for small screens."""
+
+    def find(source: str) -> Path | None:
+        path = posixpath.normpath(posixpath.join(posixpath.dirname(page.file.dest_uri), source))
+        file = next((file for file in files if file.dest_uri == path), None)
+        return None if file is None or file.abs_src_path is None else Path(file.abs_src_path)
+
+    return small_screens.size_images(small_screens.keep_options(small_screens.mark_tables(html)), find)
 
 
 def on_post_build(config: MkDocsConfig, **_: Any) -> None:

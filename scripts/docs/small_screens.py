@@ -1,15 +1,28 @@
-"""Mark tables for small screens: wide ones with sentences are stacked there, each row as a block; others scroll."""
+"""Mark what would be hard to read on a small screen; the style sheet does the rest.
+
+Wide tables with sentences are stacked there, each row as a block; others scroll. Pictures are no larger than they were
+drawn on a wide screen, and scroll on a small one where their text would shrink too far. Options such as `--set` in a
+sentence are not broken at their dashes.
+"""
 
 from __future__ import annotations
 
 import html
 import re
+from collections.abc import Callable
+from pathlib import Path
+
+from PIL import Image
 
 _TABLE = re.compile(r"<table>(.*?)</table>", re.DOTALL)
 _HEADING = re.compile(r"<th(?: [^>]*)?>(.*?)</th>", re.DOTALL)
 _ROW = re.compile(r"<tr>(.*?)</tr>", re.DOTALL)
 _CELL = re.compile(r"<td([^>]*)>(.*?)</td>", re.DOTALL)
 _LONGEST = 40  # characters of a cell that still reads well in a narrow column
+_IMAGE = re.compile(r'<img [^>]*?src="([^"]+)"[^>]*>')
+_INCH = 96  # pixels of a style sheet
+_BLOCK_OR_CODE = re.compile(r"<pre.*?</pre>|<code>[^<]*</code>", re.DOTALL)
+_OPTION = re.compile(r"(?<![\w-])--?[a-z][\w-]*")
 
 
 def mark_tables(content: str) -> str:
@@ -34,6 +47,34 @@ def _mark(table: re.Match[str]) -> str:
         )
 
     return f"<table data-stack>{_ROW.sub(label, table[1])}</table>"
+
+
+def size_images(content: str, find: Callable[[str], Path | None]) -> str:
+    """Put each picture of a known file into a box that may scroll, with the width that it was drawn with."""
+
+    def boxed(image: re.Match[str]) -> str:
+        path = find(image[1])
+        if path is None or path.suffix != ".png":
+            return image[0]
+        with Image.open(path) as opened:
+            width = round(opened.width * _INCH / opened.info.get("dpi", (_INCH, _INCH))[0])
+        return f'<span class="picture" style="--width: {width}px">{image[0]}</span>'
+
+    return _IMAGE.sub(boxed, content)
+
+
+def keep_options(content: str) -> str:
+    """Mark the options in code within sentences, so that no line ends inside of one.
+
+    >>> keep_options("<code>a --b-c=1</code>")
+    '<code>a <span class="option">--b-c</span>=1</code>'
+    """
+    return _BLOCK_OR_CODE.sub(
+        lambda part: (
+            part[0] if part[0].startswith("<pre") else _OPTION.sub(r'<span class="option">\g<0></span>', part[0])
+        ),
+        content,
+    )
 
 
 def text_of(markup: str) -> str:

@@ -133,6 +133,19 @@ def test_wide_tables_with_sentences_are_stacked_on_a_phone(site):
     assert "<table data-stack>" not in (site / "glossary.html").read_text(encoding="utf-8")  # two columns
 
 
+def test_stars_and_lists_are_read_as_meant(site, pages):
+    assert "need one x* and one θ* for all steps" in " ".join(text_of(site / "theory.html").split())
+    assert re.search(r"<li><code>yopo</code>: After each whole pass", (site / "methods.html").read_text("utf-8"))
+    for path in pages:
+        assert not re.search(r"<p>[^<]*(<code>[^<]*</code>[, ]*)+\n: ", path.read_text(encoding="utf-8")), path
+
+
+def test_options_in_sentences_and_pictures_are_marked_for_small_screens(site):
+    home = (site / "index.html").read_text(encoding="utf-8")
+    assert '<code>atas train <span class="option">--auto</span> photos' in home
+    assert re.search(r'<span class="picture" style="--width: 979px"><img [^>]*demo.png', home)
+
+
 @pytest.fixture(scope="module")
 def browser():
     playwright = pytest.importorskip("playwright.sync_api")
@@ -185,6 +198,20 @@ def test_no_page_is_wider_than_a_phone(site, pages, browser):
         page.goto(path.as_uri())
         assert page.evaluate("document.documentElement.scrollWidth") <= 390, path.relative_to(site)
     context.close()
+
+
+def test_pictures_can_be_read_on_a_phone_and_are_not_enlarged_on_a_wide_screen(site, browser):
+    width = "(picture) => picture.getBoundingClientRect().width"
+    sizes = {}
+    for screen in (390, 1280):
+        page = browser.new_page(viewport={"width": screen, "height": 844})
+        page.goto((site / "results.html").as_uri())
+        pictures = page.locator(".picture img").all()
+        sizes[screen] = {picture.get_attribute("src").split("/")[-1]: picture.evaluate(width) for picture in pictures}
+        page.close()
+    assert sizes[390]["figure-adaptive.png"] == pytest.approx(0.67 * 12 * 96, abs=1)
+    assert sizes[1280]["figure-steps.png"] == pytest.approx(5 * 96, abs=1)
+    assert max(sizes[1280].values()) < 1000
 
 
 def text_of(path: Path) -> str:
