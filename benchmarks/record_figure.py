@@ -85,7 +85,8 @@ def draw(points: dict[str, Point], published: dict[str, Any], path: Path) -> Non
         several = row["steps"] > 1
         axes.plot(row["seconds"], row["autoattack"], "D" if several else "o", color=RED if several else GREY, ms=5)
         if row["method"] in LABELLED:
-            _label(axes, row["method"], row["seconds"], row["autoattack"], left=row["method"] != "NuAT")
+            right = row["method"] in ("NuAT", "PGD-AT, last epoch")  # where other points lie to the left
+            _label(axes, row["method"], row["seconds"], row["autoattack"], left=not right)
     for recipe, point in points.items():
         x, y = mean(point.seconds), mean(point.accuracy)
         bars = [[y - min(point.accuracy)], [max(point.accuracy) - y]]
@@ -95,20 +96,20 @@ def draw(points: dict[str, Point], published: dict[str, Any], path: Path) -> Non
         axes.errorbar(x, y, yerr=bars, fmt=marker, color=colour, ms=size, mfc=inside)
         _label(axes, point.label, x, y)
     axes.set_xscale("log")
-    axes.set_xlim(8, 14_000)
+    axes.set_xlim(8, 30_000)
     axes.set_xticks(TICKS, [f"{tick:,}" for tick in TICKS])
     axes.minorticks_off()
     axes.set_xlabel("seconds of training")
     axes.set_ylabel("AutoAttack accuracy (%), CIFAR-10, 8/255")
     markers = [
-        ("*", ORANGE, "atas-plus, here (one H200)"),
+        ("*", ORANGE, "atas-plus, here (one H200; hollow: steps x time of a step)"),
         ("s", BLUE, "the paper's methods, here (one H200, 30 epochs)"),
         ("o", GREY, "published, one step (100 epochs, a GPU that is not named)"),
         ("D", RED, "published, ten steps"),
     ]
     for marker, colour, text in markers:
         axes.plot([], [], marker, color=colour, label=text)
-    axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.12), ncols=2, fontsize=8, frameon=False)
+    axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.12), ncols=2, fontsize=7.5, columnspacing=1, frameon=False)
     style_axes(axes)
     save_figure(figure, path)
 

@@ -47,7 +47,7 @@ def page() -> str:
 def section(*path: str) -> list[str]:
     """Return the lines for a command and its sub-commands."""
     found = read(help_of(*path))
-    lines = [f"{'#' * (len(path) + 1)} atas {' '.join(path)}", "", found.about, ""]
+    lines = [f"{'#' * (len(path) + 1)} atas {' '.join(path)}", "", as_code(found.about), ""]
     if "Commands:" in found.tables:
         for name, _ in found.tables["Commands:"]:
             lines += section(*path, name)
@@ -63,8 +63,17 @@ def table(column: str, rows: list[tuple[str, str]]) -> list[str]:
     rows = [(name, meaning) for name, meaning in rows if name not in _USUAL]
     if not rows:
         return []
-    cells = [f"| `{name}` | {meaning.replace('<', '&lt;')} |" for name, meaning in rows]
+    cells = [f"| `{name}` | {as_code(meaning).replace('<', '&lt;')} |" for name, meaning in rows]
     return [f"| {column} | Meaning |", "|---|---|", *cells, ""]
+
+
+def as_code(text: str) -> str:
+    """Return a text with the options that are not code yet as code.
+
+    >>> as_code("--a of `x --b`")
+    '`--a` of `x --b`'
+    """
+    return re.sub(r"`[^`]*`|(?<![\w-])--[a-z](?:[\w.=-]*\w)?", lambda part: f"`{part[0].strip('`')}`", text)
 
 
 def help_of(*path: str) -> str:

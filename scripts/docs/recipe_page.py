@@ -145,7 +145,8 @@ def default_name(key: str, default: Any) -> str:
     if isinstance(default, bool):
         return f"`{str(default).lower()}`"
     if isinstance(default, tuple):
-        return "`[" + ", ".join(f'"{value}"' if isinstance(value, str) else _share(value) for value in default) + "]`"
+        number = _share if key == "schedule.milestones" else "{:g}".format
+        return "`[" + ", ".join(f'"{value}"' if isinstance(value, str) else number(value) for value in default) + "]`"
     if isinstance(default, float):
         return f'`"{format_pixels(default)}"`' if key == "method.eps" else f"`{default:g}`"
     return f'`"{default}"`' if isinstance(default, str) else f"`{default}`"

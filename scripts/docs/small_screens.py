@@ -19,6 +19,7 @@ _HEADING = re.compile(r"<th(?: [^>]*)?>(.*?)</th>", re.DOTALL)
 _ROW = re.compile(r"<tr>(.*?)</tr>", re.DOTALL)
 _CELL = re.compile(r"<td([^>]*)>(.*?)</td>", re.DOTALL)
 _LONGEST = 40  # characters of a cell that still reads well in a narrow column
+_LONG_CODE = re.compile(r"<td([^>]*)>(<code>(?:(?!</?code>).){41,}</code></td>)")
 _IMAGE = re.compile(r'<img [^>]*?src="([^"]+)"[^>]*>')
 _INCH = 96  # pixels of a style sheet
 _BLOCK_OR_CODE = re.compile(r"<pre.*?</pre>|<code>[^<]*</code>", re.DOTALL)
@@ -26,12 +27,13 @@ _OPTION = re.compile(r"(?<![\w-])--?[a-z][\w-]*")
 
 
 def mark_tables(content: str) -> str:
-    """Give the cells of such tables the name of their column, which the style sheet shows when rows are stacked.
+    """Give the cells of such tables the name of their column, which the style sheet shows when rows are stacked. In all
+    tables, mark the cells of long code, which may have several lines.
 
     >>> mark_tables("<table><tr><th>a</th></tr><tr><td>1</td></tr></table>")
     '<table><tr><th>a</th></tr><tr><td>1</td></tr></table>'
     """
-    return _TABLE.sub(_mark, content)
+    return _LONG_CODE.sub(r"<td\1 data-long>\2", _TABLE.sub(_mark, content))
 
 
 def _mark(table: re.Match[str]) -> str:

@@ -44,6 +44,8 @@ def test_the_page_of_recipes(script):
     assert key_section(page, "method.clip").endswith(
         'Type: 2 numbers or multiples of eps or `"auto"`. Default: `"auto"`. Methods: `atas`, `atas-plus`.'
     )
+    assert key_section(page, "targets.teacher_temperature").endswith("Type: 2 numbers. Default: `[2.5, 2]`.")
+    assert "Type: 2 numbers. Default: `[0.1, 0.5]`." in key_section(page, "method.ratio")
     assert "- `trades`: Weight of the divergence" in key_section(page, "method.beta")
     for name in methods.names():
         (row,) = re.findall(rf"^\| `{name}` \| (.*) \|$", page, re.MULTILINE)
