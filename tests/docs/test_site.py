@@ -162,6 +162,8 @@ def browser():
     ("query", "target"),
     [
         ("schedule.peak", "reference/recipes.html#schedulepeak"),
+        ("data.pad", "reference/recipes.html#datapad"),
+        ("training.seed", "reference/recipes.html#trainingseed"),
         ("reset_every", "reference/recipes.html#methodreset_every"),
         ("on_collapse", "reference/recipes.html#trainingon_collapse"),
         ("write an attack", "write-an-attack.html"),
