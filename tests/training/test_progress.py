@@ -19,7 +19,7 @@ def test_plain_lines_without_a_terminal(tmp_path, train_toy, observer):
     assert first == f"toy: atas, Linf(0.1), 60 images of toy x 3; {DEVICE}, eager in float32; into {tmp_path / 'run'}"
     assert [line.split("  ")[0] for line in lines] == ["epoch 1/3", "epoch 2/3", "epoch 3/3"]
     for line in lines:
-        for part in ("loss ", "clean ", "FGSM ", "PGD-10 ", "step ", "/255", "examples/s"):
+        for part in ("loss ", "clean ", "FGSM ", "PGD-10 ", "step 0.", "examples/s"):
             assert part in line
     assert lines[0].endswith(" left")
     assert not lines[-1].endswith(" left")
@@ -95,12 +95,24 @@ def test_square_brackets_in_a_path_are_no_markup(tmp_path, train_toy, interrupt_
     assert f"resuming {folder} at epoch 1, batch 3" in live.out.getvalue()
 
 
-@pytest.mark.parametrize(("size", "text"), [(8 / 255, "step 8.0/255"), (0.3, "step 0.300"), (9.3 / 255, "9.3/255")])
-def test_step_sizes_are_written_as_people_write_them(size, text, observer):
+@pytest.mark.parametrize(
+    ("size", "in_levels", "text"),
+    [(8 / 255, True, "step 8.0/255"), (0.1, False, "step 0.100"), (0.2, True, "51.0/255")],
+)
+def test_step_sizes_are_written_as_people_write_them(size, in_levels, text, observer):
     live = observer(force_terminal=False)
-    live.start("toy", 10, 0)
+    live.start("toy", 10, 0, in_levels=in_levels)
     live.end_epoch(5, {"epoch": 0, "loss": 1.0, "step_size": size}, 2)
     assert text in live.out.getvalue()
+
+
+@pytest.mark.parametrize(("eps", "text"), [(8 / 255, "/255"), (0.5 / 255, "/255"), (0.1, "step 0.")])
+def test_step_sizes_have_the_unit_of_the_budget_in_a_whole_training(eps, text, tmp_path, observer, train_toy):
+    live = observer(force_terminal=False)
+    train_toy(tmp_path / "run", live=live, values={"method.eps": eps})
+    lines = [line for line in live.out.getvalue().splitlines() if line.startswith("epoch")]
+    assert lines
+    assert [line for line in lines if text not in line] == []
 
 
 def test_time_left_counts_from_where_the_run_was_taken_up(observer):

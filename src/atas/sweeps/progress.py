@@ -143,7 +143,7 @@ class _TrainingProgress(TrainingProgress):
     def start_run(self, headline: str) -> None:
         """Print nothing: the title of the trial is shown already."""
 
-    def start(self, title: str, total: int, done: int) -> None:
+    def start(self, title: str, total: int, done: int, *, in_levels: bool = True) -> None:
         """Start the phase, at `done` of `total` steps after a resume."""
         self._total = total
         self._plan.resume_phase(done / total)
@@ -164,6 +164,6 @@ class _TrainingProgress(TrainingProgress):
     def end_run(self) -> None:
         """Print nothing: the plan has its own times."""
 
-    def log(self, text: str, style: str | None = None) -> None:
+    def log(self, text: str, style: str | None = None, *, wrap: bool = True) -> None:
         """Print a line, indented under the title of the trial."""
-        self._plan.log(f"  {text}", style)
+        self._plan.log(f"  {text}", style, wrap=wrap)

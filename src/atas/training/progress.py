@@ -49,8 +49,9 @@ class TrainingProgress(ProgressDisplay):
             self._last = self.clock()
             self.log(f"{what}: {done:,} of {total:,}")
 
-    def start(self, title: str, total: int, done: int) -> None:
-        """Start the bar; `done` of `total` steps were made before a resume."""
+    def start(self, title: str, total: int, done: int, *, in_levels: bool = True) -> None:
+        """Start the bar; `done` of `total` steps were made before a resume. `in_levels`: step sizes as k/255."""
+        self._in_levels = in_levels
         self._total, self._done_before, self._done = total, done, done
         self._started = self.clock()
         self._epochs_ended, self._monitor_before = 0, self._seconds.get("monitor", 0.0)
@@ -72,11 +73,11 @@ class TrainingProgress(ProgressDisplay):
         self._done = done
         number = f"{self._label}epoch {epoch + 1}/{epochs}"
         left = self._time_left(epochs - epoch)
-        plain = f"{number}  {done:,} of {self._total:,} steps  {_status(status)}  {left} left"
+        plain = f"{number}  {done:,} of {self._total:,} steps  {self._status(status)}  {left} left"
         moving = {
             key: value for key, value in status.items() if key not in _ACCURACIES
         }  # the line above has the others
-        self.show("steps", plain, completed=done, text=f"{number}  {_status(moving)}")
+        self.show("steps", plain, completed=done, text=f"{number}  {self._status(moving)}")
 
     @contextmanager
     def timing(self, activity: str) -> Iterator[None]:
@@ -102,7 +103,7 @@ class TrainingProgress(ProgressDisplay):
         number = f"{self._label}epoch {row['epoch'] + 1:>{len(str(epochs))}}/{epochs}"
         self.show("steps", "", completed=done, text=f"{number} done")  # a short epoch had no other update
         left = "" if done >= self._total else f"  {self._time_left(epochs - row['epoch'] - 1)} left"
-        line = f"{number}  {_status(row)}{left}"
+        line = f"{number}  {self._status(row)}{left}"
         if self._line is None or not left or self.clock() - self._epoch_logged >= _EPOCH_INTERVAL:
             self._epoch_logged = self.clock()
             self.log(line)
@@ -119,24 +120,18 @@ class TrainingProgress(ProgressDisplay):
         monitor_seconds = monitor / max(1, self._epochs_ended)
         return format_duration(step_seconds * (self._total - self._done) + monitor_seconds * epochs)
 
-
-def _status(values: dict[str, Any]) -> str:
-    shown = []
-    if "loss" in values:
-        shown.append(f"loss {values['loss']:.3f}")
-    for key, label in _ACCURACIES.items():
-        if values.get(key) is not None:
-            shown.append(f"{label} {100 * values[key]:.1f}%")
-    if values.get("step_size"):
-        shown.append(f"step {_format_step_size(values['step_size'])}")
-    if "examples_per_second" in values:
-        shown.append(f"{values['examples_per_second']:,.0f} examples/s")
-    return "  ".join(shown)
-
-
-def _format_step_size(value: float) -> str:
-    """Format a mean step size: as k/255 unless it is large."""
-    return f"{255 * value:.1f}/255" if value < 0.15 else f"{value:.3f}"
+    def _status(self, values: dict[str, Any]) -> str:
+        shown = []
+        if "loss" in values:
+            shown.append(f"loss {values['loss']:.3f}")
+        for key, label in _ACCURACIES.items():
+            if values.get(key) is not None:
+                shown.append(f"{label} {100 * values[key]:.1f}%")
+        if size := values.get("step_size"):
+            shown.append(f"step {255 * size:.1f}/255" if self._in_levels else f"step {size:.3f}")
+        if "examples_per_second" in values:
+            shown.append(f"{values['examples_per_second']:,.0f} examples/s")
+        return "  ".join(shown)
 
 
 def _describe_times(seconds: Mapping[str, float]) -> str:

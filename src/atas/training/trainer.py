@@ -24,6 +24,7 @@ from atas.data import Dataset
 from atas.distributed.world import SINGLE, AnyFlag, World
 from atas.errors import AtasError, DataError, UsageError
 from atas.recipes import Recipe
+from atas.threat import format_pixels
 from atas.training.build import build
 from atas.training.callbacks import Callback, Logger, StepInfo
 from atas.training.checkpoint import CheckpointManager
@@ -36,6 +37,7 @@ from atas.training.run import DIVERGED, RunFolder, divergence_advice
 
 _ROLLBACK_STEP_FACTOR = 0.75  # of the step size, at each rollback
 _MAX_ROLLBACKS = 8
+_SMALL_EPS = 0.05  # is read in grey levels, even if it is not a whole number of them
 
 
 class Trainer:
@@ -103,7 +105,9 @@ class Trainer:
         if self.epoch < epochs:  # a finished run needs no engine
             with self.progress.timing("preparing"):
                 self.engine.prepare(self.epoch)
-        self.progress.start(self.recipe.name, epochs * len(self.loader), self._global_step)
+        eps = self.recipe.threat.eps
+        in_levels = eps < _SMALL_EPS or "/255" in format_pixels(eps)  # as the budget is written
+        self.progress.start(self.recipe.name, epochs * len(self.loader), self._global_step, in_levels=in_levels)
         try:
             with self._stop:
                 while self.epoch < epochs:
