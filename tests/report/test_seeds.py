@@ -44,3 +44,18 @@ def test_with_masked_gradients_it_is_not_known(told):
 def test_none_is_said(told):
     robust, _ = told(clean=90, pgd50=1)
     assert (robust.word, robust.tone) == ("No: at most 1.0%", "bad")
+
+
+def test_results_on_fewer_images_say_so(make_run, add_result, view_of, tmp_path):
+    for seed in (0, 1):
+        folder = make_run(f"group/seed-{seed}")
+        recipe = folder / "recipe.toml"
+        recipe.write_text(recipe.read_text().replace("seed = 0", f"seed = {seed}"))
+        add_result(folder, "evaluation.json", n=100, clean=90, pgd50=50)
+        add_result(folder, "evaluation-50.json", n=50, clean=50, pgd10=30)
+    (group,) = summarise_groups([tmp_path / "group"])
+    views = [view_of(tmp_path / "group" / f"seed-{seed}") for seed in (0, 1)]
+    table = seeds_section([group], views).context["runs"]
+    notes = {title: cell.note for title, cell in zip(table.head, next(iter(table.cells)), strict=True)}
+    assert notes["PGD-50"] == "50.0 to 50.0"
+    assert notes["PGD-10"] == "60.0 to 60.0 of 50"

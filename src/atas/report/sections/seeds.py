@@ -110,7 +110,7 @@ def _table(rows: list[RunSummary | SeedGroup]) -> DataTable:
         [
             row.name,
             Cell(str(len(row.runs))),
-            *(_cell(row.stats.get(name), _kind(row) if name == _WORST else None) for name in attacks),
+            *(_cell(row.stats.get(name), _num_images(row), _kind(row) if name == _WORST else None) for name in attacks),
             Cell(format_seconds(row.seconds), sort=row.seconds),
             row.collapse_status,
         ]
@@ -121,12 +121,19 @@ def _table(rows: list[RunSummary | SeedGroup]) -> DataTable:
     return DataTable(head, cells, caption, sortable=True, class_="runs")
 
 
-def _cell(stats: SeedStats | None, kind: Kind | None) -> Cell:
-    """Return the cell of an accuracy; `kind` says how to read that of the worst case."""
+def _num_images(row: RunSummary | SeedGroup) -> int | None:
+    """Return the smallest number of images of the runs' first results."""
+    return min((run.evaluation.n for run in row.runs if run.evaluation is not None), default=None)
+
+
+def _cell(stats: SeedStats | None, num_images: int | None, kind: Kind | None) -> Cell:
+    """Return the cell of an accuracy, with the number of images if it is another one; `kind` says how to read that of
+    the worst case."""
     if stats is None:
         return Cell("-", sort=-1)
     if kind == "unknown":
         return Cell("not known", note=f"at most {stats.value:.1f}%", sort=stats.value)
     whisker = Whisker(stats.value / 100, (stats.low / 100, stats.high / 100))
     value = f"{'at most ' if kind == 'bound' else ''}{stats.value:.1f}"
-    return Cell(value, note=f"{stats.low:.1f} to {stats.high:.1f}", whisker=whisker, sort=stats.value)
+    of = "" if stats.n == num_images else f" of {stats.n:,}"
+    return Cell(value, note=f"{stats.low:.1f} to {stats.high:.1f}{of}", whisker=whisker, sort=stats.value)
