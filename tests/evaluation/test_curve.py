@@ -122,6 +122,15 @@ def test_the_file(problem, tmp_path):
         assert "pgd3" in text or "2/255" in text
 
 
+@pytest.mark.parametrize(
+    ("eps", "shown"), [((0, 0.1, 0.2), ["0", "0.1", "0.2"]), ((0, 1 / 255, 0.1), ["0/255", "1/255", "25.5/255"])]
+)
+def test_all_sizes_have_the_unit_of_the_budgets(problem, eps, shown):
+    curve = accuracy_curve(*problem, atas.Linf(eps[-1]), eps=eps, attack="pgd3")
+    assert [row[0] for row in curve.rows()] == shown
+    assert ("/255" in curve.sentence()) == ("/255" in shown[0])
+
+
 def test_the_sentence_is_the_median(problem):
     curve = accuracy_curve(*problem, atas.Linf(30 / 255), eps=[30 / 255], attack="pgd3")
     assert curve.sentence() == "Half of the images have an adversarial perturbation of at most " + (

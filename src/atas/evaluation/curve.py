@@ -103,7 +103,7 @@ class AccuracyCurve:
         """Return one row of text per budget."""
         return [
             (
-                format_pixels(eps) if self.threat.name == "linf" else f"{eps:g}",
+                self._format(eps),
                 f"{100 * count / self.n:.2f}%",
                 "{:.2f}% to {:.2f}%".format(*(100 * end for end in interval)),
                 f"{count}/{self.n}",
@@ -128,8 +128,14 @@ class AccuracyCurve:
             return "The model is wrong on half of the images without a perturbation."
         if median == torch.inf:
             return f"No perturbation up to {self.rows()[-1][0]} was found for more than half of the images."
-        size = f"{255 * median:.3g}/255" if self.threat.name == "linf" else f"{median:.3g}"
+        size = self._format(median, digits=3)
         return f"Half of the images have an adversarial perturbation of at most {size} ({self.threat.name})."
+
+    def _format(self, size: float, digits: int = 6) -> str:
+        """Format a size in the unit of the budgets: as k/255 where one of them is a whole number of grey levels."""
+        if self.threat.name == "linf" and any("/255" in format_pixels(eps) for eps in self.eps if eps):
+            return f"{255 * size:.{digits}g}/255"
+        return f"{size:.{digits}g}"
 
     def __str__(self) -> str:
         lines = [_HEADER, *self.rows()]
