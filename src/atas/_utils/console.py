@@ -124,7 +124,7 @@ def _blocks(table: Table, width: int) -> Iterator[str]:
         yield str(table.title)
     headings = [str(column.header) for column in table.columns]
     for row in zip(*(column.cells for column in table.columns), strict=True):
-        name, *values = map(str, row)
+        name, *values = (str(cell).replace("\n", " ") for cell in row)
         yield name
         line = ""
         for heading, value in zip(headings[1:], values, strict=True):

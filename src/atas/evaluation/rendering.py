@@ -63,24 +63,21 @@ def rich_table(result: Evaluation) -> Table:
     return table
 
 
-def corruption_rows(result: Evaluation) -> list[tuple[str, ...]]:
-    """Return the headings, and for each corruption one row with accuracy and interval at each severity."""
+def corruption_rows(result: Evaluation, cell: str = "{:.1f}% ({:.1f} to {:.1f})") -> list[tuple[str, ...]]:
+    """Return the headings, and for each corruption one row with a `cell` for each severity: accuracy and interval."""
     severities = max(map(len, result.corruptions.values()), default=0)
     rows = [("corruption", *(f"severity {number + 1}" for number in range(severities)))]
     for name, counts in result.corruptions.items():
-        rows.append((name, *(_corrupted_accuracy(count, result.n) for count in counts)))
+        shares = [(count / result.n, *wilson(count, result.n)) for count in counts]
+        rows.append((name, *(cell.format(*(100 * share for share in three)) for three in shares)))
     return rows
-
-
-def _corrupted_accuracy(num_correct: int, n: int) -> str:
-    low, high = wilson(num_correct, n)
-    return f"{100 * num_correct / n:.1f}% ({100 * low:.1f} to {100 * high:.1f})"
 
 
 def corruption_table(result: Evaluation) -> Table:
     """Return a table of the accuracies under common corruptions for a terminal."""
-    heading, *rows = corruption_rows(result)
-    table = Table(title=f"common corruptions, {result.n} examples", box=box.SIMPLE, padding=(0, 1, 0, 0))
+    heading, *rows = corruption_rows(result, "{:.1f}%\n{:.1f}-{:.1f}")  # columns as narrow as their headings
+    title = f"common corruptions, {result.n} examples, with 95% intervals"
+    table = Table(title=title, box=box.SIMPLE, padding=(0, 1, 0, 0))
     for position, name in enumerate(heading):
         table.add_column(name, justify="right" if position else "left")
     for row in rows:
