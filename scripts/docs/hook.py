@@ -86,7 +86,7 @@ def on_post_build(config: MkDocsConfig, **_: Any) -> None:
     """Rank the entries of the search, after its plugin wrote them and before they are copied for use from disk."""
     path = Path(config.site_dir, "search", "search_index.json")
     index = json.loads(path.read_text(encoding="utf-8"))
-    search_index.rank_keys(index["docs"])
+    search_index.rank_entries(index["docs"])
     path.write_text(json.dumps(index, separators=(",", ":")), encoding="utf-8")
 
 

@@ -167,6 +167,7 @@ def browser():
         ("reset_every", "reference/recipes.html#methodreset_every"),
         ("on_collapse", "reference/recipes.html#trainingon_collapse"),
         ("write an attack", "write-an-attack.html"),
+        ("write a method", "write-a-method.html"),
     ],
 )
 def test_the_search_leads_to_a_key_from_disk(site, browser, query, target):
