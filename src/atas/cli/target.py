@@ -203,9 +203,9 @@ def _question_path(path: Path, options: EvaluateOptions) -> Path:
 
 
 def _locate(weights: Path, quiet: bool) -> Path:
-    """Return the path of a file of weights, which may be given by the name of a published model."""
+    """Return the path of a file of weights, which may be given by its folder or by the name of a published model."""
     if not published.is_name(str(weights)):
-        return weights
+        return weights / published.FILE if published.is_repository(weights) else weights
     with _data_progress(quiet) as progress:
         return published.locate(str(weights), progress=progress)
 
