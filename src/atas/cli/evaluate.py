@@ -172,8 +172,8 @@ def evaluate(
     """Evaluate a model under attack on a test set.
 
     Writes evaluation.json and evaluation.md to the run folder, or next to the weights. Never replaces an earlier result
-    on more images, with AutoAttack, with corruptions, or on the run's own data; the new result is written next to it. If
-    interrupted, the same command resumes. Under torchrun, processes share the images.
+    on more images, with AutoAttack, with corruptions, or on the run's own data; the new result is written next to it.
+    If interrupted, the same command resumes. Under torchrun, processes share the images.
 
     \b
     Example: atas evaluate runs/cifar10-preact-resnet18-atas --attacks pgd10,pgd50x5,autoattack

@@ -62,7 +62,8 @@ def not_found(name: str | os.PathLike[str]) -> DataError:
     else:
         offer = "or hf:owner/name, or train one with `atas train`: no model is published yet"
     return DataError(
-        f"there is no file, run or published model {name}{meant}; pass a .safetensors file, the folder of a run, {offer}"
+        f"there is no file, run or published model {name}{meant}; pass a .safetensors file, the folder of a run, "
+        f"{offer}"
     )
 
 
