@@ -56,7 +56,7 @@ def is_name(text: str | os.PathLike[str]) -> bool:
 def not_found(name: str | os.PathLike[str]) -> DataError:
     """Return the error for a name or path that is neither a file, nor a folder, nor a published model."""
     guess = nearest(os.fspath(name), published())
-    meant = "" if guess is None else f"; did you mean '{guess}'?"
+    meant = "" if guess is None else f" (did you mean '{guess}'?)"
     if published():
         offer = "a name of `atas ls weights`, or hf:owner/name"
     else:
