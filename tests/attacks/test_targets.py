@@ -125,5 +125,7 @@ def test_wrong_targets_are_refused(attack, small_net, make_images, ball, targets
 
 
 def test_a_target_that_is_no_number_is_refused(attack, small_net, make_images, ball):
+    with pytest.raises(UsageError, match="targets must be one class, or a tensor with one class per image; got"):
+        attack(small_net(), make_images(3), torch.tensor([1, 2, 3]), ball, targets=[1, 2, 0])
     with pytest.raises(UsageError, match="targets must be a whole number; got 'cat'"):
         attack(small_net(), make_images(3), torch.tensor([1, 2, 3]), ball, targets="cat")

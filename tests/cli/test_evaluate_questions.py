@@ -161,6 +161,9 @@ def test_corruptions(command, copy_of):
     assert list(found["corruptions"]) == ["brightness", "jpeg"]
     assert len(found["corruptions"]["jpeg"]["interval"]) == 5
     assert command("evaluate", folder, "--corruptions", "snow").status == 2
+    assert command("evaluate", folder).status == 0  # without them: written next to what took longer
+    assert json.loads((folder / "evaluation.json").read_text()) == found
+    assert "corruptions" not in json.loads((folder / "evaluation-fgsm.json").read_text())
 
 
 @pytest.mark.parametrize("options", [("--keep", "kept.npz"), ("--curve", "0.1"), ("--target-class", "3")])

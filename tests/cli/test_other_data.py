@@ -100,6 +100,23 @@ def test_classes_without_names_match_any(evaluate_json, run):
         assert evaluate_json(run)["n"] == 6
 
 
+@pytest.mark.slow
+def test_weights_are_evaluated_on_images_of_the_size_that_they_know(evaluate_json, run, once):
+    """Not at the default for folders, 224 pixels, where an unresized network would answer without a complaint."""
+    weights = ["--weights", run / "model.safetensors", "--data", once / "own", "--eps", "0.1", "--attacks", "fgsm"]
+    assert evaluate_json(*weights)["protocol"]["image_shape"] == [3, 8, 8]
+    assert evaluate_json(*weights, "--size", 16)["protocol"]["image_shape"] == [3, 16, 16]
+
+
+@pytest.mark.slow
+def test_test_images_alone_are_enough(command, evaluate_json, run, tmp_path):
+    root = draw(tmp_path / "later", ["cat", "dog"], 4)
+    shutil.rmtree(root / "train")
+    command("evaluate", run, "--data", root).sentence("--data cannot be", f"--root {root}", status=2)
+    assert evaluate_json(run, "--root", root)["n"] == 8
+    assert (run / "later-evaluation.json").exists()
+
+
 def saved(folder):
     """The results of a folder, by name."""
     return {path.name: json.loads(path.read_text())["data"] for path in folder.glob("*evaluation*.json")}

@@ -82,6 +82,17 @@ def test_verdicts_are_stored_as_digits(result):
     assert [digit == "1" for digit in digits] == result.correct["pgd10"].tolist()
 
 
+def test_a_result_replaces_no_other_kind_of_file(result, tmp_path):
+    (tmp_path / "cells.npz").write_bytes(b"PK of somebody's data")
+    with pytest.raises(UsageError, match=r"would replace .*cells\.npz, which holds something else: give another name"):
+        result.save(tmp_path / "cells.npz")
+    assert (tmp_path / "cells.npz").read_bytes() == b"PK of somebody's data"
+    with pytest.raises(UsageError, match="is a folder; add a file's name"):
+        result.save(tmp_path)
+    for _ in range(2):  # a result replaces a result
+        result.save(tmp_path / "mine")
+
+
 def test_the_old_file_stays_if_writing_fails(result, tmp_path):
     path = tmp_path / "evaluation.json"
     path.write_text("older")

@@ -10,7 +10,7 @@ import atas
 from atas import export
 from atas.cli import app
 from atas.cli.export import Format
-from atas.errors import CheckpointError, DataError
+from atas.errors import CheckpointError, DataError, UsageError
 from atas.models.weights import read_weights
 
 
@@ -49,6 +49,24 @@ def test_exporting_again_replaces(copy_of):
         "README.md",
         "model.safetensors",
     ]
+
+
+def test_a_project_and_a_run_are_not_written_over(copy_of, tmp_path):
+    """Such as a README.md of one's own, and the run's weights by those in float16."""
+    folder = copy_of()
+    (tmp_path / "project").mkdir()
+    (tmp_path / "project" / "README.md").write_text("# My project\n")
+    for out, reason in ((tmp_path / "project", "a README.md that is no model card"), (folder, "the folder of a run")):
+        before = {path: path.read_bytes() for path in out.rglob("*") if path.is_file()}
+        result = run(folder, "--to", "hub", "--out", out)
+        assert isinstance(result.exception, UsageError)
+        assert reason in str(result.exception)
+        assert "choose another folder" in str(result.exception)
+        assert {path: path.read_bytes() for path in out.rglob("*") if path.is_file()} == before
+    for _ in range(2):
+        assert run(folder, "--to", "hub", "--out", tmp_path / "new").exit_code == 0
+    (tmp_path / "file").touch()
+    assert "is a file" in str(run(folder, "--to", "hub", "--out", tmp_path / "file").exception)
 
 
 def test_a_run_begun_anew_takes_its_exports_along(copy_of, train_tiny):

@@ -7,6 +7,7 @@ import threading
 import types
 from functools import partial
 
+import numpy as np
 import pytest
 import torch
 
@@ -78,6 +79,30 @@ def test_an_unknown_name_suggests_the_nearest(weights):
         atas.load("tiny-modle")
     with pytest.raises(UsageError, match="did you mean 'tiny-model'"):
         published.locate("tiny-modle")
+
+
+def test_a_name_that_is_not_published_is_told_the_same_everywhere(weights, command, monkeypatch):
+    for entries, hints in (({}, ["no model is published yet", "or train one"]), ({NAME: {}}, ["did you mean", NAME])):
+        monkeypatch.setattr(published, "published", lambda entries=entries: entries)
+        parts = ["there is no file, run or published model tiny-modle", *hints, "hf:owner/name"]
+        with pytest.raises(DataError) as caught:
+            atas.load("tiny-modle")
+        assert all(part in str(caught.value) for part in parts)
+        data = ["--data", "digits", "--eps", "0.1"]
+        command("evaluate", "--weights", "tiny-modle", *data).sentence(*parts, status=1)
+        command("train", "digits-small-cnn-fgsm", "--set", "model.weights=tiny-modle").sentence(*parts, status=1)
+
+
+def test_a_folder_with_weights_is_loaded_as_a_repository_is(weights, network, command, tmp_path, monkeypatch):
+    """As `atas export --to hub` writes it, before it is published."""
+    folder = weights.parent
+    check_model(atas.load(folder), network)
+    monkeypatch.chdir(tmp_path)
+    noise = torch.randint(256, (6, 1, 8, 8), dtype=torch.uint8).numpy()
+    np.savez("noise.npz", x=noise, y=np.arange(6) % 3)
+    options = ["--data", "noise.npz", "--eps", "0.1", "--attacks", "fgsm", "--quiet"]
+    assert command("evaluate", "--weights", folder, *options).status == 0
+    assert (folder.parent / f"{NAME}-evaluation.json").exists()
 
 
 @pytest.fixture

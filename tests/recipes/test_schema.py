@@ -334,6 +334,8 @@ def test_a_list_of_names_may_be_one_text():
 
 def test_a_folder_is_no_recipe(tmp_path):
     one_of_us(lambda: load(tmp_path), f"{tmp_path} is a folder, not a recipe", f"atas train --auto {tmp_path}")
+    (arrays := tmp_path / "cells.npz").write_bytes(b"PK")
+    one_of_us(lambda: load(arrays), f"{arrays} is data, not a recipe", f"atas train --auto {arrays}")
     (tmp_path / "recipe.toml").touch()
     one_of_us(lambda: load(tmp_path), f"to continue its run: atas train --resume --out {tmp_path}")
 

@@ -107,6 +107,20 @@ def test_corruptions_are_shown_beside_attacks(copy_of, edit_evaluation, page_of)
     assert "under common corruptions" not in page_of(copy_of("plain")).text
 
 
+def test_corruptions_of_another_result_are_shown(copy_of, edit_evaluation, page_of):
+    """As of an evaluation without AutoAttack, which is written next to one with it."""
+    folder, first, counts = copy_of(), copy_of("first"), (38, 36, 30, 24, 10)
+    values = {
+        "right": counts,
+        "accuracy": [count / 40 for count in counts],
+        "interval": [wilson(count, 40) for count in counts],
+    }
+    edit_evaluation(folder, corruptions={"jpeg": values})
+    (folder / "evaluation.json").rename(folder / "evaluation-fgsm.json")
+    (first / "evaluation.json").rename(folder / "evaluation.json")
+    assert "jpeg 95.0 90.0 75.0 60.0 25.0 14.2 to 40.2" in " ".join(page_of(folder).text.split())
+
+
 def test_a_collapsed_run(copy_of, collapse, page_of):
     folder = copy_of()
     collapse(folder)

@@ -177,3 +177,15 @@ def test_lists_in_python(photos):
     lazy = data.load("my-photos", size=8, skip_damaged=True, lazy=True)
     assert torch.equal(lazy.train.images[:], loaded.train.images)
     assert set(lazy.train.fingerprints()) <= set(loaded.train.fingerprints())
+
+
+def test_a_class_without_training_images_is_said(npz, command, tmp_path):
+    """As where the labels of the test images are counted from 1."""
+    np.savez(npz, x_train=PIXELS, y_train=LABELS, x_test=PIXELS[:8], y_test=LABELS[:8] + 1)
+    sentence = "no training image has a class of 2 of the 8 test images (3)"
+    values = [part for key, value in VALUES.items() for part in ("--set", f"{key}={value}")]
+    done = command("train", RECIPE, "--out", "run", "--set", f"data.name={npz}", *values)
+    assert done.status == 0, done.err
+    for text in (done.out, command("data", "check", npz).out):
+        assert sentence in " ".join(text.split())
+    assert data.load("digits").gap is None

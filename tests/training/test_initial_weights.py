@@ -168,6 +168,12 @@ def test_other_weights_are_another_run(base, tmp_path, tune, toy_data, interrupt
     tune(tmp_path / "run", resume=True, **values | {"model__weights": str(other)})
 
 
+def test_weights_for_other_channels_are_named(tmp_path, tune):
+    torch.save(atas.models.create("small-cnn", num_classes=10, channels=3).state_dict(), tmp_path / "colour.pt")
+    with pytest.raises(DataError, match=r"colour\.pt .*are for images of 3 channels, and those of the data have 1"):
+        tune(tmp_path / "out", model__weights=str(tmp_path / "colour.pt"))
+
+
 @pytest.mark.slow
 def test_a_network_of_ones_own_starts_from_a_file(tmp_path, train_toy, tiny_net):
     given = tiny_net(seed=5)

@@ -33,6 +33,15 @@ def check_output_path(path: Path, option: str, *endings: str) -> None:
         raise UsageError(f"{option} names a file that ends in {' or '.join(endings)}; got {path}")
 
 
+def check_json_path(path: Path, content: str) -> None:
+    """Raise UsageError if JSON cannot be written there: to a folder, or in place of a file of another kind."""
+    check_output_path(path, content)
+    if path.suffix.lower() != ".json" and path.exists():
+        with path.open("rb") as file:
+            if file.read(1) not in (b"", b"{"):
+                raise UsageError(f"{content} would replace {path}, which holds something else: give another name")
+
+
 def check_writable(path: Path) -> None:
     """Make the folder of a file and raise OSError if files cannot be created there, before the work begins."""
     path.parent.mkdir(parents=True, exist_ok=True)

@@ -119,6 +119,10 @@ def target_classes(targets: Tensor | int, y: Tensor) -> Tensor:
     [3, 3]
     """
     if not isinstance(targets, Tensor):
+        if isinstance(targets, list | tuple):
+            raise UsageError(
+                f"targets must be one class, or a tensor with one class per image; got {describe(targets)}"
+            )
         check_argument("targets", targets, int)
         return torch.full_like(y, targets, dtype=torch.int64)
     if targets.shape != y.shape or targets.dtype.is_floating_point or targets.dtype == torch.bool:

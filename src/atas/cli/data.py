@@ -99,6 +99,8 @@ def check(
     for half, split in splits.items():
         state = "official content" if data.is_official(name, hashes[half]) else "no official checksum"
         print_line(f"{half}: {len(split)} images, SHA-256 {hashes[half]} ({state})")
+    if (gap := dataset.gap) is not None:
+        print_line(gap)
     for path, why in dataset.skipped:
         print_line(f"left out: {path} ({why})")
 

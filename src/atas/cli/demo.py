@@ -191,7 +191,6 @@ def _sentences(runs: dict[str, RunSummary]) -> list[str]:
     result, collapse = runs["atas-plus"].evaluation, runs["fgsm"].collapse_epoch
     assert result is not None
     low, high = (f"{100 * end:.0f}" for end in result.interval["autoattack"])
-    times = runs["atas-plus"].seconds / max(runs["standard"].seconds, 1e-9)
     end = f"collapsed in epoch {collapse}: it keeps" if collapse is not None else "did not collapse this time: it keeps"
     return [
         f"1. Standard training is right on {_percent(standard['clean'])} of the clean digits and on "
@@ -199,7 +198,7 @@ def _sentences(runs: dict[str, RunSummary]) -> list[str]:
         f"2. Training with one step that is too large looks robust under one step, {_percent(single['fgsm'])}, but it "
         f"{end} {_percent(single['autoattack'])} under AutoAttack.",
         f"3. Adaptive steps (atas-plus) keep {_percent(plus['autoattack'])} under AutoAttack (95% interval {low} to "
-        f"{high}%, {result.n} images), at {times:.1f} times the training time of standard training.",
+        f"{high}%, {result.n} images), for one more forward and backward pass in each training step.",
         "4. Weak attacks overestimate robustness: judge a model by AutoAttack. A collapse is reported during the "
         "training.",
     ]

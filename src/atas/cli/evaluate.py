@@ -93,7 +93,12 @@ class EvaluateOptions:
                     f"{run} is a file, not a run folder; for a file of weights, pass --weights {shell_quote(run)} with "
                     f"--data and --eps"
                 )
-            for name in ("weights", "model", "data", "mean", "std", "size"):
+            if self.data is not None:
+                raise UsageError(
+                    f"--data cannot be combined with a run folder, which defines it; for other images of the same "
+                    f"classes, pass --root {shell_quote(self.data)}"
+                )
+            for name in ("weights", "model", "mean", "std", "size"):
                 if getattr(self, name) is not None:
                     raise UsageError(
                         f"--{name} cannot be combined with a run folder, which defines it; leave one of them out"
@@ -167,8 +172,8 @@ def evaluate(
     """Evaluate a model under attack on a test set.
 
     Writes evaluation.json and evaluation.md to the run folder, or next to the weights. Never replaces an earlier result
-    on more images, with AutoAttack, or on the run's own data; the new result is written next to it. If interrupted, the
-    same command resumes. Under torchrun, processes share the images.
+    on more images, with AutoAttack, with corruptions, or on the run's own data; the new result is written next to it.
+    If interrupted, the same command resumes. Under torchrun, processes share the images.
 
     \b
     Example: atas evaluate runs/cifar10-preact-resnet18-atas --attacks pgd10,pgd50x5,autoattack

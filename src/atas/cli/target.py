@@ -66,7 +66,8 @@ class Target:
         """Return the path to write now; other evaluations may change it."""
         if not self.keeps_better:
             return self.out
-        return _keep_better(_path_of_mask(self.out, self.threat), len(self.test.labels), self.attacks)
+        path = _path_of_mask(self.out, self.threat)
+        return _keep_better(path, len(self.test.labels), self.attacks, bool(self.corruptions))
 
     def damage(self, path: Path) -> str | None:
         """Return what is wrong with the earlier result at the path, if it cannot be read and so is not kept."""
@@ -121,13 +122,14 @@ def from_model(options: EvaluateOptions) -> Target:
     assert options.data is not None
     attack_threat = threat.create(options.norm or "linf", _eps(options, None))
     step_size = _step_size(options)
+    is_folder = data.find_source(options.data, options.root).kind in data.FOLDERS
+    weights = None if options.weights is None else _locate(options.weights, options.quiet)
+    size = _trained_size(weights) if options.size is None and is_folder and weights is not None else options.size
     with _data_progress(options.quiet) as progress:
-        is_folder = data.find_source(options.data, options.root).kind in data.FOLDERS
         lazy: Literal["train"] | None = "train" if is_folder else None
         dataset = data.load(
-            options.data, options.root, size=options.size, lazy=lazy, test_only=True, progress=progress, trusted=True
+            options.data, options.root, size=size, lazy=lazy, test_only=True, progress=progress, trusted=True
         )
-    weights = None if options.weights is None else _locate(options.weights, options.quiet)
     if weights is not None:
         _check_classes(weights, dataset)
     test = dataset.test.part(slice(options.examples))
@@ -137,8 +139,8 @@ def from_model(options: EvaluateOptions) -> Target:
         model = load_weights(weights, trust=options.trust)
     else:
         mean, std = (_numbers(getattr(options, key), f"--{key}") for key in ("mean", "std"))
-        channels, *size = dataset.shape
-        model = eval_mode(models.create(name, dataset.num_classes, channels, mean, std, size=size, trusted=True))
+        channels, *sides = dataset.shape
+        model = eval_mode(models.create(name, dataset.num_classes, channels, mean, std, size=sides, trusted=True))
         if weights is not None:
             load_weights(weights, model)
     attacks = options.attacks_or_default(_DEFAULT_ATTACKS)
@@ -201,9 +203,9 @@ def _question_path(path: Path, options: EvaluateOptions) -> Path:
 
 
 def _locate(weights: Path, quiet: bool) -> Path:
-    """Return the path of a file of weights, which may be given by the name of a published model."""
+    """Return the path of a file of weights, which may be given by its folder or by the name of a published model."""
     if not published.is_name(str(weights)):
-        return weights
+        return weights / published.FILE if published.is_repository(weights) else weights
     with _data_progress(quiet) as progress:
         return published.locate(str(weights), progress=progress)
 
@@ -220,6 +222,13 @@ def _check_classes(weights: Path, dataset: data.Dataset) -> None:
     """Raise an error if the data has other classes than the weights."""
     metadata, _ = read_weights(weights)
     check_classes(metadata.get("classes") or (), dataset.test.classes)
+
+
+def _trained_size(weights: Path) -> int | None:
+    """Return the side of the square images that weights were trained on; None if their file does not say it."""
+    metadata, _ = read_weights(weights)
+    _, height, width = metadata.get("shape", (0, 0, None))
+    return height if height == width else None
 
 
 def _data_progress(quiet: bool) -> DataProgress:
@@ -293,7 +302,7 @@ def _is_other_data(run: Run, root: str, test: data.Split) -> bool:
 def _fingerprint(name: str, root: str | None, size: int | None) -> str:
     """Return the fingerprint of a folder's test images without decoding them."""
     if data.find_source(name, root).kind in data.FOLDERS:
-        return data.load(name, root, size=size, lazy=True, trusted=False).test.fingerprint()
+        return data.load(name, root, size=size, lazy=True, test_only=True, trusted=False).test.fingerprint()
     return data.load(name, root, test_only=True, trusted=False).test.fingerprint()
 
 
@@ -305,16 +314,20 @@ def _path_of_mask(path: Path, attack_threat: Threat) -> Path:
     return path.with_name(f"{path.stem}-{mask['hash'][:8]}.json")
 
 
-def _keep_better(path: Path, n: int, attacks: tuple[str, ...]) -> Path:
-    """Return `path`, or one next to it if `path` holds a result on more images or with AutoAttack."""
+def _keep_better(path: Path, n: int, attacks: tuple[str, ...], corruptions: bool) -> Path:
+    """Return `path`, or one next to it if `path` holds a result on more images, with AutoAttack or with corruptions."""
     earlier = _earlier_result(path)
     if earlier is None:
         return path
     if n < earlier.n:
-        return path.with_name(f"{path.stem}-{n}.json")
-    if _AUTOATTACK in earlier.accuracy and _AUTOATTACK not in attacks:
-        return path.with_name(f"{path.stem}-{'-'.join(attacks)}.json")
-    return path
+        suffix = str(n)
+    elif _AUTOATTACK in earlier.accuracy and _AUTOATTACK not in attacks:
+        suffix = "-".join(attacks)
+    elif earlier.corruptions and not corruptions:
+        suffix = "-".join(attacks) or "clean"
+    else:
+        return path
+    return _keep_better(path.with_name(f"{path.stem}-{suffix}.json"), n, attacks, corruptions)
 
 
 def _earlier_result(path: Path) -> Evaluation | None:

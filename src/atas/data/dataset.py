@@ -18,7 +18,7 @@ from torch import Tensor
 from atas._utils.console import ProgressCallback
 from atas.core.autograd import contiguous
 from atas.data.lazy_images import CentreCrop, LazyImages, centre_crop
-from atas.errors import DataError
+from atas.errors import DataError, first_few
 
 _HASHED_AT_ONCE = 256  # lazy images
 
@@ -178,6 +178,19 @@ class Dataset:
         """Channels, height and width of one image."""
         channels, height, width = self.train.images.shape[1:]
         return channels, height, width
+
+    @property
+    def gap(self) -> str | None:
+        """Which classes have test images and no training images, in a sentence; None if there are none."""
+        known = torch.isin(self.test.labels, self.train.labels.unique())
+        if known.all():
+            return None
+        names = first_few([self.test.classes[number] for number in self.test.labels[~known].unique().tolist()])
+        count = int((~known).sum())
+        return (
+            f"no training image has a class of {count:,} of the {len(self.test):,} test images ({names}): they cannot "
+            f"be learnt; check the labels"
+        )
 
 
 def _shape_text(shape: Sequence[int]) -> str:

@@ -18,7 +18,7 @@ from rich.text import Text
 from torch import Tensor, nn
 
 from atas import attacks as library
-from atas._utils.files import write_text
+from atas._utils.files import check_json_path, write_text
 from atas._utils.formatting import printable
 from atas.attacks import Attack, AttackEnsemble, Clean, StagedAttack
 from atas.attacks.base import choose_threat
@@ -168,6 +168,7 @@ class AccuracyCurve:
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the curve as JSON, atomically; then remove the progress files."""
+        check_json_path(Path(path), "the curve")
         write_text(Path(path), json.dumps(self.to_json(), indent=1) + "\n")
         for file in self.progress_files:
             file.unlink(missing_ok=True)

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from atas._utils import documents
 from atas._utils.documents import MalformedError, conform
-from atas._utils.files import write_text
+from atas._utils.files import check_json_path, write_text
 from atas.attacks.registry import is_autoattack
 from atas.errors import AtasError, DataError
 from atas.evaluation.adversarial import save_adversarial
@@ -223,6 +223,7 @@ class Evaluation:
 
         The `details` are written first, to a file beside it with the ending `.safetensors`.
         """
+        check_json_path(Path(path), "the result")
         text = json.dumps(self.to_json(), indent=1) + "\n"
         if self.details is not None:
             write_details(Path(path), self.details, self.weights, self.data, self._fingerprint())

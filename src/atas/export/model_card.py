@@ -14,6 +14,9 @@ from atas.training.metrics import missing_epochs
 
 _PAPER = "[Fast Adversarial Training with Adaptive Step Size](https://arxiv.org/abs/2206.02417)"
 
+_LIBRARY = 'library_name: "atas"'
+_FRONT_MATTER = 2000  # bytes at the beginning of a card in which its library is named
+
 
 def render_card(source: ExportSource, output: FormatOutput) -> str:
     """Return the card as Markdown with front matter for model hubs."""
@@ -29,6 +32,12 @@ def render_card(source: ExportSource, output: FormatOutput) -> str:
     }
     body = "\n".join(f"## {title}\n\n{text.strip()}\n" for title, text in sections.items())
     return f"{_front_matter(source)}\n# {markdown_text(name)}\n\n{body}"
+
+
+def is_card(page: Path) -> bool:
+    """Return whether a file begins as a model card of `render_card`, possibly edited since."""
+    with page.open("rb") as file:
+        return _LIBRARY.encode() in file.read(_FRONT_MATTER)
 
 
 def _front_matter(source: ExportSource) -> str:

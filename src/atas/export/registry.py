@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import Any
 
 from atas._utils.files import write_text
-from atas.errors import unknown
+from atas.errors import UsageError, unknown
 from atas.export import hub, onnx, robustbench, safetensors, torch_export
 from atas.export.base import ExportSource, FormatOutput
-from atas.export.model_card import render_card
+from atas.export.model_card import is_card, render_card
 from atas.training import Run
 from atas.training.run import RunFolder
 
@@ -63,11 +63,12 @@ def write(
         raise unknown("format", to, FORMATS)
     source = ExportSource.load(run if isinstance(run, Run) else Path(run), trust=trust)
     folder = Path(out) if out is not None else RunFolder(source.run.folder).exports / to
+    page = folder / "README.md"
+    _check_replaceable(folder, page)
     folder.mkdir(parents=True, exist_ok=True)
     output = _WRITERS[to](source, folder)
     if source.is_random:
         output = replace(output, notes=(*output.notes, _RANDOM))
-    page = folder / "README.md"
     write_text(page, render_card(source, output))
     comparison = output.comparison
     return Exported(
@@ -77,3 +78,15 @@ def write(
         None if comparison is None else comparison.difference,
         output.notes,
     )
+
+
+def _check_replaceable(folder: Path, page: Path) -> None:
+    """Raise UsageError if an export would replace files that are not those of an earlier export."""
+    if folder.is_file():
+        raise UsageError(f"{folder} is a file; choose a folder for the export")
+    if RunFolder(folder).recipe.exists():
+        raise UsageError(
+            f"{folder} is the folder of a run, whose weights an export would replace: choose another folder"
+        )
+    if page.exists() and not is_card(page):
+        raise UsageError(f"{folder} holds a README.md that is no model card: choose another folder for the export")

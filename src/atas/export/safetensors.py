@@ -9,7 +9,7 @@ from torch import nn
 
 from atas._utils.formatting import markdown_code
 from atas._utils.imports import GIVEN, is_code, is_timm
-from atas.errors import DataError, UsageError
+from atas.errors import UsageError
 from atas.export.base import ExportSource, FormatOutput, compare_outputs
 from atas.models import published
 from atas.models.weights import load_weights, read_weights, save_weights
@@ -59,22 +59,22 @@ def write(source: ExportSource, folder: Path) -> FormatOutput:
 def load(path: str | os.PathLike[str], model: nn.Module | None = None, *, trust: bool = False) -> nn.Module:
     """Load a trained model on the CPU, in eval mode; it takes pixels in [0, 1] and normalises them itself.
 
-    `path` is a file written by `atas export --to safetensors` or by training, the folder of a run, the name of a
-    published model, or a Hugging Face repository as `hf:owner/name`. If the network is your own code, build it and pass
-    it as `model`. Code that a file or a folder names is imported and run only with `trust`.
+    `path` is a file written by `atas export --to safetensors` or by training, the folder of a run, a folder that
+    `atas export --to hub` has prepared, the name of a published model, or a Hugging Face repository as `hf:owner/name`.
+    If the network is your own code, build it and pass it as `model`. Code that a file or a folder names is imported and
+    run only with `trust`.
 
     >>> model = load("runs/mine/export/safetensors/model.safetensors")  # doctest: +SKIP
     """
     if not isinstance(path, (str, os.PathLike)):
         raise UsageError(f"path must be a string or a Path; got {type(path).__name__}")
     path = published.locate(path) if isinstance(path, str) and published.is_name(path) else Path(path)
-    if path.is_dir():
+    if path.is_dir() and not published.is_repository(path):
         return Run.load(path, model=model, trust=trust).model
+    if path.is_dir():
+        path = path / published.FILE
     if not path.exists():
-        raise DataError(
-            f"there is no file, run or published model {path}; pass a .safetensors file, the folder of a run, a name "
-            f"of `atas ls weights`, or hf:owner/name"
-        )
+        raise published.not_found(path)
     if model is None:
         _refuse_custom_network(path, trust)
     return load_weights(path, model, trust=trust)

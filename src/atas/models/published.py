@@ -20,7 +20,7 @@ from atas._utils.download import DownloadError, download
 from atas._utils.files import write_atomically
 from atas._utils.formatting import first_line
 from atas._utils.system import cache_dir
-from atas.errors import DataError, UsageError, unknown
+from atas.errors import DataError, UsageError, nearest, unknown
 
 FILE = "model.safetensors"
 """The file of weights in the folder or repository of a model."""
@@ -51,6 +51,25 @@ def names() -> list[str]:
 def is_name(text: str | os.PathLike[str]) -> bool:
     """Return whether a text names a model rather than a file or a folder."""
     return isinstance(text, str) and not Path(text).exists() and (text.startswith(_HUGGING_FACE) or text in published())
+
+
+def not_found(name: str | os.PathLike[str]) -> DataError:
+    """Return the error for a name or path that is neither a file, nor a folder, nor a published model."""
+    guess = nearest(os.fspath(name), published())
+    meant = "" if guess is None else f" (did you mean '{guess}'?)"
+    if published():
+        offer = "a name of `atas ls weights`, or hf:owner/name"
+    else:
+        offer = "or hf:owner/name, or train one with `atas train`: no model is published yet"
+    return DataError(
+        f"there is no file, run or published model {name}{meant}; pass a .safetensors file, the folder of a run, "
+        f"{offer}"
+    )
+
+
+def is_repository(folder: Path) -> bool:
+    """Return whether a folder holds weights as `atas export --to hub` writes them, rather than a run."""
+    return (folder / FILE).is_file() and not (folder / "recipe.toml").exists()
 
 
 def locate(name: str, *, progress: ProgressCallback | None = None) -> Path:

@@ -25,6 +25,7 @@ from atas.core.autograd import eval_mode
 from atas.core.fingerprint import state_hash
 from atas.core.model_state import state_tensors
 from atas.errors import AtasError, CheckpointError, DataError, UsageError
+from atas.models import published
 
 LAST_CHECKPOINT = Path("checkpoints", "last.safetensors")  # in a run's folder
 _KEY = "atas-model-1"
@@ -210,6 +211,8 @@ def _unpickled(path: Path) -> dict[str, Tensor]:
 
 
 def _unreadable(path: Path, error: Exception) -> DataError:
+    if not path.exists() and not path.suffix:  # as the name of a model
+        return published.not_found(path)
     if not path.exists():
         return DataError(f"there is no weights file {path}; check the path")
     if path.is_dir():

@@ -47,6 +47,8 @@ def find(source: str | Path) -> RecipeFile:
     """
     path = Path(source)
     if path.is_file():
+        if path.suffix == ".npz":
+            raise UsageError(f"{path} is data, not a recipe; to train on it: atas train --auto {shell_quote(path)}")
         try:
             return RecipeFile(path.stem, str(path.resolve()), read_bytes(path))
         except MalformedError as error:

@@ -57,6 +57,11 @@ class RunSummary:
         return max((result for result in self.results if result.has_autoattack), key=lambda one: one.n, default=None)
 
     @property
+    def corruption_result(self) -> Evaluation | None:
+        """The result with common corruptions, on the most images; None if there is none."""
+        return max((result for result in self.results if result.corruptions), key=lambda one: one.n, default=None)
+
+    @property
     def verdict(self) -> Verdict:
         """The worst case, and how to read it."""
         return judge(self.results)

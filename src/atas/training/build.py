@@ -291,6 +291,7 @@ def build_model(recipe: Recipe, data: Dataset, *, pretrained: bool = False) -> n
     if data.num_classes == 1:
         raise DataError(f"the data has a single class, {data.train.classes[0]}; a classifier needs two or more")
     mean, std = per_channel(recipe.model.mean), per_channel(recipe.model.std)
+    _check_channels(recipe, data.shape[0])
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(recipe.training.seed)
         return models.create(
@@ -304,3 +305,13 @@ def build_model(recipe: Recipe, data: Dataset, *, pretrained: bool = False) -> n
             pretrained=pretrained and bool(recipe.model.pretrained),
             trusted=recipe.trusted,
         )
+
+
+def _check_channels(recipe: Recipe, channels: int) -> None:
+    """Raise DataError if the weights that a training starts from or their normalisation are for other images."""
+    for constants in (recipe.model.mean, recipe.model.std):
+        if recipe.model.weights is not None and constants is not None and len(constants) not in (1, channels):
+            raise DataError(
+                f"the weights of {recipe.model.weights} (or model.mean and model.std) are for images of "
+                f"{len(constants)} channels, and those of the data have {channels}; choose other weights"
+            )

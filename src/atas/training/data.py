@@ -99,7 +99,8 @@ def load_eval_data(
     *,
     skipped: Collection[str] | None = None,
 ) -> Dataset:
-    """Load the data of a recipe as the evaluation sees it. Training images of a folder are decoded only when read."""
+    """Load the data of a recipe as the evaluation sees it. Training images of a folder are decoded only when read;
+    `root` may hold test images alone."""
     return eval_view(load_data(recipe, root, progress, to_train=False, skipped=skipped), recipe.data)
 
 
@@ -121,6 +122,7 @@ def load_data(
             f"atas.evaluate"
         )
     config, folder = recipe.data, root or recipe.data.root
+    test_only = not to_train and root is not None and config.held_out is None
     kind = datasets.find_source(config.name, folder).kind
     if kind == "packed":
         return _load_packed(config, folder)
@@ -136,6 +138,7 @@ def load_data(
         size=config.size,
         lazy=lazy,
         skip_damaged=skip_damaged,
+        test_only=test_only,
         held_out=config.held_out,
         seed=recipe.training.seed,
         progress=progress,

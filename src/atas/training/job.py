@@ -125,6 +125,8 @@ def train(
                 progress.start_run(_headline(trainer))
                 for note in notes:
                     progress.log(note)
+                if (gap := data.gap) is not None:
+                    progress.log(gap)
                 if data.skipped:
                     progress.log(f"left out {_count(len(data.skipped))}; {run_folder.skipped} lists them")
                 if resumes:

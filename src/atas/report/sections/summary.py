@@ -32,12 +32,13 @@ Paper = Callable[[str, str, float, str], PaperRow | None]
 def summary_section(view: RunView, paper: Paper | None) -> Section:
     """Return the first screen."""
     expected, evaluation = find_expected(view.recipe, on_subset=ROWS_KEY in view.environment), view.evaluation
+    corrupted = view.summary.corruption_result
     context = {
         "answers": run_answers(view, expected),
         "accuracy": None
         if evaluation is None
         else _accuracy_table(evaluation, expected, paper_row(view.recipe, paper)),
-        "corruptions": _corruption_table(evaluation) if evaluation is not None and evaluation.corruptions else None,
+        "corruptions": None if corrupted is None else _corruption_table(corrupted),
         "expected": expected,
         "facts": _facts(view),
     }
@@ -91,7 +92,7 @@ def _corruption_table(evaluation: Evaluation) -> DataTable:
         for name, counts in evaluation.corruptions.items()
     ]
     caption = (
-        f"Accuracy on the same {evaluation.n:,} test images under common corruptions, in percent; the interval is of "
+        f"Accuracy on {evaluation.n:,} test images under common corruptions, in percent; the interval is of "
         "the last severity"
     )
     head = ["corruption", *(f"severity {number}" for number in severities), "95% interval"]
