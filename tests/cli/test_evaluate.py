@@ -162,6 +162,7 @@ def test_no_examples_at_all(command, finished):
 def test_not_the_folder_of_a_run(command, tmp_path):
     for folder, why in ((tmp_path, "it holds no recipe.toml"), (tmp_path / "none", "there is no such folder")):
         command("evaluate", folder).sentence(f"{folder} is not the folder of a run: {why}", status=1)
+    command("evaluate", "hf:owner/name").sentence("is evaluated with --weights hf:owner/name --data NAME", status=1)
 
 
 def test_an_unfinished_run(command, unfinished, contents):
@@ -365,6 +366,10 @@ def test_weights_that_do_not_fit(command, tmp_path):
     options = ["--weights", tmp_path / "net.safetensors", "--data", "digits", "--eps", "0.1"]
     command("evaluate", *options, "--model", "small-cnn").sentence("do not fit this model", status=1)
     command("evaluate", *options).sentence("net.safetensors", status=2)
+    model = models.create("small-cnn", num_classes=3, channels=1)
+    save_file(model.state_dict(), tmp_path / "three.safetensors")
+    three = ["--weights", tmp_path / "three.safetensors", *options[2:], "--model", "small-cnn"]
+    command("evaluate", *three).sentence("has the shape (3, ", "there and (10, ", "in the model", status=1)
     missing = ["--weights", tmp_path / "none.safetensors", *options[2:]]
     command("evaluate", *missing, "--model", "small-cnn").sentence(
         "there is no weights file", "none.safetensors", status=1

@@ -180,7 +180,7 @@ def _missing(names: list[str], split: str, images: str | None, labels: str | Non
         return f"{where} has {images or labels} but no {_KINDS[split]} {lacks}; {remedy} {held}."
     is_unsplit = _find(names, _IMAGES, ("",)) is not None
     if isinstance(where, Path) and (is_unsplit or split == "test"):
-        remedy += ", or set data.held_out to the number of images to test on"
+        remedy += ", or train with data.held_out, the number of images to hold out as test images"
     if is_unsplit:
         return (
             f"{where} has one set of images, which is not split; to train, {remedy} {held}; `atas evaluate --data` "

@@ -248,7 +248,7 @@ def list_splits(root: Path, *, root_given: bool = True, test_only: bool = False)
 def _split_folders(root: Path, root_given: bool) -> tuple[Path, Path]:
     hint = "" if root_given else " (the default, as no root was given)"
     remedy = "pass the folder that holds train/<class>/ and test/<class>/ (or val/<class>/) as root"
-    hold_out = f"{remedy}, or set data.held_out to the number of images to test on"
+    hold_out = f"{remedy}, or train with data.held_out, the number of images to hold out as test images"
     train = root / "train"
     if (root / MANIFEST).is_file():
         raise DataError(f"{root.absolute()} holds a packed set, not image files; load it with the name packed.")

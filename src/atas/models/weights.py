@@ -141,9 +141,16 @@ def _load_state_dict(path: Path, model: nn.Module, tensors: dict[str, Tensor], *
     try:
         model.load_state_dict(tensors, assign=assign)
     except RuntimeError as error:
-        raise DataError(
-            f"the weights of {path} do not fit this model: {str(error).splitlines()[-1].strip()}"
-        ) from error
+        why = _first_mismatch(model, tensors) or str(error).splitlines()[-1].strip()
+        raise DataError(f"the weights of {path} do not fit this model: {why}") from error
+
+
+def _first_mismatch(model: nn.Module, tensors: dict[str, Tensor]) -> str | None:
+    """Return how the first tensor of another shape differs; None if the shapes of tensors of one name are equal."""
+    for name, tensor in model.state_dict().items():
+        if name in tensors and tensors[name].shape != tensor.shape:
+            return f"{name} has the shape {tuple(tensors[name].shape)} there and {tuple(tensor.shape)} in the model"
+    return None
 
 
 def per_channel(values: Any) -> Any:

@@ -20,6 +20,7 @@ from atas._utils.environment import Environment
 from atas._utils.files import write_text
 from atas._utils.formatting import shell_quote
 from atas.errors import DataError
+from atas.models import published
 from atas.models.weights import LAST_CHECKPOINT, load_weights
 from atas.recipes import Recipe
 from atas.training.metrics import completed_epochs, read_metrics
@@ -219,7 +220,10 @@ def load_recipe(run_folder: RunFolder, *, trust: bool = False) -> Recipe:
         why = "it holds no recipe.toml" if run_folder.path.exists() else "there is no such folder"
         if run_folder.path.is_file():
             why = "it is a file"
-        raise DataError(f"{run_folder.path} is not the folder of a run: {why}; pass a folder that `atas train` wrote")
+        remedy = "pass a folder that `atas train` wrote"
+        if published.is_name(str(run_folder.path)):
+            remedy = f"a published model is evaluated with --weights {run_folder.path} --data NAME"
+        raise DataError(f"{run_folder.path} is not the folder of a run: {why}; {remedy}")
     _check_recipe(run_folder.recipe)
     return recipes.load(run_folder.recipe, trusted=trust)
 
