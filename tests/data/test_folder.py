@@ -224,7 +224,7 @@ def test_missing_halves(root, tmp_path, monkeypatch):
     (root / "test").rename(root / "exam")
     with pytest.raises(DataError, match="neither a folder test nor val"):
         data.load("imagefolder", root)
-    with pytest.raises(DataError, match=f"no folder train in {root / 'exam'};.*as root, or set data.held_out"):
+    with pytest.raises(DataError, match=f"no folder train in {root / 'exam'};.*as root, or train with data.held_out"):
         data.load("imagefolder", root / "exam")
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("ATAS_DATA", raising=False)
