@@ -161,7 +161,7 @@ def test_rounding_is_no_reason_to_stop(train, make_images, name):
     inputs = train(name, x=x).inputs
     if name == "standard":
         assert torch.equal(inputs, x)
-    elif name != "elle":  # its authors do not clamp
+    elif name not in ("elle", "fgsm-pco"):  # their authors do not clamp
         assert inputs.min() >= 0
         assert inputs.max() <= 1
 

@@ -216,8 +216,10 @@ def test_weights_are_not_replaced(stored, tmp_path):
         stored.save(tmp_path / "net.json")
     assert torch.equal(load_file(path)["weight"], torch.ones(2))
     assert not (tmp_path / "net.json").exists()
-    with pytest.raises(UsageError, match="a result is a JSON file"):
+    with pytest.raises(UsageError, match=r"would replace .*net\.safetensors, which holds something else"):
         stored.save(path)
+    with pytest.raises(UsageError, match="a result is a JSON file"):
+        stored.save(tmp_path / "new.safetensors")
     dataclasses.replace(stored, details=None).save(tmp_path / "net.json")
     assert atas.Evaluation.load(tmp_path / "net.json").details is None
 

@@ -161,8 +161,8 @@ LATER = {
     ),
     "slat": (
         CYCLIC | {"peak": 0.2, "peak_at": 0.4},
-        {"schedule.peak_momentum": 0.8, "method.settings": {"layers": ("conv1", "layer1")}},
-        {"step_size": 7.2 / 255, "layer_step_size": 14.4 / 255},
+        {"schedule.peak_momentum": 0.8},
+        {"layers": None, "step_size": 7.2 / 255, "layer_step_size": 14.4 / 255},
     ),
     "fgsm-pco": (
         PIECEWISE | {"milestones": (100 / 110, 105 / 110)},

@@ -363,8 +363,8 @@ def test_batches_are_counted_for_kernels(method, values, make):
 class CountsNothing(EMA):
     """Averages that leave whole numbers to `copy_integers`, as the kernel does."""
 
-    def update(self):
-        self._average(self._averaged, self.current_decay())
+    def update(self, decay=None):
+        self._average(self._averaged, self.current_decay(decay))
         self.updates += 1
 
 
