@@ -86,7 +86,7 @@ def test_sentences_say_what_was_measured():
     text = " ".join(demo._sentences(runs))
     assert "right on 99% of the clean digits and on 0% under attack" in text
     assert "looks robust under one step, 74%, but it collapsed in epoch 25: it keeps 1% under AutoAttack" in text
-    assert "keep 66% under AutoAttack (95% interval 50 to 75%, 100 images), for one more forward" in text
+    assert "3. atas-plus keeps 66% under AutoAttack (95% interval 50 to 75%, 100 images), for one more forward" in text
     assert "training time" not in text  # trainings that run side by side, or beside other work, take any time
     runs["fgsm"] = run(None, clean=0.9, fgsm=0.7, pgd50=0.5, autoattack=0.4)
     assert "did not collapse this time: it keeps 40%" in demo._sentences(runs)[1]

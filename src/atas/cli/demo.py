@@ -197,7 +197,7 @@ def _sentences(runs: dict[str, RunSummary]) -> list[str]:
         f"{_percent(standard['autoattack'])} under attack.",
         f"2. Training with one step that is too large looks robust under one step, {_percent(single['fgsm'])}, but it "
         f"{end} {_percent(single['autoattack'])} under AutoAttack.",
-        f"3. Adaptive steps (atas-plus) keep {_percent(plus['autoattack'])} under AutoAttack (95% interval {low} to "
+        f"3. atas-plus keeps {_percent(plus['autoattack'])} under AutoAttack (95% interval {low} to "
         f"{high}%, {result.n} images), for one more forward and backward pass in each training step.",
         "4. Weak attacks overestimate robustness: judge a model by AutoAttack. A collapse is reported during the "
         "training.",
