@@ -3,8 +3,8 @@
     python examples/minimal.py                 # real 8 x 8 digits, about half a minute on a CPU
     python examples/minimal.py --epochs 5      # shorter
 
-Everything that is ATAS is in three lines: create the method, tell it when an epoch starts, and perturb each batch.
-The rest is the training loop that you have already.
+ATAS needs three calls: create the method, tell it when an epoch starts, and perturb each batch. `atas.indexed` and
+`atas.random_view` prepare the data for it. The rest is the training loop that you have already.
 """
 
 from __future__ import annotations
