@@ -1,21 +1,27 @@
-"""ATAS: persistent perturbations and step sizes inverse to the gradient norm. This file is the whole method.
+"""ATAS: persistent perturbations and step sizes inverse to the gradient norm.
 
 For every training example two things are kept between epochs: its perturbation, and a moving average v of its squared
-gradient norm. A training step on image x with label y is
+gradient norm, which starts at 0. A training step on image x with label y is
 
     x0 = P[x + stored perturbation]                          start where the last epoch ended
     g  = gradient of l(x0, y) with respect to x0             model in eval mode, input gradient only
-    v <- beta v + (1 - beta) |g|^2
-    a  = gamma / (c + sqrt v)                                small where the loss is steep
+    in the first `warmup_epochs`:  a = eps                   and v stays as it is
+    afterwards:  v <- beta v + (1 - beta) |g|^2
+                 a  = max_step / (1 + sqrt(v) / c)           small where the loss is steep
+                 a <- a clipped to [clip[0], clip[1]]
     x1 = P[x0 + a sgn g]                                     stored for the next epoch
     one SGD step on l(x1, y)                                 model in train mode
 
-By the paper's analysis, examples with a large gradient norm make single-step training collapse; they get small steps.
-Each epoch continues from the last one, so small steps still reach the whole ball. The cost is two forward and two
-backward passes, one of them without weight gradients: 5/3 of standard training.
+max_step is the step at zero gradient; the paper writes a = gamma / (c + sqrt v), with gamma = c max_step. This file has
+the step. The start, the resets, and the weight update are in `methods/base.py` (`PersistentPerturbation`,
+`InputPerturbation`); how perturbations are stored is in `core/perturbations.py`.
 
-`ATAS` is what the authors released: a constant step eps in the first epochs and steps clipped to [4, 14]/255, which the
-paper does not mention. `ATASLiteral` is Algorithm 1 as printed, with the settings of the text.
+The paper's explanation: examples with a large gradient norm make single-step training collapse, so they get small
+steps. Each epoch continues from the last one, so small steps still reach the whole ball. By counting passes, the cost
+is 5/3 of standard training: two forward and two backward passes, one of them without weight gradients.
+
+`ATAS` is what the authors released: with warm-up, and steps clipped to [4, 14]/255, which the paper does not mention.
+`ATASLiteral` is Algorithm 1 as printed, with the settings of the text: neither warm-up nor clip.
 """
 
 from __future__ import annotations
@@ -93,8 +99,9 @@ class AdaptiveStepSizes:
 def gradient_scale(threat: Threat, shape: Sequence[int], c: float | Literal["auto"]) -> float:
     """Return `c`; "auto" is the released 1.28 scaled from 8/255 and 3 x 32 x 32 pixels to this ball.
 
-    A model that withstands the ball has a loss that rises across it by about the same amount on any data. That rise is
-    the gradient norm times the radius of the ball, so gradient norms, and c with them, are inverse to the radius.
+    A rough rule: a model that withstands the ball has a loss that rises across it by a similar amount on any data. This
+    rise is the gradient norm times the radius of the ball. So gradient norms, and c with them, are inverse to the
+    radius.
     """
     if c != "auto":
         return c
@@ -124,13 +131,13 @@ def _clip_sizes(threat: Threat, clip: tuple[Bound, Bound] | Literal["auto"] | No
 class ATAS(AdaptiveStepSizes, PersistentPerturbation):
     """Fast adversarial training with adaptive step size (Huang et al., 2022), as the authors released it.
 
-    `max_step` is the paper's gamma/c and `c` its c on the summed loss (the paper's 0.01 is 1.28 here, because it was
-    set on the mean over batches of 128); "auto" scales 1.28 to other budgets and sizes of images. `clip` bounds the
-    step size. The first `warmup_epochs` take a constant step eps. `max_step` and `clip` default to 2 eps and (0.5,
-    1.75) eps: at 8/255 the released 16/255 and (4/255, 14/255). Perturbations default to int8 for Linf and to float16
-    for L2. For large images that are resampled, `grid=32` keeps them on a grid of 32 x 32. `store="host"` keeps them in
-    host memory. `attack_mode="train"` attacks in train mode instead of eval mode. `write_back=False` never stores a
-    perturbation, as the released code for ImageNet.
+    `max_step` is the step at zero gradient, the paper's gamma/c, and `c` its c on the summed loss (the paper's 0.01 is
+    1.28 here, because it was set on the mean over batches of 128); "auto" scales 1.28 to other budgets and sizes of
+    images. `clip` bounds the step size. The first `warmup_epochs` take a constant step eps. `max_step` and `clip`
+    default to 2 eps and (0.5, 1.75) eps: at 8/255 the released 16/255 and (4/255, 14/255). Perturbations default to
+    int8 for Linf and to float16 for L2. For large images that are resampled, `grid=32` keeps them on a grid of 32 x 32.
+    `store="host"` keeps them in host memory. `attack_mode="train"` attacks in train mode instead of eval mode.
+    `write_back=False` never stores a perturbation, as the released code for ImageNet.
 
     >>> from atas import ATAS, Linf
     >>> method = ATAS(Linf(8/255), examples=100, shape=(3, 32, 32))

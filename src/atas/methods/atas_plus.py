@@ -1,4 +1,6 @@
-"""ATAS+: ATAS with targets that remember what the model predicted. This file and `atas.py` are the whole method.
+"""ATAS+: ATAS with targets that remember what the model predicted.
+
+This file joins the step of `atas.py` with `RememberedPredictions` of `targets.py`; `atas.py` says where the rest is.
 
 ATAS keeps a perturbation for every example between epochs; ATAS+ keeps the predictions at the perturbed points too. A
 training step on image x with label y is
