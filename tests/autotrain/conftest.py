@@ -11,7 +11,7 @@ from torch import nn
 import atas
 from atas.training import TrainingProgress
 
-SECONDS = 4
+SECONDS = 1.5
 
 
 class Tiny(nn.Module):
@@ -65,7 +65,7 @@ def log():
 
 @pytest.fixture
 def robustify(tmp_path, log, monkeypatch):
-    """Call `atas.robustify` for four seconds, into a folder of the test, and keep what it prints."""
+    """Call `atas.robustify` for a moment, into a folder of the test, and keep what it prints."""
     monkeypatch.chdir(tmp_path)
     torch.set_num_threads(1)
 
