@@ -86,7 +86,7 @@ class AAER(InputPerturbation):
         """Take a step from a random start, and keep the start's logits."""
         start = self._noisy.random_start(batch.x, self.rng(batch.index))
         gradient, logits = input_gradient(model, start, batch.y, self.attack_loss)
-        self._start = start, logits
+        self._keep_start(start, logits)
         return self._reach.ascend(start, gradient, self.step_size * self.step_scale, batch.x)
 
     def loss(self, logits: Tensor, y: Tensor, index: Tensor) -> Tensor:

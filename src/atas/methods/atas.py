@@ -28,7 +28,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Literal, Unpack
+from typing import Literal, NamedTuple, Unpack
 
 import torch
 from torch import Tensor, nn
@@ -39,7 +39,7 @@ from atas.core.perturbations import Placement
 from atas.core.resized_crop import AnyView
 from atas.data.loader import Batch
 from atas.errors import UsageError
-from atas.methods.base import BatchNormMode, CommonArgs, PersistentPerturbation
+from atas.methods.base import AttackMode, CommonArgs, PersistentPerturbation
 from atas.methods.consistency import Consistency
 from atas.methods.step_warnings import warn_of_adaptive_steps
 from atas.methods.targets import LabelTargets
@@ -49,24 +49,32 @@ Bound = float | EpsMultiple  # of the step size, as a setting
 _RELEASED_C = 1.28  # at 8/255, for images of 3 x 32 x 32 pixels
 
 
-def adaptive_step(
-    gradient: Tensor, average: Tensor, *, c: float, max_step: float, beta: float
-) -> tuple[Tensor, Tensor]:
-    """Return each example's step size, and the new average of its squared gradient norm.
+def update_squared_norm(squared_norm: Tensor, gradient: Tensor, *, beta: float) -> Tensor:
+    """Return v <- beta v + (1 - beta) |g|^2, the average of each example's squared gradient norm, in float32 or wider."""
+    return beta * squared_norm + (1 - beta) * l2_norm(gradient).square().to(squared_norm.dtype)
 
-    v <- beta v + (1 - beta) |g|^2 and a = gamma / (c + sqrt v), written with max_step = gamma / c, the step at zero
-    gradient. Computed in float32 or wider. The gradient is that of the summed loss, so c = 1.28 is the paper's 0.01,
-    which was set on the mean over 128 examples.
+
+def adaptive_step_size(squared_norm: Tensor, *, c: float, max_step: float) -> Tensor:
+    """Return a = gamma / (c + sqrt v) for each example, written with max_step = gamma / c, the step at zero gradient.
+
+    The gradient is that of the summed loss, so c = 1.28 is the paper's 0.01, which was set on the mean over 128
+    examples.
     """
-    norm = l2_norm(gradient)
-    average = beta * average + (1 - beta) * norm.square().to(average.dtype)
-    return max_step / (1 + average.sqrt() / c), average
+    return max_step / (1 + squared_norm.sqrt() / c)
+
+
+class AdaptiveStep(NamedTuple):
+    """Result of an adaptive step: the perturbed inputs, and each example's new squared norm and step size."""
+
+    inputs: Tensor
+    squared_norm: Tensor
+    step_size: Tensor
 
 
 class GradientNorms(nn.Module):
-    """A moving average of every example's squared gradient norm, and its last step size."""
+    """The average of every example's squared gradient norm, and its last step size."""
 
-    average: Tensor
+    average: Tensor  # the name in saved states; the code says `squared_norm`
     step_size: Tensor
 
     def __init__(self, examples: int, *, device: torch.device | str | None = None) -> None:
@@ -74,9 +82,14 @@ class GradientNorms(nn.Module):
         self.register_buffer("average", torch.zeros(examples, device=device))
         self.register_buffer("step_size", torch.zeros(examples, device=device))
 
-    def store(self, index: Tensor, average: Tensor, step_size: Tensor) -> None:
-        """Store the new averages and step sizes of these examples."""
-        self.average[index] = average.to(self.average.dtype)
+    @property
+    def squared_norm(self) -> Tensor:
+        """The average of every example's squared gradient norm: v."""
+        return self.average
+
+    def store(self, index: Tensor, squared_norm: Tensor, step_size: Tensor) -> None:
+        """Store the new squared norms and step sizes of these examples."""
+        self.squared_norm[index] = squared_norm.to(self.squared_norm.dtype)
         self.step_size[index] = step_size.to(self.step_size.dtype)
 
 
@@ -93,7 +106,7 @@ class AdaptiveStepSizes:
     @property
     def gradient_norms(self) -> Tensor:
         """The square root of v for every example."""
-        return self.norms.average.sqrt()
+        return self.norms.squared_norm.sqrt()
 
 
 def gradient_scale(threat: Threat, shape: Sequence[int], c: float | Literal["auto"]) -> float:
@@ -161,7 +174,7 @@ class ATAS(AdaptiveStepSizes, PersistentPerturbation):
         grid: int | None = None,
         store: Placement = "device",
         write_back: bool = True,
-        attack_mode: BatchNormMode = "auto",
+        attack_mode: AttackMode = "auto",
         device: torch.device | str | None = None,
         seed: int = 0,
         targets: LabelTargets | None = None,
@@ -192,41 +205,36 @@ class ATAS(AdaptiveStepSizes, PersistentPerturbation):
         self.norms = GradientNorms(examples, device=device)
 
     def attack(self, model: nn.Module, batch: Batch) -> Tensor:
-        """Take one adaptive step from where the last epoch ended; store perturbation, average and step size."""
+        """Take one adaptive step from where the last epoch ended; store perturbation, squared norm and step size."""
         start = self.load_start(batch.x, batch.index, batch.view)
         gradient = self.start_gradient(model, start, batch.y)
         if self.write_back:
             return adaptive_step_and_store(self, batch.x, batch.index, batch.view, start, gradient)
-        return take_adaptive_step(self, batch.x, batch.index, start, gradient)
+        step = self.adaptive_update(batch.x, start, gradient, self.norms.squared_norm[batch.index])
+        self.norms.store(batch.index, step.squared_norm, step.step_size)
+        return step.inputs
 
-    def adaptive_update(
-        self, x: Tensor, start: Tensor, gradient: Tensor, average: Tensor
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        """Return the new point, average and step size of each example. A function of tensors alone."""
-        size, adapted = adaptive_step(gradient, average, c=self.c, max_step=self.max_step, beta=self.beta)
+    def adaptive_update(self, x: Tensor, start: Tensor, gradient: Tensor, squared_norm: Tensor) -> AdaptiveStep:
+        """Return the adaptive step from `start`. A function of tensors alone, which stores nothing."""
+        updated = update_squared_norm(squared_norm, gradient, beta=self.beta)
+        size = adaptive_step_size(updated, c=self.c, max_step=self.max_step)
         if self.clip is not None:
             size = size.clamp(*self.clip)
         warming = self.epoch < self.warmup_epochs
         size = torch.where(warming, self.threat.eps, size) * self.step_scale
-        average = torch.where(warming, average, adapted)
-        return self.threat.ascend(start, gradient, size, x), average, size
+        squared_norm = torch.where(warming, squared_norm, updated)
+        return AdaptiveStep(self.threat.ascend(start, gradient, size, x), squared_norm, size)
 
 
 @fast_op
 def adaptive_step_and_store(
     method: ATAS, x: Tensor, index: Tensor, view: AnyView, start: Tensor, gradient: Tensor
 ) -> Tensor:
-    """Take the adaptive step of `method`, and store its results."""
-    point = take_adaptive_step(method, x, index, start, gradient)
-    method.memory.store(index, view, point - x)
-    return point
-
-
-def take_adaptive_step(method: ATAS, x: Tensor, index: Tensor, start: Tensor, gradient: Tensor) -> Tensor:
-    """Take the adaptive step of `method`, and store average and step size, but no perturbation."""
-    point, average, size = method.adaptive_update(x, start, gradient, method.norms.average[index])
-    method.norms.store(index, average, size)
-    return point
+    """Take the adaptive step of `method`; store perturbation, squared norm and step size."""
+    step = method.adaptive_update(x, start, gradient, method.norms.squared_norm[index])
+    method.norms.store(index, step.squared_norm, step.step_size)
+    method.memory.store(index, view, step.inputs - x)
+    return step.inputs
 
 
 class ATASLiteralArgs(CommonArgs, total=False):

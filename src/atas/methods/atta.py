@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from atas.core.perturbations import Placement
 from atas.data.loader import Batch
-from atas.methods.base import BatchNormMode, CommonArgs, PersistentPerturbation
+from atas.methods.base import AttackMode, CommonArgs, PersistentPerturbation
 from atas.methods.step_warnings import warn_of_steps
 from atas.threat import Size, Threat
 
@@ -36,7 +36,7 @@ class ATTA(PersistentPerturbation):
         grid: int | None = None,
         store: Placement = "device",
         write_back: bool = True,
-        attack_mode: BatchNormMode = "auto",
+        attack_mode: AttackMode = "auto",
         **common: Unpack[CommonArgs],
     ) -> None:
         super().__init__(

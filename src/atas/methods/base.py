@@ -55,7 +55,7 @@ from atas.methods.update import OptimizerUpdate, Update
 from atas.methods.weight_perturbation import FORMS, Directions, WeightGradientTap, WeightPerturbation
 from atas.threat import Threat
 
-BatchNormMode: TypeAlias = Literal["auto", "train", "eval"]  # of an attack; auto is the method's own
+AttackMode: TypeAlias = Literal["auto", "train", "eval"]  # of the whole model in an attack; auto is the method's own
 
 
 class CommonArgs(TypedDict, total=False):
@@ -72,6 +72,13 @@ class StepOutput(NamedTuple):
     """Result of a training step: loss, the inputs that the weights were trained on, and their logits."""
 
     loss: Tensor
+    inputs: Tensor
+    logits: Tensor
+
+
+class AttackStart(NamedTuple):
+    """Where the attack on a batch began, and the model's logits there."""
+
     inputs: Tensor
     logits: Tensor
 
@@ -166,7 +173,7 @@ class Method(CheckedSettings, nn.Module, ABC):
         """Raise UsageError if this method cannot train the model, or with trains=False perturb its inputs."""
         check_module(model, trains=trains, hooks=self.needs_hooks, second_derivative=self.needs_second_derivative)
 
-    def set_attack_mode(self, mode: BatchNormMode) -> None:
+    def set_attack_mode(self, mode: AttackMode) -> None:
         """Let attacks run in this mode instead of the method's own, which `auto` stands for."""
         if mode != "auto":
             self.attack_mode = mode
@@ -391,7 +398,7 @@ class Method(CheckedSettings, nn.Module, ABC):
 class InputPerturbation(Method):
     """A method that trains with its loss on perturbed inputs. Subclasses implement `attack`."""
 
-    _start: tuple[Tensor, Tensor] | None = None  # where the attack on the current batch began, and the logits there
+    _start: AttackStart | None = None  # of the current batch, if its loss uses it
     _update: Update | None = None  # of the training step that runs
 
     weight_perturbations = FORMS
@@ -450,8 +457,12 @@ class InputPerturbation(Method):
         replaces `attack_loss`; it must be summed over the batch, too."""
         gradient, logits = input_gradient(model, start, y, loss or self.attack_loss)
         if self.consistency is not None:
-            self._start = start, logits
+            self._keep_start(start, logits)
         return gradient
+
+    def _keep_start(self, inputs: Tensor, logits: Tensor) -> None:
+        """Keep where the attack began until `loss` takes it."""
+        self._start = AttackStart(inputs, logits)
 
     def loss(self, logits: Tensor, y: Tensor, index: Tensor) -> Tensor:
         """Return the loss at the perturbed inputs of the last attack, with the consistency term if there is one."""
@@ -462,9 +473,9 @@ class InputPerturbation(Method):
 
     def _start_logits(self, what: str, count: int) -> Tensor:
         """Return the logits at the start of the attack on this batch, which a training step uses once in `what`."""
-        if self._start is None or len(self._start[1]) != count:
+        if self._start is None or len(self._start.logits) != count:
             raise UsageError(f"{what} needs the start of this batch's attack: call method.perturb on it first")
-        _, logits = self._start
+        logits = self._start.logits
         if self._remembers:
             self._start = None
         return logits
@@ -472,7 +483,7 @@ class InputPerturbation(Method):
     def _logits(self, model: nn.Module, inputs: Tensor) -> Tensor:
         """Run the model at the perturbed inputs, and before at the start if consistency goes through both."""
         if self._start is not None and self.consistency is not None and self.consistency.through == "both":
-            self._start = self._start[0], model(self._start[0])
+            self._keep_start(self._start.inputs, model(self._start.inputs))
         return model(inputs)
 
     def _attack(self, model: nn.Module, batch: Batch) -> Tensor:
@@ -516,7 +527,7 @@ class PersistentPerturbation(InputPerturbation):
         grid: int | None = None,
         store: Placement = "device",
         write_back: bool = True,
-        attack_mode: BatchNormMode = "auto",
+        attack_mode: AttackMode = "auto",
         **common: Unpack[CommonArgs],
     ) -> None:
         super().__init__(threat, examples, shape, **common)

@@ -70,7 +70,7 @@ class FGSMPGK(FGSMPGI):
         loss = super().loss(logits, y, index)
         if start is not None and self._remembers:
             kind = self.accuracy_ratio.dtype
-            right, before = self.total(*((ends.argmax(1) == y).sum(dtype=kind) for ends in (logits, start[1])))
+            right, before = self.total(*((ends.argmax(1) == y).sum(dtype=kind) for ends in (logits, start.logits)))
             self.accuracy_ratio.copy_(torch.where(before > 0, right / before.clamp_min(1), 1.0))
             super().store(*self._attacked, weight=2 - self.accuracy_ratio)
             del self._attacked

@@ -11,9 +11,10 @@ from atas.data.loader import Batch
 from atas.methods.atas import (
     AdaptiveStepSizes,
     GradientNorms,
-    adaptive_step,
+    adaptive_step_size,
     check_adaptive_settings,
     gradient_scale,
+    update_squared_norm,
 )
 from atas.methods.base import CommonArgs, InputPerturbation
 from atas.methods.step_warnings import warn_of_adaptive_steps
@@ -52,9 +53,7 @@ class FGSMRSAdaptive(AdaptiveStepSizes, InputPerturbation):
         """Take an adaptive step from a random start."""
         start = self.threat.random_start(batch.x, self.rng(batch.index))
         gradient = self.start_gradient(model, start, batch.y)
-        size, average = adaptive_step(
-            gradient, self.norms.average[batch.index], c=self.c, max_step=self.max_step, beta=self.beta
-        )
-        size = size * self.step_scale
-        self.norms.store(batch.index, average, size)
+        squared_norm = update_squared_norm(self.norms.squared_norm[batch.index], gradient, beta=self.beta)
+        size = adaptive_step_size(squared_norm, c=self.c, max_step=self.max_step) * self.step_scale
+        self.norms.store(batch.index, squared_norm, size)
         return self.threat.ascend(start, gradient, size, batch.x)

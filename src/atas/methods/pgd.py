@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from atas.core.arguments import check_count
 from atas.core.autograd import input_gradient
 from atas.data.loader import Batch
-from atas.methods.base import BatchNormMode, CommonArgs, InputPerturbation
+from atas.methods.base import AttackMode, CommonArgs, InputPerturbation
 from atas.methods.step_warnings import warn_of_steps
 from atas.threat import Size, Threat
 
@@ -33,7 +33,7 @@ class PGD(InputPerturbation):
         *,
         steps: int = 10,
         step_size: Size | None = None,
-        attack_mode: BatchNormMode = "auto",
+        attack_mode: AttackMode = "auto",
         **common: Unpack[CommonArgs],
     ) -> None:
         super().__init__(threat, examples, shape, **common)

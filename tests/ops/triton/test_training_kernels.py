@@ -149,14 +149,14 @@ def test_step_kernel_ascends_and_stores_as_pytorch(case, epoch, options):
     for method in (ours, theirs):
         method.start_epoch(epoch)
         method.shrink_steps(0.7)
-        method.norms.average.copy_(past)
+        method.norms.squared_norm.copy_(past)
     start = base.projected_start(ours.memory, x, index, view)
     found = run_kernel(method_atas.adaptive_step_and_store, ours, x, index, view, start, gradient)
     expected = method_atas.adaptive_step_and_store(theirs, x, index, view, start, gradient)
     warming = epoch < ours.warmup_epochs  # then nothing hangs on the order in which squares are added up
     close = {"atol": 0, "rtol": 0 if warming else 2e-6}
     torch.testing.assert_close(found, expected, atol=0 if warming else 1e-7, rtol=0)
-    torch.testing.assert_close(ours.norms.average, theirs.norms.average, **close)
+    torch.testing.assert_close(ours.norms.squared_norm, theirs.norms.squared_norm, **close)
     torch.testing.assert_close(ours.norms.step_size, theirs.norms.step_size, **close)
     exact = torch.zeros(theirs.memory.delta.shape, dtype=torch.float64, device=DEVICE)
     view.write(exact, index, (expected - x).double() / (EPS / 127))

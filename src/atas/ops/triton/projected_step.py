@@ -249,7 +249,7 @@ def adaptive_step_and_store(
     norms = method.norms
     is_plain_atas = (
         type(method).adaptive_update is ATAS.adaptive_update
-        and norms.average.dtype == norms.step_size.dtype == torch.float32
+        and norms.squared_norm.dtype == norms.step_size.dtype == torch.float32
     )
     if not is_plain_atas or not supports(method.memory) or not is_plain_float32(x, start, gradient):
         return NotImplemented
@@ -260,7 +260,7 @@ def adaptive_step_and_store(
     low, high = method.clip or (0.0, 0.0)
     launch(
         _adaptive_step_kernel, (len(x),), x, start.contiguous(), gradient.contiguous(), method.memory.delta,
-        norms.average, norms.step_size, method.epoch, method.step_scale, out,
+        norms.squared_norm, norms.step_size, method.epoch, method.step_scale, out,
         float(method.threat.eps), encode_scale(method.memory), float32_reciprocal(method.c), float(method.max_step),
         float(method.beta), float(1 - method.beta), float(low), float(high), method.warmup_epochs,
         has_clip=method.clip is not None, size=size, block=min(_BLOCK, triton.next_power_of_2(size)), num_warps=8,
