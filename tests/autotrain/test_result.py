@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from atas import Linf, recipes
+from atas.autotrain.plan import TrainingPlan
 from atas.autotrain.result import AutoTrainResult, Findings, trend
-from atas.autotrain.settings import TrainingPlan
 from atas.evaluation import Evaluation
 from atas.evaluation.warnings import EvaluationWarning
 from atas.training import Run

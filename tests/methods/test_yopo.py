@@ -6,7 +6,8 @@ import torch.nn.functional as F
 from torch import nn
 
 import atas
-from atas.core.autograd import HookedSplit, input_gradient
+from atas.core.autograd import input_gradient
+from atas.core.split_model import HookedSplit
 from atas.errors import UsageError
 
 SHAPE = (3, 8, 8)
@@ -100,7 +101,7 @@ def test_the_steps_follow_the_gradient_of_the_loss(small_net, make_images, layer
 
 def test_a_layer_is_checked_once_a_model(small_net, make_images, monkeypatch):
     model, calls = small_net(), []
-    monkeypatch.setattr("atas.core.autograd.depends_on", lambda *_, **__: calls.append(1))
+    monkeypatch.setattr("atas.core.split_model.depends_on", lambda *_, **__: calls.append(1))
     for layer in (None, None, "bn1"):
         step(model, make_images, layer=layer)
     assert len(calls) == 2

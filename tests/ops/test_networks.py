@@ -7,7 +7,8 @@ import torch
 from torch import nn
 
 import atas
-from atas.core.autograd import HookedSplit, SupportsJvp, SupportsSplit, freeze, set_mode
+from atas.core.autograd import SupportsJvp, freeze, set_mode
+from atas.core.split_model import HookedSplit, SupportsSplit
 from atas.models import PreActResNet, WideResNet
 from atas.ops.jvp import loss_jvp
 from atas.ops.networks import AcceleratedNetwork, CompiledNetwork, accelerate, has_kernels

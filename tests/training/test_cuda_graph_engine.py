@@ -10,13 +10,14 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 import atas
-from atas.core.autograd import HookedSplit
+from atas.core.split_model import HookedSplit
 from atas.ops.networks import AcceleratedNetwork
 from atas.training import build as build_module
 from atas.training.build import build
 from atas.training.cuda_graph_engine import CudaBackend, CudaGraphEngine, channels_last
+from atas.training.ema import EMA
 from atas.training.engine import Engine
-from atas.training.optim import EMA, SGD
+from atas.training.optim import SGD
 
 MEMORIES = [{}, {"method.store": "host"}, {"method.grid": 4}, {"method.grid": 4, "method.store": "host"}]
 CASES = [(name, {}) for name in atas.methods.names() if name not in ("atas", "atta")]

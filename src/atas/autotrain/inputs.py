@@ -15,6 +15,7 @@ from torch import Tensor
 from atas import data as datasets
 from atas._utils.console import ProgressCallback
 from atas.autotrain import settings
+from atas.autotrain.plan import stored_side
 from atas.data import Dataset, ImageFiles, Split, find_source
 from atas.errors import MissingTestImagesError, UsageError
 
@@ -108,7 +109,7 @@ def _open_named(name: str, values: Mapping[str, Any], seed: int) -> Inputs:
     files = find_source(name, values.get("data.root")).kind in datasets.FOLDERS
     resizable = files and "data.size" not in values
     if resizable:
-        values["data.size"] = settings.stored_side(None)
+        values["data.size"] = stored_side(None)
     lazy: Literal[True] | None = True if files else None
     held_out: int | None = values.get("data.held_out")
     try:
@@ -120,7 +121,7 @@ def _open_named(name: str, values: Mapping[str, Any], seed: int) -> Inputs:
     inputs = Inputs(dataset, values, held_out)
     if resizable and isinstance(dataset.train.images, ImageFiles):
         original = dataset.train.images.median_side()
-        inputs, side = dataclasses.replace(inputs, original_side=original), settings.stored_side(original)
+        inputs, side = dataclasses.replace(inputs, original_side=original), stored_side(original)
         return inputs if side == dataset.shape[1] else inputs.resized(side, seed)
     return inputs
 

@@ -26,8 +26,20 @@ from atas._utils.formatting import format_seconds, shell_quote
 from atas._utils.system import available_cpus
 from atas.autotrain import settings
 from atas.autotrain.inputs import Inputs, open_inputs, sample
+from atas.autotrain.plan import (
+    ATTACKS,
+    MIN_EPOCHS,
+    MIN_EVALUATED,
+    Costs,
+    TrainingPlan,
+    affordable,
+    choose_attacks,
+    larger_side,
+    plan_training,
+    takes_too_long,
+)
 from atas.autotrain.result import AutoTrainResult, Findings
-from atas.autotrain.settings import Costs, Network, Task, TrainingPlan
+from atas.autotrain.settings import Network, Task
 from atas.autotrain.timing import (
     TRIED,
     TRIED_WORK,
@@ -218,7 +230,7 @@ class _Job:
         if original is None:
             return choice
         epoch_seconds = choice.steps * choice.costs.step + choice.costs.epoch
-        larger = settings.larger_side(original, side, epoch_seconds, self.seconds)
+        larger = larger_side(original, side, epoch_seconds, self.seconds)
         if larger == side:
             return choice
         inputs = self.inputs.resized(larger, self.seed)
@@ -227,20 +239,20 @@ class _Job:
     def _try(self, model: nn.Module | str, inputs: Inputs, *, is_last: bool = True) -> _Choice | None:
         """Measure the cost of a network and plan its training; return None if it is too slow and not the last."""
         dataset = inputs.dataset
-        probed = resolve_probe(self._recipe(model, inputs, Network(), settings.MIN_EPOCHS), len(dataset.train))
+        probed = resolve_probe(self._recipe(model, inputs, Network(), MIN_EPOCHS), len(dataset.train))
         monitored, rest = split_rows(probed, len(dataset.train), None)
         images, every = len(dataset.train if rest is None else rest), probed.training.probe_every or 1
         module = build_model(probed, dataset) if isinstance(model, str) else model
         device = select_device(probed.engine.device)
         test = sample(eval_view(dataset, probed.data).test, _TRIED_IMAGES, self.seed)
         forward = measure_forward(module, test, device)
-        if not is_last and settings.takes_too_long(forward, images, self.seconds):
+        if not is_last and takes_too_long(forward, images, self.seconds):
             return None
         query = measure_query(module, test, device, forward, self._trial)
         test = self._affordable(test, forward)
         before = None if isinstance(model, str) else self._attack_given(module, test, device)
         network = Network(_normalises_batches(module), before is not None, _is_deep(module))
-        recipe = self._recipe(model, inputs, network, settings.MIN_EPOCHS, images)
+        recipe = self._recipe(model, inputs, network, MIN_EPOCHS, images)
         began = time.perf_counter()
         batch = recipe.training.batch_size
         train = sample(dataset.train, max(_SAMPLE_BATCHES * batch, _SAMPLE_IMAGES), self.seed)
@@ -249,7 +261,7 @@ class _Job:
         decoded = decoding * (len(dataset.train) + len(dataset.test))
         costs = self._costs(measured, query, len(monitored), every, decoded)
         work = _work(dataset)
-        plan = settings.plan(self.seconds, -(-images // batch), costs, len(dataset.test), work)
+        plan = plan_training(self.seconds, -(-images // batch), costs, len(dataset.test), work)
         recipe = self._recipe(model, inputs, network, plan.epochs, images)
         plan = dataclasses.replace(plan, epochs=recipe.training.epochs)  # the values may set another number
         return _Choice(inputs, recipe, costs, plan, images, test, before)
@@ -269,7 +281,7 @@ class _Job:
             **settings.recipe_values(task, network, batch, epochs, steps),
             **inputs.values,
             **({"model.name": model} if isinstance(model, str) else {}),
-            "evaluation.attacks": settings.ATTACKS[0],
+            "evaluation.attacks": ATTACKS[0],
         }
         return recipes.from_dict({}, _recipe_name(inputs, name)).with_values({**chosen, **self.values})
 
@@ -291,7 +303,7 @@ class _Job:
         needed = chosen.plan.training_seconds
         if "training.epochs" not in self.values and needed > max(_FAR * self.seconds, self.seconds + _TOLERATED):
             raise UsageError(
-                f"{settings.MIN_EPOCHS} epochs of this data, the least that teach anything, take about "
+                f"{MIN_EPOCHS} epochs of this data, the least that teach anything, take about "
                 f"{format_seconds(needed)} here, and the time is {format_seconds(self.seconds)}; give more minutes, "
                 f"fewer or smaller images, or training.epochs"
             )
@@ -324,7 +336,7 @@ class _Job:
         yield f"epochs: {training.epochs} {why}"
         yield (
             f"evaluation: about {format_seconds(plan.evaluation_seconds)}, for AutoAttack on as many test images as "
-            f"fit, at least {min(settings.MIN_EVALUATED, len(dataset.test))}, or else for weaker attacks"
+            f"fit, at least {min(MIN_EVALUATED, len(dataset.test))}, or else for weaker attacks"
         )
 
     def _describe_network(self, chosen: _Choice) -> str:
@@ -348,7 +360,7 @@ class _Job:
         query = min(chosen.costs.query, seconds_of_query(tried))
         left = self.seconds - self.elapsed() - _DETAILS_QUERIES * query
         robust, tests = tried.accuracy["worst"], len(dataset.test)
-        count, attacks = settings.choose_attacks(left, self.seconds, query, robust, tests, _work(dataset))
+        count, attacks = choose_attacks(left, self.seconds, query, robust, tests, _work(dataset))
         test = sample(dataset.test, count, self.seed)
         self.progress.log(f"evaluating on {count:,} of {len(dataset.test):,} test images: {join_names(list(attacks))}")
         console = self.progress.console
@@ -377,7 +389,7 @@ class _Job:
 
     def _affordable(self, images: Split, forward: float) -> Split:
         """Return as many of the images as PGD-10 can attack in the time of a measurement, stratified by class."""
-        count = settings.affordable(2 * self._trial, TRIED_WORK * forward, _LEAST_TRIED, len(images))
+        count = affordable(2 * self._trial, TRIED_WORK * forward, _LEAST_TRIED, len(images))
         return sample(images, count, self.seed)
 
     @property
@@ -398,7 +410,7 @@ def _is_deep(model: nn.Module) -> bool:
 
 def _work(dataset: Dataset) -> list[float]:
     """Return the cost of each of the attacks to choose from."""
-    return [attack_work(attacks, dataset.num_classes) for attacks in settings.ATTACKS]
+    return [attack_work(attacks, dataset.num_classes) for attacks in ATTACKS]
 
 
 def _recipe_name(inputs: Inputs, network: str) -> str:

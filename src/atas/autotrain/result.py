@@ -14,7 +14,7 @@ from typing import Any
 from torch import nn
 
 from atas._utils.formatting import shell_quote
-from atas.autotrain.settings import TrainingPlan
+from atas.autotrain.plan import TrainingPlan
 from atas.evaluation import Evaluation
 from atas.recipes import Recipe
 from atas.report.formatting import attack_names, describe_threat, join_names, percent

@@ -15,7 +15,7 @@ from torch import nn
 
 from atas import attacks
 from atas.attacks import StagedAttack
-from atas.autotrain.settings import affordable
+from atas.autotrain.plan import affordable
 from atas.core.autograd import eval_mode
 from atas.data import Dataset, Split
 from atas.evaluation import Evaluation, evaluate

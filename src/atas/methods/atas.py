@@ -50,7 +50,10 @@ _RELEASED_C = 1.28  # at 8/255, for images of 3 x 32 x 32 pixels
 
 
 def update_squared_norm(squared_norm: Tensor, gradient: Tensor, *, beta: float) -> Tensor:
-    """Return v <- beta v + (1 - beta) |g|^2, the average of each example's squared gradient norm, in float32 or wider."""
+    """Return v <- beta v + (1 - beta) |g|^2, the average of each example's squared gradient norm.
+
+    Computed in float32 or wider.
+    """
     return beta * squared_norm + (1 - beta) * l2_norm(gradient).square().to(squared_norm.dtype)
 
 

@@ -22,7 +22,8 @@ from typing import Unpack
 import torch
 from torch import Tensor, nn
 
-from atas.core.autograd import find_first_layer, freeze
+from atas.core.autograd import freeze
+from atas.core.split_model import find_first_layer
 from atas.data.loader import Batch
 from atas.errors import UsageError
 from atas.methods.base import CommonArgs, Method, StepOutput

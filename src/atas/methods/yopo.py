@@ -7,7 +7,7 @@ from typing import Unpack
 
 from torch import nn
 
-from atas.core.autograd import HookedSplit, SplitModel, SupportsSplit
+from atas.core.split_model import HookedSplit, SplitModel, SupportsSplit
 from atas.data.loader import Batch
 from atas.errors import UsageError
 from atas.methods.base import CommonArgs, Method, StepOutput

@@ -10,8 +10,9 @@ from typing import TypeGuard
 import torch
 from torch import Tensor, nn
 
-from atas.core.autograd import SplitModel, contiguous, input_gradient, set_mode
+from atas.core.autograd import contiguous, input_gradient, set_mode
 from atas.core.dispatch import compile_function
+from atas.core.split_model import SplitModel
 from atas.models import Normalize, PreActResNet, WideResNet
 from atas.models.preact_resnet import PreActBlock
 from atas.models.wide_resnet import WideBlock
@@ -60,8 +61,8 @@ class AcceleratedNetwork(WrappedNetwork, ABC):
     """A model whose forward and backward passes run by kernels, which have no second derivative.
 
     It has the two things that methods would otherwise do with hooks or second derivatives: `loss_jvp`
-    (`core.autograd.SupportsJvp`) and `split_first_layer` (`core.autograd.SupportsSplit`). `train_forward_count` counts
-    the forward passes in train mode, as BatchNorm itself would.
+    (`core.autograd.SupportsJvp`) and `split_first_layer` (`core.split_model.SupportsSplit`). `train_forward_count`
+    counts the forward passes in train mode, as BatchNorm itself would.
     """
 
     train_forward_count: int = 0

@@ -32,9 +32,10 @@ from atas.ops.cuda_graphs import weight_grad_stream as weights_aside
 from atas.ops.networks import AcceleratedNetwork, CompiledNetwork, accelerate, channels_last, takes_channels_last
 from atas.recipes import Recipe
 from atas.training.data import train_resolution
+from atas.training.ema import EMA, FusedEMA
 from atas.training.engine import Engine
 from atas.training.metrics import accumulate_metrics
-from atas.training.optim import EMA, SGD, FusedEMA, FusedSGD
+from atas.training.optim import SGD, FusedSGD
 
 _FALLBACKS = {
     "fast": "cannot be compiled ({why}); capturing it without compilation",

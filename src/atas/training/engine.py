@@ -23,8 +23,9 @@ from atas.methods import Method
 from atas.ops.precision import low_precision_copy
 from atas.recipes import Recipe
 from atas.training.data import train_resolution, train_views
+from atas.training.ema import EMA
 from atas.training.metrics import EpochSums, accumulate_metrics
-from atas.training.optim import EMA, clip_gradients, create_optimizer
+from atas.training.optim import clip_gradients, create_optimizer
 from atas.training.schedule import update_table
 
 _EVAL_BATCH_SIZE = 500

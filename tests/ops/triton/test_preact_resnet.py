@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 
 import atas
-from atas.core.autograd import HookedSplit
+from atas.core.split_model import HookedSplit
 from atas.data.loader import DeviceLoader
 from atas.recipes import load
 from atas.training.engine import Engine

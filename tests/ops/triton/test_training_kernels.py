@@ -22,8 +22,8 @@ from atas.methods import atas as method_atas
 from atas.methods import base, targets
 from atas.recipes import load
 from atas.training import metrics
+from atas.training.ema import EMA, FusedEMA
 from atas.training.engine import Engine
-from atas.training.optim import EMA, FusedEMA
 
 pytestmark = pytest.mark.usefixtures("division_as_on_a_gpu")
 EPS = 8 / 255

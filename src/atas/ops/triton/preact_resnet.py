@@ -14,7 +14,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from atas.core.autograd import SplitModel, set_mode
+from atas.core.autograd import set_mode
+from atas.core.split_model import SplitModel
 from atas.models import Normalize, PreActResNet, WideResNet
 from atas.models.layers import spatial_mean
 from atas.ops.cuda_graphs import weight_grad_stream
