@@ -252,4 +252,4 @@ def test_the_rows_stay_on_the_host_when_a_method_is_moved():
     method.to("meta")
     assert method.memory.delta is rows
     assert method.memory.offload.device.type == "meta"
-    assert method.norms.average.is_meta
+    assert method.norms.squared_norm.is_meta

@@ -199,11 +199,11 @@ def test_gradient_norms_change_where_they_are_written():
     norms = GradientNorms(6)
     assert set(norms.state_dict()) == {"average", "step_size"}
     norms.store(torch.tensor([4, 1]), torch.tensor([2.0, 3.0], dtype=torch.float64), torch.tensor([0.1, 0.2]))
-    assert norms.average.tolist() == [0, 3, 0, 0, 2, 0]
+    assert norms.squared_norm.tolist() == [0, 3, 0, 0, 2, 0]
     assert norms.step_size.tolist() == pytest.approx([0, 0.2, 0, 0, 0.1, 0])
     other = GradientNorms(6)
     other.load_state_dict(norms.state_dict())
-    assert torch.equal(other.average, norms.average)
+    assert torch.equal(other.squared_norm, norms.squared_norm)
     assert list(norms.parameters()) == []
 
 

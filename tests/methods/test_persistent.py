@@ -186,7 +186,7 @@ def test_a_state_is_read_into_every_coding(small_net, make_images, saved, own, g
     first, second = (store.decode(store.delta, torch.float32) for store in (method.memory, other.memory))
     assert first.abs().max() > 0.9 * EPS
     assert (first - second).abs().max() <= (0.0 if saved == own else ROUNDING[own] * 1.001)
-    assert torch.equal(method.norms.average, other.norms.average)
+    assert torch.equal(method.norms.squared_norm, other.norms.squared_norm)
     assert torch.equal(method.step_sizes, other.step_sizes)
 
 
@@ -226,7 +226,7 @@ def test_the_state_of_another_method_is_refused():
 
 def test_parts_of_other_dtypes_are_read_to_rounding():
     method, other = make("atas"), make("atas")
-    method.norms.average.uniform_()
+    method.norms.squared_norm.uniform_()
     state = method.state_dict()
     other.load_state_dict(state | {"norms.average": state["norms.average"].double()})
-    assert torch.equal(method.norms.average, other.norms.average)
+    assert torch.equal(method.norms.squared_norm, other.norms.squared_norm)

@@ -213,12 +213,14 @@ class ATAS(AdaptiveStepSizes, PersistentPerturbation):
         gradient = self.start_gradient(model, start, batch.y)
         if self.write_back:
             return adaptive_step_and_store(self, batch.x, batch.index, batch.view, start, gradient)
-        step = self.adaptive_update(batch.x, start, gradient, self.norms.squared_norm[batch.index])
-        self.norms.store(batch.index, step.squared_norm, step.step_size)
-        return step.inputs
+        inputs, squared_norm, step_size = self.adaptive_update(
+            batch.x, start, gradient, self.norms.squared_norm[batch.index]
+        )
+        self.norms.store(batch.index, squared_norm, step_size)
+        return inputs
 
     def adaptive_update(self, x: Tensor, start: Tensor, gradient: Tensor, squared_norm: Tensor) -> AdaptiveStep:
-        """Return the adaptive step from `start`. A function of tensors alone, which stores nothing."""
+        """Return the perturbed inputs, squared norms and step sizes of a step from `start`; store nothing."""
         updated = update_squared_norm(squared_norm, gradient, beta=self.beta)
         size = adaptive_step_size(updated, c=self.c, max_step=self.max_step)
         if self.clip is not None:
@@ -234,10 +236,10 @@ def adaptive_step_and_store(
     method: ATAS, x: Tensor, index: Tensor, view: AnyView, start: Tensor, gradient: Tensor
 ) -> Tensor:
     """Take the adaptive step of `method`; store perturbation, squared norm and step size."""
-    step = method.adaptive_update(x, start, gradient, method.norms.squared_norm[index])
-    method.norms.store(index, step.squared_norm, step.step_size)
-    method.memory.store(index, view, step.inputs - x)
-    return step.inputs
+    inputs, squared_norm, step_size = method.adaptive_update(x, start, gradient, method.norms.squared_norm[index])
+    method.norms.store(index, squared_norm, step_size)
+    method.memory.store(index, view, inputs - x)
+    return inputs
 
 
 class ATASLiteralArgs(CommonArgs, total=False):
