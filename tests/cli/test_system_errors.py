@@ -25,6 +25,7 @@ CUDA = "CUDA out of memory. Tried to allocate 20.00 GiB. GPU 0 has a total capac
         (RuntimeError(CUDA), ["out of memory on the GPU (it asked for 20.00 GiB)"]),
         (RuntimeError("can't start new thread"), ["out of memory"]),
         (SystemError("<function f at 0x7f> returned NULL without setting an exception"), ["out of memory"]),
+        (SystemError("error return without exception set"), ["out of memory"]),
         (ImportError("libtorch.so: failed to map segment from shared object"), ["out of memory"]),
         (OSError(errno.EMFILE, "Too many open files", "x"), ["Too many open files (x); allow more open files (ulimit"]),
         (OSError(errno.EROFS, "Read-only file system", "x"), ["Read-only file system (x); choose another folder and"]),

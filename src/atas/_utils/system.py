@@ -13,6 +13,7 @@ _CGROUP_LIMITS = ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.lim
 _OUT_OF_MEMORY = re.compile(
     r"can't allocate memory|not enough memory|out of memory|[Cc]annot allocate memory|failed to map segment|"
     r"unable to mmap|can't start new thread|returned NULL without setting an exception|"
+    r"error return without exception set|"
     r"could not create a primitive"  # oneDNN
 )
 
