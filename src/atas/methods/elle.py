@@ -1,4 +1,4 @@
-"""ELLE: FGSM with a penalty on the curvature of the loss, without second derivatives. This file is the whole method.
+"""ELLE: FGSM with a penalty on the curvature of the loss, without second derivatives.
 
 A training step on image x with label y (Abad Rocamora et al., "Efficient Local Linearity Regularization to Overcome
 Catastrophic Overfitting", 2024) is

@@ -1,4 +1,4 @@
-"""FGSM-PGI: a start and a loss that are guided by the attacks of earlier epochs. This file is the whole method.
+"""FGSM-PGI: a start and a loss that are guided by the attacks of earlier epochs.
 
 Two things are kept for every training example (FGSM-MEP of Jia et al., "Prior-Guided Adversarial Initialization for
 Fast Adversarial Training", 2022): its perturbation d and a momentum m of its gradients. A training step is

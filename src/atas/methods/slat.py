@@ -1,4 +1,4 @@
-"""SLAT: single-step adversarial training that also perturbs hidden layers. This file is the whole method.
+"""SLAT: single-step adversarial training that also perturbs hidden layers.
 
 For each image x with label y, and with h_k the output of hidden layer k, in train mode:
 

@@ -1,4 +1,4 @@
-"""SORA: steps as long as the loss has been linear. This file is the whole method.
+"""SORA: steps as long as the loss has been linear.
 
 K is a running measure of how well the gradient at the start of the attack predicts the one at its end. From the start
 x0 = U, uniform in the ball, a training step on image x with label y is
