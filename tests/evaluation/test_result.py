@@ -45,9 +45,22 @@ def test_a_result_survives_its_file(problem, ball, tmp_path):
     assert found.correct["clean"].dtype == torch.bool
 
 
+def test_a_changed_value_is_noticed(result, tmp_path):
+    """Also where nothing else in the file contradicts it; its spaces and lines may change."""
+    path = tmp_path / "result.json"
+    result.save(path)
+    content = json.loads(path.read_text())
+    path.write_text(json.dumps(content, indent=4))
+    assert Evaluation.load(path).to_json() == content
+    for values in ({"weights": "0" * 16}, {"seconds": content["seconds"] | {"clean": 1e6}}, {"data": "other"}):
+        path.write_text(json.dumps(content | values))
+        with pytest.raises(DataError, match="its checksum is wrong"):
+            Evaluation.load(path)
+
+
 def test_a_file_of_an_earlier_version_is_read(result, tmp_path):
     document = result.to_json()
-    for key in ("queries", "stages", "broken_by", "warnings", "sentence"):
+    for key in ("queries", "stages", "broken_by", "warnings", "sentence", "checksum"):
         del document[key]
     (tmp_path / "old.json").write_text(json.dumps(document))
     found = Evaluation.load(tmp_path / "old.json")

@@ -129,7 +129,9 @@ def edit_evaluation():
 
     def edit(folder, **values):
         file = folder / "evaluation.json"
-        file.write_text(json.dumps(json.loads(file.read_text()) | values))
+        found = json.loads(file.read_text()) | values
+        found.pop("checksum", None)  # as in files of earlier versions
+        file.write_text(json.dumps(found))
 
     return edit
 

@@ -10,10 +10,12 @@ import json
 import stat
 import sys
 import tomllib
+import zlib
 from pathlib import Path
 from types import UnionType
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints, is_typeddict
 
+CHECKSUM = "checksum"  # the key
 MAX_BYTES = 1 << 28  # the largest files, results on ImageNet, have a few megabytes
 _MAX_SHOWN = 40  # characters of a wrong value in a message
 _NAMES = {int: "a whole number", float: "a number", bool: "true or false", str: "a text", type(None): "null"}
@@ -58,6 +60,22 @@ def parse_toml(content: bytes | str) -> dict[str, Any]:
         raise MalformedError(str(error)) from error
     except RecursionError as error:
         raise MalformedError("it is nested too deeply") from error
+
+
+def checksum(content: dict[str, Any]) -> str:
+    """Return the CRC-32 of what a JSON object holds, but for its own checksum, whatever the file's spaces and lines.
+
+    >>> checksum({"a": 1}) == checksum({"a": 1, "checksum": "x"})
+    True
+    """
+    values = {key: value for key, value in content.items() if key != CHECKSUM}
+    return f"{zlib.crc32(json.dumps(values).encode()):08x}"
+
+
+def verify_checksum(content: dict[str, Any]) -> None:
+    """Raise MalformedError if an object is not what its checksum was written for; earlier versions wrote none."""
+    if content.get(CHECKSUM) not in (None, checksum(content)):
+        raise MalformedError("its checksum is wrong")
 
 
 def decode(content: bytes | str) -> str:

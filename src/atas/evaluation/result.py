@@ -188,7 +188,7 @@ class Evaluation:
 
     def to_json(self) -> dict[str, Any]:
         """Return plain values for a JSON file; verdicts are strings of 0 and 1, one digit per example."""
-        return {
+        values = {
             "format": FORMAT,
             "threat": {"norm": self.threat.name, "eps": self.threat.eps, "text": str(self.threat)},
             "n": self.n,
@@ -207,6 +207,7 @@ class Evaluation:
             "broken_by": {name: encode_labels(names) for name, names in self.broken_by.items()},
             **({"corruptions": self._corruption_values()} if self.corruptions else {}),
         }
+        return values | {documents.CHECKSUM: documents.checksum(values)}
 
     def _corruption_values(self) -> dict[str, Any]:
         return {
@@ -274,6 +275,7 @@ class Evaluation:
         if values["format"] != FORMAT:
             raise MalformedError(f"format {str(values['format'])[:9]}, expected {FORMAT}")
         documents.check_keys(conform(values, ResultValues), ResultValues)
+        documents.verify_checksum(values)
         if values["n"] < 1:
             raise MalformedError("it has no examples")
         result = cls(

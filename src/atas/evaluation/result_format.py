@@ -87,6 +87,7 @@ class ResultValues(_FirstValues, total=False):
     sentence: str
     broken_by: dict[str, _LabelValues]
     corruptions: dict[str, _CorruptionValues]
+    checksum: str
 
 
 def encode_flags(values: Tensor) -> str:

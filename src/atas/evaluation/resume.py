@@ -9,7 +9,6 @@ from __future__ import annotations
 import hashlib
 import json
 import time
-import zlib
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -151,9 +150,7 @@ class ProgressFile:
             documents.check_keys(content, _Values)
             if content["format"] != _FORMAT:
                 raise MalformedError("another format")
-            checksum = content.pop("checksum", None)
-            if checksum not in (None, _checksum(content)):
-                raise MalformedError("its checksum is wrong")
+            documents.verify_checksum(content)
             different = self._differences(content["identity"])
             stages = {_parse_key(name): StageProgress.from_json(stage) for name, stage in content["records"].items()}
         except (OSError, ValueError, TypeError, RuntimeError) as error:
@@ -190,7 +187,7 @@ class ProgressFile:
             "records": {_format_key(key): stage.to_json() for key, stage in stages.items()},
         }
         try:
-            write_text(self._path, json.dumps(content | {"checksum": _checksum(content)}) + "\n")
+            write_text(self._path, json.dumps(content | {documents.CHECKSUM: documents.checksum(content)}) + "\n")
             self._ours = True
         except OSError as error:
             self._log(
@@ -208,10 +205,6 @@ class ProgressFile:
     def owned_path(self) -> Path | None:
         """The path of the file if this evaluation wrote it or resumed from it, else None."""
         return self._path if self._ours else None
-
-
-def _checksum(content: dict[str, Any]) -> str:
-    return f"{zlib.crc32(json.dumps(content).encode()):08x}"
 
 
 def _format_key(key: StageKey) -> str:
