@@ -110,7 +110,7 @@ _MASKS = [
     (re.compile(r'data-sort="[^"]*">TIME'), "TIME"),  # in reports
     (re.compile(r"0x[0-9a-f]{6,}"), "ADDRESS"),
 ]
-_TIMES = {"seconds", "examples_per_second", "checks_seconds", "date", "metrics_bytes", "evaluation_seconds"}
+_TIMES = {"seconds", "examples_per_second", "checks_seconds", "date", "metrics_bytes", "evaluation_seconds", "checksum"}
 
 
 def masked(value: Any) -> Any:

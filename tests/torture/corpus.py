@@ -27,7 +27,7 @@ SETTINGS = {
     "evaluation.examples": 20,
 }
 ATTACKS = ("--attacks", "fgsm,pgd5", "--examples", "24")
-TIMES = {"seconds", "examples_per_second", "checks_seconds", "date", "environment", "sentence"}
+TIMES = {"seconds", "examples_per_second", "checks_seconds", "date", "environment", "sentence", "checksum"}
 
 
 def train(folder: Path, *more: object) -> Callable[[], object]:

@@ -29,7 +29,7 @@ from torture.corpus import (
     training_result,
     without_times,
 )
-from torture.harness import CHANGED, LOST, SAME, Answer, Case, Process, atas, call, die_in_write
+from torture.harness import CHANGED, LOST, SAME, TIMEOUT, Answer, Case, Process, atas, call, die_in_write
 
 KILLS_IN_A_ROW = 4
 SHARES = {"train": 0.35, "evaluate": 0.2, "pack": 0.15, "export": 0.1, "reproduce": 0.1, "ranks": 0.1}
@@ -150,14 +150,17 @@ def _ended(name: str, answer: Answer, result: Callable[[], Any], expected: Any, 
 
 
 def _kill_ranks(folder: Path, count: int, chance: random.Random) -> Iterator[Case]:
-    """Kill one of two processes that train together; the other must end with a sentence, and the run resume."""
+    """Kill one of two processes that train together; the other must end with a sentence, and the run resume.
+
+    They have met by then: before, the other waits for up to ten minutes.
+    """
     folder.mkdir(parents=True)
     shards = ("--set", "data.shards=2", "--set", "training.batch_size=256")
     whole = _ranks(folder / "whole", shards)
     expected = training_result(folder / "whole")
     for number in range(count):
         where = folder / f"killed{number}"
-        killed = _ranks(where, shards, kill=(chance.randrange(2), chance.uniform(0.2, 0.9) * whole[0].seconds))
+        killed = _ranks(where, shards, kill=(chance.randrange(2), chance.uniform(0, 0.8) * whole[0].seconds))
         faults = [answer for answer in killed if not answer.killed and answer.fault]
         if faults:
             yield Case("kills", f"ranks {number}", faults[0].fault or "", faults[0].last_line)
@@ -179,6 +182,9 @@ def _ranks(folder: Path, more: tuple[str, ...], kill: tuple[int, float] | None =
 
     processes = [Process(partial(rank, number)) for number in range(2)]
     if kill is not None:
+        began = time.monotonic()
+        while not folder.exists() and time.monotonic() - began < TIMEOUT:  # rank 0 creates it once they have met
+            time.sleep(0.001)
         time.sleep(kill[1])
         with contextlib.suppress(ProcessLookupError):
             os.kill(processes[kill[0]].pid, signal.SIGKILL)
