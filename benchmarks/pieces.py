@@ -26,6 +26,7 @@ from atas.training.engine import Engine
 
 ATAS, PLUS = "cifar10-preact-resnet18-atas", "cifar10-preact-resnet18-plus-100s"
 VIEWS = {"data.view": "cropshift", "data.erase": 0.5}
+HALF = {"method.name": "benchmarks.trial_methods:HalfATAS", "training.batch_size": 256}
 VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "atas": (ATAS, {}),
     "atas, average of weights": (ATAS, {"training.ema": 0.999}),
@@ -38,6 +39,13 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "atas-plus, weights perturbed along the momentum": (PLUS, {"optimizer.perturb": "momentum"}),
     "atas-plus, weights perturbed along the attack's gradient": (PLUS, {"optimizer.perturb": "attack"}),
     "atas-plus, consistency of predictions": (PLUS, {"consistency.weight": 1.0}),
+    "atas-plus, alternating flips": (PLUS, {"data.flip": "alternate"}),
+    "atas-plus, batches of 256": (PLUS, {"training.batch_size": 256}),
+    "atas-plus, batches of 512": (PLUS, {"training.batch_size": 512}),
+    "atas-plus, Muon": (PLUS, {"optimizer.name": "muon"}),
+    "atas-plus, Muon, batches of 512": (PLUS, {"optimizer.name": "muon", "training.batch_size": 512}),
+    "atas-plus, half of each batch of 256 attacked": (PLUS, HALF),
+    "atas-plus, stale perturbations": (PLUS, {"method.name": "benchmarks.trial_methods:StaleATAS"}),
 }
 WARMUP_STEPS = 3
 
@@ -104,10 +112,14 @@ def main() -> None:
             "engine": made.kind,
             "milliseconds": statistics.median(times),
             "range": [min(times), max(times)],
+            "seconds per epoch": statistics.median(times) * 1e-3 * chosen.examples / made.recipe.training.batch_size,
             f"ratio to {first}": ratio,
             "log": logs[name],
         }
-        print(f"{name:58} {rows[name]['milliseconds']:7.3f} ms   x {ratio:.3f}   {'; '.join(logs[name])}", flush=True)
+        each = (
+            f"{rows[name]['milliseconds']:7.3f} ms   x {ratio:.3f}   {rows[name]['seconds per epoch']:.3f} s an epoch"
+        )
+        print(f"{name:58} {each}   {'; '.join(logs[name])}", flush=True)
     result = {
         "environment": environment.environment_info(device),
         "rows": rows,

@@ -18,6 +18,11 @@ The file lists variants of a recipe. `recipe`, `held_out`, `seeds` and `[values]
     name = "share-0.7"
     values = { "method.share" = 0.7 }
 
+    [[variants]]
+    name = "eps-9"
+    values = { "method.eps" = 0.0353 }
+    judged_at = 0.03137  # eps of the attacks, if not that of the training
+
 Every training leaves out the same `held_out` training images; the test set is not used. On them, the final weights and
 every further average of `training.ema` are attacked by PGD-50, and by APGD-CE and then APGD-T on what is left, which is
 AutoAttack up to a few examples in ten thousand. `margin` is the mean over all images of the smallest logit margin that
@@ -44,6 +49,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
+from atas import threat as threats
 from atas.attacks.apgd import APGD
 from atas.attacks.auto_attack import AttackEnsemble
 from atas.attacks.losses import margin
@@ -73,6 +79,7 @@ class HeldOut(Measurement):
     """Verdicts on the held-out images, and the mean margin, of all weights that a training ends with."""
 
     name: ClassVar[str] = "held-out"
+    eps: float | None = None  # of the attacks, if not that of the training
 
     def is_available(self, trial: Trial, run_folder: RunFolder) -> bool:
         """Return whether the weights of all averages exist."""
@@ -85,10 +92,11 @@ class HeldOut(Measurement):
         for decay in recipe.training.ema_decays[1:]:
             models[f"{decay:g}"] = load_weights(folder.average(decay)).to(training.device)
         images = eval_view(held_out_as_test(training.data, training.trial.held_out), recipe.data).test
-        return {"models": {name: self._figures(model, images, recipe.threat) for name, model in models.items()}}
+        threat = recipe.threat if self.eps is None else threats.create(recipe.method.norm, self.eps)
+        return {"models": {name: self._figures(model, images, threat) for name, model in models.items()}}
 
     def _figures(self, model: nn.Module, images: Split, threat: Threat) -> dict[str, Any]:
-        result = evaluate(model, images, threat=threat, attacks=("pgd50", ENSEMBLE))
+        result = evaluate(model, images, threat=threat, attacks=("pgd50", ENSEMBLE), details=False)
         return {
             "accuracy": {name: result.accuracy[name] for name in ATTACKS},
             "correct": {name: "".join("01"[int(one)] for one in result.correct[name]) for name in ATTACKS},
@@ -130,14 +138,14 @@ def read(path: Path, attacks: Sequence[str] = (), seeds: Sequence[int] = ()) -> 
     if not held_out:
         judged: dict[str, Any] = {"attacks": tuple(attacks or document.get("attacks", TEST_ATTACKS))}
     else:
-        judged = {"attacks": (), "measurements": (HeldOut(),), "held_out": held_out}
+        judged = {"attacks": (), "held_out": held_out}
     return {
         variant["name"]: [
             Trial(
                 variant.get("recipe", document.get("recipe")),
                 document.get("values", {}) | variant.get("values", {}),
                 seed,
-                **judged,
+                **judged | ({"measurements": (HeldOut(variant.get("judged_at")),)} if held_out else {}),
             )
             for seed in seeds or variant.get("seeds", document.get("seeds", [0]))
         ]
@@ -190,7 +198,7 @@ def test_table(variants: dict[str, list[Trial]], store: Store) -> str:
 
 def _measured(trial: Trial, store: Store) -> dict[str, Any] | None:
     record = store.record(trial)
-    entry = None if record is None else HeldOut().find(record)
+    entry = None if record is None else trial.measurements[0].find(record)
     return None if entry is None else entry["models"]
 
 

@@ -8,14 +8,18 @@ mirrored window needs no operation of its own.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal, TypeAlias
 
 import torch
 from torch import Tensor
 
 from atas.core.arguments import check_arguments, describe
 from atas.core.dispatch import fast_op
-from atas.core.rng import CounterRNG, Stream
+from atas.core.rng import CounterRNG, Stream, UniformSource
 from atas.errors import UsageError
+
+Flip: TypeAlias = bool | Literal["alternate"]
+"""Whether images are mirrored at random; `alternate` draws for two epochs, of which the second shows the other side."""
 
 _MAX_PAD = 10_000
 
@@ -36,7 +40,7 @@ class View:
         return cls(offset, offset, torch.zeros(count, dtype=torch.bool, device=device), pad)
 
     @classmethod
-    def draw(cls, rng: CounterRNG, pad: int, flip: bool = True) -> View:
+    def draw(cls, rng: CounterRNG, pad: int, flip: Flip = True) -> View:
         """Return random views that depend on (seed, epoch, example) only."""
         return cls(*sample_view(rng.seed, rng.epoch, rng.index, pad, flip), pad)
 
@@ -86,11 +90,21 @@ def gather_pixels(images: Tensor, index: Tensor, rows: Tensor, columns: Tensor) 
 
 
 @fast_op
-def sample_view(seed: int, epoch: Tensor, index: Tensor, pad: int, flip: bool) -> tuple[Tensor, Tensor, Tensor]:
+def sample_view(seed: int, epoch: Tensor, index: Tensor, pad: int, flip: Flip) -> tuple[Tensor, Tensor, Tensor]:
     """Sample `top`, `left` and `flip` of a view for each example."""
     rng, choices = CounterRNG(seed, epoch, index), 2 * pad + 1
     top, left = (rng.uniform(Stream.TOP) * choices).long(), (rng.uniform(Stream.LEFT) * choices).long()
-    return top, left, (rng.uniform(Stream.FLIP) < 0.5) if flip else torch.zeros_like(index, dtype=torch.bool)
+    return top, left, sample_flips(rng, flip)
+
+
+def sample_flips(source: UniformSource, flip: Flip) -> Tensor:
+    """Return for each example whether it is mirrored."""
+    if flip == "alternate" and isinstance(source, CounterRNG):  # a generator knows no epoch
+        epoch = source.epoch.to(source.index.device)
+        first = CounterRNG(source.seed, epoch // 2, source.index).uniform(Stream.FLIP) < 0.5
+        return first ^ (epoch % 2 == 1)
+    uniform = source.uniform(Stream.FLIP)
+    return uniform < 0.5 if flip else torch.zeros_like(uniform, dtype=torch.bool)
 
 
 def check_batch(function: str, x: object) -> None:

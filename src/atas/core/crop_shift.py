@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from atas.core.arguments import check_arguments
-from atas.core.augment import check_batch, gather_pixels
+from atas.core.augment import Flip, check_batch, gather_pixels, sample_flips
 from atas.core.dispatch import fast_op
 from atas.core.rng import CounterRNG, GeneratorRNG, Stream, UniformSource
 from atas.errors import UsageError
@@ -39,7 +39,7 @@ class ShiftView:
     size: Size
 
     @classmethod
-    def draw(cls, rng: CounterRNG, size: Size, shift: int, flip: bool = True, until: int | None = None) -> ShiftView:
+    def draw(cls, rng: CounterRNG, size: Size, shift: int, flip: Flip = True, until: int | None = None) -> ShiftView:
         """Return random views that depend on (seed, epoch, example) only; from epoch `until` on, no pixel is cut."""
         return cls(*sample_shift(rng.seed, rng.epoch, rng.index, size, shift, flip, until), size)
 
@@ -90,13 +90,13 @@ def in_box(rows: Tensor, columns: Tensor, top: Tensor, left: Tensor, height: Ten
 
 @fast_op
 def sample_shift(
-    seed: int, epoch: Tensor, index: Tensor, size: Size, shift: int, flip: bool, until: int | None
+    seed: int, epoch: Tensor, index: Tensor, size: Size, shift: int, flip: Flip, until: int | None
 ) -> _Box:
     """Sample the tensors of a `ShiftView` for each example."""
     return _random_box(CounterRNG(seed, epoch, index), size, shift, flip, is_before(epoch, until, index))
 
 
-def _random_box(source: UniformSource, size: Size, shift: int, flip: bool, active: Tensor | None = None) -> _Box:
+def _random_box(source: UniformSource, size: Size, shift: int, flip: Flip, active: Tensor | None = None) -> _Box:
     """CropShift of "Data augmentation alone can improve adversarial training" (Li and Spratling, 2023): 0 to `shift`
     rows and columns are cut off in all, which leaves a box anywhere in the image, and it is put anywhere in the frame.
     """
@@ -107,7 +107,7 @@ def _random_box(source: UniformSource, size: Size, shift: int, flip: bool, activ
     lost_rows = lost - lost_columns
     source_top, top = ((uniform[:, place] * (lost_rows + 1)).long() for place in (2, 3))
     source_left, left = ((uniform[:, place] * (lost_columns + 1)).long() for place in (4, 5))
-    mirrored = source.uniform(Stream.FLIP) < 0.5 if flip else torch.zeros_like(top, dtype=torch.bool)
+    mirrored = sample_flips(source, flip)
     return source_top, source_left, top, left, size[0] - lost_rows, size[1] - lost_columns, mirrored
 
 

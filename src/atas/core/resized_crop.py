@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from atas.core.arguments import check_arguments
-from atas.core.augment import View, check_batch
+from atas.core.augment import Flip, View, check_batch, sample_flips
 from atas.core.erasing import PixelView
 from atas.core.rng import GeneratorRNG, Stream, UniformSource
 from atas.errors import UsageError
@@ -41,12 +41,12 @@ class BoxView:
     size: tuple[int, int]
 
     @classmethod
-    def crop(cls, source: UniformSource, size: int, of: int, flip: bool = True) -> BoxView:
+    def crop(cls, source: UniformSource, size: int, of: int, flip: Flip = True) -> BoxView:
         """Return random squares of `size` pixels of images resized to `of` x `of`. The authors' code for ImageNet uses
         224 of 256."""
         top, left = ((source.uniform(p) * (of - size + 1)).long() for p in (Stream.TOP, Stream.LEFT))
         share = torch.full_like(top, size, dtype=torch.float64) / of
-        return cls(top.double() / of, left.double() / of, share, share, _flips(source, flip), (size, size))
+        return cls(top.double() / of, left.double() / of, share, share, sample_flips(source, flip), (size, size))
 
     @classmethod
     def resized(
@@ -56,7 +56,7 @@ class BoxView:
         frame: tuple[int, int],
         scale: tuple[float, float] = (0.08, 1.0),
         ratio: tuple[float, float] = (3 / 4, 4 / 3),
-        flip: bool = True,
+        flip: Flip = True,
     ) -> BoxView:
         """Return random boxes of whole pixels of stored images of shape `frame`, as torchvision's RandomResizedCrop:
         area fraction in `scale`, width over height in `ratio`, resized to a square."""
@@ -72,7 +72,7 @@ class BoxView:
         width = torch.where(any_fits, widths.gather(1, first)[:, 0], min(wide, round(tall * centred)))
         top = torch.where(any_fits, source.uniform(Stream.TOP) * (tall - height + 1), (tall - height) / 2).floor()
         left = torch.where(any_fits, source.uniform(Stream.LEFT) * (wide - width + 1), (wide - width) / 2).floor()
-        return cls(top / tall, left / wide, height / tall, width / wide, _flips(source, flip), (size, size))
+        return cls(top / tall, left / wide, height / tall, width / wide, sample_flips(source, flip), (size, size))
 
     def __len__(self) -> int:
         return len(self.top)
@@ -191,11 +191,6 @@ def random_resized_view(
     frame = (int(x.shape[-2]), int(x.shape[-1]))
     view = BoxView.resized(GeneratorRNG(x, generator), size, frame, scale, ratio, flip)
     return view.apply(x), view
-
-
-def _flips(source: UniformSource, flip: bool) -> Tensor:
-    uniform = source.uniform(Stream.FLIP)
-    return uniform < 0.5 if flip else torch.zeros_like(uniform, dtype=torch.bool)
 
 
 def _check_size(size: int) -> None:

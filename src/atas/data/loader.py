@@ -9,7 +9,7 @@ from typing import ClassVar, NotRequired, TypedDict, Unpack
 import torch
 from torch import Tensor
 
-from atas.core.augment import View
+from atas.core.augment import Flip, View
 from atas.core.dispatch import fast_op
 from atas.core.resized_crop import AnyView
 from atas.core.rng import CounterRNG
@@ -32,7 +32,7 @@ class LoaderOptions(TypedDict):
 
     batch_size: int
     pad: int
-    flip: bool
+    flip: Flip
     seed: int
     views: NotRequired[Callable[[CounterRNG], AnyView] | None]
 
@@ -55,7 +55,7 @@ class Loader:
         *,
         batch_size: int,
         pad: int,
-        flip: bool,
+        flip: Flip,
         seed: int,
         views: Callable[[CounterRNG], AnyView] | None = None,
     ) -> None:

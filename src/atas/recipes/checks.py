@@ -78,7 +78,12 @@ _NEEDS: tuple[tuple[str, str, Callable[[Recipe], object]], ...] = (
     ("consistency.distance consistency.ramp", "consistency.weight", lambda r: r.consistency.weight),
     ("consistency.through", "consistency.weight", lambda r: r.consistency.weight),
     ("optimizer.betas optimizer.eps", "optimizer.name = adamw", lambda r: r.optimizer.name == "adamw"),
-    ("optimizer.momentum schedule.peak_momentum", "optimizer.name = sgd", lambda r: r.optimizer.name == "sgd"),
+    ("optimizer.matrix_rate", "optimizer.name = muon", lambda r: r.optimizer.name == "muon"),
+    (
+        "optimizer.momentum schedule.peak_momentum",
+        "optimizer.name = sgd or muon",
+        lambda r: r.optimizer.name != "adamw",
+    ),
     ("optimizer.perturb_gamma optimizer.perturb_from", "optimizer.perturb", lambda r: r.optimizer.perturb),
     ("optimizer.perturb_depth_power", "optimizer.perturb", lambda r: r.optimizer.perturb),
     ("schedule.final", "schedule.name = cyclic or cosine", lambda r: r.schedule.name != "piecewise"),

@@ -57,7 +57,7 @@ class DataConfig:
     root: str | None = None
     size: int | None = None
     pad: Annotated[int, _NOT_NEGATIVE] = 4
-    flip: bool = True
+    flip: bool | Literal["alternate"] = True
     view: Annotated[str, OneOf("pad", "cropshift", "crop", "resized")] = "pad"
     view_size: int | None = None
     view_start: int | None = None
@@ -149,17 +149,19 @@ class ConsistencyConfig:
 
 @dataclass(frozen=True)
 class OptimizerConfig:
-    """Stochastic gradient descent, or `adamw` with its `betas` (0.9, 0.999) and `eps` (1e-8). Without `decay_norms`,
-    biases, normalisation layers and what the network itself excludes have no weight decay. `clip_norm` is the largest
-    norm of the gradient of all weights. `perturb` is a form of weight perturbation (`methods.WeightPerturbation`), with
-    the relative length `perturb_gamma` (0.005), from epoch `perturb_from` (0) on, and shorter from layer to layer with
-    `perturb_depth_power`."""
+    """Stochastic gradient descent, `adamw` with its `betas` (0.9, 0.999) and `eps` (1e-8), or `muon`, whose orthogonal
+    steps of convolutions are `matrix_rate` (0.1) times the learning rate long, relative to the weight. Without
+    `decay_norms`, biases, normalisation layers and what the network itself excludes have no weight decay. `clip_norm`
+    is the largest norm of the gradient of all weights. `perturb` is a form of weight perturbation
+    (`methods.WeightPerturbation`), with the relative length `perturb_gamma` (0.005), from epoch `perturb_from` (0) on,
+    and shorter from layer to layer with `perturb_depth_power`."""
 
-    name: Annotated[str, OneOf("sgd", "adamw")] = "sgd"
+    name: Annotated[str, OneOf("sgd", "adamw", "muon")] = "sgd"
     momentum: Annotated[float, _BELOW_1] = 0.9
     weight_decay: Annotated[float, _NOT_NEGATIVE] = 5e-4
     nesterov: bool = False
     betas: Annotated[tuple[float, float] | None, _BELOW_1] = None
+    matrix_rate: Annotated[float | None, _POSITIVE] = None
     eps: Annotated[float | None, Range("must be above zero", gt=0)] = None
     decay_norms: bool | None = None
     clip_norm: Annotated[float | None, Range("must be above zero", gt=0)] = None

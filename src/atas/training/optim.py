@@ -1,4 +1,4 @@
-"""SGD, AdamW and gradient clipping.
+"""SGD, AdamW, Muon and gradient clipping.
 
 What changes with the update, such as the learning rate, is a tensor, so a step can be captured and replayed. The
 forward pass may use a copy of the weights in bf16.
@@ -16,6 +16,7 @@ from atas.training.schedule import BETAS
 
 _ALIGNMENT = 16  # bytes that the kernel reads at once
 _EPS = 1e-8  # of AdamW
+DEFAULT_MATRIX_RATE = 0.1
 _TINY = 1e-6  # keeps the factor of a clipped gradient finite
 
 
@@ -141,6 +142,84 @@ class AdamW(Optimizer):
         self.refresh()
 
 
+class Muon(Optimizer):
+    """SGD with orthogonal steps for convolutions (Muon, Jordan et al., 2024).
+
+    For the weight w of a convolution, seen as a matrix with a row for each output, and its gradient g:
+
+        m <- momentum m + g
+        d  = the semi-orthogonal matrix closest to g + momentum m, by `orthogonalize`
+        w <- w - matrix_rate rate r d / |d|, then scaled to the norm r that it starts with on average
+
+    A step so has a fixed size relative to the weight, and the same in all directions; there is no weight decay. Other
+    weights are updated as by `SGD`.
+    """
+
+    def __init__(
+        self,
+        config: OptimizerConfig,
+        weights: Sequence[Tensor],
+        compute_weights: Sequence[Tensor],
+        decays: Sequence[bool] | None = None,
+    ) -> None:
+        super().__init__(config, weights, compute_weights, decays)
+        self._factor = DEFAULT_MATRIX_RATE if config.matrix_rate is None else config.matrix_rate
+
+    @torch.no_grad()
+    def step(self, gradients: Sequence[Tensor | None], *scalars: Tensor) -> None:
+        """Update the weights by rate and momentum; those without a gradient stay."""
+        rate, momentum = scalars
+        rows = [row for row, gradient in enumerate(gradients) if gradient is not None]
+        steps = [gradients[row].to(self.weights[row].dtype) for row in rows]  # type: ignore[union-attr]
+        flat = [place for place, row in enumerate(rows) if not self._is_matrix(row)]
+        decays = [self.config.weight_decay * self.decays[rows[place]] for place in flat]
+        for place, decay in zip(flat, decays, strict=True):
+            steps[place] = steps[place] + decay * self.weights[rows[place]]
+        momenta = [self.momentum[row] for row in rows]
+        torch._foreach_mul_(momenta, momentum)
+        torch._foreach_add_(momenta, steps)
+        if flat:
+            moves = torch._foreach_mul([momenta[place] for place in flat], rate)
+            torch._foreach_sub_([self.weights[rows[place]] for place in flat], moves)
+        ahead = torch._foreach_add(steps, torch._foreach_mul(momenta, momentum))
+        shapes: dict[torch.Size, list[int]] = {}
+        for place, row in enumerate(rows):
+            if self._is_matrix(row):
+                shapes.setdefault(self.weights[row].shape, []).append(place)
+        for places in shapes.values():
+            self._matrix_step([self.weights[rows[place]] for place in places], [ahead[place] for place in places], rate)
+        self.refresh()
+
+    def _is_matrix(self, row: int) -> bool:
+        return self.weights[row].dim() == 4
+
+    def _matrix_step(self, weights: list[Tensor], gradients: list[Tensor], rate: Tensor) -> None:
+        """Move weights of one shape along their orthogonalised gradients."""
+        norm = (len(weights[0]) / 3) ** 0.5  # of PyTorch's default start, on average
+        directions = orthogonalize(torch.stack([gradient.flatten(1) for gradient in gradients])).to(weights[0].dtype)
+        directions = directions * (self._factor * norm * rate / torch.linalg.matrix_norm(directions)[:, None, None])
+        moved = torch.stack([weight.flatten(1) for weight in weights]) - directions
+        moved = moved * (norm / torch.linalg.matrix_norm(moved)[:, None, None])
+        for weight, value in zip(weights, moved, strict=True):
+            weight.copy_(value.view(weight.shape))
+
+
+def orthogonalize(matrices: Tensor, steps: int = 5) -> Tensor:
+    """Return a batch of matrices with about the same singular vectors and all singular values near 1.
+
+    Each Newton-Schulz step is an odd polynomial of the matrix that moves its singular values towards 1; with the usual
+    coefficients they end between 0.7 and 1.2.
+    """
+    transposes = matrices.shape[1] > matrices.shape[2]
+    x = matrices.mT if transposes else matrices
+    x = x.bfloat16() if x.is_cuda else x
+    x = x / (torch.linalg.matrix_norm(x.float())[:, None, None] + _TINY).to(x.dtype)
+    for _ in range(steps):
+        square = x @ x.mT
+        x = 3.4445 * x + torch.baddbmm(square, square, square, beta=-4.7750, alpha=2.0315) @ x
+    return x.mT if transposes else x
+
+
 def create_optimizer(config: OptimizerConfig, model: nn.Module, compute_model: nn.Module) -> Optimizer:
     """Create the optimiser of a recipe for the weights of a model that are trained."""
     rows = [row for row, parameter in enumerate(model.parameters()) if parameter.requires_grad]
@@ -148,7 +227,10 @@ def create_optimizer(config: OptimizerConfig, model: nn.Module, compute_model: n
         [tensors[row] for row in rows] for tensors in (list(model.parameters()), list(compute_model.parameters()))
     )
     decays = _decays(config, model)
-    return (AdamW if config.name == "adamw" else SGD)(config, weights, compute_weights, [decays[row] for row in rows])
+    return _OPTIMIZERS[config.name](config, weights, compute_weights, [decays[row] for row in rows])
+
+
+_OPTIMIZERS: dict[str, type[Optimizer]] = {"sgd": SGD, "adamw": AdamW, "muon": Muon}
 
 
 def _decays(config: OptimizerConfig, model: nn.Module) -> list[bool]:

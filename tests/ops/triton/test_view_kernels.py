@@ -17,14 +17,14 @@ pytestmark = pytest.mark.usefixtures("division_as_on_a_gpu")
 @pytest.mark.parametrize("seed", [0, 1, 12345678901234567])
 @pytest.mark.parametrize("pad", [0, 1, 4])
 @pytest.mark.parametrize("count", [1, 5, 200])
-@pytest.mark.parametrize("flip", [True, False])
+@pytest.mark.parametrize("flip", [True, False, "alternate"])
 def test_views_are_drawn_to_the_bit(seed, pad, count, flip):
     for epoch in (-1, 0, 29):
         assert_same_draws(augment.sample_view, seed, epoch, count, pad, flip)
 
 
 @pytest.mark.parametrize("count", [1, 200])
-@pytest.mark.parametrize("flip", [True, False])
+@pytest.mark.parametrize("flip", [True, False, "alternate"])
 @pytest.mark.parametrize(("seed", "size", "shift"), [(0, (32, 32), 10), (12345678901234567, (5, 7), 4), (0, (8, 6), 0)])
 def test_boxes_are_drawn_to_the_bit(seed, size, shift, count, flip):
     for epoch, until in ((0, None), (29, None), (29, 30), (29, 29)):

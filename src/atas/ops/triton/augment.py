@@ -12,7 +12,7 @@ from torch import Tensor
 
 from atas.core import augment as plain
 from atas.core import crop_shift, erasing
-from atas.core.augment import View
+from atas.core.augment import Flip, View
 from atas.core.crop_shift import ShiftView, Size
 from atas.core.dispatch import implements
 from atas.core.erasing import ErasedView, PixelView
@@ -67,6 +67,17 @@ def _in_rectangle(row, column, top, left, height, width):
     return (down >= 0) & (down < tl.load(height + example)) & (across >= 0) & (across < tl.load(width + example))
 
 
+@triton.jit
+def _is_flipped(key, epoch, example, flips: tl.constexpr, block: tl.constexpr):
+    """Whether these examples are mirrored in this epoch; `flips` is the setting `flip`."""
+    flipped, first = tl.zeros((block,), tl.int1), tl.zeros((block,), tl.int32)
+    if flips == "alternate":
+        flipped = (uniform(key, epoch // 2, example, first) < 0.5) ^ (epoch % 2 == 1)
+    elif flips:
+        flipped = uniform(key, epoch, example, first) < 0.5
+    return flipped
+
+
 @triton.jit(do_not_specialize=["top_key", "left_key", "flip_key"])
 def _sample_view_kernel(
     epoch, index, top, left, flip, count, choices, top_key, left_key, flip_key, flips: tl.constexpr,
@@ -78,10 +89,7 @@ def _sample_view_kernel(
     now, example, position = tl.load(epoch), tl.load(index + offs, mask, 0), tl.zeros((block,), tl.int32)
     tl.store(top + offs, (uniform(top_key, now, example, position) * choices).to(tl.int64), mask)
     tl.store(left + offs, (uniform(left_key, now, example, position) * choices).to(tl.int64), mask)
-    flipped = tl.zeros((block,), tl.int1)
-    if flips:
-        flipped = uniform(flip_key, now, example, position) < 0.5
-    tl.store(flip + offs, flipped, mask)
+    tl.store(flip + offs, _is_flipped(flip_key, now, example, flips, block), mask)
 
 
 @triton.jit(do_not_specialize=["shift", "until", "shift_key", "flip_key"])
@@ -103,10 +111,7 @@ def _sample_shift_kernel(
     tl.store(left + offs, (uniform(shift_key, now, example, first + 5) * (lost_columns + 1)).to(tl.int64), mask)
     tl.store(box_height + offs, (height - lost_rows).to(tl.int64), mask)
     tl.store(box_width + offs, (width - lost_columns).to(tl.int64), mask)
-    flipped = tl.zeros((block,), tl.int1)
-    if flips:
-        flipped = uniform(flip_key, now, example, first) < 0.5
-    tl.store(flip + offs, flipped, mask)
+    tl.store(flip + offs, _is_flipped(flip_key, now, example, flips, block), mask)
 
 
 # Numbers that are no integers are constants of the kernel, because an argument would be rounded to float32.
@@ -194,7 +199,7 @@ def _contiguous(*tensors: Tensor) -> tuple[Tensor, ...]:
 
 
 @implements(plain.sample_view)
-def sample_view(seed: int, epoch: Tensor, index: Tensor, pad: int, flip: bool) -> tuple[Tensor, Tensor, Tensor]:
+def sample_view(seed: int, epoch: Tensor, index: Tensor, pad: int, flip: Flip) -> tuple[Tensor, Tensor, Tensor]:
     """All arguments."""
     if not can_launch(index):
         return NotImplemented
@@ -211,7 +216,7 @@ def sample_view(seed: int, epoch: Tensor, index: Tensor, pad: int, flip: bool) -
 
 @implements(crop_shift.sample_shift)
 def sample_shift(
-    seed: int, epoch: Tensor, index: Tensor, size: Size, shift: int, flip: bool, until: int | None
+    seed: int, epoch: Tensor, index: Tensor, size: Size, shift: int, flip: Flip, until: int | None
 ) -> tuple[Tensor, ...]:
     """All arguments."""
     if not can_launch(index):
