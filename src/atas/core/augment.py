@@ -101,8 +101,8 @@ def sample_flips(source: UniformSource, flip: Flip) -> Tensor:
     """Return for each example whether it is mirrored."""
     if flip == "alternate" and isinstance(source, CounterRNG):  # a generator knows no epoch
         epoch = source.epoch.to(source.index.device)
-        first = CounterRNG(source.seed, epoch // 2, source.index).uniform(Stream.FLIP) < 0.5
-        return first ^ (epoch % 2 == 1)
+        first = CounterRNG(source.seed, epoch >> 1, source.index).uniform(Stream.FLIP) < 0.5
+        return first ^ ((epoch & 1) == 1)
     uniform = source.uniform(Stream.FLIP)
     return uniform < 0.5 if flip else torch.zeros_like(uniform, dtype=torch.bool)
 

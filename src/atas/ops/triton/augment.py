@@ -72,7 +72,7 @@ def _is_flipped(key, epoch, example, flips: tl.constexpr, block: tl.constexpr):
     """Whether these examples are mirrored in this epoch; `flips` is the setting `flip`."""
     flipped, first = tl.zeros((block,), tl.int1), tl.zeros((block,), tl.int32)
     if flips == "alternate":
-        flipped = (uniform(key, epoch // 2, example, first) < 0.5) ^ (epoch % 2 == 1)
+        flipped = (uniform(key, epoch >> 1, example, first) < 0.5) ^ ((epoch & 1) == 1)
     elif flips:
         flipped = uniform(key, epoch, example, first) < 0.5
     return flipped
