@@ -6,6 +6,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from atas.core.augment import View, random_view
+from atas.core.crop_shift import ShiftView
+from atas.core.resized_crop import BoxView
 from atas.core.rng import CounterRNG
 from atas.errors import UsageError
 
@@ -210,3 +212,22 @@ def test_random_view_names_what_is_wrong():
         random_view(torch.zeros(3, 8, 8))
     with pytest.raises(UsageError, match="pad must be 0 to 10,000 pixels; got -1"):
         random_view(torch.zeros(1, 3, 8, 8), pad=-1)
+
+
+@pytest.mark.parametrize(
+    "draw",
+    [
+        lambda rng: View.draw(rng, 4, "alternate"),
+        lambda rng: ShiftView.draw(rng, (32, 32), 10, "alternate"),
+        lambda rng: BoxView.crop(rng, 24, 32, "alternate"),
+        lambda rng: BoxView.resized(rng, 24, (32, 32), flip="alternate"),
+    ],
+)
+def test_alternating_flips_show_both_sides_in_two_epochs(draw):
+    index = torch.arange(2000)
+    flips = [draw(CounterRNG(3, torch.tensor(epoch), index)).flip for epoch in range(6)]
+    for first, second in zip(flips[::2], flips[1::2], strict=True):
+        assert torch.equal(first, ~second)
+    for early, late in zip(flips[:4:2], flips[2::2], strict=True):
+        assert 0.45 < float((early == late).float().mean()) < 0.55, "every two epochs have draws of their own"
+        assert 0.45 < float(early.float().mean()) < 0.55

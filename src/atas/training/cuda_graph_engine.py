@@ -104,7 +104,7 @@ class CudaGraphEngine(Engine):
         method.checks.skip_labels = True
         self._log = log
         weights, optimizer = self._trainable_of(model), self._backend.optimizer
-        if isinstance(self._optimizer, SGD) and all(self._optimizer.decays):  # the kernel knows no other case
+        if type(self._optimizer) is SGD and all(self._optimizer.decays):  # the kernel knows no other case
             if optimizer.supports(weights, self._trainable):
                 self._optimizer = optimizer(recipe.optimizer, weights, self._trainable)
             else:

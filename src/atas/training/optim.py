@@ -77,7 +77,13 @@ class SGD(Optimizer):
     def step(self, gradients: Sequence[Tensor | None], *scalars: Tensor) -> None:
         """Update the weights by rate and momentum; those without a gradient stay."""
         rate, momentum = scalars
+        self._descend(gradients, rate, momentum)
+        self.refresh()
+
+    def _descend(self, gradients: Sequence[Tensor | None], rate: Tensor, momentum: Tensor) -> None:
         rows = [row for row, gradient in enumerate(gradients) if gradient is not None]
+        if not rows:
+            return
         weights = [self.weights[row] for row in rows]
         momenta = [self.momentum[row] for row in rows]
         steps = [gradients[row].to(self.weights[row].dtype) for row in rows]  # type: ignore[union-attr]
@@ -93,7 +99,6 @@ class SGD(Optimizer):
         else:
             steps = momenta
         torch._foreach_sub_(weights, torch._foreach_mul(steps, rate))
-        self.refresh()
 
 
 class AdamW(Optimizer):
@@ -142,17 +147,17 @@ class AdamW(Optimizer):
         self.refresh()
 
 
-class Muon(Optimizer):
+class Muon(SGD):
     """SGD with orthogonal steps for convolutions (Muon, Jordan et al., 2024).
 
-    For the weight w of a convolution, seen as a matrix with a row for each output, and its gradient g:
+    The weight w of a convolution is seen as a matrix with a row for each output. With its gradient g,
 
         m <- momentum m + g
-        d  = the semi-orthogonal matrix closest to g + momentum m, by `orthogonalize`
-        w <- w - matrix_rate rate r d / |d|, then scaled to the norm r that it starts with on average
+        d  = the semi-orthogonal matrix nearest to g + momentum m, by `orthogonalize`
+        w <- w - rate matrix_rate |w| d / |d|, then scaled to the norm that it started with
 
-    A step so has a fixed size relative to the weight, and the same in all directions; there is no weight decay. Other
-    weights are updated as by `SGD`.
+    So a step has the same size in all directions, and a fixed one relative to the weight; there is no weight decay. All
+    other weights, and convolutions that start at zero, are updated as by `SGD`.
     """
 
     def __init__(
@@ -163,61 +168,70 @@ class Muon(Optimizer):
         decays: Sequence[bool] | None = None,
     ) -> None:
         super().__init__(config, weights, compute_weights, decays)
-        self._factor = DEFAULT_MATRIX_RATE if config.matrix_rate is None else config.matrix_rate
+        self.norms = [weight.detach().norm() for weight in self.weights]
+        self._is_matrix = [
+            weight.dim() == 4 and bool(norm > 0) for weight, norm in zip(self.weights, self.norms, strict=True)
+        ]
+        self._matrix_rate = DEFAULT_MATRIX_RATE if config.matrix_rate is None else config.matrix_rate
+
+    def state(self) -> dict[str, list[Tensor]]:
+        """Return the momentum, and the norms that weights of convolutions keep."""
+        return super().state() | {"norms": self.norms}
 
     @torch.no_grad()
     def step(self, gradients: Sequence[Tensor | None], *scalars: Tensor) -> None:
         """Update the weights by rate and momentum; those without a gradient stay."""
         rate, momentum = scalars
-        rows = [row for row, gradient in enumerate(gradients) if gradient is not None]
-        steps = [gradients[row].to(self.weights[row].dtype) for row in rows]  # type: ignore[union-attr]
-        flat = [place for place, row in enumerate(rows) if not self._is_matrix(row)]
-        decays = [self.config.weight_decay * self.decays[rows[place]] for place in flat]
-        for place, decay in zip(flat, decays, strict=True):
-            steps[place] = steps[place] + decay * self.weights[rows[place]]
-        momenta = [self.momentum[row] for row in rows]
-        torch._foreach_mul_(momenta, momentum)
-        torch._foreach_add_(momenta, steps)
-        if flat:
-            moves = torch._foreach_mul([momenta[place] for place in flat], rate)
-            torch._foreach_sub_([self.weights[rows[place]] for place in flat], moves)
-        ahead = torch._foreach_add(steps, torch._foreach_mul(momenta, momentum))
-        shapes: dict[torch.Size, list[int]] = {}
-        for place, row in enumerate(rows):
-            if self._is_matrix(row):
-                shapes.setdefault(self.weights[row].shape, []).append(place)
-        for places in shapes.values():
-            self._matrix_step([self.weights[rows[place]] for place in places], [ahead[place] for place in places], rate)
+        others = [None if skip else one for skip, one in zip(self._is_matrix, gradients, strict=True)]
+        self._descend(others, rate, momentum)
+        same_shape: dict[torch.Size, list[int]] = {}
+        for row, gradient in enumerate(gradients):
+            if self._is_matrix[row] and gradient is not None:
+                same_shape.setdefault(gradient.shape, []).append(row)
+        for rows in same_shape.values():
+            self._step_orthogonally(rows, gradients, rate, momentum)
         self.refresh()
 
-    def _is_matrix(self, row: int) -> bool:
-        return self.weights[row].dim() == 4
-
-    def _matrix_step(self, weights: list[Tensor], gradients: list[Tensor], rate: Tensor) -> None:
-        """Move weights of one shape along their orthogonalised gradients."""
-        norm = (len(weights[0]) / 3) ** 0.5  # of PyTorch's default start, on average
-        directions = orthogonalize(torch.stack([gradient.flatten(1) for gradient in gradients])).to(weights[0].dtype)
-        directions = directions * (self._factor * norm * rate / torch.linalg.matrix_norm(directions)[:, None, None])
-        moved = torch.stack([weight.flatten(1) for weight in weights]) - directions
-        moved = moved * (norm / torch.linalg.matrix_norm(moved)[:, None, None])
-        for weight, value in zip(weights, moved, strict=True):
-            weight.copy_(value.view(weight.shape))
+    def _step_orthogonally(
+        self, rows: Sequence[int], gradients: Sequence[Tensor | None], rate: Tensor, momentum: Tensor
+    ) -> None:
+        """Update weights of one shape."""
+        weights, momenta = [self.weights[row] for row in rows], [self.momentum[row] for row in rows]
+        steps = [gradients[row].to(self.weights[row].dtype) for row in rows]  # type: ignore[union-attr]
+        torch._foreach_mul_(momenta, momentum)
+        torch._foreach_add_(momenta, steps)
+        ahead = torch._foreach_add(steps, torch._foreach_mul(momenta, momentum))
+        norms = torch.stack([self.norms[row] for row in rows])[:, None, None]
+        directions = orthogonalize(_as_matrices(ahead)).to(norms.dtype)
+        moved = _as_matrices(weights) - directions * (rate * self._matrix_rate * norms / _norms(directions))
+        for weight, matrix in zip(weights, moved * (norms / _norms(moved)), strict=True):
+            weight.copy_(matrix.view(weight.shape))
 
 
 def orthogonalize(matrices: Tensor, steps: int = 5) -> Tensor:
-    """Return a batch of matrices with about the same singular vectors and all singular values near 1.
+    """Return a batch of matrices with the same singular vectors, and singular values between 0.6 and 1.3.
 
-    Each Newton-Schulz step is an odd polynomial of the matrix that moves its singular values towards 1; with the usual
-    coefficients they end between 0.7 and 1.2.
+    Each step of the Newton-Schulz iteration applies an odd polynomial to the singular values, by products of matrices
+    alone. Its coefficients are those of Muon, with which values from about 0.005 of the norm on arrive in that range.
+    On a GPU the products are in bf16.
     """
-    transposes = matrices.shape[1] > matrices.shape[2]
-    x = matrices.mT if transposes else matrices
+    is_wide = matrices.shape[1] <= matrices.shape[2]
+    x = (matrices if is_wide else matrices.mT) / (_norms(matrices) + _TINY**2)
     x = x.bfloat16() if x.is_cuda else x
-    x = x / (torch.linalg.matrix_norm(x.float())[:, None, None] + _TINY).to(x.dtype)
+    a, b, c = 3.4445, -4.7750, 2.0315
     for _ in range(steps):
         square = x @ x.mT
-        x = 3.4445 * x + torch.baddbmm(square, square, square, beta=-4.7750, alpha=2.0315) @ x
-    return x.mT if transposes else x
+        x = torch.baddbmm(x, torch.baddbmm(square, square, square, beta=b, alpha=c), x, beta=a)
+    return x if is_wide else x.mT
+
+
+def _as_matrices(weights: Sequence[Tensor]) -> Tensor:
+    """Return weights of one shape as a batch of matrices with a row for each output."""
+    return torch.stack([weight.flatten(1) for weight in weights])
+
+
+def _norms(matrices: Tensor) -> Tensor:
+    return torch.linalg.matrix_norm(matrices, keepdim=True)
 
 
 def create_optimizer(config: OptimizerConfig, model: nn.Module, compute_model: nn.Module) -> Optimizer:
