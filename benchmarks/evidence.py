@@ -5,12 +5,17 @@
     python benchmarks/evidence.py --minutes 9               # stop within nine minutes; the next call continues there
     python benchmarks/evidence.py --minutes 9 --whole       # start only commands that are expected to end in time
     python benchmarks/evidence.py --only 'record-*'         # these alone; names may be patterns
+    python benchmarks/evidence.py --jobs 4                  # four at a time, but those alone whose seconds count
     python benchmarks/evidence.py --page                    # write the table of docs/reproducing.md from the list
 
-The list is evidence.toml. Commands run one after the other from the root of the repository, each in a process of its
-own with its output in OUT/<name>.log. They find the data by the environment variable ATAS_DATA. When the time is up, or
-after Ctrl-C, the running command gets an interrupt: `atas` saves its progress, and the same command continues there.
-Use --whole on a machine whose files are lost afterwards.
+The list is evidence.toml. Commands run from the root of the repository, each in a process of its own with its output in
+OUT/<name>.log. They find the data by the environment variable ATAS_DATA. When the time is up, or after Ctrl-C, the
+running commands get an interrupt: `atas` saves its progress, and the same command continues there. Use --whole on a
+machine whose files are lost afterwards.
+
+With --jobs several commands share the machine, which keeps a GPU busy while some of them compile or load data. Commands
+marked `timed` report seconds of training, so they run alone. The others are expected to take longer by the number of
+jobs.
 
 After every command a line of JSON with name, status, seconds and commit is added to OUT/evidence.jsonl. A command is
 finished once it has ended with status 0. A command that failed does not stop the others; the next call tries it again,
@@ -42,13 +47,14 @@ PAGE = ROOT / "docs" / "reproducing.md"
 LIST = ROOT / "benchmarks" / "evidence.toml"
 HEAD = "| name | what it shows | command | seconds | result |\n|---|---|---|---:|---|\n"
 GRACE = 25.0  # seconds that an interrupted command has to save its progress
+POLL = 0.05  # seconds between two looks at the running commands
 STARTUP = 60.0  # with less time left than this, a long command would hardly begin
 NOT_RUN, FINISHED, FAILED, STOPPED, KILLED = "not run", "finished", "failed", "stopped", "killed"
 
 
 @dataclass(frozen=True)
 class Item:
-    """A command of the list: its estimated seconds, the file it ends in, and what it shows."""
+    """A command of the list: its estimated seconds, the file it ends in, what it shows, and whether its time counts."""
 
     name: str
     why: str
@@ -56,6 +62,7 @@ class Item:
     seconds: int
     result: str
     resumes: bool = True
+    timed: bool = False
 
     @property
     def words(self) -> list[str]:
@@ -117,62 +124,113 @@ class History:
         return sorted(left, key=lambda item: self.status(item) == FAILED)
 
 
-def run(item: Item, log: Path, seconds: float) -> tuple[str, bool]:
-    """Run a command for at most this long. Return its status, and whether the user stopped it."""
-    stopped_by_user = False
-    with log.open("ab") as output:
-        process = subprocess.Popen(
-            item.words,
-            cwd=ROOT,
-            env=os.environ | {"PYTHONUNBUFFERED": "1"},
-            stdin=subprocess.DEVNULL,
-            stdout=output,
-            stderr=subprocess.STDOUT,
-            process_group=0,  # Ctrl-C reaches this program alone, which passes it on once
-        )
+class Job:
+    """A command that runs, with its output in a file."""
+
+    def __init__(self, item: Item, log: Path) -> None:
+        self.item, self.log, self._began = item, log, time.monotonic()
+        with log.open("ab") as output:
+            self._process = subprocess.Popen(
+                item.words,
+                cwd=ROOT,
+                env=os.environ | {"PYTHONUNBUFFERED": "1"},
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                process_group=0,  # Ctrl-C reaches this program alone, which passes it on once
+            )
+
+    @property
+    def seconds(self) -> float:
+        """How long it has been running."""
+        return time.monotonic() - self._began
+
+    def ended(self) -> str | None:
+        """Return how the command ended; None while it runs."""
+        status = self._process.poll()
+        return None if status is None else FAILED if status else FINISHED
+
+    def interrupt(self) -> None:
+        """Ask the command to save its progress and stop."""
+        self._process.send_signal(signal.SIGINT)
+
+    def stopped(self, deadline: float) -> str:
+        """Return how an interrupted command ended; kill it with what it started if it runs on after the deadline."""
         try:
-            return (FAILED if process.wait(None if seconds == math.inf else seconds) else FINISHED), False
+            return STOPPED if self._process.wait(max(0.0, deadline - time.monotonic())) else FINISHED
         except subprocess.TimeoutExpired:
-            pass
+            os.killpg(self._process.pid, signal.SIGKILL)
+            self._process.wait()
+            return KILLED
+
+
+class Driver:
+    """Runs commands, several at a time, until all have ended or the time is up."""
+
+    def __init__(self, out: Path, *, seconds: float, whole: bool, jobs: int) -> None:
+        out.mkdir(parents=True, exist_ok=True)
+        self._out, self._whole, self._most = out, whole, jobs
+        self._deadline = time.monotonic() + seconds - GRACE
+        self._history, self._running = History(out), list[Job]()
+        self._failed: list[str] = []
+
+    def run(self, items: Sequence[Item]) -> int:
+        """Run what is not finished; return the exit status."""
+        waiting, stopped_by_user = self._history.unfinished(items), False
+        try:
+            while waiting or self._running:
+                self._start(waiting)
+                self._end()
+                if not self._running and not any(map(self._fits, waiting)):
+                    break
+                if time.monotonic() > self._deadline:
+                    break
+                time.sleep(POLL)
         except KeyboardInterrupt:
             stopped_by_user = True
-        return _stop(process), stopped_by_user
+        self._stop()
+        rest = self._history.unfinished(items)
+        print(
+            f"{len(items) - len(rest)} of {len(items)} commands are finished; the same command continues" * bool(rest)
+        )
+        if self._failed:
+            print(f"failed: {', '.join(self._failed)}", file=sys.stderr)
+        return 1 if self._failed or stopped_by_user else 0
 
+    def _fits(self, item: Item) -> bool:
+        left = self._deadline - time.monotonic()
+        return item.fits(left / (1 if item.timed else self._most), whole=self._whole)
 
-def _stop(process: subprocess.Popen[bytes]) -> str:
-    """Interrupt a command, and kill it with what it started if it has not ended after the grace period."""
-    process.send_signal(signal.SIGINT)
-    try:
-        return STOPPED if process.wait(GRACE) else FINISHED
-    except subprocess.TimeoutExpired:
-        os.killpg(process.pid, signal.SIGKILL)
-        process.wait()
-        return KILLED
+    def _start(self, waiting: list[Item]) -> None:
+        """Start commands in their order while there is room; one that is timed waits until it is alone."""
+        for item in [item for item in waiting if self._fits(item)]:
+            must_wait = self._running and (item.timed or any(job.item.timed for job in self._running))
+            if must_wait or len(self._running) == self._most:
+                return
+            waiting.remove(item)
+            log = self._out / f"{item.name}.log"
+            print(f"{_clock()} {item.name}: started, about {item.seconds:,} s; output in {log}", flush=True)
+            self._running.append(Job(item, log))
 
+    def _end(self) -> None:
+        for job in list(self._running):
+            if status := job.ended():
+                self._record(job, status)
 
-def run_all(items: Sequence[Item], out: Path, *, seconds: float, whole: bool) -> int:
-    """Run what is not finished for at most this long; return the exit status."""
-    out.mkdir(parents=True, exist_ok=True)
-    history, deadline = History(out), time.monotonic() + seconds - GRACE
-    failed, stopped_by_user = [], False
-    for item in history.unfinished(items):
-        left = deadline - time.monotonic()
-        if not item.fits(left, whole=whole):
-            continue
-        log, began = out / f"{item.name}.log", time.monotonic()
-        print(f"{_clock()} {item.name}: started, about {item.seconds:,} s; output in {log}", flush=True)
-        status, stopped_by_user = run(item, log, left)
-        took = time.monotonic() - began
-        history.add(item, status, took)
-        print(f"{_clock()} {item.name}: {status} after {took:.0f} s{_why(status, log)}", flush=True)
-        failed += [item.name] if status == FAILED else []
-        if stopped_by_user:
-            break
-    rest = history.unfinished(items)
-    print(f"{len(items) - len(rest)} of {len(items)} commands are finished; the same command continues" * bool(rest))
-    if failed:
-        print(f"failed: {', '.join(failed)}", file=sys.stderr)
-    return 1 if failed or stopped_by_user else 0
+    def _stop(self) -> None:
+        """Interrupt what runs, and wait until it has saved its progress."""
+        for job in self._running:
+            job.interrupt()
+        deadline = time.monotonic() + GRACE
+        for job in list(self._running):
+            self._record(job, job.stopped(deadline))
+
+    def _record(self, job: Job, status: str) -> None:
+        self._running.remove(job)
+        self._history.add(job.item, status, job.seconds)
+        took = f"{status} after {job.seconds:.0f} s{_why(status, job.log)}"
+        print(f"{_clock()} {job.item.name}: {took}", flush=True)
+        self._failed += [job.item.name] if status == FAILED else []
 
 
 def _clock() -> str:
@@ -192,6 +250,7 @@ def main() -> int:
     parser.add_argument("--out", type=Path, default=ROOT / "runs" / "evidence", help="folder of logs and statuses")
     parser.add_argument("--minutes", type=float, default=math.inf, help="stop within this time")
     parser.add_argument("--whole", action="store_true", help="start only commands that are expected to end in time")
+    parser.add_argument("--jobs", type=int, default=1, help="run so many commands at a time")
     parser.add_argument("--only", nargs="+", metavar="NAME", help="run these alone; patterns are allowed")
     parser.add_argument("--dry-run", action="store_true", help="show the list and run nothing")
     parser.add_argument("--page", action="store_true", help="write the table of docs/reproducing.md and run nothing")
@@ -212,7 +271,8 @@ def main() -> int:
         print(f"{len(history.unfinished(items))} of {len(items)} commands to run, about {left / 3600:.1f} h")
         return 0
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # a machine that shuts down saves progress, too
-    return run_all(items, chosen.out, seconds=60 * chosen.minutes, whole=chosen.whole)
+    driver = Driver(chosen.out, seconds=60 * chosen.minutes, whole=chosen.whole, jobs=max(1, chosen.jobs))
+    return driver.run(items)
 
 
 if __name__ == "__main__":

@@ -13,7 +13,11 @@ EVIDENCE = runpy.run_path(str(ROOT / "benchmarks" / "evidence.py"))
 ITEMS = {item.name: item for item in EVIDENCE["read"](EVIDENCE["LIST"])}
 STUDIES = [name for name, item in ITEMS.items() if item.command.startswith("atas reproduce ")]
 VARIANTS = [name for name, item in ITEMS.items() if "benchmarks/record.py" in item.command]
-OTHERS = [name for name in ITEMS if name not in STUDIES + VARIANTS]
+PUBLISHED = [name for name, item in ITEMS.items() if "scripts/publish.py" in item.command]
+
+
+def test_every_command_is_of_a_known_kind():
+    assert set(ITEMS) - {"record-pieces"} == {*STUDIES, *VARIANTS, *PUBLISHED}
 
 
 @pytest.mark.slow
@@ -45,7 +49,7 @@ def test_the_variants_exist_and_are_not_done(name, monkeypatch, capsys):
     assert ITEMS[name].result == f"{words[words.index('--out') + 1]}/runs"
 
 
-@pytest.mark.parametrize("name", OTHERS)
+@pytest.mark.parametrize("name", PUBLISHED)
 def test_what_is_published_was_trained_before(name):
     program, script, recipe = shlex.split(ITEMS[name].command)
     assert (program, script) == ("python", "scripts/publish.py")

@@ -134,6 +134,39 @@ def test_a_stop_of_the_driver_reaches_the_command(number, drive, rows, tmp_path)
     assert statuses(rows()) == [("slow", "stopped")]
 
 
+# Notes when it begins and ends, and waits a moment in between.
+NOTING = """
+import sys, time
+for word in ("begins", "ends"):
+    with open(sys.argv[1], "a") as file:
+        file.write(f"{sys.argv[2]} {word}\\n")
+    time.sleep(0.5)
+"""
+
+
+@pytest.mark.slow
+def test_several_commands_run_at_a_time_but_timed_ones_alone(drive, rows, tmp_path):
+    (tmp_path / "noting.py").write_text(NOTING, encoding="utf-8")
+    names = ("a", "b", "c", "timed", "d", "e")
+    commands = [
+        (n, f"python {tmp_path / 'noting.py'} {tmp_path / 'notes'} {n}", 1, {"timed": n == "timed"}) for n in names
+    ]
+    said, status = drive(*commands, options=("--jobs", 3))
+    assert status == 0, said
+    assert {name for name, ended in statuses(rows()) if ended == "finished"} == set(names)
+    notes = (tmp_path / "notes").read_text().split("\n")[:-1]
+    assert set(notes[:3]) == {"a begins", "b begins", "c begins"}, notes
+    assert notes[6:8] == ["timed begins", "timed ends"], notes
+    assert set(notes[8:10]) == {"d begins", "e begins"}, notes
+
+
+@pytest.mark.slow
+def test_estimates_count_the_jobs(drive, rows):
+    commands = ("long", "python -c pass", 40), ("timed", "python -c pass", 40, {"timed": True})
+    drive(*commands, options=("--minutes", 1.5, "--whole", "--jobs", 2))
+    assert statuses(rows()) == [("timed", "finished")]
+
+
 def test_a_name_that_is_not_in_the_list(drive):
     said, status = drive(("one", "python -c pass", 1), options=("--only", "two"))
     assert status == 2
