@@ -66,6 +66,21 @@ def test_a_file_that_is_no_document_of_ours(name, readers, content, command, eva
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [('"pgd10": 0.', '"pgd10": 1.'), ('"collapsed": false', '"collapsed": true'), ('"seconds": ', '"seconds": 9')],
+)
+def test_a_changed_value_in_the_metrics(old, new, command, evaluated):
+    """The row is valid, and does not fit its checksum."""
+    path = evaluated / "metrics.jsonl"
+    content = path.read_text()
+    assert old in content
+    for arguments in commands(evaluated, "compare", "evaluate", "export", "report", "resume"):
+        path.write_text(content.replace(old, new))
+        command(*arguments).sentence(f"{path} are damaged (line 1: its checksum is wrong); restore", status=1)
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("content", NO_TOML.values(), ids=NO_TOML)
 def test_a_recipe_that_is_none(content, command, evaluated):
     (evaluated / "recipe.toml").write_bytes(content)

@@ -5,6 +5,7 @@ import json
 
 import pytest
 import torch
+from helpers.run_files import metric_rows
 
 import atas
 from atas import report
@@ -83,9 +84,8 @@ def test_all_evaluations_are_told_the_runs_own_first(copy_of):
 
 def test_a_collapse_is_told(copy_of):
     folder = copy_of()
-    path = folder / "metrics.jsonl"
-    rows = [json.loads(line) for line in path.read_text().splitlines()]
-    path.write_text("".join(json.dumps(row | {"collapsed": row["epoch"] == 1}) + "\n" for row in rows))
+    rows = [row | {"collapsed": row["epoch"] == 1} for row in metric_rows(folder)]
+    (folder / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     assert "**Training collapsed** (catastrophic overfitting, detected in epoch 2)" in text_of(folder)
 
 

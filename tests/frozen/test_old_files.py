@@ -50,6 +50,7 @@ def test_a_stopped_training_ends_as_it_would_have(method, old):
     after = rows_of(folder)
     assert after[: len(before)] == before, "what was written before the stop stays"
     assert [row["epoch"] for row in after] == [0, 1, 2]
+    assert [row.pop("checksum", None) is None for row in after] == [index < len(before) for index in range(3)]
     assert all(list(row) == list(before[0]) for row in after)
 
 

@@ -7,6 +7,7 @@ import shutil
 
 import pytest
 import torch
+from helpers.run_files import metric_rows
 from rich.console import Console
 
 import atas
@@ -152,7 +153,7 @@ def collapse():
     """Make a run's metrics those of one that collapsed in its third epoch."""
 
     def change(folder):
-        rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+        rows = metric_rows(folder)
         for row in rows[2:]:
             row |= {"collapsed": True, "fgsm": 0.95, "pgd10": 0.01}
         rows.insert(3, {"event": "collapse", "epoch": 2, "pgd10": 0.01, "fgsm": 0.95})

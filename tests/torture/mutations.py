@@ -58,6 +58,19 @@ def targets() -> list[Target]:
 
         return work
 
+    def read_rows(folder: Path) -> Callable[[], object]:
+        def work() -> None:
+            from atas import AtasError, report
+
+            try:
+                (run,) = report.summarise([folder])
+                print(json.dumps(run.epochs))
+            except AtasError as error:
+                print(error, file=sys.stderr)
+                raise SystemExit(1) from None
+
+        return work
+
     def verify(folder: Path) -> Callable[[], object]:
         return atas("data", "verify", folder)
 
@@ -76,6 +89,7 @@ def targets() -> list[Target]:
     verdicts = lambda folder, _: evaluation_result(folder / "new")  # noqa: E731
     return [
         Target("run", "metrics.jsonl", compare, figures, 3),
+        Target("run", "metrics.jsonl", read_rows, lambda _, answer: json.loads(answer.out), 3),
         Target("run", "evaluation.json", compare, figures, 3),
         Target("run", "recipe.toml", compare, figures),
         Target("run", "environment.json", compare, figures),

@@ -2,6 +2,7 @@
 
 import io
 import json
+import math
 import statistics
 from contextlib import suppress
 
@@ -14,7 +15,7 @@ from rich.console import Console
 import atas
 from atas.errors import DataError
 from atas.training import TrainingProgress
-from atas.training.metrics import QUANTILES, decile_means, missing_epochs, quantiles, read_metrics
+from atas.training.metrics import QUANTILES, MetricsFile, decile_means, missing_epochs, quantiles, read_metrics
 from atas.training.monitor import step_size_warning
 
 SMALL = {"training.batch_size": 128, "training.probe": 50, "engine.device": "cpu", "training.epochs": 4}
@@ -130,7 +131,7 @@ def text_of(rows):
 
 @pytest.mark.slow
 def test_a_damaged_byte_is_never_passed_over(tmp_path):
-    """Every byte in turn, in two ways: an error, or as many rows and the same collapse as before."""
+    """Every byte in turn, in two ways, of rows without a checksum: an error, or the same collapse as before."""
     path, content = tmp_path / "metrics.jsonl", text_of(rows_of_run())
     before = [row.get("collapsed") for row in rows_of_run()]
     for position in range(len(content)):
@@ -193,3 +194,150 @@ def test_rows_lost_before_a_resume_are_told(tmp_path, train_toy, interrupt_after
     assert [row["epoch"] for row in run.metrics] == [0, 2]
     assert missing_epochs(run.metrics) == [2]
     assert any("metrics.jsonl is shorter than it was at the checkpoint" in sentence for sentence in live.said)
+
+
+# Checksums
+
+EVENTS = [
+    {"event": "breakdown", "epoch": 1, "clean": 0.1},
+    {"event": "rollback", "epoch": 3, "to_epoch": 2, "step_scale": 0.75},
+    {"event": "stop", "epoch": 3, "to_epoch": 2},
+    {"event": "resume", "epoch": 2, "device": "cpu (x)", "cuda": None, "processes": 2},
+    {"event": "diverged", "epoch": 3},
+]
+
+
+def write(path, rows):
+    """Write rows as a training does, and return the bytes of the file."""
+    path.unlink(missing_ok=True)
+    file = MetricsFile(path)
+    for row in rows:
+        file.write(row)
+    return path.read_bytes()
+
+
+def rows_with_events():
+    """Rows of all kinds; values that JSON writes in special ways too."""
+    first, *others = rows_of_run()
+    first |= {"loss": 1e-30, "pgd10_loss": None, "step_sizes": [0.1, math.inf], "rate": 3.0000000000000004}
+    return [first, *others, *EVENTS]
+
+
+def test_written_rows_have_a_checksum_that_is_not_handed_on(tmp_path):
+    path, rows = tmp_path / "metrics.jsonl", rows_with_events()
+    lines = [json.loads(line) for line in write(path, rows).splitlines()]
+    assert [list(line) for line in lines] == [[*row, "checksum"] for row in rows]
+    assert read_metrics(path, finished=True) == rows
+    assert not any("checksum" in row for row in rows), "the rows that loggers get are not changed"
+
+
+@pytest.fixture(scope="module")
+def written(tmp_path_factory):
+    """A path, and the content of a file of metrics that was there."""
+    path = tmp_path_factory.mktemp("written") / "metrics.jsonl"
+    return path, write(path, rows_with_events())
+
+
+def with_byte(content, place, byte):
+    return content[:place] + bytes([byte]) + content[place + 1 :]
+
+
+@given(place=st.integers(0, 10**6), byte=st.integers(0, 255))
+def test_another_byte_is_an_error_or_leaves_the_rows_as_they_are(place, byte, written):
+    path, content = written
+    path.write_bytes(with_byte(content, place % len(content), byte))
+    with suppress(DataError):
+        assert read_metrics(path, finished=True) == rows_with_events()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("finished", [False, True])
+def test_no_flipped_bit_is_passed_over(finished, written):
+    path, content = written
+    for place in range(len(content)):
+        for bit in (0, 2, 4, 7):
+            path.write_bytes(with_byte(content, place, content[place] ^ 1 << bit))
+            with suppress(DataError):
+                assert read_metrics(path, finished=finished) == rows_with_events(), (place, bit)
+
+
+@pytest.mark.slow
+def test_a_changed_digit_is_an_error(written):
+    """Unless it leaves the value as it is, as in the last place of a long number."""
+    path, content = written
+    same = 0
+    for place in (place for place, byte in enumerate(content) if byte in b"0123456789"):
+        for digit in set(b"0123456789") - {content[place]}:
+            path.write_bytes(changed := with_byte(content, place, digit))
+            if is_same_json(changed, content):
+                same += 1
+                continue
+            with pytest.raises(DataError, match=r"are damaged \("):
+                read_metrics(path)
+    assert same < 5
+
+
+def is_same_json(one, other):
+    try:
+        return [json.loads(line) for line in one.splitlines()] == [json.loads(line) for line in other.splitlines()]
+    except ValueError:
+        return False
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "why"),
+    [
+        (b'"pgd10": 0.0', b'"pgd10": 0.4', "line 2: its checksum is wrong"),
+        (b'"collapsed": true', b'"collapsed": false', "line 2: its checksum is wrong"),
+        (b'"checksum": "', b'"checksum": "0', "line 2: its checksum is wrong"),
+        (b'"checksum": "', b'"checksum": [], "was": "', "line 2: its checksum is wrong"),
+        (b'"checksum": "', b'"checksul": "', "line 2: the key 'checksul' is unknown"),
+        (b'"seconds"', b'"shown": 32, "seconds"', "line 2: its checksum is wrong"),
+        (b'"seconds"', b'"more": ' + b"[" * 900 + b"]" * 900 + b', "seconds"', "line 2: "),
+    ],
+)
+def test_a_row_that_does_not_fit_its_checksum(old, new, why, tmp_path):
+    path = tmp_path / "metrics.jsonl"
+    lines = write(path, rows_of_run()).splitlines(keepends=True)
+    assert old in lines[1]
+    lines[1] = lines[1].replace(old, new)
+    path.write_bytes(b"".join(lines))
+    for finished in (False, True):
+        with pytest.raises(DataError, match=rf"the metrics .* are damaged \({why}.*restore the file from a copy"):
+            read_metrics(path, finished=finished)
+
+
+def test_a_changed_last_row_of_an_unfinished_run_was_not_cut_off_by_a_kill(tmp_path):
+    path = tmp_path / "metrics.jsonl"
+    content = write(path, rows_of_run())
+    path.write_bytes(content.replace(b'"seconds": 4.0', b'"seconds": 5.0').removesuffix(b"\n"))
+    with pytest.raises(DataError, match=r"are damaged \(line 5: its checksum is wrong\)"):
+        read_metrics(path)
+    for cut in range(len(content.splitlines()[-1]) + 1):  # the end of the line too
+        path.write_bytes(content[: len(content) - 1 - cut])
+        assert read_metrics(path) == rows_of_run()[: 4 if cut else 5]
+
+
+@pytest.mark.slow
+def test_nesting_at_the_limit_of_the_parser_is_no_traceback(tmp_path):
+    path = tmp_path / "metrics.jsonl"
+    line = write(path, rows_of_run(1)).decode()
+    for depth in range(600, 1100):
+        path.write_text(line.replace('"seconds"', f'"more": {"[" * depth}{"]" * depth}, "seconds"'))
+        with pytest.raises(DataError, match="are damaged"):
+            read_metrics(path)
+
+
+def test_rows_without_a_checksum_are_read(tmp_path):
+    """Rows of earlier versions, and of a run that a later version continued."""
+    path, rows = tmp_path / "metrics.jsonl", rows_with_events()
+    path.write_bytes(text_of(rows))
+    assert read_metrics(path, finished=True) == rows
+    path.write_bytes(text_of(rows[:2]))
+    file = MetricsFile(path, path.stat().st_size)
+    for row in rows[2:]:
+        file.write(row)
+    assert not file.lost_rows
+    assert path.read_bytes().startswith(text_of(rows[:2]))
+    assert [b"checksum" in line for line in path.read_bytes().splitlines()] == [False] * 2 + [True] * (len(rows) - 2)
+    assert read_metrics(path, finished=True) == rows

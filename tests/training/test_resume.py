@@ -1,5 +1,6 @@
 """A run that was stopped, however, goes on and ends with the same bits as one that never was."""
 
+import json
 import os
 import signal
 
@@ -7,7 +8,7 @@ import pytest
 import torch
 
 import atas
-from atas.errors import UsageError
+from atas.errors import DataError, UsageError
 from atas.training import checkpoint
 from atas.training.trainer import Interrupted
 
@@ -173,6 +174,33 @@ def test_metrics_written_after_the_checkpoint_are_cut_back(tmp_path, train_toy, 
         file.write('{"epoch": 1, "loss": 0.5, "clean": 0.')  # a crash in the middle of a line
     train_toy(tmp_path / "parts", resume=True)
     assert_same_run(tmp_path / "whole", tmp_path / "parts")
+
+
+def test_a_run_that_an_earlier_version_began(tmp_path, train_toy, interrupt_after, assert_same_run):
+    """Its rows have no checksum; those that are added have one."""
+    train_toy(tmp_path / "whole")
+    with pytest.raises(Interrupted):
+        train_toy(tmp_path / "parts", live=interrupt_after(6))
+    metrics, last = tmp_path / "parts" / "metrics.jsonl", tmp_path / "parts" / "checkpoints" / "last.safetensors"
+    row = json.loads(metrics.read_text())
+    assert row.pop("checksum")
+    metrics.write_text(json.dumps(row) + "\n")
+    tensors, state = checkpoint.load(last)
+    checkpoint.save(last, tensors, state | {"metrics_bytes": metrics.stat().st_size})
+    run = train_toy(tmp_path / "parts", resume=True)
+    assert_same_run(tmp_path / "whole", tmp_path / "parts")
+    assert ["checksum" in json.loads(line) for line in metrics.read_text().splitlines()] == [False, True, True]
+    assert run.metrics[0] == row
+    assert not any("checksum" in row for row in run.metrics)
+
+
+def test_a_changed_row_of_a_stopped_run_is_said(tmp_path, train_toy, interrupt_after):
+    with pytest.raises(Interrupted):
+        train_toy(tmp_path / "run", live=interrupt_after(6))
+    path = tmp_path / "run" / "metrics.jsonl"
+    path.write_text(path.read_text().replace('"updates": 4', '"updates": 5'))
+    with pytest.raises(DataError, match=r"metrics\.jsonl are damaged \(line 1: its checksum is wrong\)"):
+        train_toy(tmp_path / "run", resume=True)
 
 
 def test_metrics_that_were_lost_do_not_spoil_those_to_come(tmp_path, train_toy, interrupt_after):

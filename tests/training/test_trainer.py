@@ -10,6 +10,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from helpers.fake_device import FakeTensor, work_elsewhere
+from helpers.run_files import metric_rows
 from torch import nn
 from torch.utils.data import TensorDataset
 
@@ -217,8 +218,7 @@ def test_rows_have_the_documented_keys(tmp_path, train_toy):
     assert run.metrics[2]["gradient_norm"] > 0
     seconds = [row["seconds"] for row in run.metrics]
     assert seconds == sorted(seconds)
-    lines = (tmp_path / "atas" / "metrics.jsonl").read_text().splitlines()
-    assert [json.loads(line) for line in lines] == run.metrics
+    assert metric_rows(tmp_path / "atas") == run.metrics
     run = train_toy(tmp_path / "pgd", "pgd", {"training.epochs": 1})
     assert set(run.metrics[0]) == KEYS
 

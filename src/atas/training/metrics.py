@@ -1,7 +1,7 @@
 """Metrics of a run: sums over the steps of an epoch, the row of an epoch, and `metrics.jsonl`.
 
 The sums, and the quantiles and decile means of step sizes and gradient norms, are computed on the device and read once.
-The file is read strictly, because its rows say whether the run collapsed.
+The file is read strictly, because its rows say whether the run collapsed. Each row has a checksum of its content.
 """
 
 from __future__ import annotations
@@ -16,7 +16,9 @@ from typing import TYPE_CHECKING, Any, Literal, TypedDict
 import torch
 from torch import Tensor, nn
 
-from atas._utils.documents import MalformedError, conform, parse_json, read_bytes
+from atas._utils import documents
+from atas._utils.documents import MalformedError, check_keys, conform, parse_json, read_bytes
+from atas._utils.environment import Environment
 from atas.core.dispatch import fast_op
 from atas.distributed.state import gather_rows
 from atas.distributed.world import SINGLE, World
@@ -87,7 +89,23 @@ class _Return(_Event):
     to_epoch: int
 
 
-_EVENTS: dict[str, Any] = {"collapse": _Collapse, "breakdown": _Breakdown, "rollback": _Return, "stop": _Return}
+class _Rollback(_Return, total=False):
+    step_scale: float
+
+
+class _Resume(_Event, Environment, total=False):
+    """What differs from the environment that the run began in."""
+
+    processes: int
+
+
+_EVENTS: dict[str, Any] = {
+    "collapse": _Collapse,
+    "breakdown": _Breakdown,
+    "rollback": _Rollback,
+    "stop": _Return,
+    "resume": _Resume,
+}
 
 
 def epoch_row(
@@ -167,7 +185,7 @@ def decile_means(norms: Tensor, values: Tensor) -> list[float]:
 
 
 class MetricsFile:
-    """The file metrics.jsonl: one line of JSON per epoch or event.
+    """The file metrics.jsonl: one line of JSON per epoch or event, with a checksum of the line's content.
 
     On resume the file is cut back to the size that it had at the checkpoint; if it is smaller, `lost_rows` is true and
     whole lines are kept. Without a path nothing is written: only rank 0 writes the file.
@@ -192,9 +210,10 @@ class MetricsFile:
         """Append one line and sync it to the disk."""
         if self.path is None:
             return
+        line = json.dumps(row | {documents.CHECKSUM: documents.checksum(row)})
         try:
             with self.path.open("a", encoding="utf-8") as file:
-                file.write(json.dumps(row) + "\n")
+                file.write(line + "\n")
                 file.flush()
                 os.fsync(file.fileno())
         except OSError as error:
@@ -204,7 +223,7 @@ class MetricsFile:
 
 
 def read_metrics(path: Path, *, finished: bool = False) -> list[dict[str, Any]]:
-    """Return the rows of a metrics file; raise DataError if it is damaged.
+    """Return the rows of a metrics file, without their checksums; raise DataError if it is damaged.
 
     A kill may cut off the last line, which is left out; in a `finished` run it did not.
     """
@@ -226,7 +245,7 @@ def read_metrics(path: Path, *, finished: bool = False) -> list[dict[str, Any]]:
         try:
             rows.append(_parse_row(last))
         except MalformedError as error:
-            if finished:
+            if finished or b"}" in last:  # the end of a row: no kill cut it off
                 raise _damaged(path, f"line {len(lines) + 1}: {error}") from error
     _check_order(path, completed_epochs(rows))
     return rows
@@ -234,7 +253,10 @@ def read_metrics(path: Path, *, finished: bool = False) -> list[dict[str, Any]]:
 
 def _parse_row(line: bytes) -> dict[str, Any]:
     row: dict[str, Any] = conform(parse_json(line), dict[str, Any])
-    conform(row, _EVENTS.get(str(row["event"]), _Event) if "event" in row else _epoch_keys(row))
+    kind = _EVENTS.get(str(row["event"]), _Event) if "event" in row else _epoch_keys(row)
+    documents.verify_checksum(conform(row, kind))
+    if row.pop(documents.CHECKSUM, None) is None:  # written by an earlier version, or the key is damaged
+        check_keys(row, kind)
     return row
 
 
