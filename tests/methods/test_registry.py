@@ -6,7 +6,9 @@ import pytest
 import torch
 
 import atas
+from atas.distributed.sharding import DataShard
 from atas.errors import UsageError
+from atas.training.build import build_method
 
 SOURCE = """
 from atas.core.autograd import input_gradient
@@ -39,6 +41,11 @@ class Failing(HalfStep):
 class Longer(ATAS):
     def __init__(self, threat, examples, shape, *, longer: int = 2, **settings: Unpack[ATASArgs]):
         super().__init__(threat, examples, shape, **settings)
+
+class PerPosition(HalfStep):
+    def __init__(self, threat, examples, shape, *, classes: int, batch_size: int = 7, **common):
+        super().__init__(threat, examples, shape, **common)
+        self.sizes = classes, batch_size
 
 class NotAMethod:
     pass
@@ -73,6 +80,15 @@ def test_a_users_own_method_is_trained_by_recipe(tmp_path):
     few = atas.data.Dataset("digits", data.train.subset(slice(100)), data.test.subset(slice(20)))
     run = atas.train(recipe, out=tmp_path / "run", data=few)
     assert run.recipe.method.name == "users_methods:HalfStep"
+
+
+def test_a_users_own_method_gets_the_numbers_that_only_the_training_knows():
+    recipe = atas.recipes.load("digits-small-cnn-standard").with_values(
+        {"method.name": "users_methods:PerPosition", "training.batch_size": 24}
+    )
+    shard = DataShard.for_rank(100, 2, 0, 2)
+    method = build_method(recipe, shard, (1, 8, 8), 10, torch.device("cpu"))
+    assert method.sizes == (10, 12), "the number of outputs, and this process's share of a batch"
 
 
 @pytest.mark.parametrize(

@@ -170,7 +170,7 @@ def build_method(recipe: Recipe, shard: DataShard, shape: Sequence[int], outputs
         hyperparameters["classes"] = outputs
     if recipe.consistency.weight:
         hyperparameters["consistency"] = Consistency(**dataclasses.asdict(recipe.consistency))
-    if methods.get(name, trusted=recipe.trusted) in (methods.Free, methods.TDAT):
+    if "batch_size" in methods.settings(name, trusted=recipe.trusted):
         hyperparameters["batch_size"] = shard.local_count(hyperparameters.get("batch_size", recipe.training.batch_size))
     hyperparameters |= {"pad": recipe.data.frame_pad, "device": device, "seed": recipe.training.seed}
     with warnings.catch_warnings():
