@@ -73,6 +73,12 @@ def test_what_has_no_gradient_or_starts_at_zero(generator):
     assert float(weights[2].norm()) == pytest.approx(2.0)
 
 
+def test_a_gradient_of_zero_moves_nothing():
+    weights = [torch.ones(2, 2, 1, 1)]
+    Muon(OptimizerConfig(name="muon"), weights, weights).step([torch.zeros(2, 2, 1, 1)], *torch.tensor([RATE, 0.0]))
+    torch.testing.assert_close(weights[0], torch.ones(2, 2, 1, 1))
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("method", ["atas", "free"])
 def test_a_resume_gives_the_same_bits(method, tmp_path, train_toy, interrupt_after, assert_same_run):

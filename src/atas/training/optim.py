@@ -39,6 +39,10 @@ class Optimizer:
         self.weights, self.compute_weights = list(weights), list(compute_weights)
         self.decays = [True] * len(self.weights) if decays is None else list(decays)
         self.momentum = [torch.zeros_like(weight) for weight in self.weights]
+        self.create_state()
+
+    def create_state(self) -> None:
+        """Create the tensors that the optimiser needs beside the momentum; none by default."""
 
     def state(self) -> dict[str, list[Tensor]]:
         """Return the tensors, one for each weight, that the next step depends on beside the weights."""
@@ -108,14 +112,8 @@ class AdamW(Optimizer):
     Computes the same as `torch.optim.AdamW`.
     """
 
-    def __init__(
-        self,
-        config: OptimizerConfig,
-        weights: Sequence[Tensor],
-        compute_weights: Sequence[Tensor],
-        decays: Sequence[bool] | None = None,
-    ) -> None:
-        super().__init__(config, weights, compute_weights, decays)
+    def create_state(self) -> None:
+        """Create the averages of squares."""
         self.squares = [torch.zeros_like(weight) for weight in self.weights]
 
     def state(self) -> dict[str, list[Tensor]]:
@@ -160,19 +158,14 @@ class Muon(SGD):
     other weights, and convolutions that start at zero, are updated as by `SGD`.
     """
 
-    def __init__(
-        self,
-        config: OptimizerConfig,
-        weights: Sequence[Tensor],
-        compute_weights: Sequence[Tensor],
-        decays: Sequence[bool] | None = None,
-    ) -> None:
-        super().__init__(config, weights, compute_weights, decays)
+    def create_state(self) -> None:
+        """Note the norms that weights of convolutions keep; those that start at zero have none to keep."""
         self.norms = [weight.detach().norm() for weight in self.weights]
         self._is_matrix = [
             weight.dim() == 4 and bool(norm > 0) for weight, norm in zip(self.weights, self.norms, strict=True)
         ]
-        self._matrix_rate = DEFAULT_MATRIX_RATE if config.matrix_rate is None else config.matrix_rate
+        rate = self.config.matrix_rate
+        self._matrix_rate = DEFAULT_MATRIX_RATE if rate is None else rate
 
     def state(self) -> dict[str, list[Tensor]]:
         """Return the momentum, and the norms that weights of convolutions keep."""
@@ -203,7 +196,8 @@ class Muon(SGD):
         ahead = torch._foreach_add(steps, torch._foreach_mul(momenta, momentum))
         norms = torch.stack([self.norms[row] for row in rows])[:, None, None]
         directions = orthogonalize(_as_matrices(ahead)).to(norms.dtype)
-        moved = _as_matrices(weights) - directions * (rate * self._matrix_rate * norms / _norms(directions))
+        lengths = rate * self._matrix_rate * norms
+        moved = _as_matrices(weights) - directions * (lengths / _norms(directions).clamp_min(_TINY))
         for weight, matrix in zip(weights, moved * (norms / _norms(moved)), strict=True):
             weight.copy_(matrix.view(weight.shape))
 
