@@ -1,6 +1,7 @@
 """What all tests share: one thread, fixed seeds, small networks, the command, work that is killed, and a visible skip
 where there is no GPU."""
 
+import functools
 import gc
 import io
 import json
@@ -17,6 +18,7 @@ import hypothesis
 import pytest
 import torch
 import torch.nn.functional as F
+import typer.main
 from torch import nn
 
 torch.set_num_threads(1)
@@ -151,11 +153,19 @@ class Result(NamedTuple):
         return lines[0]
 
 
+@pytest.fixture(scope="session")
+def built_command():
+    """The function by which typer builds a command, which does so once: the first time takes as long as the others."""
+    return functools.cache(typer.main.get_command)
+
+
 @pytest.fixture
-def command(monkeypatch):
+def command(built_command, monkeypatch):
     """Run the command in this process: `status, out, err = command("ls", "methods")`, also with its standard output
     into a stream."""
     from atas import cli
+
+    monkeypatch.setattr(typer.main, "get_command", built_command)
 
     def run(*arguments, out=None):
         out, err = out or io.StringIO(), io.StringIO()
