@@ -7,6 +7,7 @@ import io
 import json
 import os
 import random
+import select
 import signal
 import subprocess
 import sys
@@ -59,7 +60,7 @@ class SmallNet(nn.Module):
 
 
 def set_seed(number):
-    """As `torch.manual_seed`, which on a machine without a GPU notes the stack for each kind of GPU, to seed it later."""
+    """As `torch.manual_seed`, which on a machine without a GPU notes the stack for each kind of GPU to seed later."""
     (torch.manual_seed if torch.cuda.is_available() else torch.default_generator.manual_seed)(number)
 
 
@@ -205,8 +206,39 @@ def process():
     return run
 
 
+@pytest.fixture(scope="session")
+def forks():
+    """Run a script in a fork of a process that has everything imported: `forks(script, argument)`."""
+    path = os.pathsep.join(filter(None, (str(Path(__file__).parent), os.environ.get("PYTHONPATH"))))
+    environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": path}
+    server = subprocess.Popen(
+        [sys.executable, "-m", "helpers.forks"],
+        cwd=Path(__file__).parent,
+        env=environment,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+
+    def run(script, *arguments):
+        settings = {**os.environ, **{name: environment[name] for name in ("OMP_NUM_THREADS", "PYTHONPATH")}}
+        job = {"script": str(script), "arguments": arguments, "folder": os.getcwd(), "environment": settings}
+        server.stdin.write(json.dumps(job) + "\n")
+        server.stdin.flush()
+        if not select.select([server.stdout], [], [], 120)[0]:
+            os.killpg(server.pid, signal.SIGKILL)
+        done = json.loads(server.stdout.readline())
+        return Result(done["status"], done["out"], done["err"])
+
+    yield run
+    server.stdin.close()
+    server.wait()
+    server.stdout.close()
+
+
 @pytest.fixture
-def run_script(tmp_path):
+def run_script(forks, tmp_path):
     """Run a script that kills its own work (helpers.crash); it gets an order and gives an answer in JSON."""
 
     def run(script, **order):
@@ -215,15 +247,8 @@ def run_script(tmp_path):
         seed = int(os.environ.get("ATAS_TEST_SEED") or random.SystemRandom().randrange(1000))
         order = {"seed": seed, **places, **order}
         print(f"order: {order}; repeat with ATAS_TEST_SEED={seed}")  # shown if the test fails
-        path = os.pathsep.join(filter(None, (str(Path(__file__).parent), os.environ.get("PYTHONPATH"))))
-        done = subprocess.run(
-            [sys.executable, str(tmp_path / "script.py"), json.dumps(order)],
-            env=os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": path},
-            capture_output=True,
-            text=True,
-            timeout=120,
-        )
-        assert done.returncode == 0, done.stderr
-        return json.loads(done.stdout)
+        done = forks(tmp_path / "script.py", json.dumps(order))
+        assert done.status == 0, done.err
+        return json.loads(done.out)
 
     return run
