@@ -23,6 +23,7 @@ import typer.main
 from torch import nn
 
 torch.set_num_threads(1)
+typer.main.get_command = functools.cache(typer.main.get_command)  # builds every sub-command anew for each call
 signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background job ignores it; tests send it
 hypothesis.settings.register_profile("repeatable", derandomize=True, deadline=None)
 hypothesis.settings.load_profile("repeatable")
@@ -159,19 +160,11 @@ class Result(NamedTuple):
         return lines[0]
 
 
-@pytest.fixture(scope="session")
-def built_command():
-    """The function by which typer builds a command, which does so once: the first time takes as long as the others."""
-    return functools.cache(typer.main.get_command)
-
-
 @pytest.fixture
-def command(built_command, monkeypatch):
+def command(monkeypatch):
     """Run the command in this process: `status, out, err = command("ls", "methods")`, also with its standard output
     into a stream."""
     from atas import cli
-
-    monkeypatch.setattr(typer.main, "get_command", built_command)
 
     def run(*arguments, out=None):
         out, err = out or io.StringIO(), io.StringIO()
