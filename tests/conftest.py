@@ -1,11 +1,13 @@
 """What all tests share: one thread, fixed seeds, small networks, the command, work that is killed, and a visible skip
 where there is no GPU."""
 
+import functools
 import gc
 import io
 import json
 import os
 import random
+import select
 import signal
 import subprocess
 import sys
@@ -17,9 +19,11 @@ import hypothesis
 import pytest
 import torch
 import torch.nn.functional as F
+import typer.main
 from torch import nn
 
 torch.set_num_threads(1)
+typer.main.get_command = functools.cache(typer.main.get_command)  # builds every sub-command anew for each call
 signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background job ignores it; tests send it
 hypothesis.settings.register_profile("repeatable", derandomize=True, deadline=None)
 hypothesis.settings.load_profile("repeatable")
@@ -56,11 +60,16 @@ class SmallNet(nn.Module):
         return self.fc(x.mean((2, 3)))
 
 
+def set_seed(number):
+    """As `torch.manual_seed`, which on a machine without a GPU notes the stack for each kind of GPU to seed later."""
+    (torch.manual_seed if torch.cuda.is_available() else torch.default_generator.manual_seed)(number)
+
+
 def make_net(*, seed=0, sharpness=1.0, **options):
     """A small network of that seed whose statistics are not the initial ones; `sharpness` scales its logits."""
     generator = torch.Generator().manual_seed(seed)
     with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
+        set_seed(seed)
         net = SmallNet(**options)
     net.fc.weight.data.mul_(sharpness)
     for module in net.modules():
@@ -75,7 +84,7 @@ def make_net(*, seed=0, sharpness=1.0, **options):
 @pytest.fixture(autouse=True)
 def _seeded():
     """Every test begins with the same global random state."""
-    torch.manual_seed(0)
+    set_seed(0)
 
 
 @pytest.fixture
@@ -190,8 +199,39 @@ def process():
     return run
 
 
+@pytest.fixture(scope="session")
+def forks():
+    """Run a script in a fork of a process that has everything imported: `forks(script, argument)`."""
+    path = os.pathsep.join(filter(None, (str(Path(__file__).parent), os.environ.get("PYTHONPATH"))))
+    environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": path}
+    server = subprocess.Popen(
+        [sys.executable, "-m", "helpers.forks"],
+        cwd=Path(__file__).parent,
+        env=environment,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+
+    def run(script, *arguments):
+        settings = {**os.environ, **{name: environment[name] for name in ("OMP_NUM_THREADS", "PYTHONPATH")}}
+        job = {"script": str(script), "arguments": arguments, "folder": os.getcwd(), "environment": settings}
+        server.stdin.write(json.dumps(job) + "\n")
+        server.stdin.flush()
+        if not select.select([server.stdout], [], [], 120)[0]:
+            os.killpg(server.pid, signal.SIGKILL)
+        done = json.loads(server.stdout.readline())
+        return Result(done["status"], done["out"], done["err"])
+
+    yield run
+    server.stdin.close()
+    server.wait()
+    server.stdout.close()
+
+
 @pytest.fixture
-def run_script(tmp_path):
+def run_script(forks, tmp_path):
     """Run a script that kills its own work (helpers.crash); it gets an order and gives an answer in JSON."""
 
     def run(script, **order):
@@ -200,15 +240,8 @@ def run_script(tmp_path):
         seed = int(os.environ.get("ATAS_TEST_SEED") or random.SystemRandom().randrange(1000))
         order = {"seed": seed, **places, **order}
         print(f"order: {order}; repeat with ATAS_TEST_SEED={seed}")  # shown if the test fails
-        path = os.pathsep.join(filter(None, (str(Path(__file__).parent), os.environ.get("PYTHONPATH"))))
-        done = subprocess.run(
-            [sys.executable, str(tmp_path / "script.py"), json.dumps(order)],
-            env=os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": path},
-            capture_output=True,
-            text=True,
-            timeout=120,
-        )
-        assert done.returncode == 0, done.stderr
-        return json.loads(done.stdout)
+        done = forks(tmp_path / "script.py", json.dumps(order))
+        assert done.status == 0, done.err
+        return json.loads(done.out)
 
     return run

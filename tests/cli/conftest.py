@@ -2,6 +2,7 @@
 
 import io
 import json
+import shutil
 from contextlib import redirect_stdout
 
 import pytest
@@ -64,18 +65,34 @@ def unfinished(tmp_path, finished):
     return folder
 
 
+@pytest.fixture(scope="session")
+def finished_and_evaluated(finished, tmp_path_factory):
+    """The folder of a finished run with an evaluation; not to be changed."""
+    from atas.cli import app
+
+    folder = shutil.copytree(finished, tmp_path_factory.mktemp("evaluated") / "first")
+    with redirect_stdout(io.StringIO()):
+        app(["evaluate", str(folder)], standalone_mode=False)
+    assert (folder / "evaluation.json").exists()
+    return folder
+
+
 @pytest.fixture
 def copy_of(tmp_path, finished):
     """A finished run to do things to."""
 
     def make(name="copy"):
-        folder = tmp_path / name
-        for path in finished.rglob("*"):
-            if path.is_file():
-                target = folder / path.relative_to(finished)
-                target.parent.mkdir(parents=True, exist_ok=True)
-                target.write_bytes(path.read_bytes())
-        return folder
+        return shutil.copytree(finished, tmp_path / name)
+
+    return make
+
+
+@pytest.fixture
+def evaluated_copy(tmp_path, finished_and_evaluated):
+    """A finished run with an evaluation to do things to."""
+
+    def make(name="copy"):
+        return shutil.copytree(finished_and_evaluated, tmp_path / name)
 
     return make
 

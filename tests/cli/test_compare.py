@@ -10,11 +10,9 @@ from atas import cli
 
 
 @pytest.fixture
-def runs(copy_of, command):
+def runs(copy_of, evaluated_copy):
     """Two runs, the first of them evaluated."""
-    folders = [copy_of("first"), copy_of("second")]
-    assert command("evaluate", folders[0]).status == 0
-    return folders
+    return [evaluated_copy("first"), copy_of("second")]
 
 
 def test_a_table(runs, command):

@@ -28,11 +28,9 @@ NO_TOML = {
 
 
 @pytest.fixture
-def evaluated(copy_of, command):
+def evaluated(evaluated_copy):
     """A finished run with an evaluation."""
-    folder = copy_of()
-    assert command("evaluate", folder).status == 0
-    return folder
+    return evaluated_copy()
 
 
 def commands(folder, *names):

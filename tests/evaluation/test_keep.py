@@ -15,9 +15,10 @@ from atas.evaluation.outcomes import AttackOutcome, merge_shards
 ATTACKS = ["fgsm", "pgd3x2", "pgd5"]
 
 
-@pytest.fixture
-def kept(problem, ball, tiny):
-    return evaluate(*problem, ball, attacks=[*ATTACKS, tiny], keep=True, chunk_bytes=6000, batch_size=7)
+@pytest.fixture(scope="module")
+def kept(make_problem, ball, tiny):
+    """The result of an evaluation; not to be changed."""
+    return evaluate(*make_problem(), ball, attacks=[*ATTACKS, tiny], keep=True, chunk_bytes=6000, batch_size=7)
 
 
 @pytest.mark.slow

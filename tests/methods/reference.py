@@ -540,32 +540,28 @@ class Targets:
 def pad_image(image, pad):
     channels, height, width = image.shape
     canvas = torch.zeros(channels, height + 2 * pad, width + 2 * pad, dtype=image.dtype)
-    for row in range(height):
-        for column in range(width):
-            canvas[:, pad + row, pad + column] = image[:, row, column]
+    canvas[:, pad : pad + height, pad : pad + width] = image
     return canvas
 
 
 def _places(view, height, width):
-    """Pairs of a place in the window and the place on the canvas that it shows."""
+    """The row and the column of the canvas that each place of the window shows."""
     top, left, flip = view
-    for row in range(height):
-        for column in range(width):
-            yield row, column, top + row, left + (width - 1 - column if flip else column)
+    rows = [[top + row for column in range(width)] for row in range(height)]
+    columns = [[left + (width - 1 - column if flip else column) for column in range(width)] for row in range(height)]
+    return rows, columns
 
 
 def look(canvas, view, height, width):
     """The window of one canvas."""
-    window = torch.zeros(canvas.shape[0], height, width, dtype=canvas.dtype)
-    for row, column, canvas_row, canvas_column in _places(view, height, width):
-        window[:, row, column] = canvas[:, canvas_row, canvas_column]
-    return window
+    rows, columns = _places(view, height, width)
+    return canvas[:, rows, columns]
 
 
 def paste(canvas, view, window):
     """Put a window back onto its canvas."""
-    for row, column, canvas_row, canvas_column in _places(view, *window.shape[1:]):
-        canvas[:, canvas_row, canvas_column] = window[:, row, column]
+    rows, columns = _places(view, *window.shape[1:])
+    canvas[:, rows, columns] = window
 
 
 class Remembering:

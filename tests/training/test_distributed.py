@@ -110,10 +110,16 @@ def assert_all_have_the_same_model(folder, processes):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("net", ["plain", "norm"])
-@pytest.mark.parametrize("method", METHODS)
-def test_two_and_four_processes_are_one(method, net, train, settings_of, tmp_path, rows_of):
-    several = (2, 4) if net == "plain" else (2, 3, 4)  # of three, one process has two shards
+@pytest.mark.parametrize(
+    ("method", "net", "several"),
+    [
+        ("atas", "plain", (2, 4)),
+        ("atas", "norm", (2, 3, 4)),
+        *((method, "plain", (4,)) for method in METHODS[1:]),
+        *((method, "norm", (3,)) for method in METHODS[1:]),  # of four shards, one process has two
+    ],
+)
+def test_several_processes_are_one(method, net, several, train, settings_of, tmp_path, rows_of):
     for processes in (1, *several):
         train(processes, tmp_path / str(processes), settings_of(method), net)
     for processes in several:

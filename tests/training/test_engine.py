@@ -52,12 +52,21 @@ def make_engine(
     return kind(settings, (model or network()).to(place), method, batches)
 
 
+@pytest.fixture(scope="module")
+def _one_compiler():
+    """What trainings have in common, such as their views, is compiled once, as in a process that trains many models."""
+    torch._dynamo.reset()
+    with torch._dynamo.config.patch(recompile_limit=256, accumulated_recompile_limit=4096):
+        yield
+    torch._dynamo.reset()
+
+
 @pytest.mark.slow
+@pytest.mark.usefixtures("_one_compiler")
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")  # dynamo looks at it itself
 @pytest.mark.parametrize("name", [name for name in atas.methods.names() if atas.methods.get(name).compilable])
 def test_a_compiled_step_is_the_plain_step(name):
     """Through the very parts that the captured engine compiles, here with a backend that needs no compiler."""
-    torch._dynamo.reset()
     plain, compiled = make_engine(name), make_engine(name)
     compiled.compute_model.forward = torch.compile(compiled.compute_model.forward, backend="aot_eager", fullgraph=True)
     for engine, backend in ((plain, None), (compiled, "aot_eager")):

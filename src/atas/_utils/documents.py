@@ -6,6 +6,7 @@ Whatever the bytes are, the result has the promised type, or `MalformedError` sa
 from __future__ import annotations
 
 import errno
+import functools
 import json
 import stat
 import sys
@@ -152,7 +153,7 @@ def _conform_union(value: Any, kind: Any, name: str) -> Any:
 
 def check_keys(value: dict[str, Any], kind: Any) -> None:
     """Raise MalformedError if a value of a TypedDict has a key that the type does not declare: a damaged name."""
-    unknown = sorted(value.keys() - get_type_hints(kind).keys())
+    unknown = sorted(value.keys() - _hints(kind).keys())
     if unknown:
         raise MalformedError(f"the key '{_join('', unknown[0])}' is unknown")
 
@@ -163,10 +164,15 @@ def _conform_typed_dict(value: Any, kind: Any, name: str) -> Any:
     missing = sorted(kind.__required_keys__ - value.keys())
     if missing:
         raise MalformedError(f"'{_join(name, missing[0])}' is missing")
-    for key, item_kind in get_type_hints(kind).items():
+    for key, item_kind in _hints(kind).items():
         if key in value:
             conform(value[key], item_kind, _join(name, key))
     return value
+
+
+@functools.cache
+def _hints(kind: type) -> dict[str, Any]:
+    return get_type_hints(kind)
 
 
 def _fits_float(value: float) -> bool:

@@ -40,6 +40,7 @@ def check_argument(name: str, value: object, kind: Any) -> None:
         raise UsageError(f"{name} must be {expected}; got {describe(value)}")
 
 
+@functools.cache
 def plain_types(function: Callable[..., Any]) -> dict[str, Any]:
     """Return the annotations of a function's arguments that `check_argument` can check; none if they have no value."""
     try:
@@ -59,14 +60,14 @@ def check_arguments(function: Callable[P, R]) -> Callable[P, R]:
     Traceback (most recent call last):
     atas.errors.UsageError: size must be a whole number; got '8'
     """
-    signature, kinds = inspect.signature(function), functools.cache(lambda: plain_types(function))
+    signature = inspect.signature(function)
 
     @functools.wraps(function)
     def call(*args: P.args, **kwargs: P.kwargs) -> R:
         with contextlib.suppress(TypeError):  # Python's own error for arguments that are missing or unknown
             for name, value in signature.bind(*args, **kwargs).arguments.items():
-                if name in kinds():
-                    check_argument(name, value, kinds()[name])
+                if name in (kinds := plain_types(function)):
+                    check_argument(name, value, kinds[name])
         return function(*args, **kwargs)
 
     return call

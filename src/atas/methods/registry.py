@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
 from collections.abc import Sequence
 from typing import Any, Unpack, get_args, get_origin, get_type_hints
@@ -122,6 +123,7 @@ def _owners(method: type) -> dict[str, type]:
     return owners
 
 
+@functools.cache
 def _hints(owner: Any) -> dict[str, Any]:
     try:
         return get_type_hints(owner.__init__)
