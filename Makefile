@@ -33,7 +33,7 @@ test-kernels: $(INSTALLED)
 PYTEST = $(BIN)/pytest
 gpu-tests: $(INSTALLED)
 	@mkdir -p runs
-	set -o pipefail; PYTHONPATH=src OMP_NUM_THREADS=1 TORCHINDUCTOR_COMPILE_THREADS=1 timeout -s INT -k 15 220 \
+	set -o pipefail; PYTHONPATH=$(CURDIR)/src OMP_NUM_THREADS=1 TORCHINDUCTOR_COMPILE_THREADS=1 timeout -s INT -k 15 220 \
 		$(PYTEST) -m gpu -n auto --maxprocesses 12 --dist worksteal -rfE --durations=10 tests 2>&1 | tee runs/gpu-tests.log
 
 # The fault suite: kills, damaged files, wrong values, scarce machines, two of everything at once. Minutes.

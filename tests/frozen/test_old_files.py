@@ -35,7 +35,9 @@ def old(tmp_path):
 
 
 def rows_of(folder):
-    return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    """The rows of epochs; another version of PyTorch than the files are of also leaves a row about that."""
+    rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    return [row for row in rows if row.get("event") != "resume"]
 
 
 @pytest.mark.parametrize("method", STOPPED)

@@ -250,8 +250,11 @@ def test_stopped_before_the_first_checkpoint_the_run_begins_anew(tmp_path, train
     assert_same_run(tmp_path / "whole", tmp_path / "parts")
 
 
-def test_resuming_a_finished_run_changes_nothing(tmp_path, train_toy, observer):
+@pytest.mark.parametrize("torch_version", [torch.__version__, "0.1"])
+def test_resuming_a_finished_run_changes_nothing(torch_version, tmp_path, train_toy, observer):
     run = train_toy(tmp_path / "run")
+    environment = tmp_path / "run" / "environment.json"
+    environment.write_text(environment.read_text().replace(torch.__version__, torch_version))
     kept = ("recipe.toml", "environment.json", "metrics.jsonl", "model.safetensors", "checkpoints/last.safetensors")
     before = {name: (tmp_path / "run" / name).read_bytes() for name in kept}
     live = observer()

@@ -37,7 +37,9 @@ def write(source: ExportSource, folder: Path) -> FormatOutput:
     content = io.BytesIO()
     torch.export.save(program, content, extra_files={_EXTRA: json.dumps(source.metadata)})
     content.seek(0)
-    comparison = compare_outputs(source, torch.export.load(content).module(), f"torch.export of {torch.__version__}")
+    with quiet_exporter():
+        loaded = torch.export.load(content).module()
+    comparison = compare_outputs(source, loaded, f"torch.export of {torch.__version__}")
     path = folder / "model.pt2"
     write_atomically(path, lambda temporary: temporary.write_bytes(content.getvalue()))
     return FormatOutput((path,), source.format_usage(_USAGE), comparison)

@@ -372,6 +372,7 @@ def _resume(trainer: Trainer, recipe: Recipe, run_folder: RunFolder, progress: T
         lost = trainer.world.is_main and not is_readable(run_folder.model)
         more = "; its weights, missing or damaged, are restored from the last checkpoint" if lost else ""
         progress.log(f"the run in {run_folder.path} has finished already{more}")
+        return  # nothing is run, so nothing has changed
     else:
         progress.log(f"resuming {run_folder.path} at epoch {trainer.epoch + 1}, batch {trainer.batch + 1}")
     trainer.world.on_rank0(lambda: _log_changes(trainer, run_folder))
