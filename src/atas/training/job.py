@@ -372,18 +372,17 @@ def _resume(trainer: Trainer, recipe: Recipe, run_folder: RunFolder, progress: T
         lost = trainer.world.is_main and not is_readable(run_folder.model)
         more = "; its weights, missing or damaged, are restored from the last checkpoint" if lost else ""
         progress.log(f"the run in {run_folder.path} has finished already{more}")
-        return  # nothing is run, so nothing has changed
     else:
         progress.log(f"resuming {run_folder.path} at epoch {trainer.epoch + 1}, batch {trainer.batch + 1}")
     trainer.world.on_rank0(lambda: _log_changes(trainer, run_folder))
 
 
 def _log_changes(trainer: Trainer, run_folder: RunFolder) -> None:
-    """Write a row to the metrics if versions or hardware are others than before the resume."""
+    """Write a row to the metrics if the rest is trained with other versions or hardware than the run began with."""
     before, now = run_folder.read_environment(), _environment(trainer)
     keys = ("atas", "torch", "device", "cuda", "engine", "precision", "processes")
     changed = {key: now[key] for key in keys if key in before and before[key] != now[key]}
-    if changed:
+    if changed and trainer.epoch < trainer.recipe.training.epochs:
         trainer.log_event({"event": "resume", "epoch": trainer.epoch, **changed})
 
 
