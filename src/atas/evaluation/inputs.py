@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence, Sized
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import torch
@@ -210,6 +210,14 @@ def to_pixels(images: Tensor, dtype: torch.dtype) -> Tensor:
     return images.to(dtype) / 255 if images.dtype == torch.uint8 else images.to(dtype)
 
 
+class Sample(NamedTuple):
+    """Some of the examples: their positions in the data, images and labels."""
+
+    rows: range
+    x: Tensor
+    y: Tensor
+
+
 class ChunkReader:
     """Reads rows of a source as tensors, and caches the last rows: a small data set is read once.
 
@@ -237,16 +245,12 @@ class ChunkReader:
         x, y = self._cached
         return x, y
 
-    def sample(self, count: int) -> tuple[range, Tensor, Tensor]:
-        """Return at most `count` rows with their images and labels, and leave the cache as it is.
-
-        The rows are evenly spread, because a data set may be sorted by class.
-        """
+    def sample(self, count: int) -> Sample:
+        """Return at most `count` rows, evenly spread because a data set may be sorted by class; keep the cache."""
         rows = self.spread(count)
         if self._rows == range(len(self)):
-            x, y = self._cached
-            return rows, x[:: rows.step], y[:: rows.step]
-        return rows, *ChunkReader(self._source, self._dtype).read(rows)
+            return Sample(rows, *(tensor[:: rows.step] for tensor in self._cached))
+        return Sample(rows, *ChunkReader(self._source, self._dtype).read(rows))
 
     def spread(self, count: int) -> range:
         """Return at most `count` rows, evenly spread."""
