@@ -96,19 +96,19 @@ def evaluate_runs(entries: Sequence[Path], options: EvaluateOptions, *, as_json:
                 if world.is_main and not as_json:
                     print_line(f"{folder}:")
                 target = from_run(Run.load(folder, trust=options.trust), options)
-                results[folder.name] = evaluate_once(target, options, show="nothing" if as_json else "table")
+                results[folder.name] = evaluate_once(target, show="nothing" if as_json else "table")
             if len(folders) > 1 and world.is_main and not as_json:
                 print_seed_table(f"{entry}, {len(folders)} seeds", list(results.values()))
     if as_json and world.is_main:
         print_json(json.dumps({str(entry): group_to_json(results) for entry, results in found.items()}, indent=2))
 
 
-def evaluate_once(target: Target, options: EvaluateOptions, *, show: OutputFormat) -> Evaluation:
+def evaluate_once(target: Target, *, show: OutputFormat) -> Evaluation:
     """Return the earlier result of a target if it answers the same question, else evaluate."""
     with init() as world:
         earlier = world.on_rank0(lambda: _reusable_result(target))
         if earlier is None:
-            return evaluate_target(target, options, show=show)
+            return evaluate_target(target, show=show)
         if world.is_main and show == "table":
             print_table(earlier.table())
             for warning in earlier.warnings:
@@ -122,7 +122,8 @@ def _reusable_result(target: Target) -> Evaluation | None:
 
     Only plain results are used again: without target classes, masks and corruptions.
     """
-    if target.target_class is not None or isinstance(target.threat, Masked) or target.corruptions is not None:
+    restricted = target.target_class is not None or isinstance(target.threat, Masked)
+    if restricted or target.options.corruptions is not None:
         return None
     try:
         earlier = Evaluation.load(target.result_path()) if target.result_path().exists() else None
@@ -132,7 +133,7 @@ def _reusable_result(target: Target) -> Evaluation | None:
         return None
     names = "clean", *target.attacks
     settings = {name: attacks.create(name, target.step_size).settings(target.threat) for name in names}
-    question = (target.threat, len(target.test.labels), target.seed, weights_hash(target.model), __version__)
+    question = (target.threat, len(target.test.labels), target.options.seed, weights_hash(target.model), __version__)
     environment = earlier.environment.get("atas")
     same = question == (earlier.threat, earlier.n, earlier.protocol.get("seed"), earlier.weights, environment)
     if not same or earlier.protocol.get("attacks") != json.loads(json.dumps(settings)):
