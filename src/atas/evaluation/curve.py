@@ -32,6 +32,7 @@ from atas.evaluation.evaluator import evaluate
 from atas.evaluation.inputs import ChunkReader, MapDataset, open_source
 from atas.evaluation.intervals import wilson
 from atas.evaluation.progress import StatusCallback
+from atas.evaluation.rendering import HEADER, accuracy_cells
 from atas.evaluation.result import CURVE_KIND, Evaluation
 from atas.evaluation.result_format import MAX_LABELS
 from atas.evaluation.resume import SAVE_INTERVAL
@@ -43,7 +44,7 @@ _FORMAT = 1
 _DEFAULT_BUDGETS = 8
 _BISECTIONS = 10  # between an image and its adversarial input
 _NAME = "curve"
-_HEADER = ("eps", "accuracy", "95% interval", "robust")
+_HEADER = ("eps", *HEADER[1:4])
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -101,15 +102,8 @@ class AccuracyCurve:
 
     def rows(self) -> list[tuple[str, ...]]:
         """Return one row of text per budget."""
-        return [
-            (
-                self._format(eps),
-                f"{100 * count / self.n:.2f}%",
-                "{:.2f}% to {:.2f}%".format(*(100 * end for end in interval)),
-                f"{count}/{self.n}",
-            )
-            for eps, count, interval in zip(self.eps, self.num_correct, self.interval, strict=True)
-        ]
+        counts = zip(self.eps, self.num_correct, strict=True)
+        return [(self._format(eps), *accuracy_cells(count, self.n)) for eps, count in counts]
 
     def table(self) -> Table:
         """Return a table to print with rich."""

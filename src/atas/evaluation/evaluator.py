@@ -13,6 +13,7 @@ import time
 from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -49,7 +50,7 @@ from atas.evaluation.inputs import (
     open_source,
     select_targets,
 )
-from atas.evaluation.outcomes import ROBUST, AttackOutcome, merge_shards, reported_stages, summarize
+from atas.evaluation.outcomes import merge_shards, reported_stages, summarize
 from atas.evaluation.progress import ProgressMeter, StatusCallback
 from atas.evaluation.result import WORST, Evaluation
 from atas.evaluation.result_format import MAX_LABELS
@@ -196,14 +197,13 @@ def evaluate(
                 model, scheduler, resolved, corrupting, threat, seed, reader, all_labels, target_classes
             )
             names = class_names(images, all_labels) if details and target_info is None and mask is None else None
-            outcomes, warnings, seconds, found = _run(setup, sample, names, world, file, meter, store)
+            verdicts, warnings, seconds, found = _run(setup, sample, names, world, file, meter, store)
             owned = [*(store.paths if store else ()), *_owned(file)]
             progress_files = list(itertools.chain(*world.all_gather(owned)))
 
     return Evaluation(
         threat=threat.unmasked,
-        **summarize(resolved, {name: outcomes[name] for name in resolved}),
-        corruptions=_corruption_counts(corrupting, outcomes),
+        **verdicts,
         warnings=tuple(warnings),
         protocol={
             "attacks": settings,
@@ -225,7 +225,6 @@ def evaluate(
         data=data,
         progress_files=tuple(dict.fromkeys(progress_files)),
         details=found,
-        adversarial={name: outcome.points for name, outcome in outcomes.items() if outcome.points is not None},
         labels=all_labels if keep else None,
     )
 
@@ -238,8 +237,8 @@ def _run(
     progress_file: ProgressFile,
     meter: ProgressMeter,
     store: PointStore | None,
-) -> tuple[dict[str, AttackOutcome], list[EvaluationWarning], float, EvaluationDetails | None]:
-    """Return each attack's outcome on all examples, the warnings, the seconds that the diagnostics took, and details.
+) -> tuple[dict[str, Any], list[EvaluationWarning], float, EvaluationDetails | None]:
+    """Return what `summarize` returns, the warnings, the seconds that the diagnostics took, and details.
 
     `names` are those of the classes; None if details are not asked for.
     """
@@ -258,25 +257,24 @@ def _run(
         setup, reader.chunks(rows), diagnostics.num_classes, progress_file, meter, recorder.record, store
     )
     outcomes = merge_shards(world.all_gather((rows, runner.run())), len(reader))
-    attacked = {name: outcomes[name] for name in setup.attacks}
+    verdicts = summarize(setup.attacks, setup.corruptions, outcomes)
     for found in world.all_gather(recorder.found):
         recorder.found.update(found)
 
     with runner.saved_on_error():
         began = time.perf_counter()
         if world.is_main:
-            codes = {name: outcome.code for name, outcome in attacked.items()}
-            robust = int((codes[Clean.name] == ROBUST).sum())
+            num_correct = int(verdicts["correct"][Clean.name].sum())
             counts = setup.labels.unique(return_counts=True)[1].tolist()
-            chance = None if targeted else check_chance(robust, counts)
+            chance = None if targeted else check_chance(num_correct, counts)
             warnings += [] if chance is None else [chance]
-            warnings += diagnostics.check_attacks(codes)
+            warnings += diagnostics.check_attacks({name: outcomes[name].code for name in setup.attacks})
         seconds += time.perf_counter() - began
         details = None
         if names is not None:
-            broken_by = summarize(setup.attacks, attacked)["broken_by"][WORST]
-            details = world.on_rank0(lambda: collect_details(setup, names, attacked, broken_by, recorder))
-    return outcomes, world.on_rank0(lambda: warnings), seconds, details
+            broken_by = verdicts["broken_by"][WORST]
+            details = world.on_rank0(lambda: collect_details(setup, names, outcomes, broken_by, recorder))
+    return verdicts, world.on_rank0(lambda: warnings), seconds, details
 
 
 def _resolve_attacks(attacks: Iterable[str | Attack], step_size: float | None, threat: Threat) -> dict[str, Attack]:
@@ -334,17 +332,6 @@ def _resolve_corruptions(
     if taken := set(corrupting) & set(attacks):
         raise UsageError(f"the name '{min(taken)}' is taken; rename your attack")
     return corrupting
-
-
-def _corruption_counts(
-    corrupting: dict[str, Corruption], outcomes: dict[str, AttackOutcome]
-) -> dict[str, tuple[int, ...]]:
-    """Return the number of correct examples of each corruption at severities from 1 on."""
-    counts: dict[str, tuple[int, ...]] = {}
-    for name, corruption in corrupting.items():
-        robust = int((outcomes[name].code == ROBUST).sum())
-        counts[corruption.kind] = (*counts.get(corruption.kind, ()), robust)
-    return counts
 
 
 def _check_takes_targets(attacks: dict[str, Attack]) -> None:

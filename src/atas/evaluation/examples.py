@@ -88,9 +88,9 @@ def collect_details(
     predicted = {
         name: _predictions(outcome.code, outcome.predicted, setup.labels)
         for name, outcome in outcomes.items()
-        if outcome.predicted is not None
+        if name in setup.attacks and outcome.predicted is not None
     }
-    collector = _ExampleCollector(setup, {name: outcome.code for name, outcome in outcomes.items()}, recorder)
+    collector = _ExampleCollector(setup, {name: outcomes[name].code for name in setup.attacks}, recorder)
     chosen = choose_examples(broken_by, _NUM_EXAMPLES, recorder.rows)
     collector.search_again(chosen)
     chosen = [row for row in chosen if collector.shows_verdicts(row)]
