@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import torch
 from rich import box
 from rich.table import Table
 from rich.text import Text
@@ -23,7 +22,7 @@ from atas.core.fingerprint import weights_hash
 from atas.distributed.world import init
 from atas.errors import AtasError, DataError, UsageError
 from atas.evaluation import Evaluation
-from atas.evaluation.inputs import ChunkReader, open_source
+from atas.evaluation.inputs import data_hash
 from atas.evaluation.seed_stats import stats_by_attack
 from atas.threat import Masked
 from atas.training import Run
@@ -138,8 +137,7 @@ def _reusable_result(target: Target) -> Evaluation | None:
     same = question == (earlier.threat, earlier.n, earlier.protocol.get("seed"), earlier.weights, environment)
     if not same or earlier.protocol.get("attacks") != json.loads(json.dumps(settings)):
         return None
-    reader = ChunkReader(open_source(target.test.images, target.test.labels), torch.float32)
-    return earlier if reader.digest() == earlier.data else None
+    return earlier if data_hash(target.test.images, target.test.labels) == earlier.data else None
 
 
 def print_seed_table(title: str, results: Sequence[Evaluation]) -> None:

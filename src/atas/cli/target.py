@@ -26,7 +26,7 @@ from atas.core.autograd import eval_mode
 from atas.data.decode import open_image
 from atas.errors import DataError, UsageError, first_few, unknown
 from atas.evaluation import Evaluation
-from atas.evaluation.inputs import ChunkReader, check_classes, describe_mask, open_source
+from atas.evaluation.inputs import check_classes, data_hash, describe_mask
 from atas.models import published
 from atas.models.weights import load_weights, read_weights
 from atas.recipes.expected import Expected, find_expected
@@ -284,7 +284,7 @@ def _is_other_data(run: Run, root: str, test: data.Split) -> bool:
         return False
     if earlier := _earlier_result(RunFolder(run.folder).evaluation):
         first = test.part(slice(earlier.n))
-        return ChunkReader(open_source(first.images, first.labels), torch.float32).digest() != earlier.data
+        return data_hash(first.images, first.labels) != earlier.data
     try:
         if data.find_source(config.name, root).kind in ("function", "hub"):
             return False
@@ -296,9 +296,8 @@ def _is_other_data(run: Run, root: str, test: data.Split) -> bool:
 
 def _fingerprint(name: str, root: str | None, size: int | None) -> str:
     """Return the fingerprint of a folder's test images without decoding them."""
-    if data.find_source(name, root).kind in data.FOLDERS:
-        return data.load(name, root, size=size, lazy=True, test_only=True, trusted=False).test.fingerprint()
-    return data.load(name, root, test_only=True, trusted=False).test.fingerprint()
+    size, lazy = (size, True) if data.find_source(name, root).kind in data.FOLDERS else (None, None)
+    return data.load(name, root, size=size, lazy=lazy, test_only=True, trusted=False).test.fingerprint()
 
 
 def _path_of_mask(path: Path, attack_threat: Threat) -> Path:

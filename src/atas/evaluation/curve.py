@@ -22,7 +22,6 @@ from atas._utils.files import check_json_path, write_text
 from atas._utils.formatting import printable
 from atas.attacks import Attack, AttackEnsemble, Clean, StagedAttack
 from atas.attacks.base import choose_threat
-from atas.attacks.scheduler import default_batch_size
 from atas.attacks.search import AtBudget
 from atas.core.arguments import check_argument, check_arguments, describe
 from atas.core.autograd import contiguous, set_mode
@@ -246,7 +245,7 @@ def accuracy_curve(
     )
     smallest = torch.where(found.correct[Clean.name], torch.inf, 0.0).double()
     if searches:
-        smallest = _smallest(hookable(model), found, threat, searches, images, labels, device, batch_size)
+        smallest = _smallest(hookable(model), found, threat, searches, images, labels, device)
     return AccuracyCurve(
         threat=threat,
         eps=budgets,
@@ -296,7 +295,6 @@ def _smallest(
     images: object,
     labels: object,
     device: torch.device | str | None,
-    batch_size: int | None,
 ) -> Tensor:
     """Return an upper bound on the smallest perturbation of each image."""
     source = open_source(images, labels)
@@ -306,8 +304,7 @@ def _smallest(
     budget = {search.name: search.budget for search in searches} | {Clean.name: 0.0}
     last = found.broken_by.get(_NAME) or _labels(found, searches[-1].name)
     smallest = torch.tensor([torch.inf if name is None else budget[name] for name in last], dtype=torch.float64)
-    rows = ((smallest > 0) & (smallest < torch.inf)).nonzero().flatten()
-    size = batch_size or default_batch_size(on)
+    rows, size = ((smallest > 0) & (smallest < torch.inf)).nonzero().flatten(), found.protocol["batch_size"]
     with device_context(on), torch.no_grad(), set_mode(model, training=False), strict_float32(on):
         for batch in rows.split(size) if len(rows) else ():  # not every network takes a batch of no images
             image, point = x[batch].to(on), found.adversarial[_NAME][batch].to(on)

@@ -303,7 +303,7 @@ def _resolve_attacks(attacks: Iterable[str | Attack], step_size: float | None, t
 
 
 def _poses_as_autoattack(name: str, attack: Attack) -> bool:
-    """Return whether another attack has the name of AutoAttack, whose verdicts reports take for measured."""
+    """Return whether an attack has the name of AutoAttack, which reports trust, but other searches."""
     if not is_autoattack(name):
         return False
     own, known = (getattr(one, "stages", None) for one in (attack, library.create(name)))

@@ -127,7 +127,7 @@ def select_targets(
 ) -> tuple[InputSource, Tensor, dict[str, Any]]:
     """Return the images to push, their target classes, and values that describe the targets in a result.
 
-    Images whose label is the one target class are left out: there is no pushing them.
+    Images whose label is the one target class are left out: the model is there already.
     """
     labels = source.labels()
     if not isinstance(targets, Tensor | np.ndarray):
@@ -261,18 +261,19 @@ class ChunkReader:
         size = max(self._chunk_bytes // (self.shape.numel() * self._dtype.itemsize), 1)
         return [rows[first : first + size] for first in range(0, len(rows), size)]
 
-    def digest(self) -> str:
-        """Return the hash of all images and labels."""
-        return self.digest_and_labels()[0]
-
     def digest_and_labels(self) -> tuple[str, Tensor]:
         """Return the hash of all images and labels, and the labels."""
-        data_hash, labels = DataHash(), []
+        digest, labels = DataHash(), []
         for rows in self.chunks(range(len(self))):
             x, y = self.read(rows)
-            data_hash.update(x, y)
+            digest.update(x, y)
             labels.append(y)
-        return data_hash.hexdigest(), torch.cat(labels)
+        return digest.hexdigest(), torch.cat(labels)
+
+
+def data_hash(images: object, labels: object) -> str:
+    """Return the hash of images and labels, as `Evaluation.data` holds it."""
+    return ChunkReader(open_source(images, labels), torch.float32).digest_and_labels()[0]
 
 
 def class_names(images: object, labels: Tensor) -> tuple[str, ...]:

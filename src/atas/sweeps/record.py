@@ -62,7 +62,7 @@ class Record:
     """The results of a trial.
 
     `attacks` holds accuracy, interval, count and seconds of each attack. `observed` holds the measurements, each with
-    the hash of the weights that it is of: the training may have been repeated for a measurement.
+    the hash of the measured weights, because the training may have been repeated for it.
     """
 
     key: str
