@@ -1,7 +1,7 @@
 """JSON and TOML of any content: values of the promised type, or a few words that say what is wrong."""
 
 import os
-from typing import Any, Literal, TypedDict
+from typing import Any, Literal, NotRequired, TypedDict
 
 import pytest
 from hypothesis import given
@@ -18,6 +18,11 @@ class Required(TypedDict):
 class Row(Required, total=False):
     size: int | None
     shape: tuple[int, int]
+
+
+class Declared(TypedDict):
+    name: "str"
+    size: "NotRequired[int]"  # a text, as all annotations are after `from __future__ import annotations`
 
 
 DEEP = 100_000
@@ -119,3 +124,11 @@ def test_a_file_of_absurd_size_is_not_read(tmp_path):
         file.truncate(documents.MAX_BYTES + 1)
     with pytest.raises(MalformedError, match="larger than 256 MiB"):
         read_json(path, dict[str, Any])
+
+
+def test_a_key_that_is_not_required_may_be_missing():
+    assert conform({"name": "a"}, Declared) == {"name": "a"}
+    with pytest.raises(MalformedError, match=r"^'name' is missing$"):
+        conform({"size": 1}, Declared)
+    with pytest.raises(MalformedError, match=r"^size is '1', not a whole number$"):
+        conform({"name": "a", "size": "1"}, Declared)

@@ -198,9 +198,9 @@ def test_a_plain_result_does_not_answer_another_question(question, evaluated, tm
     value = tmp_path / "mask.png" if name == "mask" else question[1]
     options = EvaluateOptions(out=folder / "evaluation.json", quiet=True)
     monkeypatch.setattr("atas.cli.seeds.evaluate_target", lambda *_, **__: None)
-    assert evaluate_once(from_run(Run.load(folder), options), options, show="nothing") is not None
+    assert evaluate_once(from_run(Run.load(folder), options), show="nothing") is not None
     asked = from_run(Run.load(folder), replace(options, **{name: value}))
-    assert evaluate_once(asked, options, show="nothing") is None
+    assert evaluate_once(asked, show="nothing") is None
 
 
 def test_the_results_of_a_group_as_json(command, group):

@@ -14,7 +14,7 @@ import tomllib
 import zlib
 from pathlib import Path
 from types import UnionType
-from typing import Any, Literal, Union, get_args, get_origin, get_type_hints, is_typeddict
+from typing import Any, Literal, NotRequired, Union, get_args, get_origin, get_type_hints, is_typeddict
 
 CHECKSUM = "checksum"  # the key
 MAX_BYTES = 1 << 28  # the largest files, results on ImageNet, have a few megabytes
@@ -96,8 +96,9 @@ def decode(content: bytes | str) -> str:
 def conform(value: Any, kind: Any, name: str = "") -> Any:
     """Return a value that was read from JSON; raise MalformedError, with its name, unless it is of a type.
 
-    A type is a class, a union, a Literal, `list[...]`, `tuple[...]` (a list in JSON), `dict[str, ...]`, a TypedDict,
-    which may have more keys than it declares, or `Any`. A whole number is a `float` as well; a bool is no number.
+    A type is a class, a union, a Literal, `list[...]`, `tuple[...]` (a list in JSON), `dict[str, ...]`, `Any`, or a
+    TypedDict. An object may have more keys than its TypedDict declares, and lack those that are `NotRequired`. A whole
+    number is a `float` as well; a bool is no number.
 
     >>> conform({"a": [1, 2.5]}, dict[str, list[float]])
     {'a': [1, 2.5]}
@@ -112,6 +113,8 @@ def conform(value: Any, kind: Any, name: str = "") -> Any:
         return _conform_union(value, kind, name)
     if is_typeddict(kind):
         return _conform_typed_dict(value, kind, name)
+    if origin is NotRequired:
+        return conform(value, inner[0], name)
     if origin is Literal:
         matches = value in inner
     elif origin is list:
@@ -161,10 +164,12 @@ def check_keys(value: dict[str, Any], kind: Any) -> None:
 def _conform_typed_dict(value: Any, kind: Any, name: str) -> Any:
     if not isinstance(value, dict):
         raise MalformedError(_wrong(value, dict, name))
-    missing = sorted(kind.__required_keys__ - value.keys())
-    if missing:
+    kinds = _hints(kind)
+    # Where annotations are strings, Python counts the keys that are NotRequired among the required ones.
+    required = {key for key in kind.__required_keys__ if get_origin(kinds[key]) is not NotRequired}
+    if missing := sorted(required - value.keys()):
         raise MalformedError(f"'{_join(name, missing[0])}' is missing")
-    for key, item_kind in _hints(kind).items():
+    for key, item_kind in kinds.items():
         if key in value:
             conform(value[key], item_kind, _join(name, key))
     return value
@@ -172,7 +177,7 @@ def _conform_typed_dict(value: Any, kind: Any, name: str) -> Any:
 
 @functools.cache
 def _hints(kind: type) -> dict[str, Any]:
-    return get_type_hints(kind)
+    return get_type_hints(kind, include_extras=True)
 
 
 def _fits_float(value: float) -> bool:

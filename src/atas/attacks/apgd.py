@@ -9,10 +9,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from atas.attacks.base import as_threat
+from atas.attacks.base import SearchAttack, as_threat
 from atas.attacks.losses import LOSSES, goal_loss, resists
 from atas.attacks.search import LogitsFunction, Slots, expand_like, random_start, where_write
-from atas.attacks.staged import SearchAttack
 from atas.core.arguments import check_count, check_fields
 from atas.core.autograd import input_gradient
 from atas.core.dispatch import fast_op

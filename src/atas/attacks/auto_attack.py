@@ -8,11 +8,10 @@ from typing import Any
 from torch import Tensor, nn
 
 from atas.attacks.apgd import APGD
-from atas.attacks.base import as_threat
+from atas.attacks.base import StagedCall, as_threat, run_stages
 from atas.attacks.fab import FAB
 from atas.attacks.search import Search
 from atas.attacks.square import Square
-from atas.attacks.staged import StagedCall, run_stages
 from atas.core.arguments import check_arguments, check_fields
 from atas.errors import unknown
 from atas.threat import Threat

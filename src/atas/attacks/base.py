@@ -1,6 +1,7 @@
-"""The interfaces `Attack` and `StagedAttack`, the attack `Clean`, and the context in which gradient attacks run.
+"""The interfaces `Attack` and `StagedAttack`, the attack `Clean`, and what attacks are built on.
 
-`attack_context` checks the inputs, sets the model to eval mode and freezes its weights.
+`attack_context` checks the inputs, sets the model to eval mode and freezes its weights. `SearchAttack` makes an attack
+of a search.
 """
 
 from __future__ import annotations
@@ -14,11 +15,13 @@ import torch
 from torch import Tensor, nn
 
 from atas.attacks.losses import resists
+from atas.attacks.scheduler import Scheduler, default_batch_size
 from atas.attacks.search import Search
 from atas.core.arguments import check_argument, describe
 from atas.core.autograd import contiguous, cross_entropy_sum, freeze, input_gradient, set_mode
 from atas.core.validation import (
     DeviceChecks,
+    check_images,
     check_logits,
     check_module,
     check_shapes,
@@ -215,3 +218,64 @@ def attack_context(
         images, classes = x.detach().clone(), classes.to(torch.int64, copy=True)
         yield AttackTarget(model, images, classes, index, threat, loss, targets is not None)
         checks.raise_if_set()
+
+
+class StagedCall:
+    """The call of an attack with `stages`: it skips misclassified images and stops at the first success."""
+
+    skips_misclassified: ClassVar[bool] = True
+
+    def __call__(
+        self,
+        model: nn.Module,
+        x: Tensor,
+        y: Tensor,
+        threat: Threat | None = None,
+        *,
+        seed: int = 0,
+        index: Tensor | None = None,
+        targets: Tensor | int | None = None,
+    ) -> Tensor:
+        """Return adversarial inputs, or the image itself if it is misclassified already or no search succeeds."""
+        attack: Any = self
+        return run_stages(attack.stages, model, x, y, choose_threat(attack, threat), seed, index, targets)
+
+
+class SearchAttack(StagedCall):
+    """Makes an attack of one stage of a search."""
+
+    @property
+    def stages(self) -> tuple[Search, ...]:
+        """The search itself."""
+        search: Any = self
+        return (search,)
+
+
+def run_stages(
+    stages: tuple[Search, ...],
+    model: nn.Module,
+    x: Tensor,
+    y: Tensor,
+    threat: Threat,
+    seed: int,
+    index: Tensor | None,
+    targets: Tensor | int | None = None,
+) -> Tensor:
+    """Run searches in order, each on the examples that earlier ones did not break; return points like x.
+
+    A point is an adversarial input, or the image itself if it is misclassified already or no search succeeds.
+    """
+    with attack_context(model, x, y, threat, index, targets) as target:
+        if not len(x):
+            return target.x
+        check_images(target.x)  # before the attack on a GPU too: it takes long
+        is_contiguous = x.is_contiguous()
+
+        def verifier(point: Tensor) -> Tensor:
+            laid_out = contiguous(point) if is_contiguous else point.contiguous(memory_format=torch.channels_last)
+            return check_logits(model(laid_out), len(point))
+
+        scheduler = Scheduler(verifier, verifier, x.device, default_batch_size(x.device))
+        examples = scheduler.examples(target.x, target.y, target.index, targeted=target.targeted)
+        _, points = scheduler.run_stages(stages, examples, threat, examples.misclassified(), seed=seed)
+        return points

@@ -241,17 +241,12 @@ class Scheduler:
             on_verified: called with adversarial inputs, and with the last points of jobs that ended without one.
         """
         with torch.inference_mode(False), torch.no_grad():
-            jobs = progress.pending_jobs()
-            if not len(jobs):
+            if not len(progress.pending_jobs()):
                 return
             threat = threat.with_eps(search.budget) if isinstance(search, AtBudget) else threat
-            slots = Slots.empty(slot_count(len(jobs), self.slots), examples.x[:1], targeted=examples.targeted)
-            slot_threat = threat.select(torch.zeros(len(slots), dtype=torch.int64))  # masks of its own, to write into
-            state = search.init_state(slots, slot_threat, examples.num_classes, seed)
+            table = _SlotTable(self, search, examples, threat, progress, warm_start, on_verified)
+            state = search.init_state(table.slots, table.threat, examples.num_classes, seed)
             advance = self.run_steps(lambda: state.step(self.search_model))
-            table = _SlotTable(
-                search, self.verifier, examples, (threat, slot_threat), progress, slots, warm_start, on_verified
-            )
             while table.admit():
                 advance(min(self.poll_interval, table.steps_to_end()))
                 table.poll()
@@ -280,28 +275,29 @@ class Scheduler:
 
 
 class _SlotTable:
-    """The host's record of which job is in which slot."""
+    """The slots of a running search, with their threat model, and the host's record of which job is in which slot."""
 
     def __init__(
         self,
+        scheduler: Scheduler,
         search: Search,
-        verifier: LogitsFunction,
         examples: Examples,
-        threats: tuple[Threat, Threat],
+        threat: Threat,
         progress: SearchProgress,
-        slots: Slots,
         warm_start: WarmStart | None,
         on_verified: OnVerified | None,
     ) -> None:
-        self._search, self._verifier, self._examples = search, verifier, examples
-        self._threat, self._slot_threat = threats
-        self._progress, self._slots = progress, slots
+        self._verifier, self._search, self._examples, self._progress = scheduler.verifier, search, examples, progress
         self._warm_start, self._start_iteration = warm_start, 0 if warm_start is None else warm_start.search.steps
         self._on_verified = on_verified
         self._targets = examples.target_classes(search)
         self._waiting = progress.pending_jobs()
-        self._busy = torch.zeros(len(slots), dtype=torch.bool)
-        self._target_rank, self._row, self._iteration = torch.zeros(3, len(slots), dtype=torch.int64)
+        count = slot_count(len(self._waiting), scheduler.slots)
+        self.slots = Slots.empty(count, examples.x[:1], targeted=examples.targeted)
+        self._examples_threat = threat
+        self.threat = threat.select(torch.zeros(count, dtype=torch.int64))  # masks of its own, to write into
+        self._busy = torch.zeros(count, dtype=torch.bool)
+        self._target_rank, self._row, self._iteration = torch.zeros(3, count, dtype=torch.int64)
 
     def admit(self) -> bool:
         """Assign waiting jobs to idle slots; return whether any slot is busy."""
@@ -311,13 +307,13 @@ class _SlotTable:
             slots, (ranks, rows) = idle[: len(taken)], taken.T
             self._target_rank[slots], self._row[slots] = ranks, rows
             self._iteration[slots], self._busy[slots] = self._start_iteration, True
-            self._load(*(numbers.to(self._slots.x.device) for numbers in (slots, ranks, rows)))
+            self._load(*(numbers.to(self.slots.x.device) for numbers in (slots, ranks, rows)))
         return bool(self._busy.any())
 
     def _load(self, slots: Tensor, ranks: Tensor, rows: Tensor) -> None:
         examples = self._examples
-        self._slot_threat.assign(slots, self._threat, rows)
-        self._slots.assign(
+        self.threat.assign(slots, self._examples_threat, rows)
+        self.slots.assign(
             slots,
             x=examples.x[rows],
             y=examples.y[rows],
@@ -340,7 +336,7 @@ class _SlotTable:
 
     def poll(self) -> None:
         """Verify candidates and last points, write the results, and free the slots whose job is over."""
-        slots, progress = self._slots, self._progress
+        slots, progress = self.slots, self._progress
         broken, done, self._iteration = torch.stack((slots.broken, slots.done, slots.iteration)).cpu().unbind()
         ended = self._busy & done.bool()
         due = (ended | (self._busy & broken.bool())).nonzero().squeeze(1)
@@ -362,10 +358,10 @@ class _SlotTable:
 
         `ended` flags the slots among them that have made all iterations.
         """
-        slots, progress, rows = self._slots, self._progress, self._row[due]
+        slots, progress, rows = self.slots, self._progress, self._row[due]
         device = slots.x.device
         on_device = due.to(device)
-        points = self._slot_threat.select(on_device).project(slots.point[on_device], slots.x[on_device])
+        points = self.threat.select(on_device).project(slots.point[on_device], slots.x[on_device])
         logits = self._verifier(points)
         fooled = ~resists(logits, slots.y[on_device], targeted=slots.targeted).cpu()
         if progress.warm_start is not None:

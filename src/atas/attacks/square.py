@@ -21,10 +21,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from atas.attacks.base import as_threat
+from atas.attacks.base import SearchAttack, as_threat
 from atas.attacks.losses import goal_margin, resists
 from atas.attacks.search import LogitsFunction, Slots, expand_like, where_write
-from atas.attacks.staged import SearchAttack
 from atas.core.arguments import check_count, check_fields
 from atas.core.dispatch import fast_op
 from atas.core.rng import CounterRNG, Stream

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 
 from atas._utils.console import print_json, print_line, print_table
-from atas.cli.evaluate import EvaluateOptions, OutputFormat, explain_resume, locked_path
+from atas.cli.evaluate import OutputFormat, explain_resume, locked_path
 from atas.cli.target import Target, budgets
 from atas.distributed.world import init, select_device
 from atas.errors import UsageError
@@ -15,8 +15,9 @@ from atas.evaluation.progress import EvaluationProgress
 _DEFAULT_ATTACK = "pgd50"
 
 
-def measure_curve(target: Target, options: EvaluateOptions, *, show: OutputFormat) -> None:
+def measure_curve(target: Target, *, show: OutputFormat) -> None:
     """Measure the accuracy at several budgets with a progress display, and write it."""
+    options = target.options
     attacks = options.attacks_or_default((_DEFAULT_ATTACK,))
     if len(attacks) != 1:
         raise UsageError(f"--curve takes one attack, such as --attacks apgd-ce; got {', '.join(attacks)}")
@@ -35,7 +36,7 @@ def measure_curve(target: Target, options: EvaluateOptions, *, show: OutputForma
                 attack=attacks[0],
                 batch_size=target.batch_size,
                 step_size=target.step_size,
-                seed=target.seed,
+                seed=options.seed,
                 precision=options.precision,
                 progress=display,
                 progress_file=progress,

@@ -69,21 +69,20 @@ class EvaluateOptions:
             raise UsageError(
                 f"--out names one file, and {folder} holds several runs; results are written to their folders"
             )
-        for name in ("target_class", "mask", "keep", "curve", "corruptions"):
-            if getattr(self, name) is not None:
-                option = f"--{name.replace('_', '-')}"
-                raise UsageError(f"{option} needs one run, and {folder} holds several; name one of them")
+        self._refuse(
+            ("target_class", "mask", "keep", "curve", "corruptions"),
+            f"needs one run, and {folder} holds several; name one of them",
+        )
 
     def validate(self, run: Path | None) -> None:
         """Raise an error if options are missing or conflict; loads nothing."""
         if self.out is not None:
             check_output_path(self.out, "--out", ".json")
         if self.curve is not None:
-            for name in ("eps", "target_class", "keep", "corruptions"):
-                if getattr(self, name) is not None:
-                    raise UsageError(
-                        f"--{name.replace('_', '-')} cannot be combined with --curve; leave one of them out"
-                    )
+            self._refuse(
+                ("eps", "target_class", "keep", "corruptions"),
+                "cannot be combined with --curve; leave one of them out",
+            )
         parse_list("corruptions", self.corruptions, str)
         if self.keep is not None:
             check_output_path(self.keep, "--keep", *PERTURBED_IMAGES)
@@ -98,11 +97,10 @@ class EvaluateOptions:
                     f"--data cannot be combined with a run folder, which defines it; for other images of the same "
                     f"classes, pass --root {shell_quote(self.data)}"
                 )
-            for name in ("weights", "model", "mean", "std", "size"):
-                if getattr(self, name) is not None:
-                    raise UsageError(
-                        f"--{name} cannot be combined with a run folder, which defines it; leave one of them out"
-                    )
+            self._refuse(
+                ("weights", "model", "mean", "std", "size"),
+                "cannot be combined with a run folder, which defines it; leave one of them out",
+            )
             return
         if self.weights is None and self.model is None:
             raise UsageError("pass a run folder, or --weights FILE or --model package.module:function with --data")
@@ -111,6 +109,12 @@ class EvaluateOptions:
             raise UsageError(f"{missing} is missing; without a run folder the command needs a model, data and a budget")
         if self.weights is None and self.model is not None and ":" not in self.model:
             raise UsageError(f"'{self.model}' is untrained; pass --weights FILE.safetensors")
+
+    def _refuse(self, names: tuple[str, ...], reason: str) -> None:
+        """Raise UsageError if one of these options was given."""
+        for name in names:
+            if getattr(self, name) is not None:
+                raise UsageError(f"--{name.replace('_', '-')} {reason}")
 
 
 def evaluate(
@@ -223,9 +227,9 @@ def evaluate(
     target = from_model(given) if run is None else from_run(Run.load(run, trust=trust), given)
     show: OutputFormat = "json" if as_json else "table"
     if curve is not None:
-        measure_curve(target, given, show=show)
+        measure_curve(target, show=show)
     else:
-        evaluate_target(target, given, show=show)
+        evaluate_target(target, show=show)
 
 
 def evaluate_run(run: Run, *, show: bool = True, quiet: bool = False, reuse: bool = False) -> Evaluation:
@@ -237,17 +241,17 @@ def evaluate_run(run: Run, *, show: bool = True, quiet: bool = False, reuse: boo
     from atas.cli.seeds import evaluate_once
     from atas.cli.target import from_run
 
-    given = EvaluateOptions(quiet=quiet)
     run_evaluation = evaluate_once if reuse else evaluate_target
-    return run_evaluation(from_run(run, given), given, show="table" if show else "nothing")
+    return run_evaluation(from_run(run, EvaluateOptions(quiet=quiet)), show="table" if show else "nothing")
 
 
-def evaluate_target(target: Target, options: EvaluateOptions, *, show: OutputFormat) -> Evaluation:
+def evaluate_target(target: Target, *, show: OutputFormat) -> Evaluation:
     """Evaluate with a progress display unless it is `quiet`, and write the result and the images to `keep`."""
     from atas.distributed.world import init, select_device
     from atas.evaluation import evaluate as run_evaluation
     from atas.evaluation.progress import EvaluationProgress
 
+    options = target.options
     keep, quiet = options.keep, options.quiet
     with init() as process, locked_path(target, process) as path:
         if keep is not None:
@@ -263,14 +267,14 @@ def evaluate_target(target: Target, options: EvaluateOptions, *, show: OutputFor
                 attacks=target.attacks,
                 batch_size=target.batch_size,
                 step_size=target.step_size,
-                seed=target.seed,
+                seed=options.seed,
                 precision=options.precision,
                 progress=display,
                 progress_file=progress,
                 shard=process.size > 1,
                 targets=target.target_class,
                 keep=keep is not None,
-                corruptions=target.corruptions or (),
+                corruptions=options.corruptions or (),
             )
         if process.is_main:
             expected = target.expected if target.step_size is None and not result.restricted else None

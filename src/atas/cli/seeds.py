@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import torch
 from rich import box
 from rich.table import Table
 from rich.text import Text
@@ -23,7 +22,7 @@ from atas.core.fingerprint import weights_hash
 from atas.distributed.world import init
 from atas.errors import AtasError, DataError, UsageError
 from atas.evaluation import Evaluation
-from atas.evaluation.inputs import ChunkReader, open_source
+from atas.evaluation.inputs import data_hash
 from atas.evaluation.seed_stats import stats_by_attack
 from atas.threat import Masked
 from atas.training import Run
@@ -96,19 +95,19 @@ def evaluate_runs(entries: Sequence[Path], options: EvaluateOptions, *, as_json:
                 if world.is_main and not as_json:
                     print_line(f"{folder}:")
                 target = from_run(Run.load(folder, trust=options.trust), options)
-                results[folder.name] = evaluate_once(target, options, show="nothing" if as_json else "table")
+                results[folder.name] = evaluate_once(target, show="nothing" if as_json else "table")
             if len(folders) > 1 and world.is_main and not as_json:
                 print_seed_table(f"{entry}, {len(folders)} seeds", list(results.values()))
     if as_json and world.is_main:
         print_json(json.dumps({str(entry): group_to_json(results) for entry, results in found.items()}, indent=2))
 
 
-def evaluate_once(target: Target, options: EvaluateOptions, *, show: OutputFormat) -> Evaluation:
+def evaluate_once(target: Target, *, show: OutputFormat) -> Evaluation:
     """Return the earlier result of a target if it answers the same question, else evaluate."""
     with init() as world:
         earlier = world.on_rank0(lambda: _reusable_result(target))
         if earlier is None:
-            return evaluate_target(target, options, show=show)
+            return evaluate_target(target, show=show)
         if world.is_main and show == "table":
             print_table(earlier.table())
             for warning in earlier.warnings:
@@ -122,7 +121,8 @@ def _reusable_result(target: Target) -> Evaluation | None:
 
     Only plain results are used again: without target classes, masks and corruptions.
     """
-    if target.target_class is not None or isinstance(target.threat, Masked) or target.corruptions is not None:
+    restricted = target.target_class is not None or isinstance(target.threat, Masked)
+    if restricted or target.options.corruptions is not None:
         return None
     try:
         earlier = Evaluation.load(target.result_path()) if target.result_path().exists() else None
@@ -132,13 +132,12 @@ def _reusable_result(target: Target) -> Evaluation | None:
         return None
     names = "clean", *target.attacks
     settings = {name: attacks.create(name, target.step_size).settings(target.threat) for name in names}
-    question = (target.threat, len(target.test.labels), target.seed, weights_hash(target.model), __version__)
+    question = (target.threat, len(target.test.labels), target.options.seed, weights_hash(target.model), __version__)
     environment = earlier.environment.get("atas")
     same = question == (earlier.threat, earlier.n, earlier.protocol.get("seed"), earlier.weights, environment)
     if not same or earlier.protocol.get("attacks") != json.loads(json.dumps(settings)):
         return None
-    reader = ChunkReader(open_source(target.test.images, target.test.labels), torch.float32)
-    return earlier if reader.digest() == earlier.data else None
+    return earlier if data_hash(target.test.images, target.test.labels) == earlier.data else None
 
 
 def print_seed_table(title: str, results: Sequence[Evaluation]) -> None:

@@ -26,7 +26,7 @@ from atas.core.autograd import eval_mode
 from atas.data.decode import open_image
 from atas.errors import DataError, UsageError, first_few, unknown
 from atas.evaluation import Evaluation
-from atas.evaluation.inputs import ChunkReader, check_classes, describe_mask, open_source
+from atas.evaluation.inputs import check_classes, data_hash, describe_mask
 from atas.models import published
 from atas.models.weights import load_weights, read_weights
 from atas.recipes.expected import Expected, find_expected
@@ -46,7 +46,8 @@ _WHITE = 127  # pixels of a mask that are brighter may change
 class Target:
     """A model, test images, threat model, attacks with their settings, and the path of the result.
 
-    With `keeps_better`, an earlier result at the path that is better than this one will be is kept.
+    With `keeps_better`, an earlier result at the path is kept if it is better than this one will be. The command's
+    `options` hold the settings that do not depend on the model.
     """
 
     model: nn.Module
@@ -54,20 +55,19 @@ class Target:
     threat: threat.Threat
     attacks: tuple[str, ...]
     step_size: float | None
-    seed: int
     batch_size: int | None
     out: Path
+    options: EvaluateOptions
     expected: Expected | None = None
     keeps_better: bool = False
     target_class: int | None = None
-    corruptions: str | None = None
 
     def result_path(self) -> Path:
         """Return the path to write now; other evaluations may change it."""
         if not self.keeps_better:
             return self.out
         path = _path_of_mask(self.out, self.threat)
-        return _keep_better(path, len(self.test.labels), self.attacks, bool(self.corruptions))
+        return _keep_better(path, len(self.test.labels), self.attacks, bool(self.options.corruptions))
 
     def damage(self, path: Path) -> str | None:
         """Return what is wrong with the earlier result at the path, if it cannot be read and so is not kept."""
@@ -99,21 +99,18 @@ def from_run(run: Run, options: EvaluateOptions) -> Target:
         if attack_threat == trained_for
         else None
     )
-    keeps_better = options.out is None and options.curve is None
-    attack_threat = _mask(attack_threat, options.mask, test)
     return Target(
         model=run.model,
         test=test,
-        threat=attack_threat,
+        threat=_mask(attack_threat, options.mask, test),
         attacks=attacks,
         step_size=step_size,
-        seed=options.seed,
         batch_size=options.batch_size or config.batch_size,
         out=out,
+        options=options,
         expected=expectation,
-        keeps_better=keeps_better,
+        keeps_better=options.out is None and options.curve is None,
         target_class=target_class,
-        corruptions=options.corruptions,
     )
 
 
@@ -146,18 +143,16 @@ def from_model(options: EvaluateOptions) -> Target:
     attacks = options.attacks_or_default(_DEFAULT_ATTACKS)
     out = options.out or _question_path(_path_of_result(options), options)
     target_class = _target_class(options.target_class, dataset.test.classes)
-    attack_threat = _mask(attack_threat, options.mask, test)
     return Target(
         model=model,
         test=test,
-        threat=attack_threat,
+        threat=_mask(attack_threat, options.mask, test),
         attacks=attacks,
         step_size=step_size,
-        seed=options.seed,
         batch_size=options.batch_size,
         out=out,
+        options=options,
         target_class=target_class,
-        corruptions=options.corruptions,
     )
 
 
@@ -289,7 +284,7 @@ def _is_other_data(run: Run, root: str, test: data.Split) -> bool:
         return False
     if earlier := _earlier_result(RunFolder(run.folder).evaluation):
         first = test.part(slice(earlier.n))
-        return ChunkReader(open_source(first.images, first.labels), torch.float32).digest() != earlier.data
+        return data_hash(first.images, first.labels) != earlier.data
     try:
         if data.find_source(config.name, root).kind in ("function", "hub"):
             return False
@@ -301,9 +296,8 @@ def _is_other_data(run: Run, root: str, test: data.Split) -> bool:
 
 def _fingerprint(name: str, root: str | None, size: int | None) -> str:
     """Return the fingerprint of a folder's test images without decoding them."""
-    if data.find_source(name, root).kind in data.FOLDERS:
-        return data.load(name, root, size=size, lazy=True, test_only=True, trusted=False).test.fingerprint()
-    return data.load(name, root, test_only=True, trusted=False).test.fingerprint()
+    size, lazy = (size, True) if data.find_source(name, root).kind in data.FOLDERS else (None, None)
+    return data.load(name, root, size=size, lazy=lazy, test_only=True, trusted=False).test.fingerprint()
 
 
 def _path_of_mask(path: Path, attack_threat: Threat) -> Path:

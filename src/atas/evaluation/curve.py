@@ -22,7 +22,6 @@ from atas._utils.files import check_json_path, write_text
 from atas._utils.formatting import printable
 from atas.attacks import Attack, AttackEnsemble, Clean, StagedAttack
 from atas.attacks.base import choose_threat
-from atas.attacks.scheduler import default_batch_size
 from atas.attacks.search import AtBudget
 from atas.core.arguments import check_argument, check_arguments, describe
 from atas.core.autograd import contiguous, set_mode
@@ -32,6 +31,7 @@ from atas.evaluation.evaluator import evaluate
 from atas.evaluation.inputs import ChunkReader, MapDataset, open_source
 from atas.evaluation.intervals import wilson
 from atas.evaluation.progress import StatusCallback
+from atas.evaluation.rendering import HEADER, accuracy_cells
 from atas.evaluation.result import CURVE_KIND, Evaluation
 from atas.evaluation.result_format import MAX_LABELS
 from atas.evaluation.resume import SAVE_INTERVAL
@@ -43,7 +43,7 @@ _FORMAT = 1
 _DEFAULT_BUDGETS = 8
 _BISECTIONS = 10  # between an image and its adversarial input
 _NAME = "curve"
-_HEADER = ("eps", "accuracy", "95% interval", "robust")
+_HEADER = ("eps", *HEADER[1:4])
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -101,15 +101,8 @@ class AccuracyCurve:
 
     def rows(self) -> list[tuple[str, ...]]:
         """Return one row of text per budget."""
-        return [
-            (
-                self._format(eps),
-                f"{100 * count / self.n:.2f}%",
-                "{:.2f}% to {:.2f}%".format(*(100 * end for end in interval)),
-                f"{count}/{self.n}",
-            )
-            for eps, count, interval in zip(self.eps, self.num_correct, self.interval, strict=True)
-        ]
+        counts = zip(self.eps, self.num_correct, strict=True)
+        return [(self._format(eps), *accuracy_cells(count, self.n)) for eps, count in counts]
 
     def table(self) -> Table:
         """Return a table to print with rich."""
@@ -252,7 +245,7 @@ def accuracy_curve(
     )
     smallest = torch.where(found.correct[Clean.name], torch.inf, 0.0).double()
     if searches:
-        smallest = _smallest(hookable(model), found, threat, searches, images, labels, device, batch_size)
+        smallest = _smallest(hookable(model), found, threat, searches, images, labels, device)
     return AccuracyCurve(
         threat=threat,
         eps=budgets,
@@ -302,7 +295,6 @@ def _smallest(
     images: object,
     labels: object,
     device: torch.device | str | None,
-    batch_size: int | None,
 ) -> Tensor:
     """Return an upper bound on the smallest perturbation of each image."""
     source = open_source(images, labels)
@@ -312,8 +304,7 @@ def _smallest(
     budget = {search.name: search.budget for search in searches} | {Clean.name: 0.0}
     last = found.broken_by.get(_NAME) or _labels(found, searches[-1].name)
     smallest = torch.tensor([torch.inf if name is None else budget[name] for name in last], dtype=torch.float64)
-    rows = ((smallest > 0) & (smallest < torch.inf)).nonzero().flatten()
-    size = batch_size or default_batch_size(on)
+    rows, size = ((smallest > 0) & (smallest < torch.inf)).nonzero().flatten(), found.protocol["batch_size"]
     with device_context(on), torch.no_grad(), set_mode(model, training=False), strict_float32(on):
         for batch in rows.split(size) if len(rows) else ():  # not every network takes a batch of no images
             image, point = x[batch].to(on), found.adversarial[_NAME][batch].to(on)

@@ -7,14 +7,16 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from atas.attacks import PGD, Attack, AttackEnsemble, StagedAttack, create
 from atas.attacks.apgd import APGD
 from atas.attacks.losses import resists
-from atas.attacks.scheduler import Examples, Scheduler
+from atas.attacks.scheduler import Examples
 from atas.core.autograd import input_gradient
+from atas.evaluation.inputs import Sample
 from atas.evaluation.outcomes import FIRST_STAGE, ROBUST
+from atas.evaluation.runner import EvaluationSetup
 from atas.evaluation.warnings import (
     EvaluationWarning,
     check_black_box,
@@ -45,24 +47,13 @@ _MARGIN, _SQUARE = "apgd-t", "square"
 
 
 class Diagnostics:
-    """Checks of a model on a sample of the examples: the positions `rows` in the data set, for any world size."""
+    """Checks of a model on a sample of the examples."""
 
-    def __init__(
-        self,
-        model: nn.Module,
-        scheduler: Scheduler,
-        threat: Threat,
-        seed: int,
-        rows: range,
-        x: Tensor,
-        y: Tensor,
-        targets: Tensor | None = None,
-    ) -> None:
-        self._model, self._scheduler, self._seed, self._rows = model, scheduler, seed, rows
-        targeted = targets is not None
-        self._sample = scheduler.examples(x, y if targets is None else targets, torch.tensor(rows), targeted=targeted)
-        self._threat = threat.select(self._sample.index).to(self._sample.x.device)
-        self._small_sample = min(_SMALL_SAMPLE, scheduler.slots)
+    def __init__(self, setup: EvaluationSetup, sample: Sample) -> None:
+        self._setup, self._scheduler, self._rows = setup, setup.scheduler, sample.rows
+        self._sample = setup.examples(sample.rows, sample.x, sample.y)
+        self._threat = setup.threat.select(self._sample.index).to(self._sample.x.device)
+        self._small_sample = min(_SMALL_SAMPLE, self._scheduler.slots)
 
     @property
     def num_classes(self) -> int:
@@ -95,12 +86,13 @@ class Diagnostics:
         num_correct = int((~self._sample.misclassified()).sum())
         return _not_none(check_chance(num_correct, self._sample.y.bincount().tolist()))
 
-    def check_attacks(self, attacks: dict[str, Attack], codes: dict[str, Tensor]) -> list[EvaluationWarning]:
+    def check_attacks(self, codes: dict[str, Tensor]) -> list[EvaluationWarning]:
         """Return warnings from comparisons of attacks with each other.
 
         If AutoAttack or one of its searches was requested, PGD on the sample costs little in comparison, so it is run
         too; otherwise only requested attacks are compared.
         """
+        attacks = self._setup.attacks
         if len(attacks) == 1:  # clean
             return []
         known = {name: code == ROBUST for name, code in codes.items()}
@@ -148,7 +140,7 @@ class Diagnostics:
 
         def verdicts(x: Tensor, y: Tensor, rows: Tensor) -> Tensor:
             targets: dict[str, Any] = {"targets": y} if sample.targeted else {}
-            point = attack(self._model, x, y, self._threat.select(rows), seed=self._seed, **targets)
+            point = attack(self._setup.model, x, y, self._threat.select(rows), seed=self._setup.seed, **targets)
             with torch.no_grad():
                 return resists(self._scheduler.verifier(point), y, targeted=sample.targeted)
 
@@ -167,7 +159,7 @@ class Diagnostics:
 
     def _broken(self, attack: StagedAttack, examples: Examples, threat: Threat) -> Tensor:
         broken = examples.misclassified().cpu() & attack.skips_misclassified
-        return self._scheduler.run_stages(attack.stages, examples, threat, broken, seed=self._seed)[0]
+        return self._scheduler.run_stages(attack.stages, examples, threat, broken, seed=self._setup.seed)[0]
 
 
 def _broken_by_square(attacks: dict[str, Attack], codes: dict[str, Tensor]) -> int:

@@ -13,6 +13,7 @@ import time
 from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -36,24 +37,25 @@ from atas.evaluation.backend import device_context, hookable, model_dtype, prepa
 from atas.evaluation.corruptions import Corruption, resolve
 from atas.evaluation.details import EvaluationDetails
 from atas.evaluation.diagnostics import SAMPLE_SIZE, Diagnostics
-from atas.evaluation.examples import RECORDED_EXAMPLES, ExampleRecorder, ExampleSource, collect_details
+from atas.evaluation.examples import RECORDED_EXAMPLES, ExampleRecorder, collect_details
 from atas.evaluation.inputs import (
     CHUNK_BYTES,
     ChunkReader,
     InputSource,
     MapDataset,
+    Sample,
     SelectedSource,
     class_names,
     describe_mask,
     open_source,
     select_targets,
 )
-from atas.evaluation.outcomes import ROBUST, AttackOutcome, merge_shards, reported_stages, summarize
+from atas.evaluation.outcomes import merge_shards, reported_stages, summarize
 from atas.evaluation.progress import ProgressMeter, StatusCallback
 from atas.evaluation.result import WORST, Evaluation
 from atas.evaluation.result_format import MAX_LABELS
 from atas.evaluation.resume import SAVE_INTERVAL, ProgressFile
-from atas.evaluation.runner import AttackRunner, total_max_queries
+from atas.evaluation.runner import AttackRunner, EvaluationSetup, total_max_queries
 from atas.evaluation.warnings import EvaluationWarning, check_chance
 from atas.threat import Threat
 
@@ -166,10 +168,10 @@ def evaluate(
             corruption.check_shape(reader.shape)
         mask = describe_mask(threat)
         weights, (data, all_labels) = weights_hash(model), world.on_rank0(reader.digest_and_labels)
-        _, sample, _ = reader.sample(SAMPLE_SIZE)
+        sample = reader.sample(SAMPLE_SIZE)
         queries = len(reader) // world.size * total_max_queries((resolved | corrupting).values(), _ASSUMED_CLASSES)
         with prepare(
-            model, target_device, precision=precision, slots=slots, images=sample, queries=queries, log=meter.notify
+            model, target_device, precision=precision, slots=slots, images=sample.x, queries=queries, log=meter.notify
         ) as scheduler:
             identity = {
                 "weights": weights,
@@ -185,22 +187,23 @@ def evaluate(
                 "corruptions": list(corrupting) or None,
                 "atas": __version__,
                 LOGITS_KEY: logits_fingerprint(
-                    scheduler.verifier, sample[: min(slots, _FINGERPRINT_IMAGES)].to(target_device)
+                    scheduler.verifier, sample.x[: min(slots, _FINGERPRINT_IMAGES)].to(target_device)
                 ),
             }
             path = _progress_path(progress_file, world)
             file = ProgressFile(path, identity, meter.notify, interval=progress_interval)
             store = PointStore(path, file.fingerprint, meter.notify) if keep else None
-            tested = ExampleSource(model, scheduler, resolved, threat, seed, reader, all_labels, target_classes)
+            setup = EvaluationSetup(
+                model, scheduler, resolved, corrupting, threat, seed, reader, all_labels, target_classes
+            )
             names = class_names(images, all_labels) if details and target_info is None and mask is None else None
-            outcomes, warnings, seconds, found = _run(tested, corrupting, names, world, file, meter, store)
+            verdicts, warnings, seconds, found = _run(setup, sample, names, world, file, meter, store)
             owned = [*(store.paths if store else ()), *_owned(file)]
             progress_files = list(itertools.chain(*world.all_gather(owned)))
 
     return Evaluation(
         threat=threat.unmasked,
-        **summarize(resolved, {name: outcomes[name] for name in resolved}),
-        corruptions=_corruption_counts(corrupting, outcomes),
+        **verdicts,
         warnings=tuple(warnings),
         protocol={
             "attacks": settings,
@@ -222,67 +225,56 @@ def evaluate(
         data=data,
         progress_files=tuple(dict.fromkeys(progress_files)),
         details=found,
-        adversarial={name: outcome.points for name, outcome in outcomes.items() if outcome.points is not None},
         labels=all_labels if keep else None,
     )
 
 
 def _run(
-    tested: ExampleSource,
-    corrupting: dict[str, Corruption],
+    setup: EvaluationSetup,
+    sample: Sample,
     names: tuple[str, ...] | None,
     world: World,
     progress_file: ProgressFile,
     meter: ProgressMeter,
     store: PointStore | None,
-) -> tuple[dict[str, AttackOutcome], list[EvaluationWarning], float, EvaluationDetails | None]:
-    """Return each attack's outcome on all examples, the warnings, the seconds that the diagnostics took, and details.
+) -> tuple[dict[str, Any], list[EvaluationWarning], float, EvaluationDetails | None]:
+    """Return what `summarize` returns, the warnings, the seconds that the diagnostics took, and details.
 
     `names` are those of the classes; None if details are not asked for.
     """
-    model, scheduler, resolved, reader = tested.model, tested.scheduler, tested.attacks, tested.reader
-    threat, seed, labels, targets = tested.threat, tested.seed, tested.labels, tested.targets
-    rows = world.rows(len(reader))
-    chunks = reader.chunks(rows)
+    reader, targeted = setup.reader, setup.targets is not None
     began = time.perf_counter()
-    sample_rows, x, y = reader.sample(SAMPLE_SIZE)
-    sample_targets = None if targets is None else targets[list(sample_rows)]
-    diagnostics = Diagnostics(model, scheduler, threat, seed, sample_rows, x, y, sample_targets)
+    diagnostics = Diagnostics(setup, sample)
     warnings = diagnostics.check_model() if world.is_main else []
     seconds = time.perf_counter() - began
-    at_chance = diagnostics.check_clean() if world.is_main and targets is None else []
+    at_chance = diagnostics.check_clean() if world.is_main and not targeted else []
     for warning in [*warnings, *at_chance]:  # before hours of attacks
         meter.warn(warning)
 
+    rows = world.rows(len(reader))
     recorder = ExampleRecorder(reader.spread(RECORDED_EXAMPLES) if names is not None else range(0))
     runner = AttackRunner(
-        model, scheduler, resolved | corrupting, threat, seed, progress_file, meter, recorder.record, store
+        setup, reader.chunks(rows), diagnostics.num_classes, progress_file, meter, recorder.record, store
     )
-    runner.plan([len(chunk) for chunk in chunks], diagnostics.num_classes)
-    for number, chunk in enumerate(chunks):
-        if not runner.is_done(number):
-            index = torch.tensor(chunk)
-            runner.run_chunk(number, *reader.read(chunk), index, None if targets is None else targets[index])
-    outcomes = merge_shards(world.all_gather((rows, runner.outcomes(len(chunks)))), len(reader))
-
-    attacked = {name: outcomes[name] for name in resolved}
+    outcomes = merge_shards(world.all_gather((rows, runner.run())), len(reader))
+    verdicts = summarize(setup.attacks, setup.corruptions, outcomes)
     for found in world.all_gather(recorder.found):
         recorder.found.update(found)
 
     with runner.saved_on_error():
         began = time.perf_counter()
         if world.is_main:
-            robust = int((outcomes[Clean.name].code == ROBUST).sum())
-            counts = labels.unique(return_counts=True)[1].tolist()
-            chance = check_chance(robust, counts) if targets is None else None
+            num_correct = int(verdicts["correct"][Clean.name].sum())
+            counts = setup.labels.unique(return_counts=True)[1].tolist()
+            chance = None if targeted else check_chance(num_correct, counts)
             warnings += [] if chance is None else [chance]
-            warnings += diagnostics.check_attacks(resolved, {name: outcome.code for name, outcome in attacked.items()})
+            warnings += diagnostics.check_attacks({name: outcomes[name].code for name in setup.attacks})
         seconds += time.perf_counter() - began
         details = None
         if names is not None:
-            broken_by = summarize(resolved, attacked)["broken_by"][WORST]
-            details = world.on_rank0(lambda: collect_details(tested, names, attacked, broken_by, recorder))
-    return outcomes, world.on_rank0(lambda: warnings), seconds, details
+            broken_by = verdicts["broken_by"][WORST]
+            details = world.on_rank0(lambda: collect_details(setup, names, outcomes, broken_by, recorder))
+    return verdicts, world.on_rank0(lambda: warnings), seconds, details
 
 
 def _resolve_attacks(attacks: Iterable[str | Attack], step_size: float | None, threat: Threat) -> dict[str, Attack]:
@@ -311,7 +303,7 @@ def _resolve_attacks(attacks: Iterable[str | Attack], step_size: float | None, t
 
 
 def _poses_as_autoattack(name: str, attack: Attack) -> bool:
-    """Return whether another attack has the name of AutoAttack, whose verdicts reports take for measured."""
+    """Return whether an attack has the name of AutoAttack, which reports trust, but other searches."""
     if not is_autoattack(name):
         return False
     own, known = (getattr(one, "stages", None) for one in (attack, library.create(name)))
@@ -340,17 +332,6 @@ def _resolve_corruptions(
     if taken := set(corrupting) & set(attacks):
         raise UsageError(f"the name '{min(taken)}' is taken; rename your attack")
     return corrupting
-
-
-def _corruption_counts(
-    corrupting: dict[str, Corruption], outcomes: dict[str, AttackOutcome]
-) -> dict[str, tuple[int, ...]]:
-    """Return the number of correct examples of each corruption at severities from 1 on."""
-    counts: dict[str, tuple[int, ...]] = {}
-    for name, corruption in corrupting.items():
-        robust = int((outcomes[name].code == ROBUST).sum())
-        counts[corruption.kind] = (*counts.get(corruption.kind, ()), robust)
-    return counts
 
 
 def _check_takes_targets(attacks: dict[str, Attack]) -> None:

@@ -13,10 +13,10 @@ from dataclasses import dataclass, field
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 
 from atas.attacks import Attack, Clean, StagedAttack
-from atas.attacks.scheduler import Scheduler, SearchProgress, predicted_classes
+from atas.attacks.scheduler import SearchProgress, predicted_classes
 from atas.attacks.search import LogitsFunction
 from atas.core.autograd import input_gradient, to_float32
 from atas.core.rng import CounterRNG
@@ -29,9 +29,8 @@ from atas.evaluation.details import (
     ExampleImages,
     LossLandscapes,
 )
-from atas.evaluation.inputs import ChunkReader
 from atas.evaluation.outcomes import FIRST_STAGE, MISCLASSIFIED, ROBUST, AttackOutcome
-from atas.evaluation.runner import check_within_threat
+from atas.evaluation.runner import EvaluationSetup, check_within_threat
 from atas.threat import Threat
 
 RECORDED_EXAMPLES = 512  # a sample of this size holds most outcomes, and takes a few MB
@@ -75,27 +74,8 @@ class ExampleRecorder:
             )
 
 
-@dataclass(frozen=True)
-class ExampleSource:
-    """The parts of an evaluation that its examples are taken from; `targets` are classes to push the images to."""
-
-    model: nn.Module
-    scheduler: Scheduler
-    attacks: dict[str, Attack]
-    threat: Threat
-    seed: int
-    reader: ChunkReader
-    labels: Tensor
-    targets: Tensor | None = None
-
-    def read(self, rows: Sequence[int]) -> tuple[Tensor, Tensor, Tensor]:
-        """Return images, labels and positions of these rows."""
-        images, labels = zip(*(self.reader.read(range(row, row + 1)) for row in rows), strict=True)
-        return torch.cat(images), torch.cat(labels), torch.tensor(rows)
-
-
 def collect_details(
-    source: ExampleSource,
+    setup: EvaluationSetup,
     classes: tuple[str, ...],
     outcomes: dict[str, AttackOutcome],
     broken_by: list[str | None],
@@ -105,23 +85,22 @@ def collect_details(
 
     `broken_by` holds what broke each example first, over all attacks. Without an attack there are no landscapes.
     """
-    labels = source.labels
     predicted = {
-        name: _predictions(outcome.code, outcome.predicted, labels)
+        name: _predictions(outcome.code, outcome.predicted, setup.labels)
         for name, outcome in outcomes.items()
-        if outcome.predicted is not None
+        if name in setup.attacks and outcome.predicted is not None
     }
-    codes = {name: outcome.code for name, outcome in outcomes.items()}
+    collector = _ExampleCollector(setup, {name: outcomes[name].code for name in setup.attacks}, recorder)
     chosen = choose_examples(broken_by, _NUM_EXAMPLES, recorder.rows)
-    _search_again(source, codes, recorder, chosen)
-    chosen = [row for row in chosen if _agrees(source.attacks, codes, recorder, row, int(labels[row]))]
+    collector.search_again(chosen)
+    chosen = [row for row in chosen if collector.shows_verdicts(row)]
     landscapes = None
-    if len(source.attacks) > 1:
+    if len(setup.attacks) > 1:
         correct = [row for row in chosen if broken_by[row] != Clean.name]
         spread = choose_examples([broken_by[row] for row in correct], _NUM_LANDSCAPES)
-        landscapes = _landscapes(source, [correct[row] for row in spread])
-    examples = _examples(source.attacks, codes, recorder, chosen) if chosen else None
-    return EvaluationDetails(labels, predicted, classes, examples, landscapes)
+        landscapes = _landscapes(setup, [correct[row] for row in spread])
+    examples = collector.images(chosen) if chosen else None
+    return EvaluationDetails(setup.labels, predicted, classes, examples, landscapes)
 
 
 def choose_examples(outcomes: Sequence[str | None], count: int, preferred: Iterable[int] | None = None) -> list[int]:
@@ -165,117 +144,108 @@ def _predictions(code: Tensor, recorded: Tensor, labels: Tensor) -> Tensor:
     return torch.where(code == ROBUST, labels, wrong)
 
 
-def _is_unchanged(attack: Attack, code: int) -> bool:
-    """Return whether an attack returns the image itself: it was not attacked, or a search found nothing."""
-    return code == MISCLASSIFIED or (code == ROBUST and isinstance(attack, StagedAttack) and attack.skips_misclassified)
+@dataclass(frozen=True)
+class _ExampleCollector:
+    """Collects the images of chosen examples: those that were recorded, and those that are searched for again."""
 
+    setup: EvaluationSetup
+    codes: dict[str, Tensor]
+    """The outcome of every example, by attack."""
+    recorder: ExampleRecorder
 
-def _missing(attacks: dict[str, Attack], codes: dict[str, Tensor], recorder: ExampleRecorder, row: int) -> list[str]:
-    """Return the attacks whose image of an example was not recorded."""
-    return [
-        name
-        for name, attack in attacks.items()
-        if (name, row) not in recorder.found
-        and (name == Clean.name or not _is_unchanged(attack, int(codes[name][row])))
-    ]
+    def images(self, chosen: list[int]) -> ExampleImages:
+        """Return the pictures of the examples under all attacks."""
+        images = {}
+        for name in self.setup.attacks:
+            found = [self._recorded(name, row) for row in chosen]
+            images[name] = AttackedImages(
+                torch.stack([image.adversarial for image in found]),
+                torch.stack([image.perturbation for image in found]),
+                torch.tensor([image.label for image in found]),
+                torch.tensor([image.confidence for image in found], dtype=torch.float32),
+            )
+        return ExampleImages(torch.tensor(chosen), images)
 
+    def shows_verdicts(self, row: int) -> bool:
+        """Return whether the pictures of an example show its verdicts.
 
-def _recorded(
-    attacks: dict[str, Attack], codes: dict[str, Tensor], recorder: ExampleRecorder, name: str, row: int
-) -> RecordedImage:
-    unchanged = _is_unchanged(attacks[name], int(codes[name][row]))
-    return recorder.found[Clean.name if unchanged else name, row]
-
-
-def _agrees(
-    attacks: dict[str, Attack], codes: dict[str, Tensor], recorder: ExampleRecorder, row: int, label: int
-) -> bool:
-    """Return whether the pictures of an example show its verdicts.
-
-    A search that was repeated may end differently for a random model or attack; such an example is left out.
-    """
-    return not _missing(attacks, codes, recorder, row) and all(
-        (_recorded(attacks, codes, recorder, name, row).label == label) == (int(codes[name][row]) == ROBUST)
-        for name in attacks
-    )
-
-
-def _examples(
-    attacks: dict[str, Attack], codes: dict[str, Tensor], recorder: ExampleRecorder, chosen: list[int]
-) -> ExampleImages:
-    images = {}
-    for name in attacks:
-        found = [_recorded(attacks, codes, recorder, name, row) for row in chosen]
-        images[name] = AttackedImages(
-            torch.stack([image.adversarial for image in found]),
-            torch.stack([image.perturbation for image in found]),
-            torch.tensor([image.label for image in found]),
-            torch.tensor([image.confidence for image in found], dtype=torch.float32),
+        A search that was repeated may end differently for a random model or attack; such an example is left out.
+        """
+        label = int(self.setup.labels[row])
+        return not self._missing(row) and all(
+            (self._recorded(name, row).label == label) == (int(code[row]) == ROBUST)
+            for name, code in self.codes.items()
         )
-    return ExampleImages(torch.tensor(chosen), images)
 
+    def search_again(self, chosen: Sequence[int]) -> None:
+        """Run attacks on the examples that the recorder lacks; only the stage that decided about each of them."""
+        missing = {row: self._missing(row) for row in chosen}
+        for name, attack in self.setup.attacks.items():
+            if rows := [row for row, names in missing.items() if name in names]:
+                self._attack_again(name, attack, rows)
 
-def _search_again(
-    source: ExampleSource, codes: dict[str, Tensor], recorder: ExampleRecorder, chosen: Sequence[int]
-) -> None:
-    """Run attacks on the chosen examples that the recorder lacks; only the stage that decided about each of them."""
-    lacking = {row: _missing(source.attacks, codes, recorder, row) for row in chosen}
-    for name, attack in source.attacks.items():
-        rows = [row for row, names in lacking.items() if name in names]
-        if not rows:
-            continue
-        again, (x, y, index) = ExampleRecorder(rows), source.read(rows)
-        examples = source.scheduler.examples(x, y, index)
-        code = codes[name][index]
+    def _attack_again(self, name: str, attack: Attack, rows: list[int]) -> None:
+        setup, again = self.setup, ExampleRecorder(rows)
+        x, y, index = _read(setup, rows)
+        examples = setup.scheduler.examples(x, y, index)
+        x, code = examples.x, self.codes[name][index]
 
-        def on_verified(
-            verified: Tensor,
-            points: Tensor,
-            logits: Tensor,
-            again: ExampleRecorder = again,
-            name: str = name,
-            index: Tensor = index,
-            x: Tensor = examples.x,
-        ) -> None:
+        def on_verified(verified: Tensor, points: Tensor, logits: Tensor) -> None:
             again.record(name, index[verified], x[verified.to(x.device)], points, logits)
 
         if isinstance(attack, Clean):
-            again.record(name, index, examples.x, examples.x, examples.logits)
+            again.record(name, index, x, x, examples.logits)
         elif isinstance(attack, StagedAttack):
             last = len(attack.stages) - 1
             for number, search in enumerate(attack.stages):
                 needed = (code == FIRST_STAGE + number) | ((code == ROBUST) & (number == last))
                 progress = SearchProgress.start(search, examples, ~needed)
-                source.scheduler.run(
-                    search, examples, source.threat, progress, seed=source.seed, on_verified=on_verified
-                )
+                setup.scheduler.run(search, examples, setup.threat, progress, seed=setup.seed, on_verified=on_verified)
         else:
-            _attack_again(source, name, attack, again, examples.x, examples.y, index)
-        recorder.found.update(again.found)
+            try:
+                copies = x.clone(), examples.y.clone()
+                points = attack(setup.model, *copies, setup.threat, seed=setup.seed, index=examples.index)
+                points = check_within_threat(points, x, setup.threat, name)
+            except Exception:  # in a user's attack; it must not lose the verdicts of all examples
+                return
+            with torch.no_grad():
+                again.record(name, index, x, points, setup.scheduler.verifier(points))
+        self.recorder.found.update(again.found)
+
+    def _missing(self, row: int) -> list[str]:
+        """Return the attacks whose image of an example was not recorded."""
+        found, attacks = self.recorder.found, self.setup.attacks
+        return [
+            name
+            for name in attacks
+            if (name, row) not in found and (name == Clean.name or not self._is_unchanged(name, row))
+        ]
+
+    def _recorded(self, name: str, row: int) -> RecordedImage:
+        return self.recorder.found[Clean.name if self._is_unchanged(name, row) else name, row]
+
+    def _is_unchanged(self, name: str, row: int) -> bool:
+        """Return whether an attack returned the image itself: it skipped the example, or a search found nothing."""
+        attack, code = self.setup.attacks[name], int(self.codes[name][row])
+        failed_search = code == ROBUST and isinstance(attack, StagedAttack) and attack.skips_misclassified
+        return code == MISCLASSIFIED or failed_search
 
 
-def _attack_again(
-    source: ExampleSource, name: str, attack: Attack, recorder: ExampleRecorder, x: Tensor, y: Tensor, index: Tensor
-) -> None:
-    """Run an attack that maps a batch of images to a batch of points. An attack that fails gives no pictures."""
-    try:
-        points = attack(source.model, x.clone(), y.clone(), source.threat, seed=source.seed, index=index.to(x.device))
-        points = check_within_threat(points, x, source.threat, name)
-    except Exception:  # in a user's attack; it must not lose the verdicts of all examples
-        return
-    with torch.no_grad():
-        recorder.record(name, index, x, points, source.scheduler.verifier(points))
+def _read(setup: EvaluationSetup, rows: Sequence[int]) -> tuple[Tensor, Tensor, Tensor]:
+    """Return images, labels and positions of these rows."""
+    images, labels = zip(*(setup.reader.read(range(row, row + 1)) for row in rows), strict=True)
+    return torch.cat(images), torch.cat(labels), torch.tensor(rows)
 
 
-def _landscapes(source: ExampleSource, rows: list[int]) -> LossLandscapes | None:
+def _landscapes(setup: EvaluationSetup, rows: list[int]) -> LossLandscapes | None:
     """Return the landscapes of as many of these examples as a minute allows; None if it allows none."""
     losses: list[Tensor] = []
     deadline = time.monotonic() + _LANDSCAPE_SECONDS
     for row in rows:
-        x, y, _ = (tensor.to(source.scheduler.device) for tensor in source.read([row]))
-        size = min(source.scheduler.slots, _LANDSCAPE_BATCH)
+        x, y, _ = (tensor.to(setup.scheduler.device) for tensor in _read(setup, [row]))
+        size = min(setup.scheduler.slots, _LANDSCAPE_BATCH)
         loss = loss_landscape(
-            source.scheduler.verifier, x, y, source.threat, index=row, batch_size=size, deadline=deadline
+            setup.scheduler.verifier, x, y, setup.threat, index=row, batch_size=size, deadline=deadline
         )
         if loss is None:
             break

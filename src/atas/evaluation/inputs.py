@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence, Sized
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import torch
@@ -127,7 +127,7 @@ def select_targets(
 ) -> tuple[InputSource, Tensor, dict[str, Any]]:
     """Return the images to push, their target classes, and values that describe the targets in a result.
 
-    Images whose label is the one target class are left out: there is no pushing them.
+    Images whose label is the one target class are left out: the model is there already.
     """
     labels = source.labels()
     if not isinstance(targets, Tensor | np.ndarray):
@@ -210,6 +210,14 @@ def to_pixels(images: Tensor, dtype: torch.dtype) -> Tensor:
     return images.to(dtype) / 255 if images.dtype == torch.uint8 else images.to(dtype)
 
 
+class Sample(NamedTuple):
+    """Some of the examples: their positions in the data, images and labels."""
+
+    rows: range
+    x: Tensor
+    y: Tensor
+
+
 class ChunkReader:
     """Reads rows of a source as tensors, and caches the last rows: a small data set is read once.
 
@@ -237,16 +245,12 @@ class ChunkReader:
         x, y = self._cached
         return x, y
 
-    def sample(self, count: int) -> tuple[range, Tensor, Tensor]:
-        """Return at most `count` rows with their images and labels, and leave the cache as it is.
-
-        The rows are evenly spread, because a data set may be sorted by class.
-        """
+    def sample(self, count: int) -> Sample:
+        """Return at most `count` rows, evenly spread because a data set may be sorted by class; keep the cache."""
         rows = self.spread(count)
         if self._rows == range(len(self)):
-            x, y = self._cached
-            return rows, x[:: rows.step], y[:: rows.step]
-        return rows, *ChunkReader(self._source, self._dtype).read(rows)
+            return Sample(rows, *(tensor[:: rows.step] for tensor in self._cached))
+        return Sample(rows, *ChunkReader(self._source, self._dtype).read(rows))
 
     def spread(self, count: int) -> range:
         """Return at most `count` rows, evenly spread."""
@@ -257,18 +261,19 @@ class ChunkReader:
         size = max(self._chunk_bytes // (self.shape.numel() * self._dtype.itemsize), 1)
         return [rows[first : first + size] for first in range(0, len(rows), size)]
 
-    def digest(self) -> str:
-        """Return the hash of all images and labels."""
-        return self.digest_and_labels()[0]
-
     def digest_and_labels(self) -> tuple[str, Tensor]:
         """Return the hash of all images and labels, and the labels."""
-        data_hash, labels = DataHash(), []
+        digest, labels = DataHash(), []
         for rows in self.chunks(range(len(self))):
             x, y = self.read(rows)
-            data_hash.update(x, y)
+            digest.update(x, y)
             labels.append(y)
-        return data_hash.hexdigest(), torch.cat(labels)
+        return digest.hexdigest(), torch.cat(labels)
+
+
+def data_hash(images: object, labels: object) -> str:
+    """Return the hash of images and labels, as `Evaluation.data` holds it."""
+    return ChunkReader(open_source(images, labels), torch.float32).digest_and_labels()[0]
 
 
 def class_names(images: object, labels: Tensor) -> tuple[str, ...]:

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from atas.attacks import Attack, Clean, StagedAttack
+from atas.evaluation.corruptions import Corruption
 from atas.evaluation.result import WORST, Stage
 
 ROBUST, MISCLASSIFIED, FIRST_STAGE = 0, 1, 2
@@ -61,8 +62,15 @@ def _merge(shares: list[tuple[range, Tensor | None]], examples: int) -> Tensor |
     return merged
 
 
-def summarize(attacks: dict[str, Attack], outcomes: dict[str, AttackOutcome]) -> dict[str, Any]:
-    """Return the fields of an `Evaluation` that hold verdicts, their cost, and what broke each example."""
+def summarize(
+    attacks: dict[str, Attack], corruptions: dict[str, Corruption], outcomes: dict[str, AttackOutcome]
+) -> dict[str, Any]:
+    """Return the fields of an `Evaluation` that hold verdicts, their cost, what broke each example, and points."""
+    counts: dict[str, tuple[int, ...]] = {}
+    for name, corruption in corruptions.items():  # at severities from 1 on
+        robust = int((outcomes[name].code == ROBUST).sum())
+        counts[corruption.kind] = (*counts.get(corruption.kind, ()), robust)
+    outcomes = {name: outcomes[name] for name in attacks}
     correct = {name: outcome.code == ROBUST for name, outcome in outcomes.items()}
     seconds = {name: sum(outcome.seconds) for name, outcome in outcomes.items()}
     queries = {name: sum(outcome.queries) for name, outcome in outcomes.items()}
@@ -84,6 +92,8 @@ def summarize(attacks: dict[str, Attack], outcomes: dict[str, AttackOutcome]) ->
         "queries": queries | {WORST: sum(queries.values())},
         "stages": stages,
         "broken_by": broken_by | {WORST: first},
+        "corruptions": counts,
+        "adversarial": {name: outcome.points for name, outcome in outcomes.items() if outcome.points is not None},
     }
 
 

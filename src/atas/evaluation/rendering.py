@@ -33,24 +33,25 @@ def table_rows(result: Evaluation) -> list[tuple[str, ...]]:
 
 def attack_rows(result: Evaluation, name: str) -> list[tuple[str, ...]]:
     """Return the row of an attack and the rows of its stages."""
-    n, num_correct = result.n, int(result.correct[name].sum())
-    rows = [_row(name, num_correct, n, result.interval[name], result.seconds[name], result.queries.get(name))]
+    num_correct, seconds, queries = int(result.correct[name].sum()), result.seconds[name], result.queries.get(name)
+    rows = [(name, *_measured(num_correct, result.n, seconds, queries))]
     for stage in result.stages.get(name, ()):
-        rows.append(_row(f"  after {stage.name}", stage.num_correct, n, stage.interval, stage.seconds, stage.queries))
+        rows.append((f"  after {stage.name}", *_measured(stage.num_correct, result.n, stage.seconds, stage.queries)))
     return rows
 
 
-def _row(
-    label: str, num_correct: int, n: int, interval: tuple[float, float], seconds: float, queries: int | None
-) -> tuple[str, ...]:
-    return (
-        label,
-        f"{100 * num_correct / n:.2f}%",
-        "{:.2f}% to {:.2f}%".format(*(100 * end for end in interval)),
-        f"{num_correct}/{n}",
-        f"{seconds:.1f} s",
-        "-" if queries is None else f"{queries / n:,.0f}",
-    )
+def _measured(num_correct: int, n: int, seconds: float, queries: int | None) -> tuple[str, ...]:
+    return *accuracy_cells(num_correct, n), f"{seconds:.1f} s", "-" if queries is None else f"{queries / n:,.0f}"
+
+
+def accuracy_cells(num_correct: int, n: int) -> tuple[str, str, str]:
+    """Return an accuracy, its interval and its count as text.
+
+    >>> accuracy_cells(50, 100)
+    ('50.00%', '40.38% to 59.62%', '50/100')
+    """
+    low, high = wilson(num_correct, n)
+    return f"{100 * num_correct / n:.2f}%", f"{100 * low:.2f}% to {100 * high:.2f}%", f"{num_correct}/{n}"
 
 
 def rich_table(result: Evaluation) -> Table:

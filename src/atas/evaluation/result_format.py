@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import string
 from fractions import Fraction
-from typing import Any, TypedDict
+from typing import Any, NotRequired, TypedDict
 
 import torch
 from torch import Tensor
@@ -62,8 +62,8 @@ class _ProtocolValues(TypedDict, total=False):
     mask: _MaskValues
 
 
-class _FirstValues(TypedDict):
-    """What every version wrote."""
+class ResultValues(TypedDict):
+    """The content of a result file; the first versions did not write what is not required."""
 
     format: int
     threat: _ThreatValues
@@ -75,19 +75,14 @@ class _FirstValues(TypedDict):
     weights: str
     data: str
     correct: dict[str, str]
-
-
-class ResultValues(_FirstValues, total=False):
-    """The content of a result file."""
-
-    interval: dict[str, tuple[float, float]]
-    queries: dict[str, int]
-    stages: dict[str, list[_StageValues]]
-    warnings: list[_WarningValues]
-    sentence: str
-    broken_by: dict[str, _LabelValues]
-    corruptions: dict[str, _CorruptionValues]
-    checksum: str
+    interval: NotRequired[dict[str, tuple[float, float]]]
+    queries: NotRequired[dict[str, int]]
+    stages: NotRequired[dict[str, list[_StageValues]]]
+    warnings: NotRequired[list[_WarningValues]]
+    sentence: NotRequired[str]
+    broken_by: NotRequired[dict[str, _LabelValues]]
+    corruptions: NotRequired[dict[str, _CorruptionValues]]
+    checksum: NotRequired[str]
 
 
 def encode_flags(values: Tensor) -> str:

@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, TypedDict
+from typing import Any, NotRequired, TypedDict
 
 import torch
 from torch import Tensor
@@ -34,24 +34,18 @@ class _StageValues(TypedDict):
     seconds: float
     queries: int
     complete: bool
+    finished: NotRequired[list[str]]  # of a running search, like the next
+    evaluations: NotRequired[list[int]]
+    predicted: NotRequired[list[int]]  # earlier versions did not write it
 
 
-class _SearchValues(_StageValues, total=False):
-    finished: list[str]
-    evaluations: list[int]
-    predicted: list[int]  # earlier versions did not write it
+class _Values(TypedDict):
+    """The content of a progress file."""
 
-
-class _FirstValues(TypedDict):
     format: int
     identity: dict[str, Any]
-    records: dict[str, _SearchValues]
-
-
-class _Values(_FirstValues, total=False):
-    """The content of a progress file; earlier versions wrote no checksum."""
-
-    checksum: str
+    records: dict[str, _StageValues]
+    checksum: NotRequired[str]  # earlier versions did not write it
 
 
 @dataclass

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor, nn
@@ -17,6 +17,7 @@ from atas.attacks.search import Search
 from atas.errors import UsageError
 from atas.evaluation.adversarial import KeptPoints, PointStore
 from atas.evaluation.corruptions import Corruption
+from atas.evaluation.inputs import ChunkReader
 from atas.evaluation.outcomes import FIRST_STAGE, MISCLASSIFIED, ROBUST, AttackOutcome
 from atas.evaluation.progress import ProgressMeter, StageKey
 from atas.evaluation.resume import ProgressFile, StageProgress
@@ -29,69 +30,117 @@ Recorder = Callable[[str, Tensor, Tensor, Tensor, Tensor], None]
 """Called with the attack, positions in the data (on the CPU), images, the points reached, and the verifier's logits."""
 
 
+@dataclass(frozen=True)
+class EvaluationSetup:
+    """What an evaluation measures: the model, the attacks on it, and the images."""
+
+    model: nn.Module
+    scheduler: Scheduler
+    attacks: dict[str, Attack]
+    """By the names under which they were requested, `clean` first."""
+    corruptions: dict[str, Corruption]
+    threat: Threat
+    seed: int
+    reader: ChunkReader
+    labels: Tensor
+    """The labels of all examples."""
+    targets: Tensor | None = None
+    """The class to push each example towards."""
+
+    def examples(self, rows: Sequence[int], x: Tensor, y: Tensor) -> Examples:
+        """Return the images and labels of these rows as examples to attack, with their targets if there are any."""
+        goals = y if self.targets is None else self.targets[list(rows)]
+        return self.scheduler.examples(x, goals, torch.tensor(rows), targeted=self.targets is not None)
+
+
+@dataclass(frozen=True)
+class _Chunk:
+    """The examples that are in memory."""
+
+    number: int
+    examples: Examples
+    """On the device."""
+    labels: Tensor
+    """On the device; `examples.y` holds the target classes if there are any."""
+    index: Tensor
+    """Positions in the data, on the CPU."""
+    threat: Threat
+    seconds: float
+    """The time to classify the images."""
+    warm_starts: list[WarmStart] = field(default_factory=list)
+
+
 class AttackRunner:
-    """Runs attacks on a model, chunk by chunk. The results are in `stages` and in the progress file."""
+    """Runs attacks and corruptions on the `chunks` of the examples. The results are also in the progress file."""
 
     def __init__(
         self,
-        model: nn.Module,
-        scheduler: Scheduler,
-        attacks: dict[str, Attack],
-        threat: Threat,
-        seed: int,
+        setup: EvaluationSetup,
+        chunks: list[range],
+        num_classes: int,
         progress_file: ProgressFile,
         meter: ProgressMeter,
-        record: Recorder = lambda *_: None,
-        store: PointStore | None = None,
+        record: Recorder,
+        store: PointStore | None,
     ) -> None:
-        self._model, self._scheduler, self._attacks = model, scheduler, attacks
-        self._record = record
-        self._threat, self._seed = threat, seed
-        self._progress_file, self._meter = progress_file, meter
-        self._first_restarts = [attack.stages[0] for attack in attacks.values() if isinstance(attack, PGD)]
-        self._store = store
+        self._setup, self._chunks, self._num_classes = setup, chunks, num_classes
+        self._progress_file, self._meter, self._record, self._store = progress_file, meter, record, store
+        self._attacks: dict[str, Attack] = setup.attacks | setup.corruptions
+        self._scheduler = setup.scheduler
+        self._first_restarts = [attack.stages[0] for attack in self._attacks.values() if isinstance(attack, PGD)]
         self._points: dict[tuple[int, str], Tensor] = {}
-        self.stages: dict[StageKey, StageProgress] = progress_file.read()
+        self._stages = self._resume()
 
-    def plan(self, sizes: list[int], num_classes: int) -> None:
-        """Tell the meter the maximum work of every stage on chunks of these sizes."""
-        self._num_classes = num_classes
-        if any(not 0 <= key[0] < len(sizes) or not stage.fits(sizes[key[0]]) for key, stage in self.stages.items()):
+    def _resume(self) -> dict[StageKey, StageProgress]:
+        """Return the progress of a stopped run, and tell the meter the maximum work that is left."""
+        stages = self._progress_file.read()
+        sizes = list(map(len, self._chunks))
+        if any(not 0 <= chunk < len(sizes) or not stage.fits(sizes[chunk]) for (chunk, *_), stage in stages.items()):
             self._progress_file.discard("it is of chunks of another size")
-            self.stages.clear()
+            stages.clear()
         for chunk, size in enumerate(sizes):
-            for name, attack in self._attacks.items():
-                for number, search in enumerate(_searches(attack)):
-                    key = chunk, name, number
-                    stage = self.stages.get(key, StageProgress())
-                    self._meter.resumed(stage.queries * query_cost(search))
-                    self._meter.set_remaining(key, 0 if stage.complete else size * self._max_cost(search))
+            for key, search in self._stages_of(chunk):
+                stage = stages.get(key, StageProgress())
+                self._meter.resumed(stage.queries * query_cost(search))
+                self._meter.set_remaining(key, 0 if stage.complete else size * self._max_cost(search))
+        return stages
 
-    def is_done(self, chunk: int) -> bool:
+    def _stages_of(self, chunk: int) -> Iterator[tuple[StageKey, Search | None]]:
+        """Yield the keys and searches of all stages on a chunk."""
+        for name, attack in self._attacks.items():
+            for number, search in enumerate(_searches(attack)):
+                yield (chunk, name, number), search
+
+    def run(self) -> dict[str, AttackOutcome]:
+        """Run all attacks, or what a stopped run left of them, and return their outcomes on all chunks."""
+        for chunk in range(len(self._chunks)):
+            if not self._is_done(chunk):
+                self.run_chunk(chunk)
+        return {name: self._outcome(name, attack) for name, attack in self._attacks.items()}
+
+    def _is_done(self, chunk: int) -> bool:
         """Return whether all attacks on a chunk are complete, so that it need not be read."""
         if self._store is not None:  # points are not in the progress file
             return False
-        keys = [(chunk, name, number) for name, a in self._attacks.items() for number in range(len(_searches(a)))]
-        return all(key in self.stages and self.stages[key].complete for key in keys)
+        return all(key in self._stages and self._stages[key].complete for key, _ in self._stages_of(chunk))
 
-    def run_chunk(self, chunk: int, x: Tensor, y: Tensor, index: Tensor, targets: Tensor | None = None) -> None:
-        """Run all attacks on one chunk, or what is left of them; with `targets`, push the images to these classes."""
+    def run_chunk(self, number: int) -> None:
+        """Run all attacks on one chunk, or what is left of them."""
+        rows = self._chunks[number]
+        x, y = self._setup.reader.read(rows)
         with self.saved_on_error():
-            began = time.perf_counter()
-            targeted = targets is not None
-            examples = self._scheduler.examples(x, y if targets is None else targets, index, targeted=targeted)
-            self._labels = y.to(examples.y.device)
-            self._chunk_threat = self._threat.select(index).to(examples.x.device)
-            seconds = time.perf_counter() - began
-            self._index = index
-            self._warm_starts: list[WarmStart] = []
+            began, index = time.perf_counter(), torch.tensor(rows)
+            examples = self._setup.examples(rows, x, y)
+            threat = self._setup.threat.select(index).to(examples.x.device)
+            labels = y.to(examples.y.device)
+            chunk = _Chunk(number, examples, labels, index, threat, time.perf_counter() - began)
             for name, attack in self._attacks.items():
                 if isinstance(attack, Clean):
-                    self._classify(chunk, name, examples, seconds)
+                    self._classify(chunk, name)
                 elif isinstance(attack, StagedAttack):
-                    self._run_staged(chunk, name, attack, examples)
+                    self._run_staged(chunk, name, attack)
                 else:
-                    self._run_batch_attack(chunk, name, attack, examples)
+                    self._run_batch_attack(chunk, name, attack)
 
     @contextmanager
     def saved_on_error(self) -> Iterator[None]:
@@ -99,40 +148,42 @@ class AttackRunner:
         try:
             yield
         except BaseException:  # also KeyboardInterrupt
-            if any(stage.queries for stage in self.stages.values()):
-                self._progress_file.save(self.stages, now=True)
+            if any(stage.queries for stage in self._stages.values()):
+                self._progress_file.save(self._stages, now=True)
             raise
 
-    def _classify(self, chunk: int, name: str, examples: Examples, seconds: float) -> None:
+    def _classify(self, chunk: _Chunk, name: str) -> None:
         """Enter the verifier's predictions at the images themselves."""
-        predicted = predicted_classes(examples.logits).cpu()
-        stage = StageProgress(examples.misclassified().cpu(), seconds, queries=0, complete=True, predicted=predicted)
-        self.stages[chunk, name, 0] = stage
-        self._record(name, self._index, examples.x, examples.x, examples.logits)
-        self._end((chunk, name, 0), name, stage)
+        key, examples = (chunk.number, name, 0), chunk.examples
+        broken, predicted = examples.misclassified().cpu(), predicted_classes(examples.logits).cpu()
+        self._stages[key] = StageProgress(broken, chunk.seconds, complete=True, predicted=predicted)
+        self._record(name, chunk.index, examples.x, examples.x, examples.logits)
+        self._end(key, name)
 
-    def _run_staged(self, chunk: int, name: str, attack: StagedAttack, examples: Examples) -> None:
+    def _run_staged(self, chunk: _Chunk, name: str, attack: StagedAttack) -> None:
         """Run the searches of an attack, each on the examples that are not broken yet; skip complete ones."""
-        broken = examples.misclassified().cpu() & attack.skips_misclassified
-        kept = self._open_points(chunk, name, examples, skips_misclassified=attack.skips_misclassified)
-        for number, search in enumerate(attack.stages):
-            stage = self.stages.setdefault((chunk, name, number), StageProgress())
-            position = _StagePosition(chunk, name, attack.stages, number)
+        broken = chunk.examples.misclassified().cpu() & attack.skips_misclassified
+        kept = self._open_points(chunk, name, skips_misclassified=attack.skips_misclassified)
+        for number in range(len(attack.stages)):
+            key, title = (chunk.number, name, number), _stage_title(attack, number)
+            stage = self._stages.setdefault(key, StageProgress())
             if not stage.complete:
-                self._run_search(search, examples, broken, stage, position, kept)
+                self._run_search(chunk, attack, key, title, broken, kept)
                 self._save_points(chunk, name, number + 1, kept)
             broken = stage.broken
-            self._end(position.key, position.description, stage)
+            self._end(key, title)
 
     def _run_search(
         self,
-        search: Search,
-        examples: Examples,
+        chunk: _Chunk,
+        attack: StagedAttack,
+        key: StageKey,
+        title: str,
         broken: Tensor,
-        stage: StageProgress,
-        position: _StagePosition,
         kept: KeptPoints | None,
     ) -> None:
+        examples, stage, (_, name, number) = chunk.examples, self._stages[key], key
+        search, *later = attack.stages[number:]
         # A longer search can continue only where every example has a last point of this one.
         record_warm_start = any(other.extends(search) for other in self._first_restarts) and not bool(broken.any())
         progress = stage.search or stage.start_search(
@@ -143,20 +194,20 @@ class AttackRunner:
 
         def report(queries_left: int) -> None:
             num_correct = int((~progress.broken).sum())
-            self._meter.set_remaining(position.key, queries_left * query_cost(search))
-            for key, later in position.later():
-                self._meter.set_remaining(key, num_correct * self._max_cost(later))
-            self._meter.update(position.name, position.description, num_correct, len(progress.broken))
+            self._meter.set_remaining(key, queries_left * query_cost(search))
+            for other, following in enumerate(later, number + 1):
+                self._meter.set_remaining((chunk.number, name, other), num_correct * self._max_cost(following))
+            self._meter.update(name, title, num_correct, len(progress.broken))
 
         def on_poll(queries_left: int) -> None:
             stage.seconds, stage.queries = time.perf_counter() - began, progress.queries
             self._meter.completed(self._scheduler.queries_per_poll(search, jobs) * query_cost(search))
             report(queries_left)
-            self._progress_file.save(self.stages)
+            self._progress_file.save(self._stages)
 
         def on_verified(rows: Tensor, points: Tensor, logits: Tensor) -> None:
             reached = examples.select(rows.to(points.device))
-            self._record(position.name, self._index[rows], reached.x, points, logits)
+            self._record(name, chunk.index[rows], reached.x, points, logits)
             if kept is not None:
                 kept.update(rows, points, reached.margin(logits))
 
@@ -164,39 +215,38 @@ class AttackRunner:
         self._scheduler.run(
             search,
             examples,
-            self._chunk_threat,
+            chunk.threat,
             progress,
-            seed=self._seed,
+            seed=self._setup.seed,
             on_poll=on_poll,
-            warm_start=self._warm_start(search),
+            warm_start=_longest_extended(search, chunk.warm_starts),
             on_verified=on_verified,
         )
-        self._warm_starts += [] if progress.warm_start is None else [progress.warm_start]
+        chunk.warm_starts.extend([] if progress.warm_start is None else [progress.warm_start])
         stage.seconds, stage.queries = time.perf_counter() - began, progress.queries
         stage.search, stage.complete = None, True
 
-    def _open_points(
-        self, chunk: int, name: str, examples: Examples, *, skips_misclassified: bool
-    ) -> KeptPoints | None:
+    def _open_points(self, chunk: _Chunk, name: str, *, skips_misclassified: bool) -> KeptPoints | None:
         """Return the points to keep, those of a stopped run if they give its verdicts; else None.
 
         Stages whose points are lost are forgotten, so they run again.
         """
         if self._store is None:
             return None
-        keys = [(chunk, name, number) for number in range(len(_searches(self._attacks[name])))]
-        complete = [self.stages[key].complete for key in keys if key in self.stages]
+        examples = chunk.examples
+        keys = [(chunk.number, name, number) for number in range(len(_searches(self._attacks[name])))]
+        complete = [self._stages[key].complete for key in keys if key in self._stages]
         done = complete.index(False) if False in complete else len(complete)
-        stored = self._store.load(chunk, self._number(name), done) if done else None
-        if stored is not None and self._gives_verdicts(stored.points, examples, self.stages[keys[done - 1]].broken):
+        stored = self._store.load(chunk.number, self._number(name), done) if done else None
+        if stored is not None and self._gives_verdicts(stored.points, examples, self._stages[keys[done - 1]].broken):
             kept = KeptPoints(stored.points.to(examples.x), stored.margins)
         else:
             done = 0
             margins = examples.margin(examples.logits)
             kept = KeptPoints(examples.x.clone(), margins if skips_misclassified else margins.fill_(torch.inf))
         for key in keys[done:]:
-            self.stages.pop(key, None)
-        self._points[chunk, name] = kept.points
+            self._stages.pop(key, None)
+        self._points[chunk.number, name] = kept.points
         return kept
 
     def _gives_verdicts(self, points: Tensor, examples: Examples, broken: Tensor) -> bool:
@@ -207,90 +257,80 @@ class AttackRunner:
             logits = torch.cat([self._scheduler.verifier(batch) for batch in batches])
         return torch.equal(examples.resists(logits).cpu(), ~broken)
 
-    def _save_points(self, chunk: int, name: str, stages: int, kept: KeptPoints | None) -> None:
+    def _save_points(self, chunk: _Chunk, name: str, stages: int, kept: KeptPoints | None) -> None:
         if self._store is not None and kept is not None:
-            self._store.save(chunk, self._number(name), stages, kept)
+            self._store.save(chunk.number, self._number(name), stages, kept)
             if stages == len(_searches(self._attacks[name])):
-                self._points[chunk, name] = kept.points.cpu()
+                self._points[chunk.number, name] = kept.points.cpu()
 
     def _number(self, name: str) -> int:
         return list(self._attacks).index(name)
 
-    def _warm_start(self, search: Search) -> WarmStart | None:
-        """Return the last points of the longest search on this chunk that `search` extends: PGD-50 extends PGD-10."""
-        extended = [
-            start for start in self._warm_starts if isinstance(search, PGDRestart) and search.extends(start.search)
-        ]
-        return max(extended, key=lambda start: start.search.steps, default=None)
-
-    def _run_batch_attack(self, chunk: int, name: str, attack: Attack, examples: Examples) -> None:
+    def _run_batch_attack(self, chunk: _Chunk, name: str, attack: Attack) -> None:
         """Run an attack that maps a batch of images to a batch of points."""
-        key, count, size, index = (chunk, name, 0), len(examples.y), self._scheduler.slots, examples.index
+        examples, key = chunk.examples, (chunk.number, name, 0)
         corrupts = isinstance(attack, Corruption)  # a corruption has no threat model, and its images are not kept
-        kept = None if corrupts else self._open_points(chunk, name, examples, skips_misclassified=False)
-        stage = self.stages.setdefault(key, StageProgress())
-        while (start := len(stage.broken)) < count:
-            batch = slice(start, start + size)
-            threat = self._chunk_threat.select(torch.arange(count)[batch])
-            x, y = examples.x[batch], examples.y[batch]
+        kept = None if corrupts else self._open_points(chunk, name, skips_misclassified=False)
+        stage = self._stages.setdefault(key, StageProgress())
+        count, size = len(examples.y), self._scheduler.slots
+        for start in range(len(stage.broken), count, size):
+            rows = torch.arange(start, min(start + size, count))
+            batch, threat = examples.select(rows), chunk.threat.select(rows)
+            targets = {"targets": batch.y.clone()} if batch.targeted else {}
             began = time.perf_counter()
-            with _count_queries(self._model) as batch_sizes:
+            with _count_queries(self._setup.model) as batch_sizes:
                 # Copies: an attack may write to its arguments.
                 points = attack(
-                    self._model,
-                    x.clone(),
-                    self._labels[batch].clone(),
+                    self._setup.model,
+                    batch.x.clone(),
+                    chunk.labels[rows].clone(),
                     threat,
-                    seed=self._seed,
-                    index=index[batch],
-                    **({"targets": y.clone()} if examples.targeted else {}),
+                    seed=self._setup.seed,
+                    index=batch.index,
+                    **targets,
                 )
-            points = points if corrupts else check_within_threat(points, x, threat, name)
+            points = points if corrupts else check_within_threat(points, batch.x, threat, name)
             if kept is not None:
-                kept.points[batch] = points
+                kept.points[rows] = points
             with torch.no_grad():
                 logits = self._scheduler.verifier(points)
-            wrong = ~examples.select(torch.arange(count)[batch]).resists(logits).cpu()
-            stage.broken = torch.cat([stage.broken, wrong])
+            stage.broken = torch.cat([stage.broken, ~batch.resists(logits).cpu()])
             if stage.predicted is not None:
                 stage.predicted = torch.cat([stage.predicted, predicted_classes(logits).cpu()])
             if not corrupts:
-                self._record(name, self._index[batch], x, points, logits)
+                self._record(name, chunk.index[rows], batch.x, points, logits)
             stage.seconds += time.perf_counter() - began
             stage.queries += sum(batch_sizes)
             self._meter.set_remaining(key, count - len(stage.broken))
-            self._meter.completed(len(wrong))
+            self._meter.completed(len(rows))
             self._meter.update(name, name, count - int(stage.broken.sum()), count)
-            self._progress_file.save(self.stages)
+            self._progress_file.save(self._stages)
         if not stage.complete:
             self._save_points(chunk, name, 1, kept)
         stage.complete = True
-        self._end(key, name, stage)
+        self._end(key, name)
 
-    def _end(self, key: StageKey, description: str, stage: StageProgress) -> None:
+    def _end(self, key: StageKey, title: str) -> None:
+        stage = self._stages[key]
         self._meter.set_remaining(key, 0)
-        self._meter.update(key[1], description, int((~stage.broken).sum()), len(stage.broken))
-        self._progress_file.save(self.stages)
+        self._meter.update(key[1], title, int((~stage.broken).sum()), len(stage.broken))
+        self._progress_file.save(self._stages)
 
     def _max_cost(self, search: Search | None) -> float:
         """Return the maximum work of a stage per example."""
         return max_queries(search, self._num_classes) * query_cost(search)
 
-    def outcomes(self, chunks: int) -> dict[str, AttackOutcome]:
-        """Return the outcome of each attack on all chunks."""
-        return {name: self._outcome(name, attack, chunks) for name, attack in self._attacks.items()}
-
-    def _outcome(self, name: str, attack: Attack, chunks: int) -> AttackOutcome:
+    def _outcome(self, name: str, attack: Attack) -> AttackOutcome:
+        """Return the outcome of an attack on all chunks."""
+        skips_misclassified = isinstance(attack, Clean) or (
+            isinstance(attack, StagedAttack) and attack.skips_misclassified
+        )
         codes, predictions, count = [], [], len(_searches(attack))
-        for chunk in range(chunks):
-            clean = self.stages[chunk, Clean.name, 0].broken
-            predicted = self.stages[chunk, Clean.name, 0].predicted
-            skips_misclassified = isinstance(attack, Clean) or (
-                isinstance(attack, StagedAttack) and attack.skips_misclassified
-            )
-            code = (clean & skips_misclassified).long() * MISCLASSIFIED
+        for chunk in range(len(self._chunks)):
+            clean = self._stages[chunk, Clean.name, 0]
+            code, predicted = (clean.broken & skips_misclassified).long() * MISCLASSIFIED, clean.predicted
             for number in range(count):
-                stage = self.stages[chunk, name, number]
+                stage = self._stages[chunk, name, number]
                 newly_broken = stage.broken & (code == ROBUST)
                 code = torch.where(newly_broken, FIRST_STAGE + number, code)
                 if predicted is not None:
@@ -299,19 +339,21 @@ class AttackRunner:
                     )
             codes.append(code)
             predictions.append(predicted)
-        by_number = [[self.stages[chunk, name, number] for chunk in range(chunks)] for number in range(count)]
+        by_number = [
+            [self._stages[chunk, name, number] for chunk in range(len(self._chunks))] for number in range(count)
+        ]
         return AttackOutcome(
             torch.cat(codes) if codes else torch.zeros(0, dtype=torch.int64),
             [sum(stage.seconds for stage in stages) for stages in by_number],
             [sum(stage.queries for stage in stages) for stages in by_number],
             _joined(predictions),
-            self._kept_points(name, chunks),
+            self._kept_points(name),
         )
 
-    def _kept_points(self, name: str, chunks: int) -> Tensor | None:
+    def _kept_points(self, name: str) -> Tensor | None:
         if self._store is None or isinstance(self._attacks[name], Clean | Corruption):
             return None
-        points = [self._points[chunk, name].cpu() for chunk in range(chunks)]
+        points = [self._points[chunk, name].cpu() for chunk in range(len(self._chunks))]
         return torch.cat(points) if points else None
 
 
@@ -342,31 +384,18 @@ def _searches(attack: Attack) -> tuple[Search | None, ...]:
     return attack.stages if isinstance(attack, StagedAttack) else (None,)
 
 
-@dataclass(frozen=True)
-class _StagePosition:
-    """The position of a stage in its attack."""
+def _stage_title(attack: StagedAttack, number: int) -> str:
+    """Return the name of a stage, or its number if all stages have one name, as PGD's restarts do."""
+    count = len(attack.stages)
+    if count > 1 and len({search.name for search in attack.stages}) == 1:
+        return f"restart {number + 1} of {count}"
+    return attack.stages[number].name
 
-    chunk: int
-    name: str
-    stages: tuple[Search, ...]
-    number: int
 
-    @property
-    def key(self) -> StageKey:
-        return self.chunk, self.name, self.number
-
-    @property
-    def description(self) -> str:
-        """The name of the stage, or its number if all stages have one name, as PGD's restarts do."""
-        count = len(self.stages)
-        if count > 1 and len({search.name for search in self.stages}) == 1:
-            return f"restart {self.number + 1} of {count}"
-        return self.stages[self.number].name
-
-    def later(self) -> Iterator[tuple[StageKey, Search]]:
-        """Yield the keys and searches of the stages after this one."""
-        for number in range(self.number + 1, len(self.stages)):
-            yield (self.chunk, self.name, number), self.stages[number]
+def _longest_extended(search: Search, warm_starts: list[WarmStart]) -> WarmStart | None:
+    """Return the last points of the longest search that `search` extends: PGD-50 extends PGD-10."""
+    extended = [start for start in warm_starts if isinstance(search, PGDRestart) and search.extends(start.search)]
+    return max(extended, key=lambda start: start.search.steps, default=None)
 
 
 @contextmanager

@@ -7,7 +7,7 @@ import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, TypedDict
+from typing import Any, NotRequired, TypedDict
 
 from atas._utils.documents import MalformedError, check_keys, conform, read_json
 from atas._utils.environment import Environment
@@ -22,14 +22,11 @@ from atas.sweeps.trial import Trial, format_eps
 _FORMAT = 1
 
 
-class _FirstFigures(TypedDict):
+class _Figures(TypedDict):
     accuracy: float
     interval: tuple[float, float]
-
-
-class _Figures(_FirstFigures, total=False):
-    right: int
-    seconds: float
+    right: NotRequired[int]
+    seconds: NotRequired[float]
 
 
 class _Training(TypedDict):
@@ -38,11 +35,13 @@ class _Training(TypedDict):
     environment: Environment
 
 
-class _Observed(TypedDict):
+class _Measurement(TypedDict):
     environment: Environment
 
 
-class _FirstValues(TypedDict):
+class _Values(TypedDict):
+    """The content of a record's file."""
+
     format: int
     key: str
     row: str
@@ -54,13 +53,8 @@ class _FirstValues(TypedDict):
     weights: str
     n: int
     attacks: dict[str, _Figures]
-
-
-class _Values(_FirstValues, total=False):
-    """The content of a record's file."""
-
-    evaluations: list[dict[str, Any]]
-    observed: dict[str, _Observed]
+    evaluations: NotRequired[list[dict[str, Any]]]
+    observed: NotRequired[dict[str, _Measurement]]
 
 
 @dataclass(frozen=True)
@@ -68,7 +62,7 @@ class Record:
     """The results of a trial.
 
     `attacks` holds accuracy, interval, count and seconds of each attack. `observed` holds the measurements, each with
-    the hash of the weights that it is of: the training may have been repeated for a measurement.
+    the hash of the measured weights, because the training may have been repeated for it.
     """
 
     key: str
@@ -217,5 +211,5 @@ def _metadata(evaluation: Evaluation) -> dict[str, Any]:
         "protocol": evaluation.protocol,
         "environment": evaluation.environment,
         "data": evaluation.data,
-        "warnings": [str(caution) for caution in evaluation.warnings],
+        "warnings": [str(warning) for warning in evaluation.warnings],
     }
