@@ -108,6 +108,7 @@ def test_resume_skips_finished_seeds_and_their_evaluations(command, tiny, evalua
     told = command("train", tiny, "--seeds", "0,4,5", "--out", evaluated, "--resume", "--evaluate").out
     assert told.count("has finished already") == 2
     assert told.count("evaluated already") == 2
+    assert told.count("Accuracy in percent") == 3, "a sentence for a paper, also for what was evaluated already"
     assert "seed 3 of 3  epoch 1/1" in told
     assert {path: path.read_bytes() for path in kept} == kept
     assert (evaluated / "seed-5" / "evaluation.json").exists()

@@ -179,6 +179,16 @@ def test_a_damaged_file_is_refused_in_one_sentence(result, tmp_path, damage):
     assert "\n" not in str(caught.value)
 
 
+def test_a_character_that_stands_for_no_attack_is_named(result, tmp_path):
+    path = tmp_path / "evaluation.json"
+    broken = {"worst": {"names": ["clean"], "examples": "0Z" + "-" * 28}}
+    document = _change("broken_by", broken)(result.to_json())
+    del document["checksum"]  # as earlier versions wrote none
+    path.write_text(json.dumps(document))
+    with pytest.raises(DataError, match="broken_by has the character 'Z', which stands for no attack"):
+        Evaluation.load(path)
+
+
 @pytest.mark.parametrize("content", [b"", b"{", b"\xff\xfe\x00", b'{"format": 1'])
 def test_a_file_that_is_no_json_is_refused(tmp_path, content):
     path = tmp_path / "evaluation.json"

@@ -169,6 +169,27 @@ def test_few_images_give_no_warning_either(robust_digits, tiny):
         assert not evaluate(model, x[:count], y[:count], BALL, attacks=["pgd10", "pgd50", tiny]).warnings
 
 
+class Nothing:
+    """A user's attack that changes nothing, under the name of a built-in one."""
+
+    def __init__(self, name):
+        self.name = name
+
+    def settings(self, threat):
+        return {}
+
+    def __call__(self, model, x, y, threat, *, seed=0, index=None):
+        return x
+
+
+def test_a_users_attack_is_not_compared_as_the_one_whose_name_it_has(robust_digits):
+    model, x, y = robust_digits
+    found = evaluate(model, x, y, BALL, attacks=[Nothing("pgd10"), "pgd50"])
+    assert found.accuracy["pgd10"] - found.accuracy["pgd50"] > 0.1
+    assert not found.warnings
+    assert not evaluate(model, x, y, BALL, attacks=[Nothing("pgd50"), Nothing("fgsm"), "pgd10"]).warnings
+
+
 def test_the_sample_stands_in_for_attacks_that_were_not_asked_for(robust_digits):
     model, x, y = robust_digits
     short = AttackEnsemble("short", (APGD(loss="ce", iterations=3),))

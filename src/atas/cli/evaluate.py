@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -345,7 +345,7 @@ def _write(
 
     page = path.with_suffix(".md")
     try:
-        _show(result, show, shown_warnings)
+        show_result(result, show, shown_warnings)
     finally:
         write_text(page, result.markdown())
         result.save(path)  # last, since it deletes the saved progress
@@ -356,7 +356,8 @@ def _write(
         print_line(f"written: {path}")
 
 
-def _show(result: Evaluation, show: OutputFormat, shown_warnings: set[EvaluationWarning]) -> None:
+def show_result(result: Evaluation, show: OutputFormat, shown_warnings: Collection[EvaluationWarning] = ()) -> None:
+    """Print a result: tables, the warnings that were not shown yet, and a sentence for a paper."""
     if show == "json":
         print_json(json.dumps(result.to_json(), indent=2))
     elif show == "table":

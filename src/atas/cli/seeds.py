@@ -16,7 +16,7 @@ from rich.text import Text
 from atas import __version__, attacks
 from atas._utils.console import print_json, print_line, print_table
 from atas._utils.formatting import printable
-from atas.cli.evaluate import EvaluateOptions, OutputFormat, evaluate_target
+from atas.cli.evaluate import EvaluateOptions, OutputFormat, evaluate_target, show_result
 from atas.cli.target import Target, from_run
 from atas.core.fingerprint import weights_hash
 from atas.distributed.world import init
@@ -109,9 +109,7 @@ def evaluate_once(target: Target, *, show: OutputFormat) -> Evaluation:
         if earlier is None:
             return evaluate_target(target, show=show)
         if world.is_main and show == "table":
-            print_table(earlier.table())
-            for warning in earlier.warnings:
-                print_line(f"warning: {warning}")
+            show_result(earlier, show)
             print_line(f"evaluated already: {target.result_path()}")
         return earlier
 

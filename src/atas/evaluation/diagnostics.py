@@ -35,6 +35,7 @@ SAMPLE_SIZE = 256  # maximum number of examples
 _SMALL_SAMPLE = 16  # for the large budget, and for repeated passes
 _REPEATS = 10
 _MANY_STEPS = 10
+_COMPARED = "fgsm", "pgd10", "pgd50"  # a user's attack of such a name is another one
 # Random starts in high dimensions lie near the surface of the L2 ball. From there, ten steps of eps/5 go 95% of the way
 # if the gradient is constant, and twenty go 99.9%: so a warning from fewer steps needs confirmation by twenty.
 _ENOUGH_FOR_L2 = 20
@@ -95,10 +96,11 @@ class Diagnostics:
         attacks = self._setup.attacks
         if len(attacks) == 1:  # clean
             return []
-        known = {name: code == ROBUST for name, code in codes.items()}
         searched = any(isinstance(attack, StagedAttack) and not isinstance(attack, PGD) for attack in attacks.values())
         steps = {name: attack.steps for name, attack in attacks.items() if isinstance(attack, PGD)}
         size = next((attack.step_size for attack in attacks.values() if isinstance(attack, PGD)), None)
+        taken = {name for name in _COMPARED if name in attacks and attacks[name] != create(name, size)}
+        known = {name: code == ROBUST for name, code in codes.items() if name not in taken}
 
         @functools.cache
         def on_sample(name: str) -> Tensor:

@@ -124,6 +124,8 @@ def decode_labels(values: dict[str, Any], n: int) -> list[str | None]:
     name[_ROBUST] = None
     if len(values["examples"]) != n:
         raise MalformedError(f"broken_by does not have {n} examples")
+    if unknown := sorted(set(values["examples"]) - name.keys()):
+        raise MalformedError(f"broken_by has the character {unknown[0]!r}, which stands for no attack")
     return [name[character] for character in values["examples"]]
 
 
