@@ -1,5 +1,7 @@
 """Inside an evaluation float32 is float32; outside everything is as it was."""
 
+import warnings
+
 import pytest
 import torch
 from torch import nn
@@ -188,3 +190,15 @@ def test_the_networks_of_the_package_keep_their_copies(name):
         f"{path}.{kind}" for path, m in model.named_modules() if isinstance(m, layers) for kind in ("weight", "bias")
     }
     assert dtypes(model) == {key: LOW if key in cast else torch.float32 for key, _ in model.named_parameters()}
+
+
+def test_advice_on_older_switches_is_silent(monkeypatch):
+    """PyTorch 2.9 warns when they are read."""
+
+    def advise():
+        warnings.warn("Please use the new API settings to control TF32 behavior", UserWarning, stacklevel=2)
+        return "highest"
+
+    monkeypatch.setattr(torch, "get_float32_matmul_precision", advise)
+    with strict_float32(CPU):
+        pass

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import warnings
 from collections.abc import Iterator
 from typing import Any
 
@@ -53,18 +54,29 @@ def no_cudnn_benchmark() -> Iterator[None]:
 def _ieee_float32() -> Iterator[None]:
     """Set float32 to IEEE arithmetic in both of PyTorch's sets of switches: it raises an error if they contradict each
     other, and "off" in the old set alone means "as the parent setting"."""
-    old = _LegacySettings()
+    with _no_tf32_warning():
+        old = _LegacySettings()
     new = _save_settings()
     try:
-        torch.set_float32_matmul_precision("highest")
-        _backends.cudnn.allow_tf32 = False
+        with _no_tf32_warning():
+            torch.set_float32_matmul_precision("highest")
+            _backends.cudnn.allow_tf32 = False
         for setting in _OPERATIONS:
             setting.fp32_precision = "ieee"
         yield
     finally:
-        old.restore()
+        with _no_tf32_warning():
+            old.restore()
         for setting, value in new:
             setting.fp32_precision = value
+
+
+@contextlib.contextmanager
+def _no_tf32_warning() -> Iterator[None]:
+    """Silence the advice of torch 2.9 to use the newer switches, which are set here as well."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "Please use the new API settings to control TF32", UserWarning)
+        yield
 
 
 def _save_settings() -> list[tuple[Any, str]]:
