@@ -118,6 +118,23 @@ def test_compiled_networks_run_hooks_and_follow_the_mode(small_net):
     torch.testing.assert_close(CompiledNetwork(model, "aot_eager")(x), model(x))
 
 
+@pytest.mark.slow
+def test_compiled_networks_learn_after_a_pass_with_frozen_weights(small_net):
+    """With inputs that need a gradient in both passes, up to torch 2.11 the second got none for the weights."""
+    torch._dynamo.reset()
+    model = small_net()
+    compiled, weights = CompiledNetwork(model, "aot_eager"), list(model.parameters())
+    for _ in range(2):
+        x = torch.rand(2, 3, 8, 8, requires_grad=True)
+        with freeze(compiled):
+            (frozen,) = torch.autograd.grad(compiled(x).square().sum(), [x])
+        expected = torch.autograd.grad(model(x).square().sum(), [*weights, x])
+        found = torch.autograd.grad(compiled(x).square().sum(), [*weights, x], allow_unused=True)
+        for gradient, other in zip(found, expected, strict=True):
+            torch.testing.assert_close(gradient, other)
+        torch.testing.assert_close(frozen, expected[-1])
+
+
 class Subclass(PreActResNet):
     """Perhaps with another forward pass."""
 

@@ -14,6 +14,7 @@ from atas.data.loader import DeviceLoader
 from atas.methods import WeightPerturbation
 from atas.models import Normalize, WideResNet
 from atas.ops.jvp import loss_jvp
+from atas.ops.networks import CompiledNetwork
 from atas.ops.precision import low_precision_copy
 from atas.recipes import OptimizerConfig, load
 from atas.training.build import build
@@ -68,7 +69,7 @@ def _one_compiler():
 def test_a_compiled_step_is_the_plain_step(name):
     """Through the very parts that the captured engine compiles, here with a backend that needs no compiler."""
     plain, compiled = make_engine(name), make_engine(name)
-    compiled.compute_model.forward = torch.compile(compiled.compute_model.forward, backend="aot_eager", fullgraph=True)
+    compiled.network = CompiledNetwork(compiled.compute_model, "aot_eager")
     for engine, backend in ((plain, None), (compiled, "aot_eager")):
         with use_fast_ops(backend):
             engine.start_epoch(6, 0)
@@ -85,7 +86,7 @@ def test_a_compiled_step_is_the_plain_step(name):
 def test_a_compiled_step_with_perturbed_weights_is_the_plain_step(name, form):
     torch._dynamo.reset()
     plain, compiled = make_engine(name), make_engine(name)
-    compiled.compute_model.forward = torch.compile(compiled.compute_model.forward, backend="aot_eager", fullgraph=True)
+    compiled.network = CompiledNetwork(compiled.compute_model, "aot_eager")
     for engine, backend in ((plain, None), (compiled, "aot_eager")):
         engine.method.weight_perturbation = WeightPerturbation(0.05, form)
         with use_fast_ops(backend):

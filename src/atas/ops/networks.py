@@ -44,17 +44,27 @@ class WrappedNetwork(nn.Module):
 
 
 class CompiledNetwork(WrappedNetwork):
-    """A model compiled with torch.compile."""
+    """A model compiled with torch.compile: for passes with frozen weights, and for those that weights learn from.
+
+    Up to torch 2.11 the compiler does not notice whether weights are frozen. For inputs alike it would run the graph of
+    an attack in the training pass, and the weights would have no gradients.
+    """
 
     def __init__(
         self, model: nn.Module, backend: str = "inductor", log: Callable[[str], None] = lambda sentence: None
     ) -> None:
         super().__init__(model)
-        self._call = compile_function(lambda x: model(x), backend, log=log)
+
+        def run(x: Tensor, learns: bool) -> Tensor:
+            if learns:  # a branch on it makes the compiler distinguish both
+                return model(x)
+            return model(x)
+
+        self._run = compile_function(run, backend, log=log)
 
     def forward(self, x: Tensor) -> Tensor:
         """Return the logits."""
-        return self._call(x)
+        return self._run(x, any(weight.requires_grad for weight in self.model.parameters()))
 
 
 class AcceleratedNetwork(WrappedNetwork, ABC):
