@@ -11,6 +11,7 @@ from torch import nn
 import atas
 from atas.core.dispatch import use_fast_ops
 from atas.data.loader import DeviceLoader
+from atas.errors import UsageError
 from atas.methods import WeightPerturbation
 from atas.models import Normalize, WideResNet
 from atas.ops.jvp import loss_jvp
@@ -238,6 +239,25 @@ def test_the_optimiser_is_that_of_torch(nesterov, generator):
         sgd.step(gradients, rate, momentum)
     for mine, other in zip(ours, theirs, strict=True):
         torch.testing.assert_close(mine, other.detach())
+
+
+class Detached(nn.Module):
+    """Its logits depend on the pixels and on no weight."""
+
+    def __init__(self):
+        super().__init__()
+        self.net = network()
+
+    def forward(self, x):
+        return self.net(x).detach() + x.flatten(1)[:, :4]
+
+
+def test_a_loss_that_depends_on_no_weight_is_refused():
+    """With inputs that need a gradient, PyTorch has no objection."""
+    engine = make_engine("sora", model=Detached())
+    engine.start_epoch(0, 0)
+    with pytest.raises(UsageError, match="no weight has a gradient of the training loss"):
+        engine.step()
 
 
 def test_a_weight_without_a_gradient_stays():

@@ -19,6 +19,7 @@ from atas.core.model_state import state_tensors
 from atas.data.loader import Loader
 from atas.distributed.batchnorm import running_statistics
 from atas.distributed.world import SINGLE, World, all_reduce_tensors
+from atas.errors import UsageError
 from atas.methods import Method
 from atas.ops.precision import low_precision_copy
 from atas.recipes import Recipe
@@ -229,6 +230,11 @@ class Engine:
 
     def apply(self) -> None:
         """Run one step of the optimiser with the gradients so far; part of `Update`."""
+        if all(gradient is None for gradient in self._gradients):
+            raise UsageError(
+                f"no weight has a gradient of the training loss, so nothing would be learned: method "
+                f"{self.recipe.method.name} or the model's forward pass detaches the loss from the weights"
+            )
         if self._distributed:
             self._all_reduce()
         if (limit := self.recipe.optimizer.clip_norm) is not None:
