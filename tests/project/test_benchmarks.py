@@ -12,6 +12,7 @@ import pytest
 import torch
 from PIL import Image
 
+import atas
 from atas import data, methods, models
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
@@ -182,3 +183,28 @@ def test_chunked_batchnorm_is_that_of_four_networks(monkeypatch):
     plain.load_state_dict(chunked.state_dict())
     with torch.no_grad():
         torch.testing.assert_close(chunked(x), plain.eval()(x))
+
+
+@pytest.mark.parametrize(
+    ("name", "values"), [("MarginATAS", {}), ("HalfATAS", {}), ("StaleATAS", {}), ("StaleATAS", {"fresh_from": 0})]
+)
+def test_forms_that_are_tried_for_the_record_make_steps_inside_the_ball(name, values, monkeypatch):
+    monkeypatch.chdir(BENCHMARKS.parent)
+    threat, x = atas.Linf(8 / 255), torch.rand(6, 3, 8, 8)
+    how = {"classes": 4, "warmup_epochs": 0, **values}
+    method = atas.methods.create(f"benchmarks.trial_methods:{name}", threat, 6, (3, 8, 8), **how)
+    model = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(192, 4))
+    before = model[1].weight.detach().clone()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    method.start_epoch(0, epochs=2)
+    stored = method.memory.delta.clone()
+    index, view = torch.arange(6), atas.View.centre(6, 4)
+    start = method.load_start(x, index, view)
+    output = method.step(model, optimizer, x, torch.tensor([0, 1, 2, 3, 0, 1]), index, view)
+    assert float((output.inputs - x).abs().max()) <= threat.eps + 1e-6
+    assert not torch.equal(model[1].weight, before)
+    moved = (method.memory.delta != stored).flatten(1).any(1)
+    assert moved.tolist() == [True] * 3 + [name != "HalfATAS"] * 3
+    at_start = (output.inputs == start).flatten(1).all(1)
+    stale = {"HalfATAS": 3, "StaleATAS": 0 if values else 6}.get(name, 0)  # trained on where the last epoch ended
+    assert at_start.tolist() == [False] * (6 - stale) + [True] * stale
