@@ -46,8 +46,8 @@ class WrappedNetwork(nn.Module):
 class CompiledNetwork(WrappedNetwork):
     """A model compiled with torch.compile: for passes with frozen weights, and for those that weights learn from.
 
-    Up to torch 2.11 the compiler does not notice whether weights are frozen. For inputs alike it would run the graph of
-    an attack in the training pass, and the weights would have no gradients.
+    The compiler does not always notice whether weights are frozen (seen with torch 2.9.0 and 2.11.0, not with 2.13.0).
+    For inputs alike it would run the graph of an attack in the training pass, and the weights would have no gradients.
     """
 
     def __init__(
